@@ -74,7 +74,7 @@ UNUSED_RULES = Problem(Warning, "W026", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
 NO_PROXIES = Problem(
     Warning,
     "W008",
-    "Set it to the networks of your proxies or to their number; to 0 if there is none.",
+    "Set it to the networks or the number of your proxies, or to 0 if there is no proxy.",
 )
 SCRIPT_NAME = Problem(Warning, "W009", "Write the paths as the URLconf has them, without {script}.")
 ONE_FOR_ALL = Problem(Warning, "W010", "Use the key 'user_or_ip', {otherwise}.")
@@ -83,8 +83,8 @@ OTHER_SITE = Problem(Error, "E013", provider.REMEDY)
 LOST_VALUES = Problem(
     Warning,
     "W014",
-    "Add the old key to SECRET_KEY_FALLBACKS or to the end of RATELIMIT_KEY_SECRET, or enter the "
-    "values again.",
+    "Add the old secret key to SECRET_KEY_FALLBACKS or to the end of "
+    "RATELIMIT_KEY_SECRET, or enter the values again.",
 )
 SHORT_BAN = Problem(
     Warning,
@@ -92,7 +92,7 @@ SHORT_BAN = Problem(
     "Make the first entry of ban_for at least as long as ban_window, or remove ban_window.",
 )
 MANY_KINDS = Problem(
-    Warning, "W016", "Use the value of one field to distinguish clients, not its name."
+    Warning, "W016", "Distinguish clients by the values of one field, not by names of fields."
 )
 NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
 TENANT_APP = Problem(
@@ -108,7 +108,9 @@ TWO_LIMITERS = Problem(
 )
 SETTING_OF_ANNEX = Problem(Warning, "W030", "{right}, or remove the setting.")
 BAD_ROW = Problem(
-    Warning, "W031", "Correct it in the admin, or register the key in RATELIMIT_KEYS again."
+    Warning,
+    "W031",
+    "Correct the rule or the override in the admin, or register its key in RATELIMIT_KEYS again.",
 )
 NO_REDIS = Problem(
     Warning,
@@ -124,7 +126,7 @@ NO_RATE = Problem(
 )
 ABSENT_ANNEX = Problem(Warning, "W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(
-    Info, "I015", "Enter their values again before you remove the key from the fallbacks."
+    Info, "I015", "Enter the values again before you remove the secret key from the fallbacks."
 )
 
 
@@ -212,7 +214,7 @@ def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
             "RATELIMIT_RULES has rules, but the middleware that applies them is missing."
         )
     elif is_applied_here and needs_user and AUTHENTICATION not in settings.MIDDLEWARE:
-        yield NO_USER.message(f"These rules need the user: {needs_user}.")
+        yield NO_USER.message(f"These rules need request.user: {needs_user}.")
     else:
         if by_session:
             yield from _no_session(f"Rules {by_session}")
@@ -453,8 +455,8 @@ def check_bans(**kwargs: object) -> Iterator[CheckMessage]:
     for limit in _banning_limits():
         if limit.ban is not None and limit.ban.lengths_us[0] < limit.ban.window_us:
             text = (
-                f"The first ban of {limit.name!r} ({limit.ban_for}) is shorter than its window "
-                f"({limit.ban_window})."
+                f"The first ban of {limit.name!r} (ban_for: {limit.ban_for}) is shorter "
+                f"than its ban_window ({limit.ban_window})."
             )
             yield SHORT_BAN.message(text)
 
@@ -486,8 +488,8 @@ def check_script_name(**kwargs: object) -> Iterator[CheckMessage]:
         ]
         if below:
             text = (
-                "Paths that begin with FORCE_SCRIPT_NAME match no request, in the rules "
-                f"{', '.join(below)}."
+                f"Rules {', '.join(below)}: paths that begin with FORCE_SCRIPT_NAME match "
+                "no request."
             )
             yield SCRIPT_NAME.message(text, script=script)
 
@@ -559,10 +561,11 @@ def check_published(
         try:
             rule.compiled()
         except RuleError as error:
-            yield BAD_ROW.message(f"A part of a rule is left out: {error}")
+            yield BAD_ROW.message(f"A rule, or a part of it, is not applied: {error}")
     if odd:
         yield BAD_ROW.message(
-            f"Overrides apply to no request, because these are not keys: {', '.join(odd)}."
+            "Overrides by these keys match no request, because the keys are not "
+            f"registered: {', '.join(odd)}."
         )
     secrets = secrets_by_id()
     lost = sum(count for key, count in by_key.items() if key not in secrets)
@@ -574,9 +577,9 @@ def check_published(
         )
     if len(kinds) > MAX_KINDS:
         yield MANY_KINDS.message(
-            f"There are overrides for {len(kinds)} kinds of subjects (each name of a field is a "
-            "kind). Each request "
-            "looks up all of them, which takes some microseconds per kind."
+            f"Overrides are for {len(kinds)} kinds of subjects (each name of a field is a "
+            "kind). Each request looks up all kinds, which takes some microseconds per "
+            "kind."
         )
     if earlier:
         yield EARLIER_KEY.message(

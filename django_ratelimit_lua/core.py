@@ -84,10 +84,11 @@ def get_usage(
         ImproperlyConfigured: Neither `group` nor `fn` is given.
     """
     if group is None and fn is None:
-        raise ImproperlyConfigured("get_usage needs `group` or `fn`, for the name of the count")
+        raise ImproperlyConfigured("get_usage needs `group` or `fn` to name the count")
     if not hasattr(request, "META"):
         raise TypeError(
-            f"The first argument of get_usage and is_ratelimited is the request, not {request!r}"
+            "The first argument of get_usage and is_ratelimited must be the request, not "
+            f"{request!r}"
         )
     if not conf.ENABLE or rate is None:
         return None

@@ -61,7 +61,7 @@ def _message(decision: Decision) -> str:
         return "Rate limit exceeded"
     names = ", ".join(decision.denied_by) or "the limit"
     if decision.retry_after is None:
-        return f"{names}: never"
+        return f"{names}: do not retry"
     return f"{names}: retry in {decision.retry_after:.6g} s"
 
 

@@ -98,7 +98,7 @@ class RateLimiter:
         self.name = name
         if options.get("ban_key"):
             raise LimitError(
-                f"RateLimiter {name!r}: ban_key needs a request; bans apply to the identity"
+                f"RateLimiter {name!r}: ban_key is not supported; bans apply to the identity"
             )
         self._rates = rate if isinstance(rate, list) else [rate]
         self._options = options

@@ -5,4 +5,6 @@ from sybil.parsers.rest import PythonCodeBlockParser
 
 from tests.conftest import pytest_ignore_collect  # noqa: F401
 
-pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser()], patterns=["*.rst"], excludes=["tutorial.rst"]).pytest()
+pytest_collect_file = Sybil(
+    parsers=[PythonCodeBlockParser()], patterns=["*.rst"], excludes=["tutorial.rst"]
+).pytest()

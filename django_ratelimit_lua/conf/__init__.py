@@ -86,7 +86,7 @@ def _rate_algorithm(value: object) -> str:
     name = _algorithm(value)
     if name not in algorithms.BY_RATE:
         raise ValueError(
-            f"limits of slots name it themselves; choose one of: {', '.join(algorithms.BY_RATE)}"
+            f"{name} is only for slots; choose one of: {', '.join(algorithms.BY_RATE)}"
         )
     return name
 
@@ -95,7 +95,7 @@ def _slot_seconds(value: object) -> float:
     seconds = Number(3600, "number of seconds", " to 3600, such as 10", is_above_0=True)(value)
     if seconds < MIN_SLOT_SECONDS:
         raise ValueError(
-            f"must be at least {MIN_SLOT_SECONDS:g}: slots are renewed four times in that time"
+            f"must be at least {MIN_SLOT_SECONDS:g}: a slot is renewed four times before it expires"
         )
     return seconds
 
@@ -119,8 +119,8 @@ def _keys(value: object) -> dict[str, object]:
     for name in value:
         if not isinstance(name, str) or not _KEY_NAME.fullmatch(name):
             raise ValueError(
-                f"has the name {name!r}; use lower-case letters, digits and underscores, such as "
-                "'tenant'"
+                f"the name {name!r} is invalid; use lower-case letters, digits and "
+                "underscores, such as 'tenant'"
             )
     return value
 
@@ -146,8 +146,8 @@ def token(value: object) -> str:
     if isinstance(value, str) and _TOKEN.fullmatch(value):
         return value
     raise ValueError(
-        "must be text of 16 or more letters, digits and -._~+/=, such as secrets.token_urlsafe() "
-        "makes"
+        "must be text of at least 16 letters, digits or -._~+/=, such as the result of "
+        "secrets.token_urlsafe()"
     )
 
 
@@ -169,7 +169,7 @@ def _function(value: object) -> Function:
     if isinstance(value, str):
         return find(value, "the path")
     if not callable(value):
-        raise ValueError("must be callable, or the dotted path of a callable")
+        raise ValueError("must be a callable, or its dotted path")
     return value
 
 
@@ -177,7 +177,7 @@ def _exception(value: object) -> type[Exception]:
     named = _function(value)
     if isinstance(named, type) and issubclass(named, Exception):
         return named
-    raise ValueError("must be a class of exceptions, or its dotted path")
+    raise ValueError("must be an exception class, or its dotted path")
 
 
 def _meta_key(value: object) -> str | Callable[..., str]:
@@ -191,10 +191,13 @@ def _meta_key(value: object) -> str | Callable[..., str]:
 
 def proxies(value: object) -> int | tuple[Network, ...]:
     """The trusted proxies of `RATELIMIT_TRUSTED_PROXIES`. Raises `ValueError`."""
-    right = "must be a number of proxies, or a list of networks such as ['10.0.0.0/8', 'unix']"
+    right = (
+        "must be a number of proxies from 0 to 32, or a list of networks such as "
+        "['10.0.0.0/8', 'unix']"
+    )
     if isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value <= 32:
-            raise ValueError(f"{right}; at most 32")
+            raise ValueError(right)
         return value
     return _networks(value, right, "unix")
 

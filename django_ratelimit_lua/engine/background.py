@@ -12,27 +12,24 @@ from ..process.tasks import all_tasks
 
 TASKS: Mapping[str, str] = MappingProxyType(
     {
-        "listener": "hears of changes of rules and of resets, and asks twice a second whether the "
+        "listener": "receives changes of rules and resets, and checks twice a second whether the "
         "rules are current",
-        "heartbeat": "says every two seconds that this process is there, where its share of a "
-        "limit may be needed",
-        "leases": "gives back what was taken ahead of hot limits and not spent, ten times a "
-        "second while any is left",
+        "heartbeat": "reports every two seconds that this process is running, while limits are "
+        "shared among processes",
+        "leases": "returns unspent leased units, ten times a second while there are any",
         "slots": "renews the slots of concurrency limits that this process holds, four times "
-        "while they last",
-        "flush": "writes what was collected in memory (evidence of bans, and what annexes count), "
-        "a second "
-        "after the first of it",
-        "breaker": "tries, up to four times a second, whether a server answers again that has "
-        "failed repeatedly",
-        "fallback": "tells Redis five times a second what was admitted without it, until all is "
-        "told",
-        "publishing": "compares what is published with the database, every ten seconds of one of "
-        "the processes, and "
-        "publishes what could not be published when it was saved, after half a second to thirty",
-        "errand": "does once what no request may wait for long: reads or publishes rules, settles "
-        "what a closed "
-        "coroutine owes, sends `slot_lost`, or records the use of a token",
+        "before they expire",
+        "flush": "writes data that was collected in memory (evidence of bans, and counts of "
+        "annexes), once a second while there is any",
+        "breaker": "tests, up to four times a second, whether a server that failed repeatedly "
+        "answers again",
+        "fallback": "reports to Redis, five times a second, the units that were admitted without "
+        "it, until all are reported",
+        "publishing": "compares the published rules with the database, every ten seconds in one "
+        "of the processes, and publishes changes that could not be published when they were "
+        "saved, after 0.5 to 30 seconds",
+        "errand": "does single tasks for which no request waits long: reads or publishes rules, "
+        "settles a closed coroutine, sends `slot_lost`, or records the use of a token",
     }
 )
 """By name, in the order in which they matter; annexes have further ones."""

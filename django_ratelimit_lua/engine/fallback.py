@@ -56,7 +56,7 @@ class FallbackLimiter:
             "fallback",
             self._step,
             delay=_pause,
-            meanwhile="what was admitted without Redis is not counted there",
+            meanwhile="units that were admitted without Redis are not counted there",
         )
         renew_after_fork(self._begin)
 

@@ -146,7 +146,7 @@ class Heartbeat:
     def __init__(self) -> None:
         self._begin()
         self.forget()
-        meanwhile = "this process's parts of limits are those that were known last"
+        meanwhile = "this process keeps its last known shares of limits"
         self.task = Task("heartbeat", self._step, meanwhile=meanwhile, at_exit=self.goodbye)
         renew_after_fork(self._begin)
 
@@ -232,7 +232,7 @@ class Heartbeat:
                 elif register.limit is not None:
                     self._splits.pop(register.limit.key_part, None)
         except (TypeError, ValueError) as error:
-            raise StoreError(f"no reply to a heartbeat: {replies!r:.80}") from error
+            raise StoreError(f"unexpected reply to a heartbeat: {replies!r:.80}") from error
         self.count = self._all.count
 
     def _description(self) -> str:

@@ -62,7 +62,7 @@ class Listener:
             self._step,
             wake=self.renew,
             at_stop=self._begin,
-            meanwhile="requests ask, once a second, whether rules have changed",
+            meanwhile="requests check once a second whether rules have changed",
         )
         renew_after_fork(self._begin)
 

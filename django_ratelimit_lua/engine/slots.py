@@ -188,7 +188,7 @@ class HeldSlots:
             self._step,
             delay=lambda: self.interval,
             at_exit=self._release_all,
-            meanwhile="slots that are held end by themselves",
+            meanwhile="held slots are not renewed, and expire",
         )
         renew_after_fork(self._begin)
 

@@ -19,10 +19,10 @@ UNKNOWN = "unknown"
 
 logger = logging.getLogger("django_ratelimit_lua")
 _UNTRUSTED = (
-    "A request from %s has X-Forwarded-For or Forwarded with another address, and "
-    "RATELIMIT_TRUSTED_PROXIES is not set. If a proxy stands before this site, all its visitors "
-    "share one count: set "
-    "the setting. If none does, set it to 0. (Said once in each process.)"
+    "A request from %s has the header X-Forwarded-For or Forwarded, but "
+    "RATELIMIT_TRUSTED_PROXIES is not set. Behind a proxy, all clients share one count: "
+    "set it to the networks or the number of your proxies. If there is no proxy, set it "
+    "to 0. (Logged once per process.)"
 )
 _unheard = itertools.count()
 
@@ -49,10 +49,10 @@ def client_address(request: HttpRequest) -> ClientAddress:
     """
     source = conf.IP_META_KEY
     if callable(source):
-        return address_as(source(request), "RATELIMIT_IP_META_KEY says so")
+        return address_as(source(request), "RATELIMIT_IP_META_KEY returned it")
     if source is not None:
         return address_as(
-            request.META.get(source), f"it is in {source}, as RATELIMIT_IP_META_KEY says"
+            request.META.get(source), f"it is {source}, the value of RATELIMIT_IP_META_KEY"
         )
     peer = request.META.get("REMOTE_ADDR")
     trusted = conf.TRUSTED_PROXIES
@@ -98,7 +98,7 @@ def address_as(text: object, why: str) -> ClientAddress:
 def _understood(text: str, why: str, ipv4_mask: int, ipv6_mask: int) -> ClientAddress:
     address = parse_address(text)
     if address is None:
-        return ClientAddress(UNKNOWN, f"{why}, and is no address")
+        return ClientAddress(UNKNOWN, f"{why}, and is not an address")
     mask = {4: ipv4_mask, 6: ipv6_mask}[address.version]
     network = ipaddress.ip_network(f"{address}/{mask}", strict=False).network_address
     return ClientAddress(str(network), why, address)
@@ -131,12 +131,12 @@ def _by_network(
 
     nearest = parse_address(peer or "")
     if (nearest is None and peer) or (nearest is not None and not is_trusted(nearest)):
-        return address_as(peer, "it is REMOTE_ADDR, which is no trusted proxy")
+        return address_as(peer, "it is REMOTE_ADDR, which is not a trusted proxy")
     if nearest is None and not conf.TRUSTS_SOCKET:
         return address_as(
             peer,
-            "it is REMOTE_ADDR; add 'unix' to RATELIMIT_TRUSTED_PROXIES if a proxy asks by a Unix "
-            "socket",
+            "it is REMOTE_ADDR; add 'unix' to RATELIMIT_TRUSTED_PROXIES if a proxy "
+            "connects by a Unix socket",
         )
     believed = peer
     why = "it is REMOTE_ADDR, a trusted proxy"
@@ -145,12 +145,12 @@ def _by_network(
     for hop, entry in enumerate(entries(text, header.lower()), start=1):
         address = parse_address(entry)
         if address is None:
-            odd = "what stands before it in"
+            odd = "the entry before it in"
             if hop == 1:
                 odd = "the last entry of"
-            return address_as(believed, f"{why}; {odd} {header} is no address")
+            return address_as(believed, f"{why}; {odd} {header} is not an address")
         believed = entry
         why = f"it is entry {hop} from the right of {header}"
         if not is_trusted(address):
-            return address_as(believed, f"{why}, the first that is no trusted proxy")
+            return address_as(believed, f"{why}, the first that is not a trusted proxy")
     return address_as(believed, f"{why}, and all of them are trusted proxies")

@@ -417,7 +417,7 @@ def compile_key(key: KeyLike) -> Key:
         keys = tuple(map(compile_key, key))
         if len(keys) > 1 and any(part.name == ALL_CALLERS for part in keys):
             text = gettext_noop(
-                "Key %(key)r: all counts every caller together; use it alone, or leave it out"
+                "Key %(key)r: 'all' counts all clients together; use it alone, or remove it"
             )
             raise LimitError(text, "key", key=key)
         if keys[0].name == ALL_CALLERS:

@@ -107,7 +107,7 @@ class Revision(NamedTuple):
         """The revision that is written so. Raises `ValueError`."""
         match = _REVISION.fullmatch(text)
         if match is None:
-            raise ValueError(f"not a revision: {text[:80]!r}")
+            raise ValueError(f"invalid revision: {text[:80]!r}")
         return cls(int(match[1]), text)
 
 
@@ -248,7 +248,7 @@ class Call(NamedTuple):
         if len(set(keys)) < len(keys):
             names = ", ".join(charge.limit.name for charge in self.charges)
             raise LimitError(
-                f"Two limits of one call share a counter; give them different names: {names}"
+                f"Two limits of one call share a count; give them different names: {names}"
             )
         if self.registers and len(keys) > len(self.charges):
             keys.append(self.prefix + REGISTER)
@@ -324,12 +324,14 @@ class Call(NamedTuple):
         """
         if isinstance(reply, list):
             if not self.subjects or len(reply) != len(self.subjects) + 1 or reply.pop() != token:
-                raise ValueError("not the reply to this call: another list")
+                raise ValueError(
+                    "unexpected reply to a call: a list without the token, or of another length"
+                )
             if not all(record is None or isinstance(record, bytes) for record in reply):
-                raise ValueError("not the reply to this call: no records")
+                raise ValueError("unexpected reply to a call: a list without records")
             raise StaleRules(self.revision or NO_RULES, tuple(reply))
         if not isinstance(reply, bytes) or not reply.endswith(token):
-            raise ValueError(f"not the reply to this call: {reply!r:.80}")
+            raise ValueError(f"unexpected reply to a call: {reply!r:.80}")
         size = len(reply) - len(token)
         count = _HEADER + _PER_LIMIT * len(self.charges)
         bans: Sequence[tuple[int, Charge]] = ()
@@ -340,21 +342,23 @@ class Call(NamedTuple):
         if self.revision is not None and reply.startswith(_STALE):
             current = Revision.read(reply[len(_STALE) : size])
             if current == self.revision:
-                raise ValueError("not the reply to this call: these are the rules that it goes by")
+                raise ValueError(
+                    "unexpected reply to a call: it reports the revision of the call as changed"
+                )
             raise StaleRules(current)
         if size != 8 * count:
-            raise ValueError(f"not the reply to this call: {size} bytes")
+            raise ValueError(f"unexpected reply to a call: {size} bytes")
         numbers = _doubles(count).unpack_from(reply)
         status, moment, granted, cleared, longest = numbers[:_HEADER]
         if not isfinite(sum(numbers)) or status not in _VERDICTS:
-            raise ValueError("not the reply to this call: no numbers of ours")
+            raise ValueError("unexpected reply to a call: numbers out of range")
         states: tuple[LimitState, ...] = ()
         at = _HEADER
         for limit, _, _, _, _ in self.charges:
             verdict, used, remaining, retry, reset, wait, counted_at = numbers[at : at + _PER_LIMIT]
             at += _PER_LIMIT
             if verdict not in _VERDICTS:
-                raise ValueError("not the reply to this call: no verdict")
+                raise ValueError("unexpected reply to a call: an unknown verdict")
             rate = limit.rate
             retry_after = None
             if retry >= 0:
@@ -378,7 +382,7 @@ class Call(NamedTuple):
             states = _with_bans(states, [place for place, _ in bans], numbers[at:])
         if cleared:
             logger.warning(
-                "Cleared %d key(s) of a foreign type under the prefix %r", cleared, self.prefix
+                "Deleted %d key(s) of an unexpected type under the prefix %r", cleared, self.prefix
             )
         if self.operation not in ("hit", "charge"):
             granted = 0

@@ -45,7 +45,7 @@ def wait_us(seconds: float | timedelta, what: str) -> int:
 
 def _flag(value: object) -> bool:
     if value not in (True, False):
-        raise ValueError("write true or false")
+        raise ValueError("must be true or false")
     return bool(value)
 
 
@@ -58,8 +58,8 @@ def _joined(value: object) -> str:
     ):
         raise LimitError(
             _(
-                "%(key)r: write a key such as ip, or several as ip+post:username; none that names "
-                "code"
+                "%(key)r: write a key such as ip, or several joined by +, such as "
+                "ip+post:username; callables are not allowed"
             ),
             key=value,
         )
@@ -92,7 +92,7 @@ def read_weights(split: str | None) -> dict[str, int]:
 
 def _split(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("write 'equal', or hosts and weights such as 'web-1=3, web-2=1'")
+        raise ValueError("must be 'equal', or hosts and weights such as 'web-1=3, web-2=1'")
     return ", ".join(f"{host}={weight}" for host, weight in read_weights(value).items()) or EQUAL
 
 
@@ -196,7 +196,7 @@ class Options(TypedDict, total=False):
         Align | None,
         Option(
             None,
-            Choice(get_args(Align), "choose None or one of"),
+            Choice(get_args(Align), "must be None or one of"),
             _("window starts"),
             _("For fixed windows. Empty: with the first request."),
             names={
@@ -385,7 +385,8 @@ def refuse_unknown(
             if meant:
                 hint = f"; did you mean {meant[0]!r}?"
             raise LimitError(
-                f"{where}unknown option {option!r}{hint} Accepted are {', '.join(accepted)}", option
+                f"{where}unknown option {option!r}{hint} Known options: {', '.join(accepted)}",
+                option,
             )
 
 
@@ -421,7 +422,7 @@ def read_options(given: Mapping[str, object]) -> dict[str, Any]:
     for name, row in OPTIONS.items():
         for other in row.excludes:
             if values[name] and values[other]:
-                text = _("%(option)s and %(other)s contradict each other: leave one of them out")
+                text = _("%(option)s and %(other)s contradict each other: remove one of them")
                 raise LimitError(text, name, option=name, other=other)
         if row.needs and values[name] != row.default and not values[row.needs]:
             raise LimitError(

@@ -228,7 +228,7 @@ def time_us(value: str | float | timedelta) -> int:
     >>> time_us("soon")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: 'soon' is no time: write ...
+    django_ratelimit_lua.limits.rate.LimitError: 'soon' is not a time: write ...
     """
     microseconds: int | Fraction | None = None
     if isinstance(value, timedelta):
@@ -246,7 +246,7 @@ def time_us(value: str | float | timedelta) -> int:
         microseconds = Fraction(value) * SECOND
     if microseconds is None:
         raise LimitError(
-            f"{value!r} is no time: write '30s', '10m', '500ms', or seconds as a number"
+            f"{value!r} is not a time: write '30s', '10m', '500ms', or seconds as a number"
         )
     if not 1 <= round(microseconds) <= Rate.MAX_US:
         raise LimitError(f"{value!r}: a time must be above 0, and at most ten years")

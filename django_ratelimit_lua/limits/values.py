@@ -19,7 +19,7 @@ class Choice(Generic[T]):
     """One of a few values."""
 
     values: Sequence[T]
-    right: str = "choose one of"
+    right: str = "must be one of"
 
     def __call__(self, value: object) -> T:
         for right in self.values:

@@ -36,7 +36,7 @@ and the help.
 
 def add_subject(parser: ArgumentParser) -> None:
     """Add the options that name the subject."""
-    group = parser.add_argument_group("client", "One of these.")
+    group = parser.add_argument_group("client", "Options that name the client.")
     group.add_argument("--user", help="name or primary key")
     group.add_argument("--ip", help="address or network")
     group.add_argument(
@@ -120,7 +120,9 @@ def subject_of(options: VerbOptions) -> Subject:
     subjects = subjects_of(options)
     if len(subjects) != 1:
         names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
-        raise CommandError(f"name one subject, by one of {names}; make one override for each")
+        raise CommandError(
+            f"name exactly one subject, with one of {names}; make one override for each"
+        )
     return subjects[0]
 
 
@@ -150,8 +152,8 @@ def _fields(options: VerbOptions) -> list[tuple[str, str]]:
                 raise CommandError(f"--{option} {given!r}: use NAME{mark}VALUE")
             if not kind and name not in registered_keys():
                 raise CommandError(
-                    f"--key {name!r} is not in RATELIMIT_KEYS: "
-                    f"{', '.join(registered_keys()) or 'empty'}"
+                    f"--key {name!r} is not in RATELIMIT_KEYS; known keys: "
+                    f"{', '.join(registered_keys()) or 'none'}"
                 )
             fields.append((f"{kind}:{name}".removeprefix(":"), value))
     return fields
@@ -185,7 +187,7 @@ def hints(explanation: Explanation) -> list[str]:
         )
     if explanation.other_methods:
         methods = " or ".join(explanation.other_methods)
-        lines.append(f"other methods have more limits here: --method {methods}")
+        lines.append(f"other methods have more limits: add --method {methods}")
     return lines
 
 

@@ -104,7 +104,9 @@ class RateFields(models.Model):
                     ValidationError(_("Enter text without control characters."))
                 )
             elif field.name in _TRIMMED and (value != value.strip() or not value.isprintable()):
-                problem = _("Enter it without spaces around it, and without invisible characters.")
+                problem = _(
+                    "Enter the text without spaces at its ends, and without invisible characters."
+                )
                 problems.setdefault(field.name, []).append(ValidationError(problem))
         self.wrong = frozenset(problems)
         if problems:

@@ -161,9 +161,7 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
         key = _key_name(was, sites)
     before_counted = _counts(limits, key)
     if any(counted[period] != before_counted[period] for period in counted.keys() & before_counted):
-        text = _(
-            "The key or the algorithm is another than before: the counts of this limit start again."
-        )
+        text = _("The key or the algorithm has changed: the counts of this limit start again.")
         found.append(text)
     if rule.lumps_strangers:
         text = _(
@@ -195,7 +193,7 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, str]]:
     """
     if rule.exempt:
         return []
-    warning = _("Enforced, the rule refuses whoever is over its limit.")
+    warning = _("If the rule is enforced, it refuses every client over its limit.")
     return [("mode", f"{warning} {rehearsal(rule)}".rstrip())]
 
 
@@ -281,15 +279,15 @@ def override_confirmations(given: Declared, peer: str | None = None) -> list[tup
         if network.prefixlen <= WIDE[network.version]:
             problems.append(
                 _(
-                    "“%(network)s” is a large part of the whole internet: everybody there would "
-                    "be meant."
+                    "“%(network)s” is a large part of the whole internet: the override "
+                    "would apply to all its clients."
                 )
             )
         if any(network.version == each.version and network.overlaps(each) for each in proxies):
             problems.append(
                 _(
-                    "“%(network)s” is a proxy of this site: everybody who comes through it would "
-                    "be meant."
+                    "“%(network)s” is a proxy of this site: the override would apply to "
+                    "all clients behind it."
                 )
             )
         warnings += [("network", problem % {"network": text}) for problem in problems]

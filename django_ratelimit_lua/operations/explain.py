@@ -227,8 +227,8 @@ class _Explainer:
             return True
         self._note(
             _(
-                "Not looked at: limits and other decorators that only logged-in users meet. Enter "
-                "a user to see them."
+                "Not checked: limits and other decorators for logged-in users. Enter a "
+                "user to see them."
             )
         )
         return False
@@ -244,7 +244,7 @@ class _Explainer:
         for throttle in throttles:
             if not getattr(throttle, "is_decided_together", False):
                 self._note(
-                    _("Not looked at: %(name)s, a throttle that decides by itself."),
+                    _("Not checked: %(name)s, a throttle that decides by itself."),
                     name=name_of(type(throttle)),
                 )
                 continue
@@ -269,8 +269,8 @@ class _Explainer:
 
     def _note_function(self, function: str, limit: str) -> None:
         text = _(
-            "Not looked at: the input of %(function)s (%(limit)s). It is a function, and a real "
-            "request may have more than is entered here."
+            "Not checked: the input of the function %(function)s (%(limit)s). A real "
+            "request may contain more than is entered here."
         )
         self._note(text, function=function, limit=limit)
 

@@ -192,7 +192,10 @@ def forget(identity: ForgottenIdentity, *, with_overrides: bool) -> Forgotten:
     time.sleep(IN_FLIGHT_SECONDS)
     _erase_in_redis(identity, forgotten.erased)
     _erase_in_database(identity, of_overrides, forgotten.erased)
-    found = [("overrides about it", left, "--overrides deletes them"), *_mentions(identity)]
+    found = [
+        ("overrides about the identity", left, "--overrides deletes them"),
+        *_mentions(identity),
+    ]
     forgotten.kept = [f"{what}: {number} ({how})" for what, number, how in found if number]
     return forgotten
 
@@ -251,18 +254,18 @@ def _mentions(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
         for rule in RateLimitRule.objects.all()
         if identity.is_in(rule.declared(), rule.description)
     ]
-    yield "rules that mention it", len(rules), f"edit them: {', '.join(rules)}"
+    yield "rules that mention the identity", len(rules), f"edit them: {', '.join(rules)}"
     changes = RateLimitChange.objects.using(primary()).exclude(kind__in=_KINDS).iterator()
     number = sum(identity.is_in(change.name, change.before, change.after) for change in changes)
-    how = "they can be restored; `history prune` ends that"
-    yield "earlier versions of rules that mention it", number, how
+    how = "delete them with `manage.py ratelimit history prune`"
+    yield "earlier versions of rules that mention the identity", number, how
     own = set(identity.overrides().values_list("pk", flat=True))
     number = sum(
         identity.is_in(each.label, each.reason, each.message)
         for each in RateLimitOverride.objects.exclude(pk__in=own)
     )
     how = "edit their labels, reasons and messages"
-    yield "overrides about others that mention it", number, how
+    yield "other overrides that mention the identity", number, how
 
 
 def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bool:

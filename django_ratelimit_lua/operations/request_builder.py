@@ -78,7 +78,7 @@ def build_request(
         body = "json"
     sent[body] += sent["data"]
     if sent["json"] and sent["post"]:
-        raise LimitError("A body has either form fields or JSON fields")
+        raise LimitError("A body cannot have both form fields and JSON fields")
     path, _mark, query = path.partition("?")
     query = "&".join(filter(None, (query.partition("#")[0], urlencode(sent["get"]))))
     # As a server hands it over: a path need not be one that a URL can be made of.
@@ -126,7 +126,7 @@ def _body(posted: Fields, in_json: Fields) -> tuple[bytes, str]:
         for part in outer:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise LimitError(f"json:{path}: another field says that {part} is text")
+                raise LimitError(f"json:{path}: another field sets {part} to text")
         place[name] = value
     return json.dumps(body).encode(), JSON
 

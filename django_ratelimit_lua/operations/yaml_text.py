@@ -29,7 +29,7 @@ def read_items(text: str, source: str) -> Iterator[tuple[int, object]]:
         RuleError: The text is too large, or is not YAML of a list.
     """
     if len(text) > MAX_TEXT_LENGTH:
-        raise RuleError(source, "yaml", f"more than {MAX_TEXT_LENGTH} characters")
+        raise RuleError(source, "yaml", f"the text has more than {MAX_TEXT_LENGTH} characters")
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -48,7 +48,7 @@ def read_items(text: str, source: str) -> Iterator[tuple[int, object]]:
         problem = getattr(error, "problem", None) or str(error).replace("<unicode string>", source)
         raise RuleError(where, "yaml", f"not YAML: {problem}") from None
     except RecursionError:
-        raise RuleError(source, "yaml", "not YAML: this is nested too deeply") from None
+        raise RuleError(source, "yaml", "not YAML: nested too deeply") from None
     except (ValueError, ArithmeticError) as error:  # A number or a date that is out of range.
         raise RuleError(source, "yaml", f"not YAML: {error}") from None
 
@@ -59,7 +59,7 @@ def _check(root: yaml.Node) -> None:
     nodes = [root]
     for node in nodes:
         if node in seen:
-            raise _error("an alias (*) stands for this; write it out again instead", node)
+            raise _error("aliases (*) are not supported; write the value again", node)
         seen.add(node)
         if isinstance(node, yaml.SequenceNode):
             nodes += node.value

@@ -75,7 +75,7 @@ def _renew() -> None:
             elif owner is None:
                 renew()
         except Exception:  # The others must be renewed.
-            logger.exception("Not renewed after a fork: %r", renew)
+            logger.exception("Cannot be renewed after a fork: %r", renew)
 
 
 if hasattr(os, "register_at_fork"):  # Not on Windows, which does not fork.

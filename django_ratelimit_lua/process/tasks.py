@@ -72,7 +72,7 @@ class Task:
         name: str,
         step: Callable[[], float | None],
         *,
-        meanwhile: str = "limits are decided all the same",
+        meanwhile: str = "limits are decided as usual",
         delay: Callable[[], float] | float = 0.0,
         wake: Callable[[], object] | None = None,
         at_stop: Callable[[], object] | None = None,
@@ -169,7 +169,7 @@ class Task:
         except Exception as error:
             if self.error is None:
                 logger.warning(
-                    "The background task %r failed and is retried: %s: %s. Until then %s",
+                    "The background task %r failed and is retried: %s: %s. Until it succeeds, %s",
                     self.name,
                     type(error).__name__,
                     error,

@@ -109,10 +109,9 @@ class OwnerError(StoreError):
 
 def _newer_problem(form: int) -> str:
     return (
-        f"a newer version of django_ratelimit_lua has published the rules, in format {form}; this "
-        f"one writes {FORMAT}. "
-        "A process of the newer version will publish what was saved; if none runs any more, run "
-        "`manage.py ratelimit "
+        "a newer version of django_ratelimit_lua has published the rules in format "
+        f"{form}; this version writes format {FORMAT}. A process of the newer version "
+        "will publish the change. If none is running any more, run `manage.py ratelimit "
         "rules adopt`"
     )
 
@@ -319,7 +318,7 @@ def _parts(using: str) -> dict[str, object]:
             with transaction.atomic(using):
                 part = extension.snapshot(using)
         except DatabaseError as error:
-            text = "Skipped: the part of %r cannot be read from the database: %s"
+            text = "Skipped: the data of the annex %r cannot be read from the database: %s"
             logger.error(text, extension.name, error)
         else:
             if part is not None:

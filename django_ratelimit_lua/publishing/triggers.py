@@ -36,9 +36,8 @@ from .publish import (
 logger = logging.getLogger("django_ratelimit_lua")
 RETRY_SECONDS = 2.0
 UNMIGRATED = (
-    "django_ratelimit_lua is installed, but not migrated: no rules can be edited, and requests go "
-    "by those of the "
-    "settings and of Redis. Run `manage.py migrate`."
+    "django_ratelimit_lua is installed, but not migrated: rules cannot be edited, and "
+    "only the rules of the settings and of Redis apply. Run `manage.py migrate`."
 )
 
 
@@ -135,7 +134,7 @@ def look() -> None:
 
 
 def _look() -> None:
-    failure = "It cannot be seen whether the rules that are published are those of the database: %s"
+    failure = "The published rules cannot be compared with those of the database: %s"
     try:
         # While the id of this database is unknown, each process has to find out.
         is_due = _pause or provider.database is None or problems.unpublished
@@ -153,7 +152,10 @@ def _look() -> None:
 _pause = 0.0
 """Seconds until the next try, after one that has failed."""
 publishing = Task(
-    "publishing", _look, delay=lambda: _pause, meanwhile="the rules hold that were published last"
+    "publishing",
+    _look,
+    delay=lambda: _pause,
+    meanwhile="the rules that were published last stay in force",
 )
 reading = DatabaseErrand()
 
@@ -180,8 +182,8 @@ def after_migration(using: str) -> None:
         _mended()
     except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
-            "The rules are migrated, but not published: %s; `manage.py ratelimit rules publish` "
-            "does it",
+            "The rules are migrated, but not published: %s. Run `manage.py ratelimit "
+            "rules publish`.",
             error,
         )
 
@@ -225,7 +227,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
     )
     if not apps:
         return ""
-    return f"installed, but not migrated: {apps}. Run `manage.py migrate`."
+    return f"annexes are installed, but not migrated: {apps}. Run `manage.py migrate`."
 
 
 def _failed(message: str, error: Exception) -> bool:

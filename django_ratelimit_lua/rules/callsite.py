@@ -155,9 +155,11 @@ class KnownCallSites:
         Raises `LimitError` if the database cannot keep their statistics.
         """
         if not is_installed("statistics"):
-            raise LimitError(f"durable=True on {name!r} keeps statistics. {install('statistics')}")
+            raise LimitError(
+                f"durable=True on {name!r} needs the annex statistics. {install('statistics')}"
+            )
         if len(name) > self.MAX_LENGTH or UNWRITABLE.search(name):
-            right = f"write a name of at most {self.MAX_LENGTH} letters that a database takes"
+            right = f"use a name of at most {self.MAX_LENGTH} characters that a database can store"
             raise LimitError(f"The statistics of {name!r} cannot be durable: {right}")
         if len(self.durable) < self.MAX_ENTRIES:
             self.durable.add(name)
@@ -243,7 +245,7 @@ def call_site(
     """
     for word in options.keys() & FIELDS_OF_ANNEXES.keys() - set(_ARGUMENTS):
         raise LimitError(
-            f"@ratelimit: {word} is a field of rules in the settings and in the admin", word
+            f"@ratelimit: {word} is only a field of rules, in the settings or in the admin", word
         )
     refuse_unknown(options, (*_ARGUMENTS, *OPTIONS), "@ratelimit: ")
     if not key:
@@ -266,7 +268,9 @@ def call_site(
                 f"{name} is {function!r}: must be a callable (request, response or exception)"
             )
         if is_of_slots:
-            raise LimitError(f"{name} is for rates: a slot is released when the response is closed")
+            raise LimitError(
+                f"{name} is only for rates: a slot is released when the response is closed"
+            )
     if group is not None:
         known_call_sites.add(group)
     assert template.key is not None

@@ -18,8 +18,8 @@ def async_mismatch(fallback: object, *, is_async: bool) -> str:
     ):
         return ""
     return (
-        "is a coroutine function, and what it stands for is not: write both with async def, or "
-        "neither"
+        "is a coroutine function, but the function that it replaces is not: use async "
+        "def for both, or for neither"
     )
 
 

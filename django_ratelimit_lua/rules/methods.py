@@ -75,7 +75,8 @@ def method_name(name: object) -> str:
     for meant in get_close_matches(upper, METHODS, n=1):
         hint = f"; did you mean {meant!r}?"
     raise LimitError(
-        f"{name!r} is not an HTTP method{hint} Known are {', '.join(sorted(METHODS))}", "method"
+        f"{name!r} is not an HTTP method{hint} Known methods: {', '.join(sorted(METHODS))}",
+        "method",
     )
 
 

@@ -306,15 +306,15 @@ def _read(given: object) -> Override:
         raise ValueError("not an override")
     effect = given.get("effect")
     if effect not in EFFECTS:
-        raise ValueError(f"effect is {effect!r}")
+        raise ValueError(f"unknown effect {effect!r}")
     kind = given.get("kind", "")
     if kind and not is_kind(kind):
-        raise ValueError(f"kind is {kind!r}")
+        raise ValueError(f"unknown kind {kind!r}")
     unknown = ", ".join(sorted(given.keys() - _WORDS))
     if unknown and effect != "block":
-        raise ValueError(f"unknown {unknown}")
+        raise ValueError(f"unknown fields {unknown}")
     if unknown:
-        logger.warning("Ignored in a block, because this version does not know it: %s", unknown)
+        logger.warning("Unknown fields of a block are ignored: %s", unknown)
     numbers = {word: given[word] for word in _NUMBERS if given.get(word) is not None}
     rate = given.get("rate")
     if not all(map(_is_whole, [given.get("id"), *numbers.values(), *(rate or ())])):

@@ -54,13 +54,13 @@ def place_problems(rule: Rule) -> list[str]:
     found = []
     if rule.route and rule.route not in route_names():
         found.append(
-            _("No URL pattern has the name “%(name)s”: the rule matches nothing.")
+            _("No URL pattern has the name “%(name)s”: the rule has no effect.")
             % {"name": rule.route}
         )
     if rule.template is None or rule.group is None:
         return found
     if rule.group not in known_call_sites:
-        text = _("No imported limit has the name “%(name)s”: the rule does nothing.")
+        text = _("No imported limit has the name “%(name)s”: the rule has no effect.")
         text %= {"name": rule.group}
         meant = meant_by(rule.group)
         if meant:

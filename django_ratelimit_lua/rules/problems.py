@@ -51,7 +51,7 @@ class Problems:
         if name not in self._failed:
             text = f"rule {name!r} cannot be applied: {type(error).__name__}: {error}"
             self._failed[name] = (self._declared.get(name), text)
-            logger.error("Left out: %s", text, exc_info=error)
+            logger.error("Skipped: %s", text, exc_info=error)
         for extension in extensions:
             extension.on_failed_rule(name)
 

@@ -145,8 +145,9 @@ def note_owner(owner: str) -> bool:
     problem = ""
     if is_others(owner):
         problem = (
-            f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the database "
-            f"{owner}, which is not this site's; so this site's rules are not published. {REMEDY}"
+            f"RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belongs to the "
+            f"database {owner}, which is not this site's database: the rules of this site "
+            f"are not published. {REMEDY}"
         )
     if problem and problem != problems.owner:
         logger.error("%s", problem)

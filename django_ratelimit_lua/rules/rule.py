@@ -353,7 +353,7 @@ class _Reader:
             methods = None
             if not any(map(given.get, ("path", "route", *PLACES))):
                 text = _(
-                    "An exemption needs a path or a route; otherwise all requests would be exempt."
+                    "An exemption needs a path or a route; otherwise all requests would be exempt"
                 )
                 self.problems.append(RuleError(self.where, "exempt", LimitError(text)))
             if self.plain:  # They have no effect, but are stored.
@@ -432,7 +432,7 @@ class _Reader:
         if self.plain and len(names) > 1 and not all(name.startswith(_GROUP) for name in names):
             self.refuse(
                 "audience",
-                ": a rule of the admin is for one of them, or for groups; make a rule of each",
+                "; a rule of the admin is for one audience, or for groups: make a rule for each",
             )
         return tuple(names)
 
@@ -452,10 +452,12 @@ class _Reader:
         if not isinstance(part, str):
             self.refuse("key", "; write a key such as 'ip', or a list of keys")
         if "." in part and ":" not in part:
-            text = _("key is %(key)r: callables can only be named in the settings")
+            text = _("key is %(key)r: callables are only allowed in the settings")
             raise LimitError(text, key=part)
         if "+" in part:
-            self.refuse("key", ": + joins keys; a name that has one can only stand in the settings")
+            self.refuse(
+                "key", "; + joins keys: a name that contains + is only allowed in the settings"
+            )
 
     def template(self, name: str, *, needs_key: bool) -> LimitTemplate | None:
         """The limits, or None if something is wrong with them."""
@@ -502,7 +504,7 @@ class _Reader:
                 f"rate is {value!r}; write a rate, such as '100/m', or a list of rates"
             )
         if len(rates) > MAX_RATES:
-            raise LimitError(_("A rule has at most %(number)d limits."), number=MAX_RATES)
+            raise LimitError(_("A rule has at most %(number)d limits"), number=MAX_RATES)
         parse: Callable[[Any], CompiledRate] = compile_rate
         if self.plain:
             parse = Rate.parse
@@ -510,11 +512,11 @@ class _Reader:
         periods: dict[int, Rate] = {}
         for rate in compiled:
             if isinstance(rate, Rate) and periods.setdefault(rate.period_us, rate) is not rate:
-                text = _("%(one)s and %(other_rate)s are for the same period. Keep the smaller one")
+                text = _("%(one)s and %(other_rate)s are for the same period: keep the smaller one")
                 raise LimitError(text, one=str(periods[rate.period_us]), other_rate=str(rate))
         if self.plain and len(rates) > 1 and 0 in periods:
             raise LimitError(
-                _("A concurrency limit cannot be combined. Add another rule for rates.")
+                _("A concurrency limit cannot be combined with rates: add another rule for them")
             )
         return compiled
 
@@ -539,8 +541,7 @@ class _Reader:
                     self.problems.append(problem)
                 else:
                     self.left_out.append(
-                        f"{problem} (a tier, which is left out; its group has the numbers of the "
-                        "rule)"
+                        f"{problem} (the tier is skipped: its group has the limit of the rule)"
                     )
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
@@ -556,11 +557,11 @@ class _Reader:
                 "{'group': NAME, 'rate': '1000/m'}, with the name of a group or KEY:VALUE, "
                 "and optionally 'burst'"
             )
-            raise LimitError(f"tier {tier!r}; write {right}")
+            raise LimitError(f"tier is {tier!r}; write {right}")
         tier_key(tier["group"])
         rates = self.rates(tier["rate"])
         if {*map(type, rates)} != {Rate}:
-            raise LimitError(f"rate is {tier['rate']!r}: a tier has constant rates")
+            raise LimitError(f"rate is {tier['rate']!r}: a tier must have constant rates")
         options = {}
         if tier.get("burst") is not None:
             options["burst"] = tier["burst"]
@@ -595,7 +596,11 @@ def refuse_absent(given: Declared, where: str) -> None:
     """Raise `RuleError` if a declaration has a word of an annex that is not installed."""
     for word, annex in FIELDS_OF_ANNEXES.items():
         if word in given and word not in rule_fields():
-            raise RuleError(where, word, f"{word} is a word of an annex. {install(annex)}")
+            raise RuleError(
+                where,
+                word,
+                f"{word} is a field of an annex that is not installed. {install(annex)}",
+            )
 
 
 def compile_rule(
@@ -643,7 +648,7 @@ def compile_rule(
     unknown = sorted(map(str, given.keys() - {*known, *FIELDS_OF_ANNEXES, "id"}))
     if unknown:
         meant = [match for word in unknown for match in get_close_matches(word, known, 1, 0.7)]
-        text = f"unknown {', '.join(unknown)}; known are {', '.join(known)}"
+        text = f"unknown {', '.join(unknown)}; known fields: {', '.join(known)}"
         if meant:
             text += f"; did you mean {', '.join(meant)}?"
         raise RuleError(where, "name", text)

@@ -110,7 +110,10 @@ class Ruleset:
         kinds = self.snapshot.get("kinds", {})
         blocks = self.snapshot.get("blocks", ())
         odd = {kind for of in (*kinds.values(), blocks) for kind in of if not is_kind(kind)}
-        self.problems += [f"overrides by {kind!r}, which is not a key" for kind in sorted(odd)]
+        self.problems += [
+            f"overrides by {kind!r} match no request: the key is not registered"
+            for kind in sorted(odd)
+        ]
         self.kinds = {name: [kind for kind in of if kind not in odd] for name, of in kinds.items()}
         self.blocks = [kind for kind in blocks if kind not in odd]
         by_name = {rule.name: rule for rule in declared}
@@ -164,7 +167,7 @@ class Ruleset:
             return extension.load(part, earlier, self.problems)
         except Exception as error:
             self.problems.append(
-                f"what is published for {extension.name!r} cannot be read: {error!r:.200}"
+                f"the published data of the annex {extension.name!r} cannot be read: {error!r:.200}"
             )
             return earlier
 

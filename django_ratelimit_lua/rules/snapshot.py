@@ -62,7 +62,7 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
     try:
         rule = compile_rule(given, plain=True, strict=False, where=WHERE)
         if type(rule.pk) is not int:
-            raise RuleError(f"{WHERE}: rule {rule.name!r}", "id", "of no row")
+            raise RuleError(f"{WHERE}: rule {rule.name!r}", "id", "the id of the row is missing")
     except RuleError as error:
         problem = str(error)
     except Exception as error:  # Anything, edited by hand.
@@ -87,17 +87,17 @@ def parse_snapshot(text: bytes) -> dict[str, Any]:
     try:
         snapshot = json.loads(text)
         if not isinstance(snapshot, dict):
-            raise ValueError(f"not a snapshot of rules: {str(snapshot)[:100]}")
+            raise ValueError(f"invalid snapshot: {str(snapshot)[:100]}")
         form = snapshot.get("format", 1)
         if type(form) is not int or form < 1:
-            raise ValueError(f"a snapshot of the format {str(form)[:100]}")
+            raise ValueError(f"invalid snapshot format {str(form)[:100]}")
         if form <= FORMAT:
             snapshot["revision"] = Revision.read(str(snapshot.get("revision", 0)).encode())
             _check_parts(snapshot)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"{type(error).__name__}: {str(error)[:200]}") from None
     if form > FORMAT:
-        problem = f"a snapshot of the format {form}; this version reads {FORMAT}"
+        problem = f"the snapshot has format {form}; this version reads format {FORMAT}"
         raise UnreadableError(problem, is_kept=True)
     return snapshot
 

@@ -76,7 +76,7 @@ def ban_key(given: object) -> Key:
             parts = tuple(text.split("+"))
         key = compile_key(parts)
         if key.functions:
-            raise LimitError(_("%(key)r cannot name code"), key=text)
+            raise LimitError(_("%(key)r: callables are not allowed"), key=text)
         if key.name == ALL_CALLERS:
             raise LimitError(_("%(key)r would ban every client; use a key such as ip"), key=text)
     except LimitError as error:
@@ -95,8 +95,8 @@ def tier_key(name: str) -> Key | None:
     keys = registered_keys()
     if key not in keys or not value or value != value.strip():
         text = _(
-            "%(group)r is not KEY:VALUE with a key of RATELIMIT_KEYS (%(keys)s), without blanks "
-            "around the value"
+            "%(group)r is not KEY:VALUE with a key of RATELIMIT_KEYS (%(keys)s), without "
+            "spaces around the value"
         )
         raise LimitError(text, "group", group=name, keys=", ".join(keys) or "none")
     return keys[key]
@@ -156,7 +156,7 @@ class LimitTemplate:
         """Raises `LimitError` for whatever is wrong with it."""
         rates = tuple(map(compile_rate, as_rates(rate)))
         if not rates:
-            raise LimitError("rate is an empty list")
+            raise LimitError("rate is an empty list; write at least one rate")
         declared: Any = {option: value for option, value in options.items() if value is not None}
         if key and not isinstance(key, Key):
             key = compile_key(key)
@@ -164,7 +164,7 @@ class LimitTemplate:
         template = cls(count_by, rates, compile_cost(cost), declared)
         if declared.get("ban_after") and count_by and count_by.name == ALL_CALLERS:
             text = _(
-                "A limit for all clients together cannot ban: the ban would refuse every client."
+                "A limit for all clients together cannot ban: the ban would refuse every client"
             )
             raise LimitError(text, "ban_after")
         # Errors in the options apply to every rate: raise them now, not at the first request.

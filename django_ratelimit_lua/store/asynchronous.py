@@ -121,7 +121,7 @@ async def within(
     except asyncio.CancelledError:
         if not is_late or task.cancelling() > cancellations:
             raise  # The caller was cancelled.
-        raise RedisTimeoutError("no answer within the deadline") from None
+        raise RedisTimeoutError("no reply within the deadline") from None
     finally:
         timer.cancel()
         if not future.cancel() and not future.cancelled():
@@ -253,14 +253,14 @@ class Link:
     def _give_up(self) -> None:
         self._watch = None
         if self._waiting:
-            self.close(RedisTimeoutError("no answer within the deadline"))
+            self.close(RedisTimeoutError("no reply within the deadline"))
 
     async def _read(self) -> None:
         try:
             while True:
                 reply = await self._reply()
                 if not self._waiting:
-                    raise InvalidResponse("a reply to no command")
+                    raise InvalidResponse("unexpected reply: no command is pending")
                 question, future = self._waiting[0]
                 if question.ahead:
                     next_reply = await self._reply()
@@ -314,8 +314,8 @@ class Link:
         self._waiting.clear()
         self._to_send.clear()
         if not isinstance(error, Exception):
-            error = RedisConnectionError("the event loop ends")
-        behind = f"the connection was closed before this was answered: {error}"
+            error = RedisConnectionError("the event loop has ended")
+        behind = f"the connection was closed before the reply: {error}"
         for future in futures:
             with suppress(RuntimeError):  # The loop is closed.
                 future.set_exception(as_redis_error(error))
@@ -397,7 +397,9 @@ class LoopConnections:
             try:
                 params = await asyncio.to_thread(find_master, params, patience)
             except RuntimeError as error:
-                raise Unreachable(f"no thread can look for the master: {error}") from error
+                raise Unreachable(
+                    f"no thread can be started to find the master: {error}"
+                ) from error
         link = Link(params.async_connection(), self._pulse, self._timeout, self._loop_ended)
         try:
             await within(patience, link.open())

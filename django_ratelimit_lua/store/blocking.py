@@ -167,7 +167,7 @@ def find_master(params: ConnectionParams, patience: Patience) -> ConnectionParam
             master = link.ask(to_find_master(params.service), share)
             if master is not None:
                 return params.at(master)
-    raise Unreachable(f"no Sentinel knows the master of {params.service!r}")
+    raise Unreachable(f"no Sentinel returned the master of {params.service!r}")
 
 
 def has_input(sock: socket.socket) -> Callable[[], object]:

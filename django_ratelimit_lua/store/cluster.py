@@ -128,14 +128,14 @@ class Cluster:
             else:
                 self._failing.discard(address)
                 return answer
-        raise RedisConnectionError(f"redirected {MAX_REDIRECTIONS} times")
+        raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
 
     def look(self, patience: Patience) -> Steps[None]:
         """Read the map of hash slots from the first node that answers.
 
         Raises `RedisError` if none does.
         """
-        last_error: Exception = RedisConnectionError("no node of the cluster was reached")
+        last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
         for address, share in patience.shares(self._candidates()):
             try:
                 yield Ask(address, Question(_WHERE, partial(self._learn, source=address)), share)
@@ -167,7 +167,7 @@ class Cluster:
         others: set[Address] = set()
         for first, last, *nodes in reply:
             if not 0 <= first <= last < SLOTS:
-                raise InvalidResponse(f"not hash slots: {first} to {last}")
+                raise InvalidResponse(f"invalid range of hash slots: {first} to {last}")
             # A node without a known host is the one that was asked.
             addresses = [((node[0] or b"").decode() or source[0], int(node[1])) for node in nodes]
             masters[first : last + 1] = [addresses[0]] * (last + 1 - first)
@@ -182,7 +182,7 @@ class Cluster:
     def _holder(self, slot: int) -> Address:
         address = self.master(slot)
         if address is None:
-            raise RedisConnectionError(f"no node of the cluster has slot {slot}")
+            raise RedisConnectionError(f"no node of the cluster has the hash slot {slot}")
         return address
 
 
@@ -204,7 +204,7 @@ def _with_kind(error: Exception) -> Exception:
         try:
             return _KINDS[word](rest)
         except (ValueError, IndexError):
-            return RedisConnectionError(f"redirected to nowhere: {error}")
+            return RedisConnectionError(f"the cluster sent an invalid redirection: {error}")
     return error
 
 

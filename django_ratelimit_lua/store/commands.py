@@ -188,7 +188,7 @@ def to_execute(*parts: bytes) -> Question[Reply]:
     def read(reply: Reply) -> Reply:
         # Requests wait for this one, which loads the rules.
         if parts[0] == b"HMGET" and not (isinstance(reply, list) and len(reply) == len(parts) - 2):
-            raise InvalidResponse(f"not the reply to HMGET: {reply!r:.80}")
+            raise InvalidResponse(f"unexpected reply to HMGET: {reply!r:.80}")
         return reply
 
     key = b"".join(parts[1:2])
@@ -204,7 +204,7 @@ def to_run(
 
     def read(reply: Reply) -> list[Reply]:
         if not isinstance(reply, list):
-            raise InvalidResponse(f"not the reply of a program: {reply!r:.80}")
+            raise InvalidResponse(f"unexpected reply of a script: {reply!r:.80}")
         return reply
 
     sent = command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *arguments)
@@ -242,7 +242,7 @@ def to_ping() -> Question[object]:
 
 def _whole_number(reply: object) -> int:
     if not isinstance(reply, int) or reply < 0:
-        raise InvalidResponse(f"not a whole number: {reply!r:.80}")
+        raise InvalidResponse(f"unexpected reply, not a whole number: {reply!r:.80}")
     return reply
 
 

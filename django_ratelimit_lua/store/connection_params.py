@@ -151,7 +151,7 @@ def why_unusable(alias: str) -> str | None:
 def _problem(alias: str, cache: object) -> str | None:
     if not isinstance(cache, RedisCache):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
-        return f"CACHES[{alias!r}] is {kind}; it must be django_redis.cache.RedisCache"
+        return f"CACHES[{alias!r}] is {kind}: must be django_redis.cache.RedisCache"
     if not cache._server:  # django-redis would connect to a default server.
         return f"CACHES[{alias!r}] has no LOCATION; name the server, such as 'redis://127.0.0.1:6379/0'"
     client = cache.client

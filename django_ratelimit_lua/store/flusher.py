@@ -27,7 +27,7 @@ class Flusher(Task):
     """
 
     def __init__(self) -> None:
-        meanwhile = "limits are decided, and what was collected is kept, up to a bound"
+        meanwhile = "limits are decided as usual, and collected data is kept up to a maximum"
         super().__init__(
             "flush",
             self._flush_all,

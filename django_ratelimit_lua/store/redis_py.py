@@ -121,7 +121,7 @@ class DeadlineSocket:
         if self._turn.received > LARGE:
             self._turn.count()
             if patience.is_over:
-                raise TimeoutError("the reply came too slowly")
+                raise TimeoutError("the reply was not complete within the deadline")
         while True:
             timeout = 0.0
             if self._may_wait:
@@ -136,7 +136,7 @@ class DeadlineSocket:
                 if not self._may_wait:
                     raise
                 if not timeout:
-                    raise TimeoutError("no answer within the deadline") from error
+                    raise TimeoutError("no reply within the deadline") from error
                 patience.spend(began, timeout)
             else:
                 patience.left -= min(time.monotonic() - began, timeout)

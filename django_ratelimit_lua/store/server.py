@@ -176,7 +176,7 @@ class Node:
                         patience.left = at_first - min(silence, most)
                     elif not most:
                         raise RedisTimeoutError(
-                            "no connection is free, and the server does not respond"
+                            "no connection is free, and the server does not reply"
                         )
             finally:
                 self._waiting -= 1
@@ -190,7 +190,7 @@ class Node:
 
     def _check(self) -> None:
         if not self.breaker.may_ask():
-            raise Paused("Redis has failed repeatedly; it is paused for a moment")
+            raise Paused("Redis has failed repeatedly; calls to it are paused for a moment")
 
     def _note(self, error: Exception) -> None:
         # A server that answers with an error costs no deadline, and may answer the next call.

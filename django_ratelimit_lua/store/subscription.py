@@ -58,7 +58,7 @@ class Subscription:
             self._send(command(b"SUBSCRIBE", channel))
             while not self._is_open:
                 if patience.is_over:
-                    raise RedisConnectionError("no answer to SUBSCRIBE")
+                    raise RedisConnectionError("no reply to SUBSCRIBE")
                 began = time.monotonic()
                 self._read(patience.left)
                 patience.spend(began, patience.left)
@@ -100,7 +100,7 @@ class Subscription:
             # By the time before it was read: this process may have stood still, and the answer be
             # there.
             if self._is_pinged and now - self._pinged_at > SILENT_SECONDS:
-                raise RedisConnectionError("the server is silent")
+                raise RedisConnectionError("the server does not reply")
         except (RedisError, OSError) as error:
             raise self._ended(error) from error
         return messages

@@ -81,7 +81,8 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         """
         if not issubclass(cls, unittest.TestCase):
             raise ValueError(
-                "override_ratelimits decorates functions, coroutines and subclasses of TestCase"
+                "override_ratelimits must decorate a function, a coroutine or a subclass "
+                "of TestCase"
             )
         if issubclass(cls, SimpleTestCase):
             self._decorate_whole(cls)

@@ -191,7 +191,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         It depends on DRF's NUM_PROXIES if set, otherwise on `RATELIMIT_TRUSTED_PROXIES`.
         """
         if api_settings.NUM_PROXIES is not None:
-            return str(address_as(super().get_ident(request), "NUM_PROXIES says so").network)
+            return str(address_as(super().get_ident(request), "NUM_PROXIES selects it").network)
         return str(client_address(plain(request)).network)
 
     def get_cost(self, request: Request, view: APIView) -> int:

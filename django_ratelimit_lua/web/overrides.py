@@ -214,7 +214,7 @@ class UnknownKinds:
         """
         if kind not in self._kinds:
             self._kinds.add(kind)
-            text = "Overrides by %s are not applied, as it cannot be found out: %s: %s"
+            text = "Overrides by %s are not applied, because its value cannot be determined: %s: %s"
             logger.error(text, kind, type(error).__name__, error, exc_info=error)
 
     def discard(self, kind: str) -> None:

@@ -93,7 +93,7 @@ def open_reference(text: str) -> Reference:
     """
     letters = text[:200].upper().translate(_LOOK_ALIKES)
     if len(letters) != LENGTH:
-        problem = _("a reference has %(right)d letters and digits, and this has %(number)d")
+        problem = _("a reference has %(right)d letters and digits, but this text has %(number)d")
         raise BadReferenceError(problem % {"right": LENGTH, "number": len(letters)})
     if set(letters) <= set(_LETTERS):
         number = 0
@@ -107,9 +107,8 @@ def open_reference(text: str) -> Reference:
                 return Reference(_text(number), _latest(payload >> 48), limit, prefix, secret)
     raise BadReferenceError(
         _(
-            "this is mistyped, or not a reference of this site: it matches no secret of "
-            "RATELIMIT_KEY_SECRET, or of "
-            "SECRET_KEY and its fallbacks"
+            "this text is mistyped, or not a reference of this site: it matches no secret of "
+            "RATELIMIT_KEY_SECRET, or of SECRET_KEY and its fallbacks"
         )
     )
 

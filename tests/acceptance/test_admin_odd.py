@@ -624,7 +624,7 @@ def test_a_tier_that_its_rule_cannot_have_is_refused_by_the_form(operator: Clien
     plain = given(path="/ok", key="ip", limit=5, unit="m")
     operator.post(f"{RULES}{saved.rule_id}/change/", {**plain, **changed})
     assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": "50/m"}]
-    assert "A window that starts" in errors(
+    assert "The window start “" in errors(
         operator.post(f"{RULES}{saved.rule_id}/change/", {**day, **changed})
     )
 
@@ -635,7 +635,7 @@ def test_a_user_without_permission_on_tiers_cannot_contradict_them(operator: Cli
     RateLimitTier.objects.create(rule=one, group="pro", limit=50, unit="m")
     client = staff("view_ratelimitrule", "change_ratelimitrule")
     day = given(path="/ok", key="ip", limit=5, unit="d", algorithm="fixed_window", align="day")
-    assert "A window that starts" in errors(client.post(f"{RULES}{one.pk}/change/", day))
+    assert "The window start “" in errors(client.post(f"{RULES}{one.pk}/change/", day))
     answer = client.post(f"{RULES}{one.pk}/change/", given(path="/ok", key="ip", limit=6))
     assert answer.status_code == 302, errors(answer)
 

@@ -303,7 +303,7 @@ def test_an_exception_of_the_project_is_reported(rf: RequestFactory, settings: A
     settings.RATELIMIT_RULES = [{"name": "search", "key": "ip", "rate": "0/m"}]
     with pytest.raises(Ratelimited) as raised:
         view(rf.get("/"))
-    assert raised.value.message == str(raised.value) == "search: never"
+    assert raised.value.message == str(raised.value) == "search: do not retry"
 
 
 @pytest.mark.parametrize(

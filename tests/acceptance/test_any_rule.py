@@ -237,7 +237,7 @@ def test_a_rule_that_is_accepted_can_be_applied(
         ({"max_wait": math.inf}, "less than or equal to 315619200"),
         (
             {"algorithm": "fixed_window", "align": "month", "period": 3, "unit": "h"},
-            "A window that starts",
+            "The window start “",
         ),
         (
             {
@@ -294,12 +294,12 @@ def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
     """
     one = rule(algorithm="fixed_window", align="day", limit=2, unit="d")
     wrong = RateLimitTier(rule=one, group="pro", limit=5, unit="m")
-    with pytest.raises(ValidationError, match="A window that starts"):
+    with pytest.raises(ValidationError, match="The window start “"):
         wrong.full_clean()
     wrong.save()  # As a script may, that does not ask.
     assert get(times=3) == [200, 200, 429]
-    assert "its group has the numbers of the rule" in provider.reload().problems[0]
-    with pytest.raises(ValidationError, match="Tier pro: A window that starts"):
+    assert "its group has the limit of the rule" in provider.reload().problems[0]
+    with pytest.raises(ValidationError, match="Tier pro: The window start “"):
         RateLimitRule.objects.get().full_clean()
 
 

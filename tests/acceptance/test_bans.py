@@ -365,7 +365,7 @@ def test_a_ban_may_cover_more_clients_than_the_limit_counts(
     ("wrong", "message"),
     [
         ("nobody", "ban_key: .*nobody"),
-        ("shop.keys.who", "cannot name code"),
+        ("shop.keys.who", ": callables are not allowed"),
         (7, "write a key such as"),
     ],
 )
@@ -376,7 +376,7 @@ def test_a_ban_key_is_a_key(wrong: Any, message: str) -> None:
     bans: Any = {"ban_after": 3, "ban_for": "1h"}
     with pytest.raises(LimitError, match=message):
         ratelimit(key="ip", rate="1/m", ban_key=wrong, **bans)
-    with pytest.raises(LimitError, match="ban_key needs a request"):
+    with pytest.raises(LimitError, match="ban_key is not supported"):
         RateLimiter("x", "1/m", ban_key="ip", **bans)
     with pytest.raises(LimitError, match="ban_key is not supported"):
         type("Throttle", (UserRateThrottle,), {"options": {**bans, "ban_key": "ip"}})

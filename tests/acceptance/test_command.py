@@ -110,7 +110,7 @@ def test_explain_lists_the_limits_of_a_request(settings: Any) -> None:
     assert text == f"{blocked}The next request like this would be refused.\n"
     assert (
         said("explain", "--path", "/ok")
-        == "no rule applies\nThe next request like this would be allowed.\n"
+        == "No rule applies.\nThe next request like this would be allowed.\n"
     )
     assert "exempt: static" in said("explain", "--path", "/static/x.css", "--method", "post")
     for wrong, problem in (
@@ -171,7 +171,7 @@ def test_export_and_import_go_round(tmp_path: Path, settings: Any) -> None:
         ("- {name: x}", "needs a limit"),
         (
             "- {name: x, key: os.system, rate: 1/m, path: /}",
-            "callables can only be named in the settings",
+            "callables are only allowed in the settings",
         ),
         ("- {name: x, key: ip, rate: [1/s, 2], path: /}", "or a list of rates"),
         (
@@ -348,7 +348,7 @@ def test_a_rule_that_locks_the_admin_out_is_switched_off_from_a_terminal() -> No
     assert said("mode", "all", "off") == "all: 0 per minute per address, on /, off\n"
     assert Client().get("/ok").status_code == 200
     assert RateLimitChange.objects.order_by("-pk")[0].by == "ratelimit rules mode"
-    with pytest.raises(CommandError, match="it has: all"):
+    with pytest.raises(CommandError, match="known rules: all"):
         said("mode", "every", "off")
 
 
@@ -462,7 +462,7 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
     [
         (
             "- {name: x, path: /, key: ip, rate: 1/s, audience: [staff, anonymous]}",
-            "line 1: rule 'x': audience is .* make a rule of each",
+            "line 1: rule 'x': audience is .* make a rule for each",
         ),
         ("- {name: x, path: /, key: ip, rate: 1/s, audience: [staff, 'group:pro']}", "audience is"),
         (
@@ -479,16 +479,16 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
         ("- {name: x, path: /, key: [[ip]], rate: 1/s}", "key is"),
         (
             "- {name: 'x ', path: /, key: ip, rate: 1/s}",
-            "line 1: rule 'x ': name: Enter it without spaces",
+            "line 1: rule 'x ': name: Enter the text without spaces",
         ),
-        ("- {name: x, route: ' a', key: ip, rate: 1/s}", "route: Enter it without spaces"),
-        ("- {name: x, group: 'a ', key: ip, rate: 1/s}", "group: Enter it without spaces"),
+        ("- {name: x, route: ' a', key: ip, rate: 1/s}", "route: Enter the text without spaces"),
+        ("- {name: x, group: 'a ', key: ip, rate: 1/s}", "group: Enter the text without spaces"),
         (
             "- {name: x, path: /, key: ip, rate: 1/s, tiers: [{group: ' pro', rate: 5/s}]}",
-            "group: Enter it without spaces",
+            "group: Enter the text without spaces",
         ),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
-        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 1: not YAML: an alias"),
+        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 1: not YAML: aliases"),
         ("[" * 10_000, "nested too deeply"),
         ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "not YAML"),
         (

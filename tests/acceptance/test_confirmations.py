@@ -237,5 +237,7 @@ def test_what_is_confirmed_of_an_override_are_the_warnings_that_were_shown(
 def test_a_name_has_no_invisible_characters(hidden: str, operator: Client) -> None:
     """By them two rules could look the same; the error says which they are."""
     answer = operator.post(f"{RULES}add/", given(name=f"a{hidden}b", path="/ok", key="ip", limit=5))
-    assert "Enter it without spaces around it, and without invisible characters." in errors(answer)
+    assert "Enter the text without spaces at its ends, and without invisible characters." in errors(
+        answer
+    )
     assert not RateLimitRule.objects.exists()

@@ -391,7 +391,7 @@ def test_what_cannot_be_known_is_named() -> None:
     themselves."""
     explanation = explain(build_request("/host/", address=ADDRESS, host="one.example"))
     assert [note.partition(" (")[0] for note in explanation.notes] == [
-        f"Not looked at: the input of {__name__}.host"
+        f"Not checked: the input of the function {__name__}.host"
     ]
     assert [
         Client(headers={"host": "one.example"}).get("/host/").status_code for _ in range(3)
@@ -403,8 +403,7 @@ def test_what_cannot_be_known_is_named() -> None:
     assert "AttributeError" in explanation.problems[0]
     (note,) = explain(build_request("/foreign/")).notes
     assert (
-        note
-        == "Not looked at: rest_framework.throttling.AnonRateThrottle, a throttle that decides "
+        note == "Not checked: rest_framework.throttling.AnonRateThrottle, a throttle that decides "
         "by itself."
     )
 

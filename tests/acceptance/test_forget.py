@@ -196,7 +196,7 @@ def test_overrides_stay_unless_they_are_named(soon: None) -> None:
     """Without a terminal nobody is asked; the command says what it left, and how to delete it."""
     said("block", "--ip", ADDRESS)
     text = said("forget", "--ip", ADDRESS)
-    assert "not erased: overrides about it: 1 (--overrides deletes them)" in text
+    assert "not erased: overrides about the identity: 1 (--overrides deletes them)" in text
     assert RateLimitOverride.objects.get().network == ADDRESS
     assert said("forget", "--ip", ADDRESS, "--overrides").startswith("erased: overrides: 1\n")
     assert not RateLimitOverride.objects.exists()
@@ -229,9 +229,9 @@ def test_a_user_is_forgotten_also_as_an_author(
         block.save()
     said("block", "--user", "ada")
     text = said("forget", "--user", "ada", "--overrides")
-    assert "not erased: rules that mention it: 1 (edit them: login)" in text
-    assert "not erased: earlier versions of rules that mention it: 2" in text
-    assert "not erased: overrides about others that mention it: 1" in text
+    assert "not erased: rules that mention the identity: 1 (edit them: login)" in text
+    assert "not erased: earlier versions of rules that mention the identity: 2" in text
+    assert "not erased: other overrides that mention the identity: 1" in text
     others = [
         line
         for line in traces(direct, prefix, "ada")

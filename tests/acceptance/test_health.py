@@ -125,8 +125,8 @@ def test_a_failing_task_is_logged_once_and_its_recovery_once(
     fails = "The background task 'leases' failed and is retried"
     works = "The background task 'leases' works again"
     assert said == [
-        ("WARNING", f"{fails}: ValueError: first. Until then the sun shines"),
+        ("WARNING", f"{fails}: ValueError: first. Until it succeeds, the sun shines"),
         ("INFO", works),
-        ("WARNING", f"{fails}: OSError: third. Until then the sun shines"),
+        ("WARNING", f"{fails}: OSError: third. Until it succeeds, the sun shines"),
         ("INFO", works),
     ]

@@ -490,7 +490,7 @@ def test_what_is_given_back_by_outcome_are_units_of_rates(slots: SlotsInUse) -> 
     for request, _ in requests:
         request.close()
     assert slots.held == 0
-    with pytest.raises(LimitError, match="reset_if is for rates"):
+    with pytest.raises(LimitError, match="reset_if is only for rates"):
         ratelimit("slots", "ip", "2", algorithm="concurrency", reset_if=lambda *_: True)
 
 

@@ -314,7 +314,7 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
         ("text", "is not a rule"),
         ({"breaker": "payments"}, "breaker .payments. is not a rule; it belongs in a file"),
         ({"key": "ip"}, "needs a name"),
-        ({"name": "x", "keys": "ip"}, "unknown keys; known are name, description"),
+        ({"name": "x", "keys": "ip"}, "unknown keys; known fields: name, description"),
         ({"name": "x", "key": "ip"}, "needs a limit"),
         ({"name": "x", "exempt": True}, "all requests would be exempt"),
         ({"name": "x", "path": "/", "rate": "5/m"}, "Choose what to count by"),

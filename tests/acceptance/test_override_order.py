@@ -204,7 +204,7 @@ def test_explain_names_what_it_does_not_look_at() -> None:
     """Throttles that count elsewhere, and a path that leads nowhere."""
     text = said("explain", "--path", "/throttled/")
     assert (
-        "Not looked at: rest_framework.throttling.AnonRateThrottle, a throttle that decides "
+        "Not checked: rest_framework.throttling.AnonRateThrottle, a throttle that decides "
         "by itself." in text
     )
     assert "No URL pattern matches this path." in said("explain", "--path", "/nowhere/")

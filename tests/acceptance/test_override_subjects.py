@@ -260,7 +260,7 @@ def test_a_kind_that_is_not_known_is_left_out(
     direct.hset(key, mapping={"revision": snapshot["revision"], "rules": json.dumps(snapshot)})
     another_process()
     assert [post("/free/", one) for one in (STRANGER, ADDRESS)] == [429, 200]
-    assert "overrides by 'moon', which is not a key" in caplog.text
+    assert "overrides by 'moon' match no request: the key is not registered" in caplog.text
 
 
 def test_only_what_is_known_of_the_subject_is_asked_about() -> None:
@@ -465,7 +465,8 @@ def test_commands_name_one_subject() -> None:
     for command in ("block", "unblock"):
         for options in (("--ip", ADDRESS, "--field", "username=ada"), ()):
             with pytest.raises(
-                CommandError, match="name one subject, by one of --user, --ip, --digest, --header"
+                CommandError,
+                match="name exactly one subject, with one of --user, --ip, --digest, --header",
             ):
                 said(command, *options)
     client = digest((("ip", ADDRESS), ("post", "username", "ada"))).decode()
@@ -476,7 +477,7 @@ def test_commands_name_one_subject() -> None:
     assert "ended: override" in said("unblock", "--digest", client)
     assert post("/login/", username="ada") == 200
     wide = override(network="203.0.113.0/24")
-    assert f"{ADDRESS} is still blocked, because 203.0.113.0/24 is: override {wide.pk}" in said(
+    assert f"{ADDRESS} is still blocked by the block of 203.0.113.0/24: override {wide.pk}" in said(
         "unblock", "--ip", ADDRESS
     )
     assert "is still blocked" not in said("unblock", "--ip", STRANGER)

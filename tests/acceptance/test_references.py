@@ -190,7 +190,7 @@ def test_a_rule_is_found_as_it_is_now() -> None:
     assert "all (admin): 5 per hour per address, on /plain\nAdd --path" in explained(reference)
     rule.delete()
     assert open_reference(reference).limits == ()
-    assert "unknown limit: it was removed" in explained(reference)
+    assert "Unknown limit: it was removed" in explained(reference)
 
 
 def test_a_call_site_with_a_changed_rate_is_found() -> None:
@@ -200,7 +200,7 @@ def test_a_call_site_with_a_changed_rate_is_found() -> None:
     opened = open_reference(answers[-1][HEADER])
     assert not opened.is_exact
     assert {"search:*:ip:9/s", "search:*:ip:1/h"} <= {limit.name for limit in opened.limits}
-    assert "that limit was replaced by" in explained(answers[-1][HEADER])
+    assert "The limit was replaced by" in explained(answers[-1][HEADER])
 
 
 @pytest.mark.parametrize("has_rule", [True, False])
@@ -219,7 +219,7 @@ def test_a_block_is_found_with_its_override(has_rule: bool) -> None:
     assert f"override {block.pk} (203.0.113.0/24): block: every request is refused, until " in text
     block.delete()
     assert open_reference(reference).overrides == ()
-    assert "the override does not exist any more" in explained(reference)
+    assert "The override does not exist any more." in explained(reference)
 
 
 def test_after_a_change_of_the_secret_it_is_still_opened(settings: Any) -> None:
@@ -238,7 +238,10 @@ def test_after_a_change_of_the_secret_it_is_still_opened(settings: Any) -> None:
 
 def test_what_is_no_reference_is_an_error_of_the_command() -> None:
     """With what is wrong with it."""
-    for text, problem in (("hello", "a reference has 20 letters"), ("X" * 20, "this is mistyped")):
+    for text, problem in (
+        ("hello", "a reference has 20 letters"),
+        ("X" * 20, "this text is mistyped"),
+    ):
         with pytest.raises(CommandError, match=f"^--reference: {problem}"):
             explained(text)
 
@@ -318,7 +321,7 @@ def test_the_inspector_opens_it_and_acts_on_the_request() -> None:
 def test_the_inspector_explains_an_invalid_reference() -> None:
     """Or that what refused is not there any more."""
     client = desk("view_ratelimitoverride")
-    assert "A reference has 20 letters and digits, and this has 5" in page(client, "ABCDE")
+    assert "A reference has 20 letters and digits, but this text has 5" in page(client, "ABCDE")
     assert "This field is required." in page(client, "")
     rule = RateLimitRule.objects.create(
         name="all", key="ip", limit=1, period=1, unit="h", path="/plain"

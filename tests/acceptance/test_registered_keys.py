@@ -160,8 +160,8 @@ def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None
     ("keys", "problem"),
     [
         (["tenant"], "must be a dict"),
-        ({"Tenant": tenant}, "has the name 'Tenant'"),
-        ({"a:b": tenant}, "has the name 'a:b'"),
+        ({"Tenant": tenant}, "the name 'Tenant' is invalid"),
+        ({"a:b": tenant}, "the name 'a:b' is invalid"),
         *(
             ({name: tenant}, "reserved")
             for name in ("ip", "header", "exact", "network", "digest", "entry")
@@ -368,7 +368,9 @@ def test_commands_name_a_tenant(
     assert "would be refused" in said("rules", "explain", "--path=/ok/", "--key", "tenant=acme")
     said("block", "--key", "tenant=globex", "--for", "1h")
     assert get("globex") == 429
-    with pytest.raises(CommandError, match="--key 'tenat' is not in RATELIMIT_KEYS: tenant, plan"):
+    with pytest.raises(
+        CommandError, match="--key 'tenat' is not in RATELIMIT_KEYS; known keys: tenant, plan"
+    ):
         said("block", "--key", "tenat=acme", "--for", "1h")
     client = digest(("tenant", "acme")).decode()
     assert traces(direct, prefix, client)
@@ -426,7 +428,10 @@ def test_a_key_that_is_removed_is_reported_to_operators(operator: Client, settin
     for problem in ("Unknown key 'tenant'", "'plan:pro' is not KEY:VALUE"):
         assert problem in found
         assert problem in page
-    assert "Overrides apply to no request, because these are not keys: tenant." in found
+    assert (
+        "Overrides by these keys match no request, because the keys are not registered: tenant."
+        in found
+    )
     assert [get("acme"), get("acme")] == [200, 429]
 
 

@@ -80,11 +80,11 @@ def test_what_is_reset_lets_the_real_request_go(name: str) -> None:
 def test_a_reset_without_effect_is_reported() -> None:
     """And what would find more: a field that is missing, another method."""
     text = said("reset", "--path", "/posted/", "--method", "POST", "--ip", ADDRESS)
-    assert "Nothing was reset: its count under tests.acceptance" in text
+    assert "Nothing was reset: this request has no count under tests.acceptance" in text
     assert "limits count by the form field username: add --field username=VALUE" in text
     text = said("reset", "--path", "/posted/")
     assert "Nothing was reset: no limit applies to this request." in text
-    assert "other methods have more limits here: --method POST" in text
+    assert "other methods have more limits: add --method POST" in text
     assert not RateLimitChange.objects.exists()
 
 
@@ -100,7 +100,7 @@ def test_one_limit_of_several_is_reset() -> None:
     assert status("/both/") == 200
     with pytest.raises(
         CommandError,
-        match=r"the limit 'nothing' does not apply to this request; these apply: .*5/h",
+        match=r"the limit 'nothing' does not apply to this request; limits that apply: .*5/h",
     ):
         said("reset", "--path", "/both/", "--limit", "nothing")
 
@@ -186,7 +186,7 @@ def test_unblock_lists_what_it_did_not_end() -> None:
     said("block", "--ip", "203.0.112.0/20")
     text = said("unblock", "--ip", ADDRESS)
     assert f"Nothing was ended: there is no block for {ADDRESS}." in text
-    assert f"{ADDRESS} is still blocked, because 203.0.112.0/20 is: override " in text
+    assert f"{ADDRESS} is still blocked by the block of 203.0.112.0/20: override " in text
     assert status() == 429
     assert "203.0.112.0/20 is blocked" not in said("unblock", "--ip", "192.0.2.1")
 
@@ -196,9 +196,10 @@ def test_unblock_lists_what_it_did_not_end() -> None:
     [
         (
             ("block",),
-            "name one subject, by one of --user, --ip, --digest, .*; make one override for each",
+            "name exactly one subject, with one of --user, --ip, --digest, .*; "
+            "make one override for each",
         ),
-        (("block", "--cookie", "c=1", "--cookie", "d=2"), "name one subject"),
+        (("block", "--cookie", "c=1", "--cookie", "d=2"), "name exactly one subject"),
         (("block", "--field", "d= "), "The value is missing"),
         (("block", "--ip", "nowhere"), "--ip 'nowhere' is not an address or network"),
         (("block", "--ip", ADDRESS, "--for", "ever"), "--for 'ever': write a number and a unit"),
@@ -206,7 +207,7 @@ def test_unblock_lists_what_it_did_not_end() -> None:
         (("unblock", "--user", "nobody"), "--user 'nobody': no user has this name"),
         (("unblock", "--field", "username"), "--field 'username': use NAME=VALUE"),
         (("reset", "--ip", "203.0.113.0/24"), "is not an address"),
-        (("reset", "--field", "a=1", "--json", "b=2"), "either form fields or JSON fields"),
+        (("reset", "--field", "a=1", "--json", "b=2"), "both form fields and JSON fields"),
     ],
 )
 def test_errors_are_explained(arguments: tuple[str, ...], problem: str) -> None:

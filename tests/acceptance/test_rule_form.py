@@ -110,10 +110,10 @@ def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
         (
             {"key": "ip+app.key"},
             "key",
-            "key is 'app.key': callables can only be named in the settings.",
+            "key is 'app.key': callables are only allowed in the settings.",
         ),
         ({"key": ""}, "key", "Choose what to count by, for example ip: the client address."),
-        ({"key": "ip+all"}, "key", "all counts every caller together; use it alone"),
+        ({"key": "ip+all"}, "key", "'all' counts all clients together; use it alone"),
         ({"limit": ""}, "limit", "A rule needs a limit, such as 100/m, unless it is exempt."),
         (
             {"path": "ok"},
@@ -132,12 +132,12 @@ def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
         (
             {"more_rates": "9/60m"},
             "more_rates",
-            "2/h and 9/h are for the same period. Keep the smaller one.",
+            "2/h and 9/h are for the same period: keep the smaller one.",
         ),
         (
             {"algorithm": "sliding_log", "limit": 10**6},
             "limit",
-            "at most 100000; other algorithms take any.",
+            "at most 100000; choose another algorithm for more.",
         ),
         ({"burst": 5}, "burst", "sliding window has no option “Burst”; it is for token bucket."),
         ({"lease": 5}, "lease", "it is for token bucket or fixed window."),
@@ -149,13 +149,13 @@ def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
         (
             {"count_denied": "on", "max_wait": 1},
             "count_denied",
-            "“Count refused requests” and “Longest wait” contradict each other: leave one of them "
-            "out.",
+            "“Count refused requests” and “Longest wait” contradict each other: "
+            "remove one of them.",
         ),
         (
             {"algorithm": "fixed_window", "align": "day"},
             "align",
-            "A window that starts each day needs a rate for that period, such as 1000/d, not 2/h.",
+            "The window start “each day” needs a rate for that period, such as 1000/d, not 2/h.",
         ),
         (
             {"algorithm": "fixed_window", "time_zone": "Mars"},
@@ -165,7 +165,7 @@ def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
         (
             {"algorithm": "fixed_window", "time_zone": "Europe/Berlin"},
             "time_zone",
-            "is for windows that start",
+            "is only for windows that start",
         ),
         ({"ban_after": 5}, "ban_after", "“Ban after” needs “Ban for” as well."),
         (

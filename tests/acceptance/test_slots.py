@@ -333,7 +333,7 @@ def test_a_slot_that_could_not_be_released_is_an_error() -> None:
         ("5", {"algorithm": "concurrency", "split": "equal"}, "no option split"),
         ("5", {"algorithm": "concurrency", "max_wait": 2}, "no option max_wait"),
         ("5", {"algorithm": "concurrency", "count_denied": True}, "no option count_denied"),
-        ("100001", {"algorithm": "concurrency"}, "At most 100000 slots"),
+        ("100001", {"algorithm": "concurrency"}, "A concurrency limit has at most 100000 slots"),
     ],
 )
 def test_a_limit_of_slots_is_written_as_such(rate: str, options: Any, says: str) -> None:
@@ -515,7 +515,7 @@ def test_lost_state_uses_the_current_rule(direct: redis.Redis) -> None:
         (
             {"limit": 100_001, "unit": "x", "algorithm": "concurrency"},
             "limit",
-            "At most 100000 slots.",
+            "A concurrency limit has at most 100000 slots.",
         ),
         (
             {"limit": 5, "unit": "x", "algorithm": "concurrency", "more_rates": ["5/m"]},

@@ -93,7 +93,7 @@ def test_health_and_its_command_list_the_processes() -> None:
     assert asyncio.run(ahealth()).processes == found
     output = StringIO()
     call_command("ratelimit", "health", stdout=output, stderr=StringIO())
-    assert f"process {os.getpid()} on {HOST}, for " in output.getvalue()
+    assert f"process {os.getpid()} on {HOST}, up for " in output.getvalue()
     assert "100 of 100 of search<b> (weight 3)" in output.getvalue()
     assert "no split limit" in output.getvalue()
     busy.goodbye()

@@ -416,7 +416,7 @@ def test_the_part_of_an_annex_that_cannot_be_read_stays_in_force_as_it_was(
     assert get("/good", 3) == [200, 200, 429]
     ruleset = provider.reload()
     assert ruleset.parts["annex"] == 1
-    assert "what is published for 'annex' cannot be read" in ruleset.problems[0]
+    assert "the published data of the annex 'annex' cannot be read" in ruleset.problems[0]
 
 
 def junk() -> st.SearchStrategy[Any]:

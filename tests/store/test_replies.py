@@ -337,7 +337,7 @@ def test_rules_are_stale_only_for_calls_that_use_them() -> None:
         (fenced, [token]),
         (fenced, [None, token]),
     ]:
-        with pytest.raises(ValueError, match="not "):
+        with pytest.raises(ValueError, match=r"unexpected reply|invalid revision"):
             asked.read(reply, token)
     subjects = call(1, revision=known, fence=b"f", subjects=[Subject(b"a"), Subject(b"b")])
     with pytest.raises(StaleRules) as found:
@@ -349,7 +349,7 @@ def test_rules_are_stale_only_for_calls_that_use_them() -> None:
         [None, b"x", b"another1"],
         [None, 5, token],
     ):
-        with pytest.raises(ValueError, match="not the reply"):
+        with pytest.raises(ValueError, match="unexpected reply"):
             subjects.read(reply, token)
 
 

@@ -89,7 +89,7 @@ def test_an_unknown_option_is_named(option: str) -> None:
         assert caught.value.field == option
     with pytest.raises(RuleError) as refused:
         compile_rule({"name": "x", "key": "ip", "rate": "5/m", **unknown})
-    assert f"unknown {option}; known are {', '.join(FIELDS)}" in str(refused.value)
+    assert f"unknown {option}; known fields: {', '.join(FIELDS)}" in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_what_only_looks_like_a_method_is_decorated() -> None:
 def test_the_functions_need_a_request() -> None:
     """`is_ratelimited(self, ...)` says so."""
     for function in (is_ratelimited, get_usage):
-        with pytest.raises(TypeError, match="is the request, not <object"):
+        with pytest.raises(TypeError, match="must be the request, not <object"):
             function(object(), "group", None, "ip", "5/m")  # type: ignore[operator]
 
 
@@ -287,7 +287,7 @@ def test_an_untrusted_proxy_is_logged_once(
         ({"rate": "5/m"}, "needs a key"),
         (
             {"key": "ip", "rate": "5/m", "descriptor": ["generic_key=x"]},
-            "descriptor is a field of rules",
+            "descriptor is only a field of rules",
         ),
         (
             {"key": "ip", "rate": "5/m", "block": False, "fallback": ok},

@@ -196,12 +196,12 @@ class CircuitBreaker:
     def __call__(self, function: F) -> F:
         """Decorate a function, plain or `async def`."""
         if isinstance(function, type) or not callable(function):
-            raise BreakerError(self.name, "", f"decorates functions, and {function!r} is none")
+            raise BreakerError(self.name, "", f"must decorate a function, not {function!r}")
         inner = inspect.unwrap(function)
         if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             problem = (
-                f"cannot judge {inner.__qualname__}, a generator: decorate what it calls, "
-                "or use `with breaker.call():`"
+                f"cannot decorate the generator {inner.__qualname__}: decorate the "
+                "functions that it calls, or use `with breaker.call():`"
             )
             raise BreakerError(self.name, "", problem)
 
@@ -324,7 +324,9 @@ def _judge(name: str, failure: Failure) -> Callable[[object], bool | None]:
         return _by_default
     parts = failure if isinstance(failure, tuple) else (failure,)
     if not parts:
-        raise BreakerError(name, "failure", "is empty: nothing would be a failure")
+        raise BreakerError(
+            name, "failure", "is empty, so no call would be a failure; remove it for the default"
+        )
     kinds: tuple[type[BaseException], ...] = ()
     statuses: list[range] = []
     functions: list[Callable[[object], object]] = []
@@ -338,9 +340,7 @@ def _judge(name: str, failure: Failure) -> Callable[[object], bool | None]:
         elif callable(part) and not isinstance(part, type):
             functions.append(part)
         else:
-            right = (
-                "classes of exceptions, statuses from 100 to 599, ranges of these, or a callable"
-            )
+            right = "exception classes, statuses from 100 to 599, ranges of these, or a callable"
             raise BreakerError(name, "failure", f"is {part!r}: must be {right}")
 
     def judge(answer: object) -> bool | None:
@@ -356,7 +356,8 @@ def _judge(name: str, failure: Failure) -> Callable[[object], bool | None]:
             return any(function(answer) for function in functions)
         except Exception:
             logger.exception(
-                "The breaker %r: its `failure` cannot judge %.200r, which counts as none",
+                "The `failure` of the breaker %r raised an exception for %.200r, which "
+                "does not count as a failure",
                 name,
                 answer,
             )

@@ -160,7 +160,7 @@ class Circuit:
             try:
                 by = row.over(self.declared)
             except BreakerError as error:
-                logger.error("The breaker of the admin is left out: %s", error)
+                logger.error("The thresholds of the admin are not applied: %s", error)
         with self._lock:
             self.row = row
             self.by = by
@@ -424,7 +424,7 @@ class Circuit:
                 self._give_back(report.probe)
             if background is not None or not isinstance(error, StoreError):
                 raise
-            logger.debug("The breaker %r is judged by this process alone: %s", self.name, error)
+            logger.debug("The breaker %r is evaluated by this process alone: %s", self.name, error)
             return (yield from self._alone(report))
         answer = Answer.read(reply)
         with self._lock:

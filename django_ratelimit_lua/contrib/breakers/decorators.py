@@ -43,13 +43,13 @@ def circuit(
         found = CircuitBreaker(found, **options)
     elif options:
         raise BreakerError(
-            found.name, "", f"already has its options: {', '.join(options)} cannot be set here"
+            found.name, "", f"set {', '.join(options)} on the CircuitBreaker, not on @circuit"
         )
     of_view: Any = fallback
     if of_view is NO_FALLBACK:
         of_view = found.fallback
     if of_view is not NO_FALLBACK and not callable(of_view):
-        raise BreakerError(found.name, "fallback", f"is {of_view!r}: on a view, it must be a view")
+        raise BreakerError(found.name, "fallback", f"is {of_view!r}: must be a view")
 
     def instead(
         error: CircuitOpen, request: HttpRequest, *args: object, **kwargs: object
@@ -71,7 +71,7 @@ def circuit(
             raise BreakerError(
                 found.name,
                 "",
-                f"is for functions, and {view.__qualname__} is a class: write {right}",
+                f"@circuit is for functions, and {view.__qualname__} is a class: use {right}",
             )
         if problem := async_mismatch(of_view, is_async=is_async(view)):
             raise BreakerError(found.name, "fallback", problem)

@@ -35,7 +35,7 @@ def build(given: Declared, where: str) -> Declared:
         for problem in row_problems({**values, "name": given[WORD]})
     ]
     if unknown := sorted(map(str, set(given) - {WORD, *WORDS})):
-        text = f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}"
+        text = f"unknown {', '.join(unknown)}; known thresholds: {', '.join(TUNED)}"
         problems.append(RuleError(where, WORD, text))
     description = values.get("description", "")
     if not isinstance(description, str):
@@ -66,7 +66,7 @@ def notices(name: str) -> list[str]:
     known = in_code()
     if name in known:
         return []
-    text = _("No imported or recently used breaker has this name: the row would do nothing.")
+    text = _("No imported or recently used breaker has this name: the row has no effect.")
     if meant := meant_by(name, known):
         text += " " + _("Did you mean “%(name)s”?") % {"name": meant}
     return [text]

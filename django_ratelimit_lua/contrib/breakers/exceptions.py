@@ -15,7 +15,7 @@ class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went 
     >>> raise CircuitOpen("payments", 2.5)
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.contrib.breakers.exceptions.CircuitOpen: payments is not asked: ...
+    django_ratelimit_lua.contrib.breakers.exceptions.CircuitOpen: the breaker payments stopped ...
     """
 
     def __init__(
@@ -30,4 +30,4 @@ class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went 
         when = "no end is known"
         if self.retry_after is not None:
             when = f"retry in {self.retry_after:.6g} s"
-        return f"{self.breaker} is not asked: {self.reason}, {when}"
+        return f"the breaker {self.breaker} stopped the call ({self.reason}): {when}"

@@ -54,8 +54,7 @@ METRICS = (
     ),
     Metric(
         "breaker_forced",
-        "1 for what an operator has forced a circuit breaker to, as long as it lasts, 0 for the "
-        "others.",
+        "1 for the state that an operator has forced on a circuit breaker, 0 for the others.",
         ("breaker", "how"),
         _read_forced,
     ),

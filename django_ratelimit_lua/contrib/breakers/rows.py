@@ -157,7 +157,9 @@ def thresholds(
     2000000
     """
     if unknown := sorted(set(given) - set(TUNED)):
-        raise BreakerError(name, "", f"unknown {', '.join(unknown)}; there are {', '.join(TUNED)}")
+        raise BreakerError(
+            name, "", f"unknown {', '.join(unknown)}; known thresholds: {', '.join(TUNED)}"
+        )
     values = {
         _ATTRIBUTES[field]: _read(name, field, value)
         for field, value in given.items()
@@ -166,8 +168,8 @@ def thresholds(
     found = replace(base or Thresholds(), **values)
     if found.open_max_us < found.open_us:
         if "open_max_us" in values:
-            text = _("The longest pause must not be shorter than what it is “open for”.")
-            raise BreakerError(name, "open_max", text)
+            text = _("Enter a time that is not shorter than “open for”.")
+            raise BreakerError(name, "open_max", text, value=given["open_max"])
         found = replace(found, open_max_us=found.open_us)
     opens_if_slow = found.slow_us and found.slow_ppm
     if not (found.failure_ppm or found.failures or opens_if_slow):

@@ -62,7 +62,7 @@ async def _answer(scope: Message, receive: Receive) -> Answer:
         return answer_openapi()
     if path.endswith("/health"):
         return await answer_health()
-    return Answer.text(404, "There is nothing here.")
+    return Answer.text(404, "Not found.")
 
 
 async def _read_body(receive: Receive) -> bytes:
@@ -76,7 +76,7 @@ async def _read_body(receive: Receive) -> bytes:
                 body += event.get("body", b"")
                 has_more = event.get("more_body", False)
     except TimeoutError:
-        raise ProblemError(408, f"The body did not come within {BODY_SECONDS} seconds.") from None
+        raise ProblemError(408, f"The body did not arrive within {BODY_SECONDS} seconds.") from None
     return body
 
 

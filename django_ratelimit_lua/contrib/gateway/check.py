@@ -62,7 +62,7 @@ async def answer_check(meta: Meta) -> Answer:
         in `X-RateLimit-Status`.
     """
     if gateway_settings.GATEWAY_DIALECT is None or not is_trusted_proxy(meta):
-        return Answer.text(403, "This is for the proxies of the site.")
+        return Answer.text(403, "Only trusted proxies of this site may use this URL.")
     try:
         request = read_described_request(meta)
         outcome = await adecide(_CheckPlanner(request))

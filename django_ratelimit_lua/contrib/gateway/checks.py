@@ -30,8 +30,8 @@ NO_GATEWAY = Problem(
 NOT_FOR_PROXIES = Problem(
     Info,
     "I020",
-    "Count by the address, a header or a cookie. RATELIMIT_GATEWAY_USER_HEADER reports the user. "
-    "Slots are only for Envoy over gRPC and for services.",
+    "Count by the address, a header or a cookie, or set RATELIMIT_GATEWAY_USER_HEADER to "
+    "count by the user. Concurrency limits are only for Envoy over gRPC and for services.",
 )
 
 
@@ -43,14 +43,18 @@ def check_gateway(**kwargs: object) -> Iterator[CheckMessage]:
             settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES
         ):
             yield NO_GATEWAY.message(
-                "The gateway answers 403 to every proxy, because it trusts none."
+                "The gateway answers 403 to every proxy, because "
+                "RATELIMIT_GATEWAY_SECRET or RATELIMIT_TRUSTED_PROXIES is not set."
             )
         rules = settings_rules()
         described = ", ".join(
             rule.name for rule in rules if WORD in rule.extra and rule.mode != "off"
         )
         if described and find_spec("grpc") is None:
-            text = f"Rules are for Envoy's descriptors, but there is no grpcio: {described}."
+            text = (
+                "These rules are for Envoy's descriptors, but grpcio is not installed: "
+                f"{described}."
+            )
             yield NO_GRPC.message(text)
         yield from _not_for_proxies(rules)
 
@@ -78,7 +82,7 @@ def _not_for_proxies(rules: Iterable[Rule]) -> Iterator[CheckMessage]:
         with translation.override(None):  # Checks are in English.
             what = lacking(rule)
         if what:
-            why = f"it does not know {what}"
+            why = f"the proxy does not report {what}"
             yield NOT_FOR_PROXIES.message(
                 f"The rule {rule.name!r} does not apply to requests from a proxy: {why}."
             )

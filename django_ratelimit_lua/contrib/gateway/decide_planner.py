@@ -51,7 +51,7 @@ class Caller(NamedTuple):
 
 def unauthorised() -> ProblemError:
     """Return the answer to a request without a client's token."""
-    detail = "Authorization: Bearer with the token of a client is missing, or another."
+    detail = "Missing or invalid token: send Authorization: Bearer with the token of a client."
     return ProblemError(401, detail, WWW_Authenticate="Bearer")
 
 
@@ -102,16 +102,18 @@ class DecidePlanner(Planner):
         charges = [planned.charge for planned in self.charges]
         slots = [charge.limit.name for charge in charges if charge.limit.holds]
         if operation in ("slot", "release") and not slots:
-            raise ProblemError(422, "None of these limits is a concurrency limit.")
+            raise ProblemError(422, f"The operation {operation} needs a concurrency limit.")
         if slots and self.operation == "hit" and operation != "slot":
             raise ProblemError(
                 422,
-                f"The limit {slots[0]!r} has slots: use the operations slot and release.",
+                f"The limit {slots[0]!r} is a concurrency limit: use the operations slot "
+                "and release.",
             )
         if len({(charge.digest, charge.limit.key_part) for charge in charges}) < len(charges):
             raise ProblemError(
                 422,
-                "A limit and an identity occur twice: add the costs, or use together=false.",
+                "Two charges have the same limit and identity: add their costs, or use "
+                "together=false.",
             )
 
     def _party(self, requested: RequestedCharge, ruleset: Ruleset) -> Party:
@@ -248,7 +250,9 @@ def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
     if template is None or rule.mode == "off":
         return (), rule
     if not all(isinstance(rate, Rate) for rate in template.rates):
-        raise ProblemError(422, f"The rates of the rule {name!r} are functions of a request.")
+        raise ProblemError(
+            422, f"The rule {name!r} cannot be used here: its rates are functions of a request."
+        )
     if limiters and rule.group == name:
         template = template.in_place_of(limiters[0])
     return template.limits(name), rule

@@ -69,12 +69,12 @@ def read_decide_request(body: bytes) -> DecideRequest:
     own = _MEMBERS.get(operation)
     for name in _MEMBERS.values():
         if name in given and name != own:
-            refuse(f"{name} does not belong to the operation {operation}")
+            refuse(f"the operation {operation} does not take {name}")
     if own in ("seconds", "slot"):
         check(given.get(own), schema["properties"][own], own)
     charges = [_charge(each, f"charges[{place}]") for place, each in enumerate(given["charges"])]
     if operation != "hit" and any(charge.partial for charge in charges):
-        refuse(f"partial belongs to hit, not to {operation}")
+        refuse(f"the operation {operation} does not take partial")
     together = given.get("together", True)
     shares = {(charge.partial, charge.cost) for charge in charges}
     if together and len(shares) > 1 and any(charge.partial for charge in charges):
@@ -106,14 +106,14 @@ def _slot(text: str) -> bytes:
     except ValueError:
         slot = b""
     if len(slot) != SLOT_SIZE:
-        refuse("slot must be the one that was answered when it was taken")
+        refuse("slot must be the value that the operation slot returned")
     return slot
 
 
 def _charge(given: dict[str, Any], where: str) -> RequestedCharge:
     """Return a charge that matches its schema."""
     if ("limit" in given) == ("rule" in given):
-        refuse(f"{where} needs the name of one limit or rule")
+        refuse(f"{where} must have either limit or rule")
     identity = given["identity"]
     client = NamedIdentities({})
     if isinstance(identity, dict):
@@ -141,7 +141,8 @@ def _identity(given: Any, where: str, depth: int = 0) -> Identity:
         check(part, schema_of("Identity"), where)
         if isinstance(part, dict) or depth >= MAX_DEPTH:
             refuse(
-                f"{where}: an identity has no objects in a list, and lists at most {MAX_DEPTH} deep"
+                f"{where}: a list in an identity must not contain objects, nor be nested "
+                f"more than {MAX_DEPTH} deep"
             )
     return tuple([_identity(part, where, depth + 1) for part in given])
 

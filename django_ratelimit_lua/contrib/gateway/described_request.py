@@ -46,8 +46,8 @@ _URL = re.compile(r"https?://([\w.:\[\]-]*)(/.*)", re.ASCII | re.DOTALL)
 that puts a `?` into its `Host` must not move the path into the query.
 """
 _AFTER_HOST = re.compile(r"\.?(:[0-9]*)?\Z")
-_UNTRUSTED = "it is no trusted proxy: RATELIMIT_TRUSTED_PROXIES has to name it"
-_NO_SECRET = f"{SECRET_HEADER} is not there, or is none of RATELIMIT_GATEWAY_SECRET"
+_UNTRUSTED = "its address is not in RATELIMIT_TRUSTED_PROXIES"
+_NO_SECRET = f"its header {SECRET_HEADER} is missing, or not in RATELIMIT_GATEWAY_SECRET"
 _SEPARATORS = {"HTTP_COOKIE": "; "}
 _reported: set[str] = set()
 """The reasons that the log has already."""
@@ -83,7 +83,8 @@ def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
     if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
         raise ProblemError(
             431,
-            f"The request has more than {MAX_HEADERS} header lines or {MAX_HEADER_BYTES} bytes.",
+            f"The request has more than {MAX_HEADERS} header lines, or more than "
+            f"{MAX_HEADER_BYTES} bytes of headers.",
         )
     lines: dict[str, list[str]] = {}
     meta: dict[str, Any] = {LINES: lines}
@@ -121,7 +122,7 @@ def is_trusted_proxy(meta: Meta) -> bool:
         return True
     if reason not in _reported:
         _reported.add(reason)
-        text = "The gateway answered 403 to %s: %s. (Said once in each process.)"
+        text = "The gateway answered 403 to %s: %s. (Logged once per process.)"
         logger.warning(text, meta.get("REMOTE_ADDR"), reason)
     return False
 
@@ -159,7 +160,7 @@ def read_described_request(meta: Meta) -> DescribedRequest:
         uri = uri[absolute.end() :] or "/"
     is_uri = uri.startswith(("/", "?", "*")) and len(uri) <= MAX_URI_LENGTH
     if not _METHOD.fullmatch(method) or not is_uri:
-        raise BadRequest(f"{dialect.method} or {dialect.uri} is not a method or URI")
+        raise BadRequest(f"{dialect.method} is not a method, or {dialect.uri} is not a URI")
     path, _mark, query = uri.partition("?")
     try:
         paths = readings(path)
@@ -212,8 +213,8 @@ def _get_required(meta: Meta, header: str) -> str:
     value: str | None = meta.get(_key(header))
     if value is None:
         raise BadRequest(
-            f"{header} is missing, with which {gateway_settings.GATEWAY_DIALECT} describes a "
-            "request"
+            f"The header {header} is missing: configure the proxy as `manage.py ratelimit "
+            f"proxy {gateway_settings.GATEWAY_DIALECT}` prints"
         )
     return value
 

@@ -102,7 +102,9 @@ class DescriptorPattern(NamedTuple):
                     _("%(entry)r: write key=value, key=text* or, for any value, key"), entry=text
                 )
             if (key, value) == CHARGE:
-                problem = _("%(entry)r is an option of Envoy: units that were already used")
+                problem = _(
+                    "%(entry)r is reserved: Envoy sends it to charge units that were already used"
+                )
                 raise LimitError(problem, entry=text)
             pairs.append((key, ValuePattern(value or ANY)))
         domain = ValuePattern(ANY)
@@ -243,7 +245,7 @@ def check_rule(rule: Rule, keys: Collection[str]) -> None:
     template = rule.template
     if template is None:
         return
-    functions = "a function needs a Django request; for descriptors, write a number"
+    functions = "a function needs a Django request; for descriptors, use a constant"
     if callable(template.cost):
         raise LimitError(f"cost: {functions}", "cost")
     if any(map(callable, template.rates)):
@@ -251,9 +253,9 @@ def check_rule(rule: Rule, keys: Collection[str]) -> None:
     if rule.key is None:
         return
     for part in _unread(rule.key.name, keys):
-        text = _("A descriptor cannot be counted by “%(key)s”.")
+        text = _("A descriptor cannot be counted by “%(key)s”")
         if _entry_of(part):
-            text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”.")
+            text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”")
         raise LimitError(text, "key", entry=_entry_of(part), key=part)
 
 

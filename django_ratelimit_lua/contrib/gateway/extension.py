@@ -45,6 +45,7 @@ class GatewayExtension(Extension):
     def notices(self, rule: Rule) -> Iterable[str]:
         if what := lacking(rule):
             text = _(
-                "This rule does not limit requests from a proxy: the proxy does not know %(what)s."
+                "This rule does not limit requests from a proxy: the proxy does not "
+                "report %(what)s."
             )
             yield text % {"what": what}

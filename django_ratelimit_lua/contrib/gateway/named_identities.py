@@ -59,7 +59,7 @@ class NamedIdentities(NamedTuple):
         return field_identity(key, value)
 
     def _address(self) -> ClientAddress:
-        return address_as(self.values.get("ip"), "it is said so")
+        return address_as(self.values.get("ip"), "it is in the identity")
 
     def user(self) -> str | None:
         """See `Who`: the primary key as the database has it."""

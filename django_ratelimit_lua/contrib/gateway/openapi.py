@@ -95,7 +95,7 @@ def _matches(value: object, schema: Schema) -> bool:
 def _check_members(members: Mapping[str, object], schema: Schema, where: str) -> None:
     known = schema.get("properties", {})
     others = schema["additionalProperties"]
-    names = f"known are {', '.join(sorted(known))}"
+    names = f"known members: {', '.join(sorted(known))}"
     for name in schema.get("required", ()):
         if name not in members:
             refuse(f"{where} needs {name}; {names}")

@@ -56,7 +56,7 @@ def readings(path: str) -> tuple[str, ...]:
         return (_decode(path),)
     if len(path) > MAX_LENGTH or len(re.findall(r"[/\\]|%2f|%5c", path, _FLAGS)) > MAX_SEGMENTS:
         raise ValueError(
-            f"more than {MAX_SEGMENTS} segments or {MAX_LENGTH} characters, and is ambiguous"
+            f"an ambiguous path of more than {MAX_SEGMENTS} segments or {MAX_LENGTH} characters"
         )
     plain = _decode(path.partition("#")[0])
     ways = {re.sub("%2e", ".", path, flags=_FLAGS)}

@@ -24,11 +24,11 @@ def _unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
     keys = [str(key.label) for key in rule.keys if not key.known_to_proxies]
     needs = {
         _("the route"): rule.route is not None or rule.needs_route,
-        _("who is logged in"): rule.needs_user and not is_user_known,
+        _("the logged-in user"): rule.needs_user and not is_user_known,
         _("the session"): rule.needs_session,
         _("fields of the body"): any(key.needs_body for key in rule.keys),
         # Slots are held until the request is over.
-        _("when the request is over"): any(
+        _("the end of the request"): any(
             isinstance(rate, Rate) and rate.is_slots for rate in rates
         ),
         ", ".join(keys): bool(keys),

@@ -75,6 +75,7 @@ def load_user(request: Any) -> None:
     except DatabaseError as error:
         if next(_unheard) == 0:
             text = (
-                "Groups of users that a proxy names are not known: %s. (Said once in each process.)"
+                "The groups of a user that a proxy reports cannot be read: %s. (Logged "
+                "once per process.)"
             )
             logger.error(text, error)

@@ -198,9 +198,9 @@ class _Deciding:
         self._lead = min(self._lead, sent - waiting[-1][0] / SECOND)
         if behind >= SLACK:
             raise ReplayTooSlowError(
-                f"the replay stood still, or came more than {SLACK} seconds behind the log: keys "
-                "may have expired that still counted, so its numbers would be too small. Replay "
-                "it from a file"
+                f"the replay paused, or fell more than {SLACK} seconds behind the log: "
+                "keys that still counted may have expired, so the results would be too "
+                "low. Replay the log from a file"
             )
         replayed = self._replayed
         for decision, (moment, line, planned) in zip(decisions, waiting, strict=True):

@@ -99,7 +99,7 @@ class LinePlanner:
         """
         notes = list(self.notes)
         if self._has_names:
-            notes.append(_("addresses: the log has host names; each counts as one address"))
+            notes.append(_("addresses: the log contains host names; each counts as one address"))
         if "forwarded" in self._knows and self._trusted is None:
             notes.append(
                 _(
@@ -108,7 +108,7 @@ class LinePlanner:
                 )
             )
         if not named and any(rule.needs_user for rule in self.ruleset.rules):
-            notes.append(_("users: no line names one, so all clients count as not logged in"))
+            notes.append(_("users: no line contains a user, so all clients count as not logged in"))
         return notes
 
     def _charge(self, rule: Rule, line: LogLine, request: LoggedRequest) -> LineCharge | None:
@@ -157,13 +157,13 @@ def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
     """Return why a rule cannot be replayed from a log with these values; empty: it can."""
     template = rule.template
     if rule.group is not None:
-        return _("it applies at call sites of %(name)s inside views; a log does not run views") % {
-            "name": rule.group
-        }
+        return _(
+            "it applies at call sites of %(name)s inside views; a replay does not run views"
+        ) % {"name": rule.group}
     if template is None:
         return ""
     if any(isinstance(rate, Rate) and rate.is_slots for rate in template.rates):
-        return _("it limits concurrency; a log does not have the duration of requests")
+        return _("it limits concurrency; a log does not contain the duration of requests")
     names = [name_of(value) for value in (*template.rates, template.cost) if callable(value)]
     if template.key is not None:
         for part in template.key.name.split("+"):
@@ -185,9 +185,9 @@ def _why_unknown(part: str, knows: frozenset[str]) -> str:
     kind, _colon, name = part.removeprefix(EXACT).partition(":")
     registered = registered_keys().get(part)
     if kind in _UNKNOWN or (registered is not None and not registered.known_to_proxies):
-        return _("it counts by %(part)s, which no log has") % {"part": part}
+        return _("it counts by %(part)s, which no log contains") % {"part": part}
     if kind == "header" and knows.isdisjoint({"headers", _SEEN_IN_LOGS.get(name.lower())}):
-        return _("it counts by %(part)s, which this log does not have") % {"part": part}
+        return _("it counts by %(part)s, which this log does not contain") % {"part": part}
     return ""
 
 

@@ -136,7 +136,7 @@ class Log:
             return open(name, "rb")
         self.name = "standard input"
         if sys.stdin is None:
-            raise OSError("there is none")
+            raise OSError("not available")
         return sys.stdin.buffer
 
     def _read(self) -> Iterator[tuple[int, str]]:
@@ -153,7 +153,7 @@ class Log:
                 yield number, text
                 is_rest = not line.endswith(b"\n")
         except EOFError:
-            text = _("the file ends in the middle of line %(lines)d; it may still be written")
+            text = _("the file ends in the middle of line %(lines)d; it may be incomplete")
             self._end = text % {"lines": number}
         except (zlib.error, gzip.BadGzipFile) as error:
             text = _("the file is damaged after line %(lines)d (%(damage)s); the rest is ignored")

@@ -45,8 +45,8 @@ class StatisticsExtension(Extension):
     columns = (Column("last_day", _("last day"), _last_days),)
     tasks = MappingProxyType(
         {
-            "hours": "writes statistics that are to be kept to the database, every five minutes "
-            "until nothing is new"
+            "hours": "writes durable statistics to the database, every five minutes while there "
+            "are new ones"
         }
     )
     verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)

@@ -21,7 +21,7 @@ def check_metrics(**kwargs: object) -> Iterator[CheckMessage]:
                 settings.METRICS_TOKEN is not None,
                 "prometheus_client",
                 "prometheus",
-                "RATELIMIT_METRICS_TOKEN is set, but there is no prometheus-client.",
+                "RATELIMIT_METRICS_TOKEN is set, but prometheus-client is not installed.",
             ),
             (
                 settings.OPENTELEMETRY,

@@ -161,7 +161,7 @@ def health_warnings() -> Iterator[str]:
     """
     error = why_unwritable()
     if error is not None:
-        yield f"statistics cannot be written, or not all: {error}"
+        yield f"some statistics cannot be written: {error}"
     today = int(time.time()) // DAY * DAY
     totals = totals_of(list(known_names()), Span(today, today + DAY, HOUR))
     for name, total in sorted(totals.items()):

@@ -122,27 +122,30 @@ def _families() -> dict[str, Any]:
     return {
         "decisions": counter(
             "decisions",
-            "Decisions by rule or call site, its mode and what came of it.",
+            "Decisions by rule or call site, its mode and the result.",
             "rule",
             "mode",
             "result",
         ),
         "units": counter(
-            "units", "Units that hits took, or wanted where they were refused.", "rule", "result"
+            "units",
+            "Units that hits took, or would have taken if they were refused.",
+            "rule",
+            "result",
         ),
         "near_limit": counter(
             "near_limit", "Hits that were allowed with 80 % or more of the limit used.", "rule"
         ),
         "decision_seconds": HistogramMetricFamily(
             "ratelimit_decision_seconds",
-            "How long decisions took, by who decided.",
+            "Duration of decisions, by the source of the decision.",
             labels=["source"],
         ),
         "store_up": GaugeMetricFamily(
             "ratelimit_store_up", "Whether Redis answers the process that was scraped."
         ),
         "store_errors": counter(
-            "store_errors", "Questions of requests that Redis did not answer.", "kind"
+            "store_errors", "Calls for requests that Redis did not answer.", "kind"
         ),
         "rules_revision": GaugeMetricFamily(
             "ratelimit_rules_revision", "The revision of the rules that are in force."

@@ -21,7 +21,7 @@ def _form_field() -> forms.Field:
 
 def _clean(value: object) -> bool:
     if not isinstance(value, bool):
-        raise LimitError("write true or false")
+        raise LimitError(f"durable is {value!r}; write true or false")
     return value
 
 

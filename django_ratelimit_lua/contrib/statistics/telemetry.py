@@ -72,7 +72,9 @@ class Telemetry:
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
-                    "OpenTelemetry does not receive decisions: %s: %s", type(error).__name__, error
+                    "Decisions cannot be recorded with OpenTelemetry: %s: %s",
+                    type(error).__name__,
+                    error,
                 )
 
     def _known(self, name: str) -> str:
@@ -106,7 +108,7 @@ def _make_instruments() -> tuple[Counter, Histogram, Tracer]:
         meter.create_histogram(
             "ratelimit.decision.duration",
             unit="s",
-            description="How long decisions took.",
+            description="Duration of decisions.",
             explicit_bucket_boundaries_advisory=TIME_BOUNDS,
         ),
         get_tracer("django_ratelimit_lua", __version__),

@@ -31,10 +31,11 @@ def metrics(request: HttpRequest) -> HttpResponse:
         user = getattr(request, "user", None)
         if user is None or not user.is_authenticated:
             return _refused(
-                401, "Authorization: Bearer <RATELIMIT_METRICS_TOKEN> is missing, or another."
+                401,
+                "Missing or invalid token: send Authorization: Bearer <RATELIMIT_METRICS_TOKEN>.",
             )
         if not user.has_perm(PERMISSION):
-            return _refused(403, f"This needs the permission {PERMISSION}.")
+            return _refused(403, f"The metrics need the permission {PERMISSION}.")
     try:
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder

@@ -38,7 +38,9 @@ class Concurrency(Algorithm):
     def numbers(self, limit: Limit, now: int) -> Numbers:
         slots = limit.rate.limit
         if slots > MAX_SLOTS:
-            raise LimitError(_("At most %(most)d slots"), "rate", most=MAX_SLOTS)
+            raise LimitError(
+                _("A concurrency limit has at most %(most)d slots"), "rate", most=MAX_SLOTS
+            )
         queue = limit.queue
         if queue is None:
             queue = QUEUE_PER_SLOT * slots

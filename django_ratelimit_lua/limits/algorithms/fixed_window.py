@@ -39,7 +39,7 @@ class FixedWindow(Algorithm):
         if limit.align not in PERIODS:
             if limit.time_zone != "UTC":
                 raise LimitError(
-                    _("%(option)s is for windows that start each day, week or month"),
+                    _("%(option)s is only for windows that start each day, week or month"),
                     "time_zone",
                     option="time_zone",
                 )
@@ -58,7 +58,7 @@ class FixedWindow(Algorithm):
             example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[limit.align]
             raise LimitError(
                 _(
-                    "A window that starts %(align)s needs a rate for that period, such as "
+                    "The window start “%(align)s” needs a rate for that period, such as "
                     "%(example)s, not %(rate)s"
                 ),
                 "align",

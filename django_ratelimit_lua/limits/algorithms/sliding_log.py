@@ -29,8 +29,8 @@ class SlidingLog(Algorithm):
         if limit.rate.limit > MAX_LOG_LENGTH:
             raise LimitError(
                 _(
-                    "A sliding log remembers every unit, so its limit is at most %(most)d; other "
-                    "algorithms take any"
+                    "A sliding log stores every unit, so its limit is at most %(most)d; "
+                    "choose another algorithm for more"
                 ),
                 most=MAX_LOG_LENGTH,
             )

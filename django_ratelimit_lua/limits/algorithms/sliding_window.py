@@ -31,6 +31,8 @@ class SlidingWindow(Algorithm):
         length = limit.rate.period_us // (limit.segments or DEFAULT_SEGMENTS)
         if length == 0:
             raise LimitError(
-                f"{limit.segments} segments are more than {limit.rate} has microseconds", "segments"
+                f"{limit.segments} segments are too many for {limit.rate}: a segment "
+                "lasts at least a microsecond",
+                "segments",
             )
         return (limit.rate.limit, limit.rate.period_us, length, 0, 0, 0, 0, 0)

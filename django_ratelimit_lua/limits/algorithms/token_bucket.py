@@ -44,7 +44,7 @@ class TokenBucket(Algorithm):
                 )
             if limit.lease is not None or limit.split is not None:
                 raise LimitError(
-                    _("%(option)s needs Redis for each hit: no lease, no split"),
+                    _("%(option)s needs Redis for each hit: remove lease and split"),
                     "initial",
                     option="initial",
                 )
@@ -90,9 +90,8 @@ def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
     if capacity > most_units(limit.rate):
         raise LimitError(
             _(
-                "%(option)s: %(units)d at %(rate)s cannot be kept exactly. Lower it, or choose a "
-                "rate and period that "
-                "share a larger divisor"
+                "%(option)s is %(units)d, which cannot be counted exactly at %(rate)s. "
+                "Lower it, or choose a rate and period that share a larger divisor"
             ),
             option,
             option=option,

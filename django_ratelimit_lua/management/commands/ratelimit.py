@@ -34,7 +34,7 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
 class Command(Printer):
     """Runs a verb, or prints all verbs."""
 
-    help = "Shows and changes rate limits, and what they have counted."
+    help = "Shows and changes rate limits and their counts."
 
     def add_arguments(self, parser: CommandParser) -> None:
         for extension in extensions:
@@ -90,9 +90,9 @@ def _verbs_of(parser: Any, *, required: bool) -> Any:
             annex = VERBS_OF_ANNEXES.get(word)
             near = get_close_matches(word, added.choices, 1)
             if annex and not is_installed(annex):
-                message = f"{word!r} is a verb of an annex. {install(annex)}"
+                message = f"the annex of the verb {word!r} is not installed. {install(annex)}"
             elif near:
-                message = f"there is no verb {word!r}; do you mean {near[0]!r}?"
+                message = f"there is no verb {word!r}; did you mean {near[0]!r}?"
         error(message)
 
     parser.error = suggest

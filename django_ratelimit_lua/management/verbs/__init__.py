@@ -30,10 +30,10 @@ class Printer(BaseCommand):
         why = why or triggers.unpublished
         if why:
             self.warn(
-                f"Saved, but not published yet: {why.rstrip('.')}. When that is resolved, "
-                "processes "
-                "that serve requests publish it within about ten seconds; `manage.py ratelimit "
-                "rules publish` does it at once."
+                f"Saved, but not published yet: {why.rstrip('.')}. When "
+                "that is resolved, processes that serve requests publish the change "
+                "within about ten seconds. To publish it at once, run `manage.py "
+                "ratelimit rules publish`."
             )
 
 

@@ -45,7 +45,7 @@ def _list_bans(command: Printer, options: VerbOptions) -> None:
     limit = options["limit"]
     most = options["most"]
     if most < 1:
-        raise CommandError(f"--most {most}: use a whole number from 1")
+        raise CommandError(f"--most {most}: must be at least 1")
     found = [active for active in active_bans(LISTED) if limit in (None, active.limit)][-most:]
     evidences: Sequence[Sequence[Offence]] = [()] * len(found)
     if options["evidence"]:
@@ -84,7 +84,7 @@ def _lift(command: Printer, options: VerbOptions) -> None:
     limit = options["limit"]
     if bool(begin) == options["all"] or (begin and len(begin) < MIN_LENGTH):
         raise CommandError(
-            f"name the identity (at least its first {MIN_LENGTH} letters), or use --all"
+            f"name the identity (at least its first {MIN_LENGTH} digits), or use --all"
         )
     found = [
         active
@@ -100,7 +100,7 @@ def _lift(command: Printer, options: VerbOptions) -> None:
 
 @verb(
     "bans add",
-    "ban the client of a request like the one described",
+    "ban the client of the described request",
     add_request,
     argument(
         "--limit", action="append", metavar="NAME", help="only for this limit; may be repeated"
@@ -124,8 +124,8 @@ def _add(command: Printer, options: VerbOptions) -> None:
     if not charges:
         names = ", ".join(planned.charge.limit.name for planned in planned_charges) or "none"
         raise CommandError(
-            f"no limit with bans applies to this request ({names}), or its network is in "
-            "RATELIMIT_NEVER_BAN"
+            f"no limit with bans applies to this request (limits that apply: {names}), or "
+            "its address is in RATELIMIT_NEVER_BAN"
         )
     try:
         bans = ban(charges, options["length"], options["why"])

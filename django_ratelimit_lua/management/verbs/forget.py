@@ -15,8 +15,9 @@ from . import Printer, VerbOptions, argument, verb
 _DIGEST = re.compile("[0-9a-f]{32}")
 NOT_ERASED = (
     "log files, and data that receivers of signals have stored",
-    "references on error pages, and digests in copies, which are one-way",
-    "counts of keys that combine it with other values: name all parts of such a key together",
+    "references on error pages, and digests in copies of data, which cannot be reversed",
+    "counts of keys that combine the identity with other values: name all parts of such "
+    "a key together",
     "totals in statistics, which contain no identity",
 )
 

@@ -53,14 +53,14 @@ def _health(command: Printer, options: VerbOptions) -> None:
             for part in process.parts
         )
         command.say(
-            f"process {process.pid} on {process.host}, for {age}: {parts or 'no split limit'}"
+            f"process {process.pid} on {process.host}, up for {age}: {parts or 'no split limit'}"
         )
     if not listener.wait(LISTEN_SECONDS):
-        reason = listener.error or "its thread is not running"
+        reason = listener.error or "the thread of the listener is not running"
         command.warn(f"changes of rules are not pushed, but polled: {reason}")
     for extension in extensions:
         for warning in extension.health():
             command.warn(warning)
     for problem in dict.fromkeys([migration_problem(with_annexes=True), *problems.found()]):
         if problem:
-            command.warn(f"not applied: {problem}")
+            command.warn(f"problem: {problem}")

@@ -36,7 +36,7 @@ def _block(command: Printer, options: VerbOptions) -> None:
     if name is not None and rule is None:
         raise CommandError(f"--rule {name!r}: the admin has no rule of this name")
     for_good = options["for_good"]
-    seconds = None if for_good else seconds_of("--for", options["period"], "; or --for-good")
+    seconds = None if for_good else seconds_of("--for", options["period"], "; or use --for-good")
     override = subject.override("block", seconds, rule=rule, reason=options["reason"])
     require_confirmation(options, subject.confirmations("block"))
     (existing,) = add([override])
@@ -65,5 +65,5 @@ def _unblock(command: Printer, options: VerbOptions) -> None:
     if not blocks:
         command.say(f"Nothing was ended: there is no block for {subject}.")
     for wider in subject.wider_blocks():
-        command.say(f"{subject} is still blocked, because {wider} is: override {wider.pk}")
+        command.say(f"{subject} is still blocked by the block of {wider}: override {wider.pk}")
     command.warn_if_unpublished()

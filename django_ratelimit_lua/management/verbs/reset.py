@@ -23,7 +23,7 @@ def _reset(command: Printer, options: VerbOptions) -> None:
     unknown = ", ".join(repr(name) for name in sorted(wanted) if name not in names)
     if unknown:
         raise CommandError(
-            f"the limit {unknown} does not apply to this request; these apply: "
+            f"the limit {unknown} does not apply to this request; limits that apply: "
             f"{', '.join(names) or 'none'}"
         )
     try:
@@ -35,7 +35,7 @@ def _reset(command: Printer, options: VerbOptions) -> None:
     if not names:
         command.say("Nothing was reset: no limit applies to this request.")
     elif not done:
-        command.say(f"Nothing was reset: its count under {', '.join(wanted)} is empty.")
+        command.say(f"Nothing was reset: this request has no count under {', '.join(wanted)}.")
     after = explain(described(options))
     for line in (*hints(after), verdict(after)):
         command.say(line)

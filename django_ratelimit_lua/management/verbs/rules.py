@@ -79,12 +79,12 @@ def _explain(command: Printer, options: VerbOptions) -> None:
     if options["reference"] is not None:
         opened = _open(command, options["reference"])
         if options["path"] is None:
-            command.say("Add --path and the client to compare a request with it.")
+            command.say("Add --path and the client to compare a request with the refused one.")
             return
     require_urlconf()
     request = described(options)
     if options["ip"] is not None and callable(conf.IP_META_KEY):
-        command.warn("RATELIMIT_IP_META_KEY is a function, and may not see the address of --ip.")
+        command.warn("RATELIMIT_IP_META_KEY is a function, which may ignore --ip.")
     explanation = explain(request)
     if explanation.decision.source == "fallback" or not provider.is_answered:
         command.warn("Redis is unavailable: the counts are not known.")
@@ -111,7 +111,7 @@ def _explain(command: Printer, options: VerbOptions) -> None:
     for problem in explanation.problems:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
     if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
-        command.say("no rule applies")
+        command.say("No rule applies.")
     for line in (*explanation.notes, *hints(explanation), verdict(explanation)):
         command.say(line)
     if opened is not None:
@@ -127,16 +127,16 @@ def _open(command: Printer, text: str) -> OpenedReference:
     event = "a block refused" if opened.is_block else "refused"
     command.say(f"{event} at {format_moment(opened.at)}, identity {opened.digest_prefix}…")
     if opened.is_of_earlier_key:
-        command.warn("It was made with an earlier secret, so it cannot be compared.")
+        command.warn("The reference was made with an earlier secret, so it cannot be compared.")
     for override in opened.overrides:
         ends = f"until {format_moment(override.ends)}" if override.ends else "for good"
         command.say(f"{_effect(override)}, {ends}")
     if opened.is_block and not opened.overrides:
-        command.say("the override does not exist any more")
+        command.say("The override does not exist any more.")
     elif not opened.is_block and not opened.limits:
-        command.say("unknown limit: it was removed, or its code is not imported")
+        command.say("Unknown limit: it was removed, or its code is not imported.")
     elif not opened.is_exact:
-        command.say("that limit was replaced by:")
+        command.say("The limit was replaced by:")
     for limit in opened.limits:
         _print_limit(command, limit)
     return opened
@@ -163,7 +163,7 @@ def _switch(command: Printer, options: VerbOptions) -> None:
     rule = RateLimitRule.objects.named(name).first()
     if rule is None:
         names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
-        raise CommandError(f"the admin has no rule {name!r}; it has: {names}")
+        raise CommandError(f"the admin has no rule {name!r}; known rules: {names}")
     if mode == "enforce" != rule.mode:
         require_confirmation(options, [str(problem) for _field, problem in enforcing(rule)])
     rule.switch(mode)

@@ -26,7 +26,7 @@ def _list_slots(command: Printer, options: VerbOptions) -> None:
 
 @verb(
     "slots release",
-    "end a slot, in whichever process; its work continues",
+    "end a slot of any process; its work continues",
     argument("id", help="the id of the slot, or its beginning"),
     argument("--why", default="", help="the reason, stored in the history"),
 )
@@ -35,7 +35,9 @@ def _release(command: Printer, options: VerbOptions) -> None:
     if not found:
         raise CommandError(f"no held slot has an id that begins with {options['id']!r}")
     if len({holder.id for holder in found}) > 1:
-        raise CommandError(f"{len(found)} slots have an id that begins with {options['id']!r}")
+        raise CommandError(
+            f"{len(found)} slots have an id that begins with {options['id']!r}; name exactly one"
+        )
     released = release_slot(found[0].id, options["why"])
     if released is None:
         raise CommandError("this slot is not held any more")

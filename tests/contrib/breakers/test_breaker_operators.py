@@ -364,7 +364,7 @@ def test_the_form_warns_about_a_breaker_without_code(
 ) -> None:
     """Once it is saved, with the one that may be meant."""
     page = admin_client.post(f"{HERE}add/", {"name": "payment", "failures": "7"}, follow=True)
-    assert "the row would do nothing. Did you mean “payments”?" in page.content.decode()
+    assert "the row has no effect. Did you mean “payments”?" in page.content.decode()
     assert RateLimitBreaker.objects.exists()
 
 

@@ -848,10 +848,10 @@ def test_a_cluster_keeps_each_breaker_in_one_slot(service: Service, settings: An
         ({"minimum": 0}, "whole number"),
         ({"window": "soon"}, "Enter a time"),
         ({"window": "1s"}, "from 10s"),
-        ({"open_for": "1m", "open_max": "1s"}, "must not be shorter"),
+        ({"open_for": "1m", "open_max": "1s"}, "not shorter than"),
         ({"probes": True}, "whole number"),
-        ({"failure": "OSError"}, "classes of exceptions"),
-        ({"failure": ()}, "nothing would be"),
+        ({"failure": "OSError"}, "exception classes"),
+        ({"failure": ()}, "no call would be"),
     ],
 )
 def test_a_meaningless_declaration_is_an_error_at_once(options: dict[str, Any], words: str) -> None:
@@ -871,7 +871,7 @@ def test_what_cannot_be_judged_is_not_decorated() -> None:
             CircuitBreaker("odd")(wrong)
     with pytest.raises(LimitError):
         circuit("odd")(View)
-    with pytest.raises(LimitError, match="on a view"):
+    with pytest.raises(LimitError, match="must be a view"):
         circuit("odd", fallback="text")(broken)
-    with pytest.raises(LimitError, match="already has its options"):
+    with pytest.raises(LimitError, match="on the CircuitBreaker, not on @circuit"):
         circuit(CircuitBreaker("odd"), minimum=5)

@@ -171,7 +171,7 @@ class Gateway:
         )
         self._service.callback(self._end, self.process)
         said = self.process.stdout.readline()
-        assert said.startswith("Answers Envoy on "), said
+        assert said.startswith("Answering Envoy on "), said
         self.port = int(said.partition(",")[0].rpartition(":")[2])
 
     def stop(self) -> None:

@@ -270,7 +270,7 @@ def test_impossible_actions_are_errors(
     broken.write_text("?")
     arguments = ("ratelimit", "grpc", "--port=0", f"--key={broken}", f"--certificate={broken}")
     assert "cannot listen" in gateway.run(*arguments, "--processes=1", status=1)
-    assert "a process ended at its start" in gateway.run(*arguments, "--processes=2", status=1)
+    assert "process ended at its start" in gateway.run(*arguments, "--processes=2", status=1)
     monkeypatch.setattr(grpc_verb, "find_spec", lambda name: None)
     with pytest.raises(CommandError, match=r"django-ratelimit-lua\[grpc\]"):
         call_command("ratelimit", "grpc")

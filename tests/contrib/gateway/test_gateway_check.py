@@ -141,7 +141,9 @@ def test_only_a_trusted_proxy_with_the_secret_is_believed(
         settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_TRUSTED_PROXIES = "nginx", 1
         assert check().status == 200
     assert [answer.status for answer in refused] == [403] * len(refused)
-    assert {answer.body for answer in refused} == {b"This is for the proxies of the site.\n"}
+    assert {answer.body for answer in refused} == {
+        b"Only trusted proxies of this site may use this URL.\n"
+    }
     assert SECRET not in caplog.text
 
 
@@ -585,16 +587,20 @@ def test_errors_are_reported_by_the_system_check(settings: Any, no_others: None)
         messages = run_checks(tags=["caches", "database"], databases=["default"])
         return sorted((message.id.rpartition(".")[2], message.msg) for message in messages)
 
-    text = "The rule {!r} does not apply to requests from a proxy: it does not know {}."
+    text = "The rule {!r} does not apply to requests from a proxy: the proxy does not report {}."
     assert found() == [
-        ("I020", text.format("mine", "who is logged in")),
-        ("I020", text.format("slots", "when the request is over")),
+        ("I020", text.format("mine", "the logged-in user")),
+        ("I020", text.format("slots", "the end of the request")),
         ("I020", text.format("theirs", "fields of the body")),
     ]
     settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
     assert [problem for problem in found() if "mine" in problem[1]] == []
     settings.RATELIMIT_GATEWAY_SECRET = None
-    assert ("E019", "The gateway answers 403 to every proxy, because it trusts none.") in found()
+    assert (
+        "E019",
+        "The gateway answers 403 to every proxy, because "
+        "RATELIMIT_GATEWAY_SECRET or RATELIMIT_TRUSTED_PROXIES is not set.",
+    ) in found()
     settings.RATELIMIT_GATEWAY_SECRET = "short"
     assert "E001" in dict(found())
     assert "short" not in str(found())
@@ -614,7 +620,7 @@ def test_the_form_of_a_rule_lists_what_proxies_do_not_know(settings: Any) -> Non
     client = Client()
     client.force_login(User.objects.create_superuser("root"))
     words = (
-        "This rule does not limit requests from a proxy: the proxy does not know the session, "
+        "This rule does not limit requests from a proxy: the proxy does not report the session, "
         "fields of the body."
     )
     page = f"/admin/django_ratelimit_lua/ratelimitrule/{rule.pk}/change/"
@@ -729,4 +735,4 @@ def test_a_key_of_the_site_applies_if_a_proxy_knows_it(check: Check, settings: A
     assert [check(**{host: "acme.example"}).status for _ in range(2)] == [200, 200]
     (note,) = [message for message in run_checks() if "'tenants'" in str(message.msg)]
     assert note.id == "django_ratelimit_lua.I020"
-    assert note.msg.endswith("it does not know tenant.")
+    assert note.msg.endswith("the proxy does not report tenant.")

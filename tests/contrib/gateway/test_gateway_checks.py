@@ -24,4 +24,6 @@ def test_rules_for_envoy_need_grpc(settings: Any, monkeypatch: pytest.MonkeyPatc
     ]
     assert found() == []
     monkeypatch.setattr("django_ratelimit_lua.contrib.gateway.checks.find_spec", lambda name: None)
-    assert found() == [("W017", "Rules are for Envoy's descriptors, but there is no grpcio: edge.")]
+    assert found() == [
+        ("W017", "These rules are for Envoy's descriptors, but grpcio is not installed: edge.")
+    ]

@@ -519,26 +519,30 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (b" " * 70_000, 413, "more than 65536 bytes"),
         (b"[]", 422, "The body is an array. A question is an object"),
         (b"{}", 422, "The body needs charges"),
-        (b'{"charges": [], "x": 1}', 422, "unknown 'x'; known are charges, operation"),
+        (b'{"charges": [], "x": 1}', 422, "unknown 'x'; known members: charges, operation"),
         (b'{"charges": []}', 422, "charges is an array. A list of 1 to 100 charges"),
         (b'{"charges": [1]}', 422, "charges[0] is 1. A charge is an object"),
         (
             b'{"charges": [{"limit": "mail"}]}',
             422,
-            "charges[0] needs identity; known are cost, identity",
+            "charges[0] needs identity; known members: cost, identity",
         ),
-        (b'{"charges": [{"identity": 1}]}', 422, "the name of one limit or rule"),
+        (b'{"charges": [{"identity": 1}]}', 422, "must have either limit or rule"),
         (
             b'{"charges": [{"identity": 1, "limit": "a", "rule": "a"}]}',
             422,
-            "the name of one limit or rule",
+            "must have either limit or rule",
         ),
         (
             b'{"charges": [{"identity": 1.5, "limit": "mail"}]}',
             422,
             "charges[0].identity is 1.5. An identity is text",
         ),
-        (b'{"charges": [{"identity": [[[[1]]]], "limit": "mail"}]}', 422, "lists at most 3 deep"),
+        (
+            b'{"charges": [{"identity": [[[[1]]]], "limit": "mail"}]}',
+            422,
+            "nested more than 3 deep",
+        ),
         (b'{"charges": [{"identity": {"id": 1}, "limit": "mail"}]}', 422, "unknown key 'id'"),
         (
             b'{"charges": [{"identity": {"ip": [1]}, "limit": "mail"}]}',
@@ -594,7 +598,7 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
             b'{"charges": [{"identity": 1, "limit": "mail", "partial": true}], "operation": '
             b'"peek"}',
             422,
-            "partial belongs to hit, not to peek",
+            "the operation peek does not take partial",
         ),
         (
             b'{"charges": [{"identity": 1, "limit": "nowhere"}]}',
@@ -615,7 +619,7 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (
             b'{"charges": [{"identity": 1, "limit": "mail"}], "timeout": 1}',
             422,
-            "timeout does not belong to the operation hit",
+            "the operation hit does not take timeout",
         ),
         (
             b'{"charges": [{"identity": 1, "limit": "mail"}], "operation": "acquire", "timeout": '
@@ -626,7 +630,7 @@ def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
         (
             b'{"charges": [{"identity": 1, "limit": "mail"}, {"identity": 1, "limit": "mail"}]}',
             422,
-            "occur twice",
+            "Two charges have the same limit",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def test_missing_parts_are_named() -> None:
         ({"gateway": ":8000"}, "':8000' is not an address"),
         ({"upstream": "a@b:80"}, "'a@b:80' is not an address"),
         ({"listen": "127.0.0.1:80/x"}, "'127.0.0.1:80/x' is not an address"),
-        ({"user": "$remote_user"}, "Set RATELIMIT_GATEWAY_USER_HEADER"),
+        ({"user": "$remote_user"}, "--user needs RATELIMIT_GATEWAY_USER_HEADER"),
     ):
         with pytest.raises(CommandError, match=problem.replace("/", "[/]")):
             told("nginx", **options)
@@ -97,8 +97,8 @@ def test_the_gateway_is_waited_for_as_long_as_is_chosen(proxy: str) -> None:
     assert (words[0] in usual, words[1] in longer) == (True, True)
     for seconds, problem in (
         (0.1, "RATELIMIT_TIMEOUT"),
-        (0, "write seconds"),
-        (float("nan"), "write seconds"),
+        (0, "must be from"),
+        (float("nan"), "must be from"),
     ):
         with pytest.raises(CommandError, match=problem):
             told(proxy, timeout=seconds)
@@ -113,7 +113,7 @@ def test_a_rule_that_waits_for_longer_is_named(settings: Any, proxy: str) -> Non
     RateLimitRule.objects.create(
         name="slow", path="/", key="ip", limit=1, unit="s", algorithm="leaky_bucket"
     )
-    assert "wait for up to 5 s, and the proxy gives up after 1 s" in told(proxy)
+    assert "wait for up to 5 s, but the proxy gives up after 1 s" in told(proxy)
     assert "gives up" not in told(proxy, timeout=6)
     settings.RATELIMIT_RULES = [
         {"name": "slower", "path": "/", "key": "ip", "rate": "1/m", "max_wait": 7}

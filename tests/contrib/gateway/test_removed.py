@@ -135,5 +135,5 @@ def test_its_urls_its_servers_and_its_verbs_need_the_app() -> None:
     assert done.stdout.splitlines() == [
         f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
         f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
-        f"Error: 'grpc' is a verb of an annex. {LINE}",
+        f"Error: the annex of the verb 'grpc' is not installed. {LINE}",
     ]

@@ -120,7 +120,7 @@ def test_a_packed_log_that_is_cut_is_tried_as_far_as_it_goes(
     text = shown(tried(operator, rule, gzip.compress(log.encode())[:-3000]))
     assert re.search(r"requests that the rule meets [1-9]", text)
     assert re.search(
-        r"Note: access.log: the file ends in the middle of line [1-9]\d*; it may still be",
+        r"Note: access.log: the file ends in the middle of line [1-9]\d*; it may be incomplete",
         text,
     )
 
@@ -195,7 +195,7 @@ def test_the_limits_of_a_log_are_listed(operator: Client, site: None) -> None:
     by_form = RateLimitRule.objects.create(
         name="form", path="/", key="post:name", limit=4, unit="m"
     )
-    assert "it counts by post:name, which no log has" in shown(tried(operator, by_form))
+    assert "it counts by post:name, which no log contains" in shown(tried(operator, by_form))
     off = RateLimitRule.objects.create(
         name="off", path="/ok", key="ip", limit=4, unit="m", mode="off"
     )

@@ -487,7 +487,7 @@ def test_a_log_that_is_cut_does_not_keep_the_others_from_being_replayed(tmp_path
     ]
     text = command(files[2], "--rate", "9/m", "--redis", url())
     assert text.startswith("no lines\nnote: ")
-    assert "begun.gz: the file ends in the middle of line 0; it may still be written" in text
+    assert "begun.gz: the file ends in the middle of line 0; it may be incomplete" in text
 
 
 def test_the_rules_that_apply_are_replayed_or_those_of_a_file(tmp_path: Path) -> None:
@@ -536,7 +536,7 @@ def test_doubtful_numbers_are_marked(tmp_path: Path) -> None:
         (["LOG", "--rate", "5/m", "--key", "id"], "Unknown key"),
         (["LOG", "--rate", "5/m", "--burst", "3"], "no option burst"),
         (["LOG", "--key", "ip"], "--rate"),
-        (["LOG", "--rate", "5/m", "--rules", "x.yaml"], "either --rate or --rules"),
+        (["LOG", "--rate", "5/m", "--rules", "x.yaml"], "use --rate or --rules, not both"),
         (["LOG", "--rules", "x.yaml"], "x.yaml"),
         (["LOG", "--rate", "5/m", "--format", "json"], "format json"),
         (["LOG", "--rate", "5/m", "--trusted-proxies", "x"], "--trusted-proxies"),

@@ -679,7 +679,7 @@ def test_the_address_is_what_trusted_proxies_have_written() -> None:
         ({"key": "header:User-Agent"}, ""),
         ({"key": ["ip", "get:q"]}, ""),
         ({"key": "route"}, ""),
-        ({"key": "post:username"}, "post:username, which no log has"),
+        ({"key": "post:username"}, "post:username, which no log contains"),
         ({"key": ["ip", "json:a.b"]}, "json:a.b"),
         ({"key": "cookie:c"}, "cookie:c"),
         ({"key": "session"}, "session"),

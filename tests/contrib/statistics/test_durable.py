@@ -533,7 +533,7 @@ def test_the_command_shows_and_prunes(settings: Any) -> None:
     what that is.
     """
     settings.RATELIMIT_HISTORY_DAYS = None
-    assert command("stats", "show") == "nothing was counted yet\n"
+    assert command("stats", "show") == "Nothing was counted yet.\n"
     mail = RateLimiter("mail.shown", "2/h")
     for _ in range(3):
         mail.hit("ada")

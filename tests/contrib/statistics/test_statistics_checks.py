@@ -35,4 +35,4 @@ def test_a_token_can_be_sent_in_a_header(token: str, settings: Any) -> None:
     settings.RATELIMIT_METRICS_TOKEN = token
     ((identifier, message),) = found()
     assert identifier == "E001"
-    assert "16 or more" in message
+    assert "at least 16" in message

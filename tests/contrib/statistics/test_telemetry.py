@@ -228,5 +228,5 @@ def test_without_the_package_a_hit_is_decided(monkeypatch: pytest.MonkeyPatch, c
         assert [limiter.hit("ada").allowed for _ in range(3)] == [True, True, False]
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "OpenTelemetry does not receive decisions: ModuleNotFoundError"
+        "Decisions cannot be recorded with OpenTelemetry: ModuleNotFoundError"
     )

@@ -230,16 +230,18 @@ def test_what_honest_proxies_write(header: str | None, peer: str, expected: str 
         (None, "it is REMOTE_ADDR, a trusted proxy that sent no X-Forwarded-For"),
         (
             "unknown",
-            "it is REMOTE_ADDR, a trusted proxy; the last entry of X-Forwarded-For is no address",
+            "it is REMOTE_ADDR, a trusted proxy; the last entry of "
+            "X-Forwarded-For is not an address",
         ),
         (
             f"{CLIENT},",
-            "it is REMOTE_ADDR, a trusted proxy; the last entry of X-Forwarded-For is no address",
+            "it is REMOTE_ADDR, a trusted proxy; the last entry of "
+            "X-Forwarded-For is not an address",
         ),
         (
             f"unknown, {INNER}",
-            "it is entry 1 from the right of X-Forwarded-For; what stands before it in "
-            "X-Forwarded-For is no address",
+            "it is entry 1 from the right of X-Forwarded-For; the entry before it in "
+            "X-Forwarded-For is not an address",
         ),
         (
             INNER,
@@ -247,7 +249,8 @@ def test_what_honest_proxies_write(header: str | None, peer: str, expected: str 
         ),
         (
             CLIENT,
-            "it is entry 1 from the right of X-Forwarded-For, the first that is no trusted proxy",
+            "it is entry 1 from the right of X-Forwarded-For, "
+            "the first that is not a trusted proxy",
         ),
     ],
 )

@@ -156,8 +156,8 @@ def test_a_period_below_a_second_is_written_in_microseconds() -> None:
             {"algorithm": "token_bucket", "burst": 3, "initial": 4},
             "initial must be at most the burst, 3",
         ),
-        ({"algorithm": "token_bucket", "initial": 0, "split": "equal"}, "no lease, no split"),
-        ({"algorithm": "token_bucket", "initial": 0, "lease": 2}, "no lease, no split"),
+        ({"algorithm": "token_bucket", "initial": 0, "split": "equal"}, "remove lease and split"),
+        ({"algorithm": "token_bucket", "initial": 0, "lease": 2}, "remove lease and split"),
         ({"segments": True}, "segments is True"),
         ({"mode": "off"}, "enforce, shadow"),
         ({"max_wait": -1}, "max_wait is -1"),
@@ -193,7 +193,7 @@ def test_what_would_not_be_exact_is_refused() -> None:
         Limit("x", "1/3650d", algorithm="token_bucket", burst=10**6)
     with pytest.raises(LimitError, match="segments"):
         Limit("x", (5, 0.000005))
-    with pytest.raises(LimitError, match="remembers every unit"):
+    with pytest.raises(LimitError, match="stores every unit"):
         Limit("x", "100001/d", algorithm="sliding_log")
 
 

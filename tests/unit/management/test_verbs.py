@@ -70,8 +70,8 @@ def test_without_a_verb_all_verbs_are_printed(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["unblok", "--ip", "192.0.2.1"], "there is no verb 'unblok'; do you mean 'unblock'?"),
-        (["rules", "exprot"], "there is no verb 'exprot'; do you mean 'export'?"),
+        (["unblok", "--ip", "192.0.2.1"], "there is no verb 'unblok'; did you mean 'unblock'?"),
+        (["rules", "exprot"], "there is no verb 'exprot'; did you mean 'export'?"),
         (["xyz"], "invalid choice: 'xyz'"),
         (["rules"], "required: verb"),
         (["rules", "mode", "api", "on"], "invalid choice: 'on'"),

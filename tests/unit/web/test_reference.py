@@ -106,7 +106,7 @@ def test_the_error_names_the_length() -> None:
     """If letters are missing; U is no letter of a reference."""
     text = reference_of(refused())
     with pytest.raises(
-        BadReferenceError, match="a reference has 20 letters and digits, and this has 18"
+        BadReferenceError, match="a reference has 20 letters and digits, but this text has 18"
     ):
         open_reference(text[:-2])
     with pytest.raises(BadReferenceError, match="mistyped"):

@@ -14,7 +14,7 @@ from ....operations.formatting import count_words
 from ..operations import BreakerState, breaker, breakers, force, meant_by
 
 
-@verb("breakers list", "the circuit breakers, their states and numbers")
+@verb("breakers list", "list the circuit breakers: state, calls, failures and slow calls")
 def list_breakers(command: Printer, options: dict[str, object]) -> None:
     """Print the breakers."""
     for state in breakers():
@@ -22,21 +22,21 @@ def list_breakers(command: Printer, options: dict[str, object]) -> None:
 
 
 def _declare_force(action: str, forced: str, text: str, *arguments: Argument) -> None:
-    name = argument("name", help="of the breaker")
-    why = argument("--why", default="", help="kept in the history")
+    name = argument("name", help="the name of the breaker")
+    why = argument("--why", default="", help="the reason, stored in the history")
 
     @verb(f"breakers {action}", text, name, *arguments, why)
     def run(command: Printer, options: dict[str, Any]) -> None:
         name = options["name"]
         names = [state.name for state in breakers()]
         if name not in names:
-            problem = f"no breaker {name!r} is known"
+            problem = f"there is no breaker {name!r}"
             if meant := meant_by(name, names):
-                problem += f"; do you mean {meant!r}?"
+                problem += f"; did you mean {meant!r}?"
             raise CommandError(problem)
         until = None
         if forced and not options["for_good"]:
-            seconds = seconds_of("--for", options["period"], "; or --for-good")
+            seconds = seconds_of("--for", options["period"], "; or use --for-good")
             until = timezone.now() + datetime.timedelta(seconds=seconds)
         force(name, forced, until=until, why=options["why"])
         state = breaker(name)
@@ -46,9 +46,9 @@ def _declare_force(action: str, forced: str, text: str, *arguments: Argument) ->
 
 
 _LENGTH = add_length()
-_declare_force("open", "open", "ask the resource no more", _LENGTH)
-_declare_force("close", "closed", "ask it whatever happens", _LENGTH)
-_declare_force("auto", "", "go by its own state again")
+_declare_force("open", "open", "stop all calls, whatever the state", _LENGTH)
+_declare_force("close", "closed", "allow all calls, whatever the state", _LENGTH)
+_declare_force("auto", "", "remove the forced state")
 
 
 def _line(state: BreakerState) -> str:

@@ -89,5 +89,7 @@ def _reap(started: dict[int, float]) -> None:
         code = os.waitstatus_to_exitcode(status)
         if seconds < MIN_SECONDS:
             _stop(started)
-            raise ProcessEndedError(f"a process ended at its start, with {code}")
-        logger.error("A process of the gateway has ended with %s, and is restarted", code)
+            raise ProcessEndedError(
+                f"a gateway process ended at its start with the exit code {code}"
+            )
+        logger.error("A gateway process ended with the exit code %s, and is restarted", code)

@@ -80,13 +80,15 @@ def read_question(data: bytes) -> list[DescriptorCharge]:
     try:
         request = messages.Request.FromString(data)
     except DecodeError:
-        raise QuestionError("this is not a RateLimitRequest") from None
+        raise QuestionError("the message is not a RateLimitRequest") from None
     domain = _text(request.domain)
     if not domain:
         raise QuestionError("the domain is empty")
     number = len(request.descriptors)
     if not 0 < number <= MAX_DESCRIPTORS:
-        raise QuestionError(f"there are {number} descriptors; the maximum is {MAX_DESCRIPTORS}")
+        raise QuestionError(
+            f"the request has {number} descriptors: must be from 1 to {MAX_DESCRIPTORS}"
+        )
     hits = request.hits_addend or 1
     return [_read_descriptor(domain, descriptor, hits) for descriptor in request.descriptors]
 
@@ -94,7 +96,7 @@ def read_question(data: bytes) -> list[DescriptorCharge]:
 def _read_descriptor(domain: str, descriptor: Any, hits: int) -> DescriptorCharge:
     number = len(descriptor.entries)
     if not 0 < number <= MAX_ENTRIES:
-        raise QuestionError(f"a descriptor has {number} entries; the maximum is {MAX_ENTRIES}")
+        raise QuestionError(f"a descriptor has {number} entries: must be from 1 to {MAX_ENTRIES}")
     every = [(_text(entry.key), _text(entry.value)) for entry in descriptor.entries]
     entries = tuple([entry for entry in every if entry != CHARGE])
     keys = [key for key, _ in entries]
@@ -119,9 +121,7 @@ def _read_descriptor(domain: str, descriptor: Any, hits: int) -> DescriptorCharg
 
 def _rate(limit: Any) -> Rate:
     if limit.unit not in PERIODS:
-        raise QuestionError(
-            f"the limit of a descriptor is for the unit {limit.unit}, which is unknown"
-        )
+        raise QuestionError(f"the limit of a descriptor has the unknown unit {limit.unit}")
     return Rate(limit.requests_per_unit, PERIODS[limit.unit])
 
 

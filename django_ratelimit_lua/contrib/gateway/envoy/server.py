@@ -92,8 +92,8 @@ async def _should_rate_limit(data: bytes, context: Any) -> bytes:
     except SlotEndedError as error:
         await context.abort(grpc.StatusCode.ABORTED, str(error))
     except Exception:
-        logger.exception("A request of Envoy could not be answered")
-        await context.abort(grpc.StatusCode.INTERNAL, "this could not be decided")
+        logger.exception("A request of Envoy could not be decided")
+        await context.abort(grpc.StatusCode.INTERNAL, "the request could not be decided")
     raise AssertionError("abort raises")  # pragma: no cover
 
 

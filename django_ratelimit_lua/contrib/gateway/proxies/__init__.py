@@ -87,13 +87,12 @@ def _timeout(seconds: float) -> dict[str, str]:
     """Return the timeout as Envoy writes it, in seconds, and as the others do, in milliseconds."""
     if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
         raise ValueError(
-            f"A timeout of {seconds:g} s: write seconds from {MIN_TIMEOUT:g} to {MAX_TIMEOUT:g}"
+            f"the timeout is {seconds:g} s: must be from {MIN_TIMEOUT:g} to {MAX_TIMEOUT:g} s"
         )
     if seconds <= conf.TIMEOUT:
         raise ValueError(
-            f"A timeout of {seconds:g} s is too short: the gateway itself waits for Redis for "
-            f"{conf.TIMEOUT:g} s "
-            "(RATELIMIT_TIMEOUT)"
+            f"the timeout is {seconds:g} s: must be longer than RATELIMIT_TIMEOUT "
+            f"({conf.TIMEOUT:g} s)"
         )
     milliseconds = round(seconds * 1000)
     return {"seconds": f"{milliseconds / 1000:g}", "timeout": f"{milliseconds}ms"}

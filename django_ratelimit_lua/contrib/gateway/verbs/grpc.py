@@ -23,7 +23,7 @@ MAX_PROCESSES = 256
 
 def _whole(text: str, least: int, most: int) -> int:
     if not (text.isascii() and text.isdigit()) or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"write a whole number from {least} to {most}")
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}")
     return int(text)
 
 
@@ -36,29 +36,38 @@ def _read_file(path: str) -> bytes:
 
 @verb(
     "grpc",
-    "answer Envoy's rate limit filter over gRPC (envoy.service.ratelimit.v3), by the rules for "
-    "descriptors; until "
-    "SIGTERM or SIGINT, by which those who have asked are still answered",
-    argument("--host", default="127.0.0.1", help="the address to listen on; 127.0.0.1 by default"),
+    "answer Envoy's rate limit filter over gRPC (envoy.service.ratelimit.v3) by the "
+    "rules for descriptors. SIGTERM or SIGINT ends it after pending requests are answered",
+    argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)"),
     argument(
         "--port",
         type=partial(_whole, least=0, most=65535),
         default=8081,
-        help="8081 by default; 0: one that is free",
+        help="the port to listen on (default: 8081); 0: any free port",
     ),
     argument(
         "--processes",
         type=partial(_whole, least=1, most=MAX_PROCESSES),
         metavar="N",
-        help="how many processes; by default, as many as there are cores",
+        help="the number of processes (default: the number of cores)",
     ),
-    argument("--certificate", type=_read_file, metavar="FILE", help="PEM, for TLS; with --key"),
-    argument("--key", type=_read_file, metavar="FILE", help="PEM, of the certificate"),
+    argument(
+        "--certificate",
+        type=_read_file,
+        metavar="FILE",
+        help="the certificate for TLS, in PEM format; needs --key",
+    ),
+    argument(
+        "--key",
+        type=_read_file,
+        metavar="FILE",
+        help="the private key of the certificate, in PEM format",
+    ),
     argument(
         "--client-ca",
         type=_read_file,
         metavar="FILE",
-        help="PEM; only clients that it has signed are answered",
+        help="the certificate authority of clients, in PEM format; other clients are refused",
     ),
 )
 def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
@@ -101,7 +110,9 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
 
         def ready() -> None:
             if number == 0:  # One process prints it for all.
-                command.say(f"Answers Envoy on {address}" + f", in {count} processes" * (count > 1))
+                command.say(
+                    f"Answering Envoy on {address}" + f", in {count} processes" * (count > 1)
+                )
                 command.stdout.flush()
 
         try:

@@ -28,35 +28,33 @@ from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration
     argument("--upstream", default="127.0.0.1:3000", help="the service behind it: host:port"),
     argument(
         "--gateway",
-        help="this site, as the proxy reaches it: host:port; 127.0.0.1:8000, over gRPC "
-        "127.0.0.1:8081",
+        help="this site, as the proxy reaches it: host:port (default: 127.0.0.1:8000, over "
+        "gRPC 127.0.0.1:8081)",
     ),
     argument(
         "--fail",
         choices=("open", "closed"),
         default="closed",
-        help="what becomes of requests while the gateway does not answer: they go on, or are "
-        "answered 503",
+        help="while the gateway does not answer: pass requests on (open), or answer 503 (closed)",
     ),
     argument(
         "--timeout",
         type=float,
         default=DEFAULT_TIMEOUT,
-        help="seconds that the proxy waits for the gateway; longer than RATELIMIT_TIMEOUT, and "
-        "than any rule makes "
-        "clients wait. Traefik takes it with --fail open only, and waits 30 s otherwise",
+        help="seconds that the proxy waits for the gateway: more than RATELIMIT_TIMEOUT and "
+        "any max_wait. Traefik supports it only with --fail open, and waits 30 s "
+        "otherwise",
     ),
     argument(
         "--beside",
         default=BESIDE,
-        help="where traefik listens for itself, which it has to for --fail open: host:port",
+        help="an internal address of Traefik, which --fail open needs: host:port",
     ),
     argument(
         "--user",
         default="",
-        help="what goes into RATELIMIT_GATEWAY_USER_HEADER, in the words of the proxy; for "
-        "traefik, the name of "
-        "the middleware that sets it. Without it, no user is known to be logged in",
+        help="the value of RATELIMIT_GATEWAY_USER_HEADER, as the proxy's configuration writes "
+        "it; for Traefik, the name of the middleware that sets it. Default: no user",
     ),
 )
 def print_proxy(command: Printer, options: dict[str, Any]) -> None:
@@ -66,8 +64,8 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
     wait = _longest_wait()
     if wait >= timeout:
         text = (
-            "A rule makes clients wait for up to {:g} s, and the proxy gives up after {:g} s: "
-            "see --timeout."
+            "A rule makes clients wait for up to {:g} s, but the proxy gives up after "
+            "{:g} s: raise --timeout."
         )
         command.stderr.write(text.format(wait, timeout))
     path = ""
@@ -76,7 +74,7 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
         path = _check_path(command, options)
         port = 8000
     elif options["user"]:
-        raise CommandError("Over gRPC, a descriptor contains the user.")
+        raise CommandError("--user is not supported over gRPC: a descriptor contains the user.")
     try:
         text = configuration(
             proxy,
@@ -101,15 +99,15 @@ def _check_path(command: Printer, options: dict[str, object]) -> str:
         path = reverse("ratelimit-check")
     except NoReverseMatch:
         raise CommandError(
-            "The gateway has no URLs. Add to the URLs: "
-            'path("ratelimit/", include("django_ratelimit_lua.contrib.gateway.urls"))'
+            'The URLs of the gateway are missing. Add to urlpatterns: path("ratelimit/", '
+            'include("django_ratelimit_lua.contrib.gateway.urls"))'
         ) from None
     proxy = options["proxy"]
     dialect = gateway_settings.GATEWAY_DIALECT
     if proxy != dialect:
         command.stderr.write(f'Set RATELIMIT_GATEWAY_DIALECT = "{proxy}": it is {dialect!r}.')
     if options["user"] and gateway_settings.GATEWAY_USER_HEADER is None:
-        raise CommandError("Set RATELIMIT_GATEWAY_USER_HEADER: without it, the user is not used.")
+        raise CommandError("--user needs RATELIMIT_GATEWAY_USER_HEADER, which is not set.")
     return path
 
 

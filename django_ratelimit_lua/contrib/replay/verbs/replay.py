@@ -36,49 +36,55 @@ REFRESH_SECONDS = 0.2
 
 @verb(
     "replay",
-    "say what limits would have done to the requests of access logs: each line is decided at the "
-    "log's own time, on a "
-    "server of its own, and nothing of the site is counted",
+    "show what limits would have decided about the requests of access logs, at the times "
+    "in the logs. The counts of the site do not change",
     argument(
         "logs",
         nargs="+",
         metavar="LOG",
         help="access logs, also gzipped; - is standard input; merged by time",
     ),
-    argument("--rules", metavar="FILE", help="rules as YAML, in place of those that apply now"),
+    argument("--rules", metavar="FILE", help="rules as YAML, instead of the rules in force"),
     argument(
         "--rate",
         action="append",
         metavar="60/m",
-        help="a limit, in place of rules; may be repeated",
+        help="a limit, instead of rules; may be repeated",
     ),
     argument(
         "--key",
         metavar="ip",
-        help="what --rate counts by: ip (the default), user, header:User-Agent …",
+        help="the key of --rate: ip (the default), user, header:User-Agent …",
     ),
-    argument("--algorithm", choices=[*BY_RATE, *SYNONYMS], help="that of --rate"),
-    argument("--burst", type=int, help="that of --rate, for a token bucket"),
+    argument("--algorithm", choices=[*BY_RATE, *SYNONYMS], help="the algorithm of --rate"),
+    argument("--burst", type=int, help="the burst of --rate, for a token bucket"),
     argument(
-        "--format", choices=FORMATS, help="of the logs; without it, it is told by their first lines"
+        "--format",
+        choices=FORMATS,
+        help="the format of the logs; default: detected by their first lines",
     ),
     argument(
         "--trusted-proxies",
         metavar="N|NETWORKS",
-        help="trusted proxies: how many, or their networks with commas; without it, "
+        help="the number of trusted proxies, or their networks, separated by commas; default: "
         "RATELIMIT_TRUSTED_PROXIES",
     ),
     argument(
         "--ties",
         choices=("spread", "together"),
         default="spread",
-        help="where a log has only seconds: spread the lines of one evenly (the default), or "
-        "leave them together",
+        help="the lines of one second: spread them evenly (the default), or leave them together",
     ),
-    argument("--redis", metavar="URL", help="decide on this server, in place of one of its own"),
-    argument("--suggest", action="store_true", help="what every other limit would have refused"),
-    argument("--plot", metavar="FILE", help="draw that, into a file that ends with .svg or .html"),
-    argument("--json", action="store_true", help="the report as JSON"),
+    argument("--redis", metavar="URL", help="decide on this server, instead of a new one"),
+    argument(
+        "--suggest", action="store_true", help="show what every other limit would have refused"
+    ),
+    argument(
+        "--plot",
+        metavar="FILE",
+        help="draw the result of --suggest into a file that ends with .svg or .html",
+    ),
+    argument("--json", action="store_true", help="print the report as JSON"),
 )
 def replay(command: Printer, options: dict[str, Any]) -> None:
     """Replay access logs, and print the report."""
@@ -137,7 +143,7 @@ def _ruleset(options: dict[str, Any]) -> Ruleset:
     rates = options["rate"]
     file = options["rules"]
     if rates and file:
-        raise CommandError("use either --rate or --rules")
+        raise CommandError("use --rate or --rules, not both")
     given = {name: options[name] for name in ("key", "algorithm", "burst")}
     given = {name: value for name, value in given.items() if value is not None}
     if rates:
@@ -145,7 +151,7 @@ def _ruleset(options: dict[str, Any]) -> Ruleset:
         rule = {"name": "rate", "path": "/", "rate": rates, **given}
         return Ruleset([compile_rule(rule, plain=True, where="--rate")])
     for name in given:
-        raise CommandError(f"--{name} is an option of --rate, which is missing: --rate 60/m")
+        raise CommandError(f"--{name} needs --rate, such as --rate 60/m")
     if file is None:
         return provider.reload()
     where = file
@@ -179,8 +185,8 @@ def _store(url: str | None, stack: ExitStack) -> Store:
             url = stack.enter_context(Server()).url
         except ImportError as error:
             raise CommandError(
-                "a replay needs a server of its own: install django-ratelimit-lua[replay], or "
-                "name one: --redis URL"
+                "a replay needs a server of its own: install "
+                "django-ratelimit-lua[replay], or use --redis URL"
             ) from error
         except RuntimeError as error:
             raise CommandError(str(error)) from error

@@ -16,8 +16,8 @@ _HEADS = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed
 
 @verb(
     "stats show",
-    "what was counted in the last 24 hours, by rule and call site",
-    argument("--json", action="store_true", help="for machines"),
+    "show the counts of the last 24 hours, by rule and call site",
+    argument("--json", action="store_true", help="print the counts as JSON"),
 )
 def show(command: Printer, options: dict[str, object]) -> None:
     """Print the last day, as a table or as JSON."""
@@ -28,7 +28,7 @@ def show(command: Printer, options: dict[str, object]) -> None:
         command.say(json.dumps(members, indent=2, cls=Encoder))
         return
     if not rows:
-        command.say("nothing was counted yet")
+        command.say("Nothing was counted yet.")
         return
     names = [name_words(row.name) for row in rows]
     width = max(map(len, (*names, "all requests")))
