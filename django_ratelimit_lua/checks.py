@@ -122,7 +122,7 @@ EARLIER_KEY = Problem(
 
 @register(Tags.caches)
 def check_settings(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that all settings are valid, and that no setting is misspelt."""
+    """Check that all settings are valid, and that no name of a setting is misspelt."""
     problems: dict[str, None] = {}
     for name, setting in SETTINGS.items():
         try:
@@ -194,7 +194,7 @@ def check_rules(**kwargs: Any) -> Iterator[CheckMessage]:
 
 
 def _place_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    """Report fields of rules that have no effect because of the code."""
+    """Report fields of rules that have no effect because the code lacks their target."""
     if getattr(settings, "ROOT_URLCONF", None):
         for rule in rules:
             for problem in place_problems(rule):
@@ -202,7 +202,7 @@ def _place_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
 
 
 def _no_session(subject: str) -> Iterator[CheckMessage]:
-    """Report rules that use the session if the project has no sessions on the server."""
+    """Report a rule that uses the session if the project stores no sessions on the server."""
     if SESSIONS not in settings.MIDDLEWARE:
         problem = "there are no sessions"
         right = f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
@@ -227,9 +227,9 @@ def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
 
 @register(Tags.urls)
 def check_views(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that no public view counts all clients without a signed-in user as one.
+    """Check that no public view counts all clients without a signed-in user as one identity.
 
-    Also check that the sessions exist that rules use.
+    Also check that the project has the sessions that its limits use.
     """
     limited = [
         (f"@ratelimit on {group_of(view)}", is_open, rules)
@@ -254,7 +254,7 @@ def _all_views() -> list[Any]:
 
 
 def _limited(view: Any) -> Iterator[tuple[Sequence[Rule], bool]]:
-    """Yield the call sites of a view, and whether they are decided before a login is required."""
+    """Yield the rules of each call site on a view, and whether it runs before login is required."""
     # A DRF view checks permissions before its methods. It is assumed that they require a login.
     has_permissions = hasattr(getattr(view, "view_class", None), "permission_classes")
     for stack in on_view(view).stacks:
@@ -427,7 +427,7 @@ def _banning_limits() -> list[Limit]:
 
 @register(Tags.caches)
 def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that no path of a rule begins with `FORCE_SCRIPT_NAME`, which rules do not match."""
+    """Check that no path of a rule includes `FORCE_SCRIPT_NAME`: it would match no request."""
     script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
     if not script:
         return
@@ -449,7 +449,7 @@ def check_script_name(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that no rule of the admin has values of an annex that is not installed.
 
-    With `manage.py check --database default`, as `check_published`.
+    Like `check_published`, it runs only with `manage.py check --database default`.
     """
     using = primary()
     with suppress(DatabaseError):  # Not migrated yet, or unavailable.
@@ -476,10 +476,10 @@ def check_annexes(databases: Sequence[str] | None = None, **kwargs: Any) -> Iter
 def check_published(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
-    """Check that the rules of the admin are valid and published, and that overrides use known keys.
+    """Check that the admin's rules are valid and published, and overrides use known keys.
 
-    With `manage.py check --database default`, and before migrations. Report nothing if a server is
-    unavailable.
+    It runs with `manage.py check --database default`, and before migrations. It reports nothing if
+    the database or Redis is unavailable.
     """
     using = primary()
     if using not in (databases or ()):

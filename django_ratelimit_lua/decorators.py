@@ -127,7 +127,7 @@ ratelimit = _Ratelimit()
 def is_async(view: Any) -> bool:
     """Return whether a call of the view returns a coroutine.
 
-    `View.dispatch` of a class with async handlers does.
+    This includes `View.dispatch` of a class with async handlers.
     """
     if iscoroutinefunction(view) or inspect.iscoroutinefunction(view):
         return True
@@ -141,7 +141,7 @@ def is_async(view: Any) -> bool:
 
 
 def _check_function(view: Callable[..., Any]) -> None:
-    """Raise `LimitError` for a class and for a method: its first argument is not a request."""
+    """Raise `LimitError` if the view is a class or a method, whose first argument is no request."""
     if isinstance(view, type):
         remedy = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
         raise LimitError(

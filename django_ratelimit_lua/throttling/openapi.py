@@ -39,7 +39,7 @@ RESPONSE: dict[str, Any] = {
 
 
 def show_429(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """Add the response to each operation with one of these throttles on its view."""
+    """Add the 429 response to each operation whose view has a throttle of this package."""
     for path, _, method, view in generator._get_paths_and_endpoints():
         operation = result["paths"].get(path, {}).get(method.lower())
         if operation and any(

@@ -1,8 +1,8 @@
 """Slots that a request holds until its response is closed.
 
 Django closes the request together with the final response: after the last byte of its body is sent,
-after the client has disconnected, and after an exception was converted. That is when its slots are
-released, for views, middleware and throttles. These cases do not get that far:
+after the client has disconnected, and after an exception was converted. Then its slots are
+released, for views, middleware and throttles. These cases are different:
 
 - an exception that passes a decorator, a method of a DRF view or the middleware: the slots taken
   there are released;
@@ -10,7 +10,7 @@ released, for views, middleware and throttles. These cases do not get that far:
 - under ASGI, a client that disconnects before there is a response, while a view in a thread
   continues: Django signals the end of the request when the thread is done. If a server cancels even
   that, asgiref's context of the request is dropped;
-- a response that is never closed: its slots become garbage with the request, and the background
+- a response that is never closed: its slots become garbage with the request, and a background task
   releases them.
 """
 
@@ -40,8 +40,8 @@ MAX_PATH_LENGTH = 180
 class _OfContext(list[list[Held]]):
     """The slots of the requests in one context of asgiref.
 
-    When it is dropped, the background releases them, because garbage is collected anywhere, also in
-    threads that cannot wait.
+    When it is garbage-collected, a background task releases the slots, because garbage collection
+    can run anywhere, also in threads that cannot wait.
     """
 
     def __del__(self) -> None:
@@ -56,7 +56,7 @@ _by_context: weakref.WeakKeyDictionary[object, _OfContext] = weakref.WeakKeyDict
 def hold_slots(request: Any, outcome: Outcome) -> Held | None:
     """Hold the slots of an outcome until the response to the request is closed.
 
-    Returns what is held, if any is.
+    Return the held slots, or None.
     """
     if not outcome.held:
         return None
@@ -71,14 +71,14 @@ def hold_slots(request: Any, outcome: Outcome) -> Held | None:
 
 
 def releasing(request: Any) -> Waiting[None]:
-    """Release all that a request holds."""
+    """Release all slots that a request holds."""
     of_request = request_state(request).held
     while of_request:
         yield from of_request.pop().releasing()
 
 
 def watch_body(request: Any, response: Any) -> Any:
-    """The response. If its body raises, it releases the slots of the request."""
+    """Return the response, which releases the slots of the request if its body raises."""
     if isinstance(response, StreamingHttpResponse) and not isinstance(response, FileResponse):
         watched = _awatched if response.is_async else _watched
         response.streaming_content = watched(request, response.streaming_content)  # type: ignore[arg-type]
@@ -86,10 +86,9 @@ def watch_body(request: Any, response: Any) -> Any:
 
 
 def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that makes a response.
+    """Return a method that makes a response, and that releases the slots if it raises.
 
-    If it raises, also an exception that never becomes a response, such as `SystemExit`, the slots
-    are released.
+    This includes exceptions that never become a response, such as `SystemExit`.
     """
 
     @wraps(method)
@@ -104,9 +103,9 @@ def watched_method(request: Any, held: Held, method: Callable[..., Any]) -> Call
 
 
 async def release_left(request: Any, error: BaseException) -> None:
-    """Release what a request holds that ends with an exception.
+    """Release the slots of a request that ends with an exception.
 
-    For a cancelled request, that comes after the work that still runs in its thread.
+    For a cancelled request, that happens after the work that still runs in its thread.
     """
     if not request_state(request).held:
         return
@@ -172,7 +171,7 @@ def _release_each(held: list[Held]) -> None:
 
 
 def _finished(sender: Any, **kwargs: Any) -> None:
-    """The end of a request. A response names its handler unless it replaced another response."""
+    """Release the slots at the end of a request. Only a response that is final names its handler."""
     context = _context()
     if sender is None or context is None:
         return

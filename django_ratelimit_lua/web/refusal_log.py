@@ -1,10 +1,8 @@
-"""Log the first refusal of an identity by a limit in a minute.
+"""The log of refusals: the first refusal of an identity by a limit in a minute.
 
-Records are sampled by limits in this process, so that a flood writes little, whether it comes from
-one client or many.
-
-It needs no call to Redis. The next record about the same limit contains the number of skipped
-records.
+Records are sampled by limits in this process, so that a flood writes few of them, whether it comes
+from one client or many. That needs no call to Redis. The next record about the same limit contains
+the number of skipped records.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _SHOWN_BITS = {4: 24, 6: 48}
 
 
 class RefusalLog:
-    """Writes records, and leaves some out."""
+    """Writes records of refusals, and skips some in a flood."""
 
     def __init__(self) -> None:
         self.clear()
@@ -55,7 +53,7 @@ class RefusalLog:
     def write(
         self, request: HttpRequest, decision: Decision, rule: str | None, reference: str
     ) -> None:
-        """Write one record, if there were not too many."""
+        """Write one record, unless there were too many."""
         if not logger.isEnabledFor(logging.WARNING):
             return
         limit = next(iter(decision.denied_by), "")
@@ -105,8 +103,8 @@ class RefusalLog:
     def left_out(self, limit: str, identity: bytes, now: float) -> int | None:
         """Return the number of records about the limit that were skipped before this one.
 
-        None: skip this one, too. `now`: in seconds; `identity`: the digest of the refused identity,
-        empty if it is not known.
+        None if this one is to be skipped, too. `now` is in seconds. `identity` is the digest of the
+        refused identity, or empty if it is not known.
         """
         with self._lock:
             tally = self._by_limit.get(limit)
