@@ -27,8 +27,8 @@ class Usage(TypedDict):
         count: The units counted, including those of a refused request.
         limit: The limit of the rate.
         should_limit: Whether to refuse the request.
-        time_left: Whole seconds until `should_limit` changes; -1 if it never does, or if the time is
-            unknown.
+        time_left: Whole seconds until `should_limit` changes; -1 if it never does, or if the time
+            is unknown.
     """
 
     count: int

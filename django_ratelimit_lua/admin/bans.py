@@ -1,4 +1,4 @@
-"""The page of bans: the banned clients, the evidence, and buttons that end or make bans."""
+"""The page of bans: the banned clients, the evidence, and buttons that lift or add bans."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ class BanForm(forms.Form):
 
 
 class BanPage(ActionPage):
-    """The page and what its buttons do."""
+    """The page of bans and the actions of its buttons."""
 
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest, **context: object) -> HttpResponse:
-        """The banned clients."""
+        """Show the banned clients."""
         context = {"form": BanForm(), "chosen": request.GET.get("rule", ""), **context}
         try:
             context |= self._found(request)
@@ -140,7 +140,7 @@ class BanPage(ActionPage):
         }
 
     def act(self, request: HttpRequest) -> dict[str, object]:
-        """Lift a ban, add one, or block its client."""
+        """Perform the action of a button: lift a ban, add one, or block its client."""
         action, _colon, key = request.POST.get("action", "").partition(":")
         if action == "add":
             return self._add(request, BanForm(request.POST))
@@ -192,7 +192,7 @@ class BanPage(ActionPage):
 
 
 def _key(active: ActiveBan) -> str:
-    """The key of a ban, as a button sends it."""
+    """Return the key of a ban, as a button sends it."""
     return active.key.decode(errors="replace")
 
 

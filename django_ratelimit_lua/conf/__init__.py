@@ -2,7 +2,7 @@
 
 A value is cached until Django signals that a setting has changed, as `override_settings` does. The
 documentation's page of settings and `manage.py check` read this table. This module imports
-`limits`, and depends on no code that uses a setting.
+`limits`, and does not depend on code that uses a setting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bans in force, for operators: the client, the limit, the times, and how to end a ban."""
+"""The bans in force, for operators: the client, the limit, the times, and lifting a ban."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ _KEY = re.compile(rb"\{([0-9a-f]{32})\}:(.+:ban)", re.DOTALL)
 class ActiveBan:
     """A ban in force.
 
-    - `limit`, `rule`: the names of the limit and its rule, if known; `identity`: the digest of the
-      banned identity, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: unknown;
-    - `ban`: its end, its offences and how often there was one; `why`: the reason of a ban by hand;
-    - `key`: the key of the ban in Redis; `known`: the limit as it is now; None: unknown here.
+    - `limit`, `rule`: the names of the limit and its rule, if known;
+    - `identity`: the digest of the banned identity; empty if unknown;
+    - `who`: the parts of the identity that `RATELIMIT_SHOW_IDENTITIES` allows;
+    - `ban`: its end, its offences and the number of bans so far;
+    - `why`: the reason of a ban by hand;
+    - `key`: the key of the ban in Redis;
+    - `known`: the current limit; None if this process does not have it.
     """
 
     limit: str
@@ -55,19 +58,19 @@ class ActiveBan:
 
     @property
     def is_shadow(self) -> bool:
-        """Whether its limit is in shadow mode at the moment, so that it refuses no request."""
+        """Return whether its limit is currently in shadow mode, so that it refuses no request."""
         return self.known is not None and self.known.mode == "shadow"
 
     @property
     def terms(self) -> BanTerms | None:
-        """The ban options of the limit; None: unknown here."""
+        """Return the ban options of the limit; None if this process does not have the limit."""
         if self.known is None:
             return None
         return self.known.ban
 
     @property
     def next_us(self) -> int | None:
-        """The length of the next ban, in microseconds; None: that is not known here."""
+        """Return the length of the next ban, in microseconds; None if it is not known."""
         if self.terms is None:
             return None
         return self.terms.duration_us(self.ban.times)
@@ -122,7 +125,7 @@ def _details(text: bytes | None) -> tuple[str, str, Name]:
 
 
 def number_of_bans() -> int:
-    """Return how many bans are in force; of more than 10,000, those that end last.
+    """Return the number of bans in force, at most 10,000.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -133,7 +136,7 @@ def number_of_bans() -> int:
 
 
 def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[tuple[Offence, ...]]:
-    """Return the last offences of each of these bans. Raises `StoreError`."""
+    """Return the latest offences of each of these bans. Raises `StoreError`."""
     return evidence_of([(active.key, active.ban) for active in bans])
 
 
@@ -169,7 +172,7 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
 
 
 def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = "") -> list[Ban]:
-    """Ban the identities of these charges by hand, as `RateLimiter.ban`.
+    """Ban the identities of these charges by hand, like `RateLimiter.ban`.
 
     The user in `acting` is recorded.
     """
@@ -184,10 +187,10 @@ def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = 
 
 
 def banning_limits() -> dict[str, KnownLimit]:
-    """Return the limits that ban, with their ban keys, if it is known by what they count.
+    """Return the limits that ban and whose key is known, with that key.
 
-    They are by the names of their rules, and in the code by their own. Of a rule with several, the
-    first.
+    They are listed by the name of their rule, or by their own name if they are in the code. A rule
+    with several limits is listed with the first.
     """
     found: dict[str, KnownLimit] = {}
     ruled = set()
@@ -215,7 +218,7 @@ def ban_client(
     why: str,
     spared: Collection[str] = (),
 ) -> Ban:
-    """Ban a client by hand, as `ban`.
+    """Ban a client by hand, like `ban`.
 
     Args:
         banning: One of `banning_limits`.

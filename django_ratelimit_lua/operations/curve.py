@@ -1,9 +1,9 @@
-"""The refusal curve: for every limit N, how many requests and people it would have refused.
+"""The refusal curve: how many requests and identities each limit N would have refused.
 
-Requests are counted by the units they found used, themselves among them: a request that found more
-than N would have been refused by a limit of N. For a fixed window that is exact. Under other
-algorithms a refusal makes room for later requests, so N refuses at most as many. Of requests that
-the limit in force has refused, only that is known: above that limit, the curve is a band.
+Each request is counted by the units used after it, including its own: a request that brings them
+above N would have been refused by a limit of N. For a fixed window that is exact. Under other
+algorithms a refusal makes room for later requests, so N refuses at most as many. For requests that
+the limit in force has refused, no count is known: above that limit, the curve is a band.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_TICKS = 9
 
 
 class Between(NamedTuple):
-    """Bounds of a number."""
+    """The lower and the upper bound of a number."""
 
     least: int
     most: int
@@ -49,13 +49,13 @@ class Curve:
         now: The limit in force, if it is known.
         requests: The number of all requests.
         people: The number of all identities.
-        find_requests: Returns how many requests found more than a number of units used.
-        find_people: Returns how many identities used, or wanted, more than a number of units.
-        most: The most that an identity used.
+        find_requests: Returns how many requests brought the used units above a number.
+        find_people: Returns how many identities used, or requested, more than a number of units.
+        most: The maximum number of units that one identity used.
         refused: The number of refused requests.
-        others: Why requests met other limits than this one.
-        is_unit: Each request took one unit.
-        is_sampled: The number of identities is estimated.
+        others: The reasons why requests had other limits than this one.
+        is_unit: Whether each request took one unit.
+        is_sampled: Whether the number of identities is estimated.
 
     >>> counts = lambda units: Between(max(0, 10 - units), max(0, 10 - units))
     >>> curve = Curve(60_000_000, None, 10, 10, counts, counts, most=10)
@@ -77,29 +77,29 @@ class Curve:
 
     @property
     def is_burst(self) -> bool:
-        """Whether N is the burst of a bucket."""
+        """Return whether N is the burst of a bucket."""
         return self.now is not None and self.now.kind.is_bucket
 
     @property
     def is_exact(self) -> bool:
-        """Whether a limit below today's would have refused exactly as many, not at most."""
+        """Return whether the numbers are exact for limits below today's, and not upper bounds."""
         return self.is_unit and self.now is not None and self.now.kind.ends_together
 
     @property
     def today(self) -> int | None:
-        """The N that is in force."""
+        """Return the N that is in force, or None."""
         if self.now is None:
             return None
         return self.of(self.now.rate, self.now.burst)
 
     def of(self, rate: Rate, burst: int | None) -> int:
-        """Return the N of a limit of this kind."""
+        """Return the N of a limit with the same algorithm."""
         if self.is_burst and burst:
             return burst
         return rate.limit
 
     def at(self, limit: int) -> CurvePoint:
-        """Return what a limit would have refused."""
+        """Return the refusals that a limit would have made."""
         requests = self.find_requests(limit)
         people = self.find_people(limit)
         today = self.today
@@ -122,7 +122,7 @@ class Curve:
         return CurvePoint(limit, requests, people)
 
     def points(self) -> list[CurvePoint]:
-        """Return the curve at every N, or at some, each larger by the same factor."""
+        """Return the curve at every N, or at N that grow by a constant factor."""
         top = max(self.most, round((self.today or 0) * 1.25), 1)
         limits = set(range(min(top, MAX_POINTS) + 1))
         if top >= MAX_POINTS:
@@ -186,7 +186,7 @@ def plot_curve(
 
 
 def scale(limit: int, top: int) -> float:
-    """Return the place of a limit on a logarithmic axis from 0, as a share of its length."""
+    """Return the position of a limit on a logarithmic axis from 0, as a share of its length."""
     return math.log(limit + 1) / math.log(max(top, 2) + 1)
 
 
@@ -211,7 +211,7 @@ def ticks(top: int) -> list[int]:
 def _sentences(
     points: Sequence[CurvePoint], requests: int, people: int, per: str, today: int | None
 ) -> list[str]:
-    """The refusals of today's limit and of some others."""
+    """Return the refusals of today's limit and of some others, in sentences."""
     text = _(
         "%(limit)s per %(period)s refuses %(requests)s of the requests and meets %(identities)s "
         "of the identities."

@@ -28,10 +28,11 @@ from .reference import known_limits
 class ExplainedIdentity:
     """The limits of one client.
 
-    - `name`: of a rule, a call site or a `RateLimiter`; `digest`: of the identity that it counts;
-    - `found`: its limits and the overrides about this identity. An override about a network and a
-      tier are not found by a digest;
-    - `offences`: the last requests that counted towards a ban, the earliest first.
+    - `name`: the name of a rule, a call site or a `RateLimiter`;
+    - `digest`: the digest of the identity that it counts;
+    - `found`: its limits and the overrides about this identity. Overrides about a network, and
+      tiers, cannot be found by a digest;
+    - `offences`: the latest requests that counted towards a ban, the earliest first.
     """
 
     name: str
@@ -49,7 +50,7 @@ def explain_identity(name: str, digest: str) -> ExplainedIdentity:
 
 
 def _limits_of(name: str) -> list[tuple[Limit, Rule | None]]:
-    """The limits that count under a name: those of the rule, if there is one, or of the code."""
+    """Return the limits that count under a name: those of its rule or, without one, the code."""
     limits: dict[bytes, tuple[Limit, Rule | None]] = {}
     for each in known_limits():  # Rules come first. A tier counts in the same place.
         is_off = each.rule is not None and each.rule.mode == "off"
@@ -60,7 +61,7 @@ def _limits_of(name: str) -> list[tuple[Limit, Rule | None]]:
 
 
 def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
-    """The evidence for each limit that bans its clients; none if Redis is unavailable."""
+    """Return the evidence for each limit that bans its clients; empty if Redis is unavailable."""
     bans = {state.name: state.ban or Ban() for state in outcome.decision.limits}
     keys = []
     for charge, *_others in charges:
@@ -73,7 +74,7 @@ def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offen
 
 
 class _IdentityPlanner(Planner):
-    """Plans a peek at limits for one identity."""
+    """Plans a peek at the limits of one identity."""
 
     def __init__(self, name: str, digest: bytes) -> None:
         super().__init__("peek")

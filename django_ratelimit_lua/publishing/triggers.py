@@ -230,7 +230,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 
 
 def _failed(message: str, error: Exception) -> bool:
-    """Report a failure. Return whether to try again, which is useless before the app is migrated."""
+    """Report a failure. Return whether to try again: not before the app is migrated."""
     problem = migration_problem()
     if not problem:
         _warn(message, error)

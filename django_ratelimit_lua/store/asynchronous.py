@@ -239,7 +239,7 @@ class Link:
             self._connection.write(b"".join(commands))
 
     def _retire(self) -> None:
-        """Let no other caller use this connection. Callers that wait may still get their replies."""
+        """Let no other caller use this connection. Waiting callers may still get their replies."""
         self.is_retired = True
         if not self._waiting:
             self.close()

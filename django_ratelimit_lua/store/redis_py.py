@@ -108,7 +108,7 @@ class DeadlineSocket:
         return getattr(self.sock, name)
 
     def _within(self, operation: Callable[[Any], Any], argument: Any) -> Any:
-        """Run an operation, waiting in slices that count for at most their length: see `Patience`."""
+        """Run an operation, and wait for it in slices of bounded length: see `Patience`."""
         patience = self._turn.patience
         if self._turn.received > LARGE:
             self._turn.count()

@@ -259,7 +259,7 @@ class Store:
             self.execute(b"DEL", *[keys[place] for place in places])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
-        """Return the keys on all masters that begin with `begin`, followed by a match of the pattern.
+        """Return the keys on all masters that consist of `begin` and a match of the pattern.
 
         Raises `StoreError`.
         """
@@ -383,7 +383,7 @@ class Store:
         return None
 
     def close(self) -> None:
-        """Close the idle connections of threads. Those of an event loop are closed with the loop."""
+        """Close the idle connections of threads. A loop's connections are closed with the loop."""
         for node in list(self._nodes.values()):
             node.close()
 

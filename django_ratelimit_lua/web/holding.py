@@ -171,7 +171,10 @@ def _release_each(held: list[Held]) -> None:
 
 
 def _finished(sender: Any, **kwargs: Any) -> None:
-    """Release the slots at the end of a request. Only a response that is final names its handler."""
+    """Release the slots at the end of a request.
+
+    `sender` is None if the response was replaced by another one, which is closed later.
+    """
     context = _context()
     if sender is None or context is None:
         return

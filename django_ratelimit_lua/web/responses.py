@@ -185,7 +185,7 @@ def add_ratelimit_headers(request: Any, response: Any) -> Any:
 
 
 def attach_decision(request: Any, decision: Decision) -> Decision:
-    """Set the attributes of the request that views read, and return the decision for this place."""
+    """Store a decision on the request for the view, merged with earlier ones, and return it."""
     is_limited = not decision.allowed
     for state in decision.limits:
         is_limited = is_limited or (state.mode == "advise" and not state.allowed)

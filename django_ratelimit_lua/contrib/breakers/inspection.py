@@ -1,4 +1,4 @@
-"""The inspector's part about breakers: those of a view, and their effect on a request."""
+"""The inspector's section about breakers: those of a view, and their effect on a request."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ OUTCOMES: dict[Instead, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ExplainedBreaker:
-    """A breaker of a view, and the result of a request that it does not let through."""
+    """A breaker of a view, and the result of a request that it stops."""
 
     state: BreakerState
     instead: Instead
 
     @property
     def passes(self) -> bool | None:
-        """Whether it lets a request through now; None: that depends on chance or other calls."""
+        """Return whether it lets a request through now; None if that depends on other calls."""
         state = self.state
         if state.forced:
             return state.forced == "closed"
@@ -49,7 +49,7 @@ class ExplainedBreaker:
 
     @property
     def words(self) -> str:
-        """Its state, and its effect on a request, in one line."""
+        """Return its state, and its effect on a request, in one line."""
         parts = [self.state.words]
         if self.state.forced:
             parts = [self.state.forced_words, _("its own state: %s") % self.state.words]

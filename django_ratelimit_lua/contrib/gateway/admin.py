@@ -1,4 +1,4 @@
-"""Clients of the gateway and their rights. A token is shown once, when it is made."""
+"""The clients of the gateway and their rights. A token is shown once, when it is created."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .models import RateLimitClient
 
 @admin.action(description=gettext_lazy("Revoke: their tokens are refused"), permissions=["change"])
 def revoke(modeladmin: Any, request: HttpRequest, queryset: Any) -> None:
-    """Refuse their tokens, from the next request on."""
+    """Revoke the tokens of clients, which are refused from the next request on."""
     for client in queryset.filter(is_active=True):
         client.is_active = False
         client.save(update_fields=["is_active"])
@@ -33,7 +33,7 @@ def revoke(modeladmin: Any, request: HttpRequest, queryset: Any) -> None:
 
 @admin.register(RateLimitClient)
 class ClientAdmin(ActingAdmin):
-    """Clients of the gateway, the limits they may use, and when they last did."""
+    """The admin of the gateway's clients, with the limits they may use, and their last use."""
 
     list_display = ("name", "may_ask", "may_refund", "is_active", "used")
     list_filter = ("is_active", "may_refund")
@@ -44,23 +44,23 @@ class ClientAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("may use"))
     def may_ask(self, client: RateLimitClient) -> SafeString:
-        """Return the names of limits, one per line."""
+        """Return the names of the limits that it may use, one per line."""
         return format_html_join(mark_safe("<br>"), "{}", ((name,) for name in client.names()))
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
     def used(self, client: RateLimitClient) -> Any:
-        """Return when it was last used, to the minute."""
+        """Return the time of its last use, to the minute."""
         if client.last_used is None:
             return "—"
         return moment_element(client.last_used)
 
     def get_urls(self) -> list[Any]:
-        """Add the URL that makes another token to Django's."""
+        """Return the URL that creates another token, and Django's own."""
         view = self.admin_site.admin_view(self.token_view)
         return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        """Save. A new client gets its token, which is shown on the next page and nowhere again."""
+        """Save a client. A new one gets its token, which is shown only on the next page."""
         if not change:
             obj.token = obj.new_token()
         super().save_model(request, obj, form, change)
@@ -68,11 +68,11 @@ class ClientAdmin(ActingAdmin):
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: Any = None
     ) -> HttpResponse:
-        """Its token, not behind a redirect: it is kept in no message."""
+        """Show the token of a new client. There is no redirect, so no message stores the token."""
         return self._show(request, obj, obj.token)
 
     def token_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Make another token; the one before ends."""
+        """Replace the token of a client. The previous one becomes invalid."""
         client = get_object_or_404(RateLimitClient, pk=pk)
         if request.method != "POST" or not self.has_change_permission(request, client):
             raise PermissionDenied

@@ -38,7 +38,7 @@ NOT_FOR_PROXIES = Problem(
 
 @register(Tags.caches)
 def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Check that proxies can be trusted, that gRPC is there, and that settings rules apply."""
+    """Check that proxies can be trusted, that gRPC is installed, and that settings rules apply."""
     with suppress(ImproperlyConfigured):  # The core's checks report it.
         if settings.GATEWAY_DIALECT is not None and (
             settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES
@@ -60,7 +60,10 @@ def check_gateway(**kwargs: Any) -> Iterator[CheckMessage]:
 def check_gateway_rules(
     databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
-    """Check, with `--database`, that rules of the admin apply to requests of proxies."""
+    """Check that rules of the admin apply to requests of proxies.
+
+    It runs only with `manage.py check --database`.
+    """
     using = primary()
     if using in (databases or ()):
         with suppress(ImproperlyConfigured, DatabaseError):
@@ -68,7 +71,7 @@ def check_gateway_rules(
 
 
 def stored_rules(using: str) -> Iterator[Rule]:
-    """Return the rules of the admin, without those that were broken by hand."""
+    """Yield the rules of the admin, without those that were made invalid by hand."""
     for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
         with suppress(RuleError):
             yield row.compiled()

@@ -1,4 +1,4 @@
-"""Clients of the gateway as they are published: the limits that each may use."""
+"""The published clients of the gateway: the limits that each may use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class Client(NamedTuple):
     """A service that may use limits of these names.
 
-    - `limits`: the names; a star at the end matches any rest;
+    - `limits`: the names; a star at the end matches any text;
     - `may_refund`: whether it may refund units.
     """
 

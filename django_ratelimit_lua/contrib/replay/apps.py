@@ -14,13 +14,13 @@ from ...extension import Extension, register
 
 
 class ReplayExtension(Extension):
-    """The hooks of log replay."""
+    """The hooks of the annex `replay`."""
 
     name = "replay"
     verbs = ("django_ratelimit_lua.contrib.replay.verbs.replay",)
 
     def links(self, request: Any, rule: Any) -> Iterable[tuple[str, str]]:
-        """Add the replay page to the form of a rule, for users who may change the rule."""
+        """Return the link to the replay page, for users who may change the rule."""
         if rule.exempt:
             return ()
         if not request.user.has_perm("django_ratelimit_lua.change_ratelimitrule"):

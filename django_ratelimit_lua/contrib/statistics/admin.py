@@ -91,10 +91,10 @@ MAX_TITLE_LENGTH = 120
 
 
 class StatisticsPages(Page):
-    """The two pages, at the URLs where the admin expects those of a model."""
+    """The overview and the page of one name, at the URLs where the admin expects a model's."""
 
     class Media:
-        """Refreshes the page, and moves along curves."""
+        """The style sheet, and the scripts that refresh the page and move along curves."""
 
         css = {"all": ("ratelimit_statistics/statistics.css",)}  # noqa: RUF012 - Django's way
         js = ("django_ratelimit_lua/refresh.js", "ratelimit_statistics/statistics.js")
@@ -266,7 +266,7 @@ class StatisticsPages(Page):
         }
 
     def _form_url(self, request: HttpRequest, curve: Curve, page: Report) -> str:
-        """Return the URL of the form that saves another limit, up to its value.
+        """Return the URL of the form that saves another limit; the limit's value is appended to it.
 
         It is empty for users without permission.
         """
@@ -316,7 +316,7 @@ def _query(request: HttpRequest, **changes: str) -> str:
 
 
 def _columns(request: HttpRequest, sort: str) -> list[dict[str, Any]]:
-    """Return the columns: of those that sort, the query that sorts by them, or in reverse."""
+    """Return the columns, with the query that sorts by each, or reverses the order."""
     columns = []
     for name, words in COLUMNS.items():
         query = ""
@@ -329,7 +329,7 @@ def _columns(request: HttpRequest, sort: str) -> list[dict[str, Any]]:
 
 
 def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
-    """Return the moments that the time axis names, as shares of its length."""
+    """Return the labels of the time axis, with their positions as shares of its length."""
     every, date_format = PERIOD_WORDS[period][2:]
     step = PERIODS[period][1]
     axis = []
@@ -356,7 +356,7 @@ def _marks(page: Report, changes: Sequence[Mapping[str, Any]]) -> list[Mark]:
 def _chart(
     page: Report, hovers: Sequence[str], marks: Sequence[Mark], kind: str, width: int
 ) -> SafeString:
-    """Return a plot with a stacked bar for each step of the time."""
+    """Return a plot with a stacked bar for each step."""
     points = [vars(point) for point in page.points]
     heights = ticks(largest(points))
     title = _("Requests of %(name)s, %(period)s") % {
@@ -378,7 +378,7 @@ def _chart(
 
 
 def _range_words(number: Between) -> str:
-    """Return a number that is known within bounds."""
+    """Return a number that is known within bounds, in words."""
     least, most = map(number_words, number)
     if least == most:
         return most
@@ -411,7 +411,7 @@ def _point_words(point: CurvePoint, curve: Curve, per: str) -> str:
 def _client_rows(
     request: HttpRequest, clients: Sequence[Estimate], page: Report
 ) -> list[dict[str, Any]]:
-    """Return the rows of clients of a name, with what can be done about each."""
+    """Return the rows of clients of a name, with the possible actions."""
     parts = readable_parts(request, [client.name for client in clients])
     return [_client_row(*pair, page) for pair in zip(clients, parts, strict=True)]
 

@@ -15,7 +15,7 @@ from .conf import settings
 
 @register(Tags.caches)
 def check_metrics(**kwargs: Any) -> Iterator[CheckMessage]:
-    """Warn if a package is missing that the settings of metrics need."""
+    """Warn if a package is missing that the settings for metrics need."""
     with suppress(ImproperlyConfigured):  # The core's `check_settings` reports it.
         for is_used, module, extra, text in (
             (

@@ -1,32 +1,32 @@
 """The keys of statistics in Redis. All keys of one rule or call site are in one hash slot.
 
 - `<prefix>{stats}:names`, a sorted set: the counted names, each with the hour of its last decision;
-- `<prefix>{stats}:durable`, a sorted set: those of them with durable statistics by a limiter,
-  likewise;
+- `<prefix>{stats}:durable`, a sorted set: the names with durable statistics of a limiter, each with
+  the hour of its last decision;
 
-and for each name, after `<prefix>{stats:<name>}:`
+For each name, these keys begin with `<prefix>{stats:<name>}:`
 
 - `minutes:<hour>`, a hash: result and minute → requests, for 49 hours;
 - `hours:<day>`, a hash: result, units `u`, near the limit `n`, or source `S…`, and the hour → a
   number, for 91 days;
-- `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source, bucket) and of units used
+- `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source, bucket) and of used units
   (`U`, period, `:`, bucket), for the same time;
-- `marks:<period>:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the maximum it had used or
-  wanted, for the same time;
-- `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: digests that were refused, or would have
-  been, for the same time;
+- `marks:<period>:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the maximum number of units
+  that it had used or requested, for the same time;
+- `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: the digests that were refused, or would
+  have been in shadow mode, for the same time;
 - `top:<hour>`, a hash: a process → its clients with most units and most refusals, as JSON, for 25
   hours;
 - `version:<version>`, a hash and two HyperLogLogs: the requests of a version of a rule in shadow
   mode, for 8 days;
 - `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit
-  `n`; for all together histograms of times as above, their sums in microseconds (`T`, source), and
-  failures of the store (`E`, kind). These never fall, and expire 91 days after the last decision;
-- `dropped`, for all together, a hash: by day, requests of rules that are counted nowhere, for 91
-  days;
+  `n`; for the whole site also histograms of times as above, their sums in microseconds (`T`,
+  source), and failures of the store (`E`, kind). These never fall, and expire 91 days after the
+  last decision;
+- `dropped`, for the whole site, a hash: day → requests of rules that were not counted, for 91 days;
 - `batch:<process>`: the number of the last batch that this process wrote, for six hours.
 
-`<name>` is a digest of the name; the name of all together is empty. Hours and days are numbered
+`<name>` is a digest of the name. The name of the whole site is empty. Hours and days are numbered
 since 1970, in UTC.
 """
 
@@ -76,10 +76,10 @@ def key_of(name: str, suffix: bytes) -> bytes:
 
 
 def site_key(suffix: bytes) -> bytes:
-    """Return a key that belongs to no name."""
+    """Return a key that does not belong to a single name."""
     return conf.CACHE_PREFIX + b"{stats}:" + suffix
 
 
 def readable(name: str) -> str:
-    """Return a name for systems that take no lone surrogates."""
+    """Return a name for systems that do not accept lone surrogates."""
     return name.encode(errors="replace").decode()

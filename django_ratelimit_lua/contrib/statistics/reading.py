@@ -1,6 +1,6 @@
-"""Read the counts again, for the admin's pages, commands, JSON and metrics.
+"""Read the counts for the admin's pages, commands, JSON and metrics.
 
-Everything here calls Redis and may raise `StoreError`. Unwritten counts of this process are written
+All functions call Redis and may raise `StoreError`. Unwritten counts of this process are written
 first.
 """
 
@@ -42,7 +42,7 @@ class Span(NamedTuple):
     """A time span from `start` to `end`, in seconds since 1970, in steps of `step` seconds.
 
     If `step` is less than an hour, the last 49 hours are available, otherwise the last 91 days.
-    Minutes, hours and days are those of UTC. A partial one counts as a whole.
+    Minutes, hours and days are those of UTC. A part of one counts as a whole.
     """
 
     start: int
@@ -51,7 +51,7 @@ class Span(NamedTuple):
 
     @classmethod
     def last(cls, seconds: int, step: int, now: float | None = None) -> Span:
-        """Return the last seconds of this number, up to the end of the current step.
+        """Return the last `seconds` seconds, up to the end of the current step.
 
         >>> Span.last(3600, 60, now=7230.0)
         Span(start=3660, end=7260, step=60)
@@ -65,7 +65,7 @@ class Span(NamedTuple):
 
     @property
     def by_hours(self) -> list[tuple[bytes, int]]:
-        """The hours if these are still kept separately, otherwise the days.
+        """Return the hours if these are still stored separately, otherwise the days.
 
         Each is the end of a key, and the moment at which it begins.
         """
@@ -86,7 +86,8 @@ class Point(NamedTuple):
 class Total(NamedTuple):
     """The counts of a span: requests by result, decisions by source, and requests in each hour.
 
-    `units`: those that were taken; `near`: allowed requests that were near the limit.
+    - `units`: the units that were taken;
+    - `near`: allowed requests that came near the limit.
     """
 
     counts: Counts
@@ -99,9 +100,9 @@ class Total(NamedTuple):
 class Detail(NamedTuple):
     """The histograms of a span, which begins at `since`.
 
-    `times`: the number of decisions by bucket (see `TIME_BOUNDS`); `used`: by period in
-    microseconds, the number of requests by the units used including their own, by bucket (see
-    `units_range`).
+    - `times`: the number of decisions by bucket (see `TIME_BOUNDS`);
+    - `used`: by period in microseconds, the number of requests by bucket of the units used after
+      them (see `units_range`).
     """
 
     since: int
@@ -109,11 +110,11 @@ class Detail(NamedTuple):
     used: Mapping[int, Counter[int]]
 
     def time_within(self, share: float) -> float | None:
-        """Return the seconds in which that share of decisions was made, at most."""
+        """Return the maximum number of seconds that this share of the decisions took."""
         return quantile(share, self.times)
 
     def beyond(self, period_us: int, units: int) -> tuple[int, int]:
-        """Return how many requests found more than this number of units used.
+        """Return the bounds of the number of requests that came above this number of units.
 
         The buckets of large numbers are not exact.
         """
@@ -131,8 +132,9 @@ class Detail(NamedTuple):
 class Totals(NamedTuple):
     """The totals of all processes, as `keys` describes them.
 
-    `of_names`: by rule or call site; `of_all`: of the whole site; `revision`: the number of the
-    rules that are published (0: none).
+    - `of_names`: by rule or call site;
+    - `of_all`: of the whole site;
+    - `revision`: the number of the published rules (0: none).
     """
 
     of_names: Mapping[str, Counts]
@@ -143,8 +145,9 @@ class Totals(NamedTuple):
 class History(NamedTuple):
     """The counts of one identity since a moment, in seconds since 1970.
 
-    `used`: its units, and `refused`: its refusals, or those that shadow mode would have made, each
-    as the minimum and the maximum; None: it is not among the top clients.
+    - `used`: the bounds of its units; None if it is not among the top clients;
+    - `refused`: the bounds of its refusals, including those in shadow mode; None if it is not among
+      the top clients.
     """
 
     since: int
@@ -155,7 +158,7 @@ class History(NamedTuple):
 class ShadowNumbers(NamedTuple):
     """The requests that a version of a rule has seen and would have refused in shadow mode.
 
-    `people`, `refused_people`: the estimated number of their identities.
+    - `people`, `refused_people`: the estimated numbers of their identities.
     """
 
     seen: int
@@ -184,7 +187,7 @@ def durable_names() -> dict[str, int]:
 
 
 def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
-    """Return the counts of each name, in whole hours; the current hour is one of them."""
+    """Return the counts of each name, in whole hours including the current one."""
     hourly = _points_of(names, span._replace(step=HOUR))
     return {name: _total(points) for name, points in hourly.items()}
 
@@ -215,12 +218,12 @@ def _requests(points: Iterable[Point]) -> list[Point]:
 
 
 def _results(counted: Counts) -> Counts:
-    """Return the requests by result, among all counts."""
+    """Return only the numbers of requests by result."""
     return Counter({word: number for word, number in counted.items() if word in LABELS})
 
 
 def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
-    """Return the counts of each name in the current minute and the one before.
+    """Return the counts of each name in the current and the previous minute.
 
     Returns:
         The length of that time in seconds, and the counts.
@@ -232,7 +235,10 @@ def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
 
 
 def dropped() -> int:
-    """Return the requests without counts in the last seven days, each once for each rule."""
+    """Return the number of requests that were not counted in the last seven days.
+
+    A request is included once for each rule.
+    """
     first = int(time.time()) // DAY - 7
     (counts,) = _hashes([key_of(SITE, DROPPED)])
     return sum(number for day, number in counts.items() if int(day) > first)
@@ -271,9 +277,9 @@ def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
 
 
 def marks(name: str, period_us: int, span: Span) -> Marks:
-    """Return the most that identities used, or wanted, of the limit of that period.
+    """Return the maximum units that identities used, or requested, in the limit's period.
 
-    It is read in whole hours or days.
+    They are read in whole hours or days.
     """
     keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.by_hours]
     found: dict[bytes, int] = {}
@@ -284,7 +290,7 @@ def marks(name: str, period_us: int, span: Span) -> Marks:
 
 
 def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
-    """Return about how many identities were refused, in whole hours or days.
+    """Return the approximate number of refused identities, in whole hours or days.
 
     They are counted by a HyperLogLog with a standard error of 0.8 %.
     """
@@ -296,20 +302,20 @@ def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
 
 
 def people_refused(name: str, span: Span) -> int:
-    """Return about how many identities were refused of one name: see `refused_people`."""
+    """Return the approximate number of identities refused under a name: see `refused_people`."""
     return refused_people([name], span)[name]
 
 
 def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
     """Return the top clients of the hours of a span, its last 24 at most.
 
-    The list of each process has an error, and a client that is not on it may have come there as
-    often as the last one that is. Both are in `error`.
+    The list of each process has an error, and a client that is not on it may have come as often as
+    the last one that is. `error` contains both.
 
     Args:
         name: The rule or call site.
         span: The hours.
-        what: "refused" (or refusals that shadow mode would have made), or "used" (units).
+        what: "refused" (including refusals in shadow mode), or "used" (units).
         most: The maximum number of clients.
     """
     found: dict[str, Estimate] = {}
@@ -331,7 +337,7 @@ def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Es
 
 
 def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
-    """Read a list of `writing.Top`: the maximum count of clients that it lacks, and its clients.
+    """Return the clients in a list of `writing.Top`, and the maximum count of all others.
 
     >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used")
     (0, [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])])
@@ -358,7 +364,7 @@ def history(name: str, digest: bytes) -> History:
 
 
 def totals(patience: Patience | None = None) -> Totals:
-    """Return the numbers of metrics, which never fall unless Redis has lost them."""
+    """Return the numbers for metrics, which never fall unless Redis has lost them."""
     names = [*_hours_of(b"names", patience), SITE]
     hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
     of_names = {name: of for name, of in zip(names, hashes, strict=True) if of}
@@ -418,7 +424,7 @@ def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Poin
     """Add up counts by the steps of a span.
 
     Args:
-        span: Parts that it begins in count as a whole, in its first step.
+        span: The span. A part that overlaps its beginning counts completely, in the first step.
         length: The seconds of each part.
         counted: The counts of each part, by the moment at which it begins.
     """

@@ -1,6 +1,6 @@
-"""Reports of the statistics: an overview of all limits, and one rule or call site in full.
+"""Reports of the statistics: an overview of all limits, and one rule or call site in detail.
 
-The pages of the admin render these dataclasses; as JSON, each field is a member (see `Encoder`).
+The pages of the admin render these dataclasses. In JSON, each field is a member (see `Encoder`).
 Moments are in the site's time zone; shares are from 0 to 1; durations are in seconds.
 """
 
@@ -94,7 +94,10 @@ PERIODS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Requests by what came of them; `banned`: how many of the refused were refused by a ban."""
+    """Requests by result.
+
+    - `banned`: the number of refused requests that a ban has refused.
+    """
 
     requests: int = 0
     allowed: int = 0
@@ -108,7 +111,7 @@ class Counts:
 
     @property
     def refusals(self) -> int:
-        """The refused requests, or, if there are none, those that would have been."""
+        """Return the refused requests or, if there are none, those that would have been refused."""
         return self.refused or self.would_be_refused
 
     @property
@@ -134,7 +137,7 @@ class Point(Counts):
 
 @dataclass(frozen=True)
 class PerMinute:
-    """Requests a minute, of now."""
+    """Requests per minute, at present."""
 
     requests: float = 0.0
     refused: float = 0.0
@@ -145,7 +148,8 @@ class PerMinute:
 class Numbers(Counts):
     """The counts of a span.
 
-    `p95_seconds`: the 95th percentile of the decision time; `sources`: decisions by source.
+    - `p95_seconds`: the 95th percentile of the decision time;
+    - `sources`: decisions by source.
     """
 
     share_refused: float | None = None
@@ -155,7 +159,7 @@ class Numbers(Counts):
 
     @property
     def source_words(self) -> str:
-        """The sources of decisions, the most frequent first, with their shares."""
+        """Return the sources of decisions, the most frequent first, with their shares."""
         whole = sum(self.sources.values())
         ordered = sorted(self.sources.items(), key=lambda pair: -pair[1])
         return ", ".join(
@@ -173,7 +177,7 @@ class Day(Numbers):
 
     @property
     def spark(self) -> SafeString | str:
-        """A small drawing of the day; empty if there were no requests."""
+        """Return a small plot of the day; empty if there were no requests."""
         if not self.requests:
             return ""
         words = _("Last day: %(counts)s") % {"counts": self.words()}
@@ -182,9 +186,9 @@ class Day(Numbers):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedLimit:
-    """The limits behind a name: of a rule of the admin or the settings, or in the code.
+    """The limits under a name: of a rule of the admin or the settings, or in the code.
 
-    `rule`: the key of the rule's row.
+    - `rule`: the primary key of the rule's row.
     """
 
     name: str
@@ -207,15 +211,15 @@ class Row(NamedLimit, Day):
 
     @property
     def pattern(self) -> str:
-        """The pattern of its refusals."""
+        """Return the pattern of its refusals."""
         return pattern(self.refusals, self.people_refused)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """The last day of every rule and call site, one page of many.
+    """The last day of every rule and call site, as one page of several.
 
-    `names`: how many there are in all.
+    - `names`: the total number of names.
     """
 
     at: datetime.datetime
@@ -233,8 +237,9 @@ class Overview:
 class Report(NamedLimit, Numbers):
     """The counts of one rule or call site in a period.
 
-    Counts without minutes begin at `since`, with an hour or a day; `counts_since`: the requests
-    since then.
+    - `since`: the beginning of counts that are not stored by minute, at the start of an hour or a
+      day;
+    - `counts_since`: the requests since then.
     """
 
     at: datetime.datetime
@@ -254,27 +259,27 @@ class Report(NamedLimit, Numbers):
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether nothing was refused, and something would have been."""
+        """Return whether no request was refused, but some would have been."""
         return not self.counts_since.refused and bool(self.counts_since.would_be_refused)
 
     @property
     def reaches_back(self) -> bool:
-        """Whether what is counted by hours, or days, begins before the chart does."""
+        """Return whether counts by hour or day begin before the chart does."""
         return self.since < self.from_
 
     @property
     def has_slots(self) -> bool:
-        """Whether one of its limits is of slots."""
+        """Return whether one of the limits is a concurrency limit."""
         return any(limit.rate.is_slots for limit in self.limits)
 
     @property
     def pattern(self) -> str:
-        """The pattern of its refusals."""
+        """Return the pattern of its refusals."""
         return pattern(self.counts_since.refusals, self.people_refused)
 
 
 class Encoder(DjangoJSONEncoder):
-    """Encode dataclasses: each field is a member, without an underscore at the end of its name."""
+    """Encodes dataclasses: each field is a member, without an underscore at the end of its name."""
 
     def default(self, o: Any) -> Any:
         if isinstance(o, Curve):
@@ -299,7 +304,7 @@ class Encoder(DjangoJSONEncoder):
 
 
 def named(name: str) -> NamedLimit:
-    """Return the limits behind a name."""
+    """Return the limits under a name."""
     row = RateLimitRule.objects.using(primary()).named(name).prefetch_related("tiers").first()
     return _describe(name, row)
 
@@ -341,7 +346,7 @@ def _in_code(name: str) -> NamedLimit:
 
 
 def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the fields of `Numbers` about the last minutes, of each name."""
+    """Return the fields of `Numbers` about the last minutes, for each name."""
     seconds, counts = stats.lately(names)
     histograms = stats.details_of(names, Span.last(2 * HOUR, HOUR))
     return {
@@ -429,7 +434,7 @@ def last_days(names: Sequence[str]) -> dict[str, Day]:
 def why_uncounted() -> str | None:
     """Return why statistics cannot be written, or None if they can.
 
-    It tries to write some, as other processes may have counts that this one has not.
+    A trial write is made, because other processes may have unwritten counts.
     """
     error = recorder.error or why_unwritable()
     if error is None:
@@ -438,7 +443,7 @@ def why_uncounted() -> str | None:
 
 
 def one(name: str, period: str) -> Report:
-    """Return the counts of one rule or call site in a period; `identities` has its clients.
+    """Return the counts of one rule or call site in a period. For clients, see `identities`.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -484,13 +489,13 @@ def curves(
 ) -> list[Curve]:
     """Return the refusal curve of each period that was counted, the shortest first.
 
-    Slots have no curve, because requests would have met other ones if their number was another.
+    Slots have no curve, because with another number of slots, requests would have met other ones.
 
     Args:
         what: The limits.
         span: The time of the curves.
         histograms: The use of the limits in that time.
-        counts: The requests since the histograms begin.
+        counts: The requests since the beginning of the histograms.
         units: The units that these requests took.
     """
     by_period: dict[int, Limit] = {}
@@ -532,7 +537,7 @@ def _people_beyond(marks: Marks, units: int) -> Between:
 
 
 def _other_limits(what: NamedLimit, span: Span) -> list[str]:
-    """Return why some clients had another limit, or all for some of the time."""
+    """Return why some clients, or all for some of the time, had another limit."""
     overrides = RateLimitOverride.objects.between(*_moments(span)).filter(effect="limit")
     changes = changes_of(what.name, span)
     has_changed = any(change.action != RateLimitChange.Action.CREATED for change in changes)
@@ -545,7 +550,7 @@ def _other_limits(what: NamedLimit, span: Span) -> list[str]:
 
 
 def curve_members(curve: Curve) -> dict[str, Any]:
-    """Return the JSON of a refusal curve; the numbers of a point are written as [least, most]."""
+    """Return the JSON of a refusal curve. The numbers of a point are [minimum, maximum]."""
     return {
         "period_seconds": curve.period_us / 1_000_000,
         "per": period_words(Rate(1, curve.period_us)),
@@ -561,9 +566,9 @@ def curve_members(curve: Curve) -> dict[str, Any]:
 
 
 def identities(name: str, period: str) -> dict[str, list[Estimate]]:
-    """Return the ten clients that were refused most, and those that used most units.
+    """Return the ten clients with most refusals, and the ten with most used units.
 
-    They are of the period, from the beginning of an hour, but of its last 24 hours at most.
+    The time is the period, from the beginning of an hour, but at most its last 24 hours.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -575,7 +580,7 @@ def identities(name: str, period: str) -> dict[str, list[Estimate]]:
 
 
 def span_of(period: str) -> Span:
-    """Return a period of `PERIODS` up to now, in steps that begin as the clocks of the site do.
+    """Return a period of `PERIODS` up to now, with steps aligned to the site's time zone.
 
     Days have 23 to 25 hours.
     """
@@ -592,7 +597,7 @@ def span_of(period: str) -> Span:
 
 
 def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
-    """Add up the hours of each day by the clocks of the site."""
+    """Add up the hours of each day in the site's time zone."""
     days: dict[datetime.date, stats.Point] = {}
     for point in points:
         day = days.setdefault(moment_of(point.moment).date(), stats.Point(point.moment, Counter()))
@@ -601,7 +606,7 @@ def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
 
 
 def changes_of(name: str, span: Span) -> Sequence[RateLimitChange]:
-    """Return the changes of a rule in a time, the first one first."""
+    """Return the changes of a rule in a time span, the earliest first."""
     if UNWRITABLE.search(name):
         return []
     start, end = _moments(span)
@@ -612,7 +617,7 @@ def changes_of(name: str, span: Span) -> Sequence[RateLimitChange]:
 
 
 def _moments(span: Span) -> list[datetime.datetime]:
-    """Return its beginning and end as the database has moments: naive without `USE_TZ`."""
+    """Return the beginning and the end as the database stores moments: naive without `USE_TZ`."""
     zone = datetime.UTC if settings.USE_TZ else None
     return [datetime.datetime.fromtimestamp(at, zone) for at in (span.start, span.end)]
 
@@ -622,7 +627,7 @@ def _now() -> float:
 
 
 def moment_of(at: float) -> datetime.datetime:
-    """Return a moment, of seconds since 1970, in the time zone of the site."""
+    """Return a moment, given in seconds since 1970, in the time zone of the site."""
     return timezone.localtime(datetime.datetime.fromtimestamp(int(at), datetime.UTC))
 
 
@@ -632,7 +637,7 @@ def _counts(counts: stats.Counts) -> dict[str, int]:
 
 
 def _of_total(total: Total) -> dict[str, Any]:
-    """Return the fields of `Day` that a total has."""
+    """Return the fields of `Day` that a total provides."""
     counts = _counts(total.counts)
     return {
         **counts,
@@ -657,7 +662,7 @@ def _per_minute(counts: stats.Counts, seconds: float) -> PerMinute:
 
 
 def _p95(histograms: Detail) -> float | None:
-    """Return the time, at most the largest finite bound, as JSON has no infinity."""
+    """Return the 95th percentile, at most the largest finite bound, as JSON has no infinity."""
     seconds = histograms.time_within(0.95)
     if seconds is None:
         return None
@@ -665,9 +670,10 @@ def _p95(histograms: Detail) -> float | None:
 
 
 def pattern(refused: int, people: int) -> str:
-    """Return the pattern of refusals in words; or an empty text.
+    """Return the pattern of refusals in words, or an empty string.
 
-    A few clients with many refusals each are probably bots, many with a few each customers.
+    A few clients with many refusals each are probably bots. Many clients with a few refusals each
+    are probably customers.
     """
     if not people or refused < 20:
         return ""

@@ -81,10 +81,10 @@ class Algorithm:
         Args:
             limit: The limit.
             now: The time in microseconds.
-            waits: How long each limit of the call may hold a hit, in microseconds; negative: without a
-                maximum.
-            is_patient: Whether the caller sets its own maximum wait, and waits in any queue without a
-                set length.
+            waits: How long each limit of the call may hold a hit, in microseconds; negative:
+                without a maximum.
+            is_patient: Whether the caller sets its own maximum wait, and waits in any queue without
+                a set length.
         """
         return b""
 

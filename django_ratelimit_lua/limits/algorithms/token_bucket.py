@@ -31,7 +31,10 @@ class TokenBucket(Algorithm):
         return options.get("burst") or rate.limit
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """Return the rate in lowest terms, and interval and burst as whole microseconds and rest."""
+        """Return the rate in lowest terms, and the interval and burst in whole microseconds.
+
+        The remainders that these do not contain are separate numbers.
+        """
         burst = _burst(limit)
         if limit.initial is not None:
             if limit.initial > burst:

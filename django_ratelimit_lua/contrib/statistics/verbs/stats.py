@@ -1,4 +1,4 @@
-"""`stats`: what was counted in the last day."""
+"""`stats`: print the counts of the last day."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADS = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed
     argument("--json", action="store_true", help="for machines"),
 )
 def show(command: Printer, options: dict[str, Any]) -> None:
-    """Print the last day, as a table or as JSON."""
+    """Print the counts of the last day, as a table or as JSON."""
     found = overview("-requests", size=MAX_NAMES + 1)  # And the further names, counted as one.
     rows = [row for row in found.rows if row.requests]
     if options["json"]:
