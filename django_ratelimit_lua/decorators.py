@@ -141,7 +141,7 @@ def is_async(view: Any) -> bool:
 
 
 def _check_function(view: Callable[..., Any]) -> None:
-    """Raise `LimitError` if the view is a class or a method, whose first argument is no request."""
+    """Raise `LimitError` if the view is a class or a method: their first argument is no request."""
     if isinstance(view, type):
         remedy = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
         raise LimitError(

@@ -66,7 +66,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 class Page(ReadOnlyAdmin):
-    """A page without a model. `view` handles the requests of users for whom `may_see` is true."""
+    """A page without a model. `view` handles the requests of users that `may_see` allows."""
 
     class Media:
         """The style sheet of the pages."""

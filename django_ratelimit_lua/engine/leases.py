@@ -445,7 +445,7 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
 
 
 def _splits_of(call: Call) -> list[int]:
-    """Return the positions of the charges whose limits are split."""
+    """Return the positions of the charges with split limits."""
     if call.now is not None:  # A clock of the caller's own is not this process's.
         return []
     return [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]

@@ -100,7 +100,7 @@ class BanTerms:
 class Ban(NamedTuple):
     """A ban in a decision, or the offences that may lead to one.
 
-    Moments are microseconds since 1970, and 0 if there is none.
+    Moments are microseconds since 1970; 0 if not set.
 
     >>> ban = Ban(until=1_750_000_600_000_000, since=1_750_000_000_000_000, offences=10)
     >>> print(ban.ends_at)

@@ -187,7 +187,7 @@ def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = 
 
 
 def banning_limits() -> dict[str, KnownLimit]:
-    """Return the limits that ban and whose key is known, with that key.
+    """Return the limits that ban and have a known key, with that key.
 
     They are listed by the name of their rule, or by their own name if they are in the code. A rule
     with several limits is listed with the first.

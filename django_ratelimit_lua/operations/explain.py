@@ -323,7 +323,7 @@ class _Explainer:
             found.decision = found.decision._replace(source="fallback")
 
     def _is_missing(self, field: str) -> bool:
-        """Return whether a description of a request could have a value for a key, but has none."""
+        """Return whether a description of a request could have a value for a key, but lacks it."""
         is_registered = field in registered_keys()
         if not is_registered and field.partition(":")[0] not in SENT_KINDS:
             return False

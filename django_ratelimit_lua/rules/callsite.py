@@ -65,7 +65,7 @@ class CallSite(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, group: str) -> CallSite:
-        """Return the call site of a decorator at that place, whose rule has rates and a key."""
+        """Return the call site of a decorator at that place; its rule has rates and a key."""
         template = rule.template
         assert template is not None
         assert template.key is not None

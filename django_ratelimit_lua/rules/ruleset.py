@@ -199,7 +199,7 @@ class Ruleset:
     def replacement_for(
         self, name: str, call_sites: Sequence[Rule], request: HttpRequest
     ) -> list[Rule] | None:
-        """Return the rule that replaces the call sites of that name; None if there is none.
+        """Return the rule that replaces the call sites of that name, or None.
 
         Empty if the rule is off or exempts the call sites.
         """

@@ -66,7 +66,7 @@ class Turn:
 
 
 class DeadlineSocket:
-    """A connected socket whose operations together take no longer than the turn's patience.
+    """A connected socket. Its operations together take no longer than the turn's patience.
 
     redis-py sets a timeout for each operation, so a reply that arrives byte by byte would never
     reach it. Its timeouts are ignored here, except for zero, which means not to wait.

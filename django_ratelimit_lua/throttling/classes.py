@@ -129,7 +129,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             ) from None
 
     def _counts_as(self, method: str | None) -> str:
-        """Return the method whose rate applies to a request.
+        """Return the HTTP method with the rate that applies to a request.
 
         For HEAD it is GET, which runs the same view.
         """

@@ -121,7 +121,7 @@ def act(operator: Client, action: str, **more: str) -> Any:
     return operator.post(BANS, {"action": f"{action}:{active.key.decode()}", **more}, follow=True)
 
 
-def test_the_page_shows_the_client_and_the_reason(operator: Client) -> None:
+def test_the_bans_page_shows_the_client_and_the_reason(operator: Client) -> None:
     """By which limit, until when, what the next one would be, and the offences with path and user
     agent.
     """
@@ -133,7 +133,7 @@ def test_the_page_shows_the_client_and_the_reason(operator: Client) -> None:
         assert words in text, words
 
 
-def test_unbanning_holds_at_once(operator: Client) -> None:
+def test_unbanning_takes_effect_immediately(operator: Client) -> None:
     """For the next request; whoever offends again is banned for longer, unless earlier bans were
     forgotten. It stands in the history by whom.
     """
@@ -154,7 +154,7 @@ def test_unbanning_holds_at_once(operator: Client) -> None:
 
 
 @pytest.mark.parametrize("shows", ["plain", "off"])
-def test_a_ban_becomes_a_block_of_the_same_client_for_a_time(
+def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
     operator: Client, settings: Any, shows: str
 ) -> None:
     """By the digest, for at most 30 days, which are chosen first; for the rule, where one of the
@@ -230,7 +230,7 @@ def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
 
 @pytest.mark.parametrize("where", ["/ip/", "/user/", "/as-both/"])
 @pytest.mark.parametrize("secrets", [["old"], ["new", "old"]])
-def test_operators_do_not_block_themselves(
+def test_operators_cannot_ban_or_block_themselves(
     operator: Client, settings: Any, where: str, secrets: list[str]
 ) -> None:
     """By a ban of their own address, user or both, also from before the secret was changed."""
@@ -242,7 +242,7 @@ def test_operators_do_not_block_themselves(
     assert not RateLimitOverride.objects.exists()
 
 
-def test_a_limit_of_a_long_name_bans_and_blocks(operator: Client) -> None:
+def test_a_limit_with_a_long_name_bans_and_blocks(operator: Client) -> None:
     """The reason of the block begins with it."""
     attack("/long/")
     assert "is blocked for 1 hour." in text_of(act(operator, "block", duration="3600"))
@@ -338,7 +338,7 @@ def test_masked_clients_can_be_distinguished(operator: Client, settings: Any) ->
         assert "203.0.113" not in other
 
 
-def test_ended_items_are_marked(operator: Client) -> None:
+def test_bans_that_have_ended_are_reported_as_ended(operator: Client) -> None:
     """Two operators, one ban; and a key that is none."""
     attack()
     (active,) = active_bans()
@@ -349,7 +349,7 @@ def test_ended_items_are_marked(operator: Client) -> None:
         )
 
 
-def test_bans_are_chosen_by_rule_and_bounded(
+def test_bans_are_filtered_by_rule_and_bounded_in_number(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that began last, and how many more there are; a link of the rule leads to its own."""
@@ -375,7 +375,7 @@ def test_bans_are_chosen_by_rule_and_bounded(
     assert f"{BANS}?rule=banned-by-ip" in page
 
 
-def test_what_attackers_send_is_text(operator: Client) -> None:
+def test_markup_from_attackers_is_escaped(operator: Client) -> None:
     """Markup in a path, a user agent or a name is shown as it is written."""
     attack("/both/", username="<script>1</script>", agent="<img src=x onerror=alert(1)>\x1b[1m")
     page = operator.get(BANS).content.decode()
@@ -384,7 +384,7 @@ def test_what_attackers_send_is_text(operator: Client) -> None:
     assert "&lt;img src=x onerror=alert(1)&gt;\\x1b[1m" in page
 
 
-def test_it_speaks_german(operator: Client) -> None:
+def test_the_bans_page_is_translated_to_german(operator: Client) -> None:
     """All of it."""
     attack()
     with translation.override("de"):
@@ -395,7 +395,7 @@ def test_it_speaks_german(operator: Client) -> None:
         assert words not in text, words
 
 
-def test_without_redis_the_page_reports_it(operator: Client, settings: Any) -> None:
+def test_the_bans_page_reports_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
     """And nothing is done."""
     settings.CACHES = {
         "default": {

@@ -66,7 +66,7 @@ def visit(url: str = "/login", address: str = ADDRESS, times: int = 1) -> int:
     return int([Client(REMOTE_ADDR=address).get(url) for _ in range(times)][-1].status_code)
 
 
-def test_bans_are_listed() -> None:
+def test_active_bans_are_listed() -> None:
     """By which limit, of whom as far as that may be shown, since when, until when, why, and how
     long the next would be; those that end first come first.
     """
@@ -109,7 +109,9 @@ def test_bans_are_listed() -> None:
 
 
 @pytest.mark.parametrize(("shows", "who"), [("plain", [("ip", ADDRESS)]), ("off", [])])
-def test_identities_are_listed_as_they_may_be_shown(shows: str, who: Any, settings: Any) -> None:
+def test_banned_identities_are_shown_as_the_setting_allows(
+    shows: str, who: Any, settings: Any
+) -> None:
     """Whole, or not at all; the digest names them."""
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     visit(times=4)
@@ -121,7 +123,7 @@ def test_identities_are_listed_as_they_may_be_shown(shows: str, who: Any, settin
     assert ADDRESS not in changed_words(RateLimitChange.objects.get())[0]
 
 
-def test_the_history_names_the_first_of_many() -> None:
+def test_the_history_names_the_first_of_many_lifted_bans() -> None:
     """Whose bans are lifted together; of the others it says how many."""
     limiter = RateLimiter("many", "1/h", ban_after=1, ban_for="10m")
     for number in range(13):
@@ -132,7 +134,7 @@ def test_the_history_names_the_first_of_many() -> None:
     assert words.endswith(", 3 more are lifted.")
 
 
-def test_a_ban_is_lifted_by_its_identity() -> None:
+def test_a_listed_ban_is_lifted_by_its_identity() -> None:
     """As it is listed; the next request goes, and the history says who has done it."""
     visit(times=4)
     visit(address="203.0.113.10", times=4)
@@ -166,7 +168,7 @@ def test_a_ban_is_lifted_by_its_identity() -> None:
     assert [ban.ban.times for ban in active_bans()] == [1]
 
 
-def test_a_reset_ends_the_bans_of_one_alone() -> None:
+def test_a_reset_ends_only_the_bans_of_that_identity() -> None:
     """Others stay banned, and stay on the list."""
     limiter = RateLimiter("resets", "1/h", ban_after=1, ban_for="10m", ban_on="reported")
     for name in ("ada", "bob"):
@@ -179,7 +181,7 @@ def test_a_reset_ends_the_bans_of_one_alone() -> None:
     assert left.key in build_call(limiter._counts("bob").charges, "peek").ban_keys()
 
 
-def test_an_advisory_ban_is_reported_as_one() -> None:
+def test_a_shadow_ban_is_reported_as_shadow() -> None:
     """Of a limit in shadow mode, and of whom it is; where that is enforced again, it holds."""
     rule = RateLimitRule.objects.create(
         name="login", rate="1/h", key="ip", mode="shadow", ban_after=1, ban_for="10m", group="login"
@@ -202,7 +204,7 @@ def test_an_advisory_ban_is_reported_as_one() -> None:
 
 @pytest.mark.skipif(not LIBFAKETIME, reason="libfaketime (Debian: faketime) is not installed")
 @pytest.mark.parametrize("hours", [1, -1])
-def test_bans_are_listed_by_the_clock_by_which_they_end(hours: int, settings: Any) -> None:
+def test_bans_are_listed_by_the_clock_of_redis(hours: int, settings: Any) -> None:
     """That of Redis, however far this host's is from it."""
     with stepped(hours) as hurt:
         settings.CACHES = hurt.caches
@@ -218,7 +220,7 @@ def test_bans_are_listed_by_the_clock_by_which_they_end(hours: int, settings: An
         assert limiter.hit("ada")
 
 
-def test_what_was_lifted_before_redis_died_is_in_the_history(settings: Any) -> None:
+def test_bans_lifted_before_an_outage_are_in_the_history(settings: Any) -> None:
     """Of several that are lifted together."""
     with Server() as server:
         settings.CACHES = alias(server.url)
@@ -238,7 +240,7 @@ def test_what_was_lifted_before_redis_died_is_in_the_history(settings: Any) -> N
     assert change.after == {"digests": [bans[0].identity], "who": {bans[0].identity: [["", "ad…"]]}}
 
 
-def test_a_ban_of_a_limit_that_is_gone_can_be_lifted(direct: redis.Redis) -> None:
+def test_a_ban_of_a_removed_limit_can_be_lifted(direct: redis.Redis) -> None:
     """By the key that it is kept under; what is known of earlier bans stays."""
     limit = RateLimiter("gone", "1/h", ban_after=1, ban_for="1m,30d")
     limit.ban("ada")
@@ -305,7 +307,9 @@ def test_the_list_uses_the_current_limits() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 44, None])
-def test_foreign_entries_are_left_out(damage: bytes | None, direct: redis.Redis) -> None:
+def test_invalid_entries_in_the_ban_register_are_skipped(
+    damage: bytes | None, direct: redis.Redis
+) -> None:
     """The others are listed."""
     visit(times=4)
     RateLimiter("mail", "1/h", ban_after=1, ban_for="1m").ban("ada")
@@ -319,7 +323,7 @@ def test_foreign_entries_are_left_out(damage: bytes | None, direct: redis.Redis)
     assert active_bans()[0].who == []
 
 
-def test_the_inspector_names_the_author_of_a_ban() -> None:
+def test_the_inspector_names_the_operator_who_made_a_ban() -> None:
     """In one sentence, with when it ends, and the offences that have earned it."""
     visit(times=4)
     (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
@@ -331,7 +335,7 @@ def test_the_inspector_names_the_author_of_a_ban() -> None:
     assert _reason(met).startswith("Banned by login by hand, since ")
 
 
-def test_rules_of_the_admin_ban() -> None:
+def test_rules_of_the_admin_can_ban() -> None:
     """By the same words, which YAML takes as well; a change of them is in the history."""
     rule = RateLimitRule(
         name="api",
@@ -365,7 +369,7 @@ def test_rules_of_the_admin_ban() -> None:
     )
 
 
-def test_resetting_keeps_the_register_of_the_others() -> None:
+def test_resetting_one_client_keeps_the_other_bans_registered() -> None:
     """Whose counts are reset is banned no more; everybody else is, and is listed."""
     limiter = RateLimiter("mail", "0/s", ban_after=1, ban_for="1m")
     limiter.hit("ada")

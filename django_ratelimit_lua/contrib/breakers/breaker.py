@@ -161,7 +161,7 @@ class CircuitBreaker:
 
     @property
     def forced(self) -> str:
-        """Return the state that an operator has forced, open or closed; empty if there is none.
+        """Return the state that an operator has forced: open, closed, or empty for no forced state.
 
         >>> CircuitBreaker("maps").forced
         ''
@@ -263,7 +263,7 @@ class CircuitBreaker:
 
 
 class Call:
-    """One call of a resource: a `with` block whose result is counted when it ends."""
+    """One call of a resource: a `with` block. The result is counted when the block ends."""
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self._circuit = breaker._circuit

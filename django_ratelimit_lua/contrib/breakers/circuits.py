@@ -324,7 +324,7 @@ class Circuit:
         return bool(self.running or self._probes) or time.monotonic() - self.used_at < USED_SECONDS
 
     def _running_probes(self) -> str:
-        """Return the ids of the probes whose slots are to be renewed, separated by spaces."""
+        """Return the ids of the probes with slots to renew, separated by spaces."""
         oldest = time.monotonic() - self.by.longest_probe_us / SECOND
         for probe, began in self._probes.copy().items():
             if began <= oldest:

@@ -73,7 +73,7 @@ class BreakerState:
 
     @property
     def forced(self) -> str:
-        """Return the forced state; empty if there is none."""
+        """Return the forced state, or an empty string."""
         if self.row is not None and self.row.is_forced():
             return self.row.forced
         return ""
@@ -94,7 +94,7 @@ class BreakerState:
 
     @property
     def forced_words(self) -> str:
-        """Return the forced state in words; empty if there is none."""
+        """Return the forced state in words, or an empty string."""
         if self.row is None or not self.forced:
             return ""
         until = _("until it is reset")

@@ -11,7 +11,7 @@ class Dialect(NamedTuple):
     - `is_chain`: whether the address is the last of a list to which each proxy adds one, as in
       `X-Forwarded-For`; otherwise it is a single address;
     - `is_url`: whether the URI is a URL, including the host;
-    - `file`: the name of its configuration in `proxies/`; empty if there is none.
+    - `file`: the name of its configuration in `proxies/`; may be empty.
     """
 
     method: str

@@ -111,7 +111,7 @@ class Counts:
 
     @property
     def refusals(self) -> int:
-        """Return the refused requests or, if there are none, those that would have been refused."""
+        """Return the refused requests or, without any, those that would have been refused."""
         return self.refused or self.would_be_refused
 
     @property

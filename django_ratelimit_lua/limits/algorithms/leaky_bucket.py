@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LeakyBucket(Algorithm):
-    """A token bucket whose callers wait for their turn.
+    """A token bucket with callers that wait for their turn.
 
     At most `queue` callers wait behind the one being served.
     """

@@ -10,6 +10,6 @@ from docs.tables import PAGES, with_table
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_pages_are_made_of_the_tables(page: str) -> None:
+def test_the_settings_pages_match_the_tables(page: str) -> None:
     """`make docs` writes them."""
     assert (Path(__file__).parents[3] / "docs" / page).read_text() == with_table(page)
