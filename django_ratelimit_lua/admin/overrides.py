@@ -133,7 +133,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("active"), ordering="ends")
     def lasts(self, override: RateLimitOverride) -> SafeString:
-        """Return whether it is in force, from when and until when."""
+        """Return whether an override is in force, from when and until when."""
         now = timezone.now()
         moment = override.ends
         if moment is not None and moment <= now:

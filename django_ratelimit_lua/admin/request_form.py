@@ -173,7 +173,7 @@ class RequestForm(forms.Form):
 
     @property
     def is_network(self) -> bool:
-        """Return whether it is about several addresses, of which the first one is inspected."""
+        """Return whether the form is about a network. Only its first address is inspected."""
         return "/" in self.cleaned_data["address"]
 
     def network_overrides(self) -> list[NetworkOverride]:
@@ -189,7 +189,7 @@ class RequestForm(forms.Form):
 
     @property
     def has_more(self) -> bool:
-        """Return whether a field was entered that few requests need."""
+        """Return whether a rarely needed field was entered."""
         return any(self.data.get(name) or name in self.errors for name in self.MORE)
 
 

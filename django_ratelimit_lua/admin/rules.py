@@ -187,7 +187,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Model | None:
-        """Return the rule. If it is to be saved, it is locked until then."""
+        """Return a rule. If it is to be saved, its row is locked until then."""
         rule = super().get_object(request, object_id, from_field)
         is_saving = (
             request.method == "POST" and transaction.get_connection(primary()).in_atomic_block

@@ -97,7 +97,7 @@ class Counter:
         raise NotImplementedError
 
     def wait(self, now: float) -> float:
-        """Return the seconds for which a hit is held that is admitted now."""
+        """Return the seconds for which a hit admitted now is held."""
         return 0.0
 
     def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
@@ -109,7 +109,10 @@ class Counter:
         raise NotImplementedError
 
     def catch_up(self, now: float, units: int, since: float) -> None:
-        """Count at least the `units` of an earlier moment and the owed units, up to the share."""
+        """Count at least the units that were counted at an earlier moment, plus the owed ones.
+
+        The maximum is the share.
+        """
         earlier = _new_counter(self.limit, self.share)
         earlier.take(since, units)
         missing = min(self.size, earlier.used(now) + self.owes(now)) - self.used(now)

@@ -121,7 +121,7 @@ class Outcome(NamedTuple):
     Attributes:
         decision: The decision.
         planned: The planned charges, in the order of the decision's limits.
-        took: Whether units were taken that can be refunded.
+        took: Whether refundable units were taken.
         slot: The id of the requested slot.
     """
 

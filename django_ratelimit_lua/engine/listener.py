@@ -87,19 +87,19 @@ class Listener:
         return self._subscription is not None
 
     def heard_since(self, moment: float) -> bool:
-        """Return whether it has listened without a break since that moment (monotonic)."""
+        """Return whether the listener has received all changes since that moment (monotonic)."""
         return self._subscription is not None and self._connected_at <= moment
 
     def start(self) -> None:
-        """Start listening, unless it has started already."""
+        """Start the listener, unless it is running already."""
         if not self.task.is_running:
             self.task.start()
 
     def has_news(self) -> bool:
-        """Return whether a message has arrived that the listener's thread has not read yet.
+        """Return whether a message has arrived that is still unread.
 
-        Until then, cached decisions are not used. It costs one reading of the clock, and a system
-        call every `LOOK_SECONDS`.
+        Until the listener's thread has read the message, cached decisions are not used. The check
+        costs one reading of the clock, and a system call every `LOOK_SECONDS`.
         """
         subscription = self._subscription
         if subscription is None:
@@ -110,7 +110,7 @@ class Listener:
         return self._has_news
 
     def wait(self, seconds: float) -> bool:
-        """Start, and wait until it listens or has failed, for at most `seconds`.
+        """Start the listener, and wait until it listens or has failed, for at most `seconds`.
 
         Return whether it listens.
         """

@@ -50,7 +50,7 @@ def called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
 
 
 def awaited(value: Any) -> Wait:
-    """Return a wait for the awaitable that a user's function has returned."""
+    """Return a `Wait` for the awaitable that a user's function has returned."""
 
     async def result() -> Any:
         return await value

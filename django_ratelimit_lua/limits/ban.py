@@ -72,7 +72,7 @@ class BanTerms:
 
     @classmethod
     def of(cls, limit: Limit, key_name: bytes) -> BanTerms | None:
-        """Return the ban terms of a limit, or None if it does not ban."""
+        """Return the ban terms of a limit, or None if the limit does not ban."""
         if limit.ban_after is None or limit.ban_for is None:
             return None
         lengths = tuple(time_us(entry) for entry in limit.ban_for.split(","))
@@ -153,7 +153,7 @@ class Ban(NamedTuple):
         return cls(until, since, first, last, offences, times, by == 1, did % 2 == 1, did >= 2)
 
     def later(self) -> Ban:
-        """Return the ban as it is for a later call that neither offends nor triggers it."""
+        """Return the ban without the marks of the call that has triggered it or offended."""
         return self._replace(is_new=False, is_offence=False)
 
     @property

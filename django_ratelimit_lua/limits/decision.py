@@ -171,17 +171,17 @@ class LimitState(NamedTuple):
 
     @property
     def is_slots(self) -> bool:
-        """Return whether its units are slots, not units per period."""
+        """Return whether the units are slots, not units per period."""
         return self.period == 0.0 and self.block is None
 
     @property
     def enforced(self) -> bool:
-        """Return whether its verdict counts for the request."""
+        """Return whether the limit's verdict counts for the request."""
         return self.mode == "enforce"
 
     @property
     def refuses(self) -> bool:
-        """Return whether it refuses the request."""
+        """Return whether the limit refuses the request."""
         return self.enforced and not self.allowed
 
 

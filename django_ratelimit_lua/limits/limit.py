@@ -131,7 +131,7 @@ class Limit:
 
     @property
     def kind(self) -> Algorithm:
-        """Return the object of its algorithm."""
+        """Return the algorithm object of the limit."""
         return algorithms.ALGORITHMS[self.algorithm]
 
     @property
@@ -201,7 +201,7 @@ class Limit:
         return algorithms.find(self.algorithm).numbers(self, now)
 
     def packed_at(self, now: int) -> bytes:
-        """Return these numbers as the Lua script takes them: little-endian doubles."""
+        """Return the arguments of the Lua as the script takes them: little-endian doubles."""
         return _NUMBERS.pack(*self.numbers(now))
 
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:

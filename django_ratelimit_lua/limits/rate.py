@@ -109,7 +109,7 @@ class Rate:
 
     @property
     def is_slots(self) -> bool:
-        """Return whether its units are slots, not units per period."""
+        """Return whether the units are slots, not units per period."""
         return self.period_us == 0
 
     @property

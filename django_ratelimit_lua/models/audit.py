@@ -168,7 +168,7 @@ class AuditedModel(models.Model):
 
     @classmethod
     def owners(cls, rows: Sequence[Self], using: str) -> Sequence[AuditedModel]:
-        """Return the stored rows with declarations that include these rows; by default, the same."""
+        """Return the stored rows that declare these rows as a part. By default, the same rows."""
         return list(
             cls._base_manager.using(using)
             .in_bulk([row.pk for row in rows if row.pk is not None])

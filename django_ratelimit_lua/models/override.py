@@ -260,7 +260,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return self.field, None
 
     def digests(self) -> list[str]:
-        """Return the digests under which it is published.
+        """Return the digests under which the override is published.
 
         There is one for every known key, so that a process that has only the earlier key finds it
         too. For the value of a field, there is only one, with the key of its digest.
@@ -320,7 +320,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return getattr(self.rule, "name", None)
 
     def is_active(self) -> bool:
-        """Return whether it is in force now."""
+        """Return whether the override is in force now."""
         now = timezone.now()
         return (self.starts is None or self.starts <= now) and (
             self.ends is None or now < self.ends
@@ -387,7 +387,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return problems
 
     def misfits(self) -> dict[str, object]:
-        """Return why its numbers do not fit its rule, by field; empty if they fit.
+        """Return why the override's numbers do not fit the rule, by field; empty if they fit.
 
         Numbers that do not fit are not applied.
         """

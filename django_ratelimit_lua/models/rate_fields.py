@@ -110,7 +110,7 @@ class RateFields(models.Model):
             raise ValidationError(problems)
 
     def numbers(self) -> dict[str, object]:
-        """Return the values of these fields, by name."""
+        """Return the values of the fields of a rate, by name."""
         return {
             field.name: getattr(self, field.attname)
             for field in self._meta.concrete_fields

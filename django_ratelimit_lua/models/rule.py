@@ -299,7 +299,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         return NON_FIELD_ERRORS
 
     def values(self) -> Declared:
-        """Return the values of its fields, by name, including those that annexes add."""
+        """Return the values of the rule's fields, by name, including those that annexes add."""
         return {
             field.name: getattr(self, field.attname) for field in self._meta.concrete_fields
         } | self.annexed()

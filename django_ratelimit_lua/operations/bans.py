@@ -58,7 +58,7 @@ class ActiveBan:
 
     @property
     def is_shadow(self) -> bool:
-        """Return whether its limit is currently in shadow mode, so that it refuses no request."""
+        """Return whether the limit is currently in shadow mode, so that it refuses no request."""
         return self.known is not None and self.known.mode == "shadow"
 
     @property

@@ -57,12 +57,12 @@ class LimitInCode:
 
     @property
     def has_several_keys(self) -> bool:
-        """Return whether its call sites have several keys. Then no single rule can replace them."""
+        """Return whether the call sites have several keys. Then no single rule can replace them."""
         return len({site.key for site in self.sites}) > 1
 
     @property
     def is_rule(self) -> bool:
-        """Return whether one of its sites is a rule of the settings."""
+        """Return whether one of the sites is a rule of the settings."""
         return any(site.kind == SETTINGS for site in self.sites)
 
 

@@ -77,7 +77,7 @@ class Curve:
 
     @property
     def is_burst(self) -> bool:
-        """Return whether N is the burst of a bucket."""
+        """Return whether the curve is about the burst of a bucket, not about its limit."""
         return self.now is not None and self.now.kind.is_bucket
 
     @property
@@ -87,13 +87,13 @@ class Curve:
 
     @property
     def today(self) -> int | None:
-        """Return the N that is in force, or None."""
+        """Return the limit or burst that is in force, or None."""
         if self.now is None:
             return None
         return self.of(self.now.rate, self.now.burst)
 
     def of(self, rate: Rate, burst: int | None) -> int:
-        """Return the N of a limit with the same algorithm."""
+        """Return the number on the curve that stands for a limit: its burst or its units."""
         if self.is_burst and burst:
             return burst
         return rate.limit
@@ -122,7 +122,7 @@ class Curve:
         return CurvePoint(limit, requests, people)
 
     def points(self) -> list[CurvePoint]:
-        """Return the curve at every N, or at N that grow by a constant factor."""
+        """Return points of the curve: all of them, or a number that grow by a constant factor."""
         top = max(self.most, round((self.today or 0) * 1.25), 1)
         limits = set(range(min(top, MAX_POINTS) + 1))
         if top >= MAX_POINTS:

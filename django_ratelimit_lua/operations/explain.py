@@ -77,17 +77,17 @@ class ExplainedLimit:
 
     @property
     def counted_as(self) -> str:
-        """Return the name of its statistics, which several rates share."""
+        """Return the name of the limit's statistics, which several rates share."""
         return self.planned.name
 
     @property
     def key(self) -> str:
-        """Return the name of its key; empty if a throttle chooses the identity."""
+        """Return the name of the limit's key; empty if a throttle chooses the identity."""
         return _key_name(self.planned)
 
     @property
     def refuses(self) -> bool:
-        """Return whether it refuses the request."""
+        """Return whether the limit refuses the request."""
         state = self.state
         return bool(state and not state.allowed and state.enforced and not self.is_advice)
 

@@ -46,7 +46,7 @@ class KnownLimit(NamedTuple):
 
     @property
     def key_label(self) -> str:
-        """Return what it counts by, in words."""
+        """Return what the limit counts by, in words."""
         return key_label(self.key.split("+"))
 
 

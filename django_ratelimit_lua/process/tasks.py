@@ -101,7 +101,7 @@ class Task:
         self.error: BaseException | None = None
 
     def start(self) -> bool:
-        """Ensure that a step runs, or runs once more. Return whether it will."""
+        """Ensure that a step of the task runs, or runs once more. Return whether it will."""
         if self._is_wanted:
             return True
         with self._lock:
@@ -120,7 +120,7 @@ class Task:
             return self.is_running
 
     def stop(self) -> threading.Thread | None:
-        """Run no step after the current one, until the task is started again.
+        """Run no step of the task after the current one, until the task is started again.
 
         Return the thread that ends, if there is one.
         """

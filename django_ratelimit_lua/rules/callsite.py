@@ -73,7 +73,7 @@ class CallSite(NamedTuple):
         return cls("@ratelimit", group, template.rates, template.key.name, limits)
 
     def limits_at(self, name: str) -> tuple[Limit, ...]:
-        """Return the limits of its constant rates at a call site of that name."""
+        """Return the limits of the site's constant rates at a call site of that name."""
         if self.kind != THROTTLE or self.limits:
             return self.limits
         return tuple(
@@ -84,7 +84,7 @@ class CallSite(NamedTuple):
         )
 
     def words(self) -> str:
-        """Return its limits and its place, in words."""
+        """Return the limits of the call site, and its place, in words."""
         return _("%(rates)s per %(client)s, in %(place)s") % {
             "rates": rate_words([rate_text(rate) for rate in self.rates]),
             "client": key_label(self.key.split("+")),

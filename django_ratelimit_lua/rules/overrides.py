@@ -62,13 +62,13 @@ class Override:
     kind: str = ""
 
     def is_active(self, now: int) -> bool:
-        """Return whether it is in force at a time in microseconds."""
+        """Return whether the override is in force at a time in microseconds."""
         return (self.starts is None or self.starts <= now) and (
             self.ends is None or now < self.ends
         )
 
     def retry_after(self, now: int) -> float | None:
-        """Return the seconds until its end; None if it has no end."""
+        """Return the seconds until the override ends; None if it has no end."""
         if self.ends is None:
             return None
         return max(self.ends - now, 1) / SECOND

@@ -152,22 +152,25 @@ class Rule:
 
     @property
     def settles(self) -> bool:
-        """Return whether the outcome of the view changes the count."""
+        """Return whether the rule changes the count after the view has returned."""
         return self.count_if is not None or self.reset_if is not None or self.cost_after is not None
 
     @property
     def key(self) -> Key | None:
-        """Return the key that it counts by; None if a call site decides, or nothing is counted."""
+        """Return the key that the rule counts by.
+
+        None if a call site decides, or if nothing is counted.
+        """
         return getattr(self.template, "key", None)
 
     @property
     def is_for_requests(self) -> bool:
-        """Return whether the middleware applies it, and not only a call site or an annex."""
+        """Return whether the middleware applies the rule, and not only a call site or an annex."""
         return self.group is None and not self.is_elsewhere
 
     @property
     def keys(self) -> list[Key]:
-        """Return the keys that it counts by and bans by, and those of its tiers."""
+        """Return the keys that the rule and its tiers count by and ban by."""
         if self.template is None:
             return []
         keys = (self.template.key, self.template.ban_key, *self.template.tier_keys)
@@ -175,7 +178,7 @@ class Rule:
 
     @property
     def needs_user(self) -> bool:
-        """Return whether it can only be decided when the user is known."""
+        """Return whether the rule can only be decided when the user is known."""
         if self.template is None:
             return False
         of_key = any(key.needs_user for key in self.keys)
@@ -183,17 +186,17 @@ class Rule:
 
     @property
     def needs_session(self) -> bool:
-        """Return whether it can only be decided when the session is known."""
+        """Return whether the rule can only be decided when the session is known."""
         return any(key.needs_session for key in self.keys)
 
     @property
     def needs_route(self) -> bool:
-        """Return whether its key depends on the route."""
+        """Return whether the rule's key depends on the route."""
         return any(key.needs_route for key in self.keys)
 
     @property
     def lumps_strangers(self) -> bool:
-        """Return whether it counts all requests without a signed-in user as one client.
+        """Return whether the rule counts all requests without a signed-in user as one client.
 
         That is so if its key uses only the user.
         """

@@ -87,7 +87,7 @@ class Stack:
 
     @property
     def blocks(self) -> bool:
-        """Return whether it refuses requests. Otherwise it only informs the view."""
+        """Return whether the limits refuse requests. Otherwise they only inform the view."""
         return any(rule.block for rule in self.rules)
 
 

@@ -140,7 +140,7 @@ class Node:
         self._close(unused_since=float("inf"))
 
     def close_idle(self) -> bool:
-        """Close the connections that were not used for a while. Return whether others are open."""
+        """Close the connections that were not used for a while. Return whether any are open."""
         return self._close(unused_since=time.monotonic() - IDLE_SECONDS)
 
     def _close(self, unused_since: float) -> bool:
@@ -388,7 +388,7 @@ class Store:
             node.close()
 
     def close_idle(self) -> bool:
-        """Close the connections that were not used for a while. Return whether others are open."""
+        """Close the connections that were not used for a while. Return whether any are open."""
         others = [node.close_idle() for node in list(self._nodes.values())]
         return any(others)
 

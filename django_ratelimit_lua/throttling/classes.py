@@ -212,12 +212,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     @property
     def name(self) -> str:
-        """Return the name of its counts."""
+        """Return the name of the throttle's counts."""
         return self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
 
     @property
     def is_decided_together(self) -> bool:
-        """Return whether it is decided together with other throttles.
+        """Return whether the throttle is decided together with others.
 
         That is not so if the project overrides `allow_request`.
         """
@@ -262,7 +262,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         )
 
     def place(self, request: Any, view: Any, ruleset: Ruleset) -> Place:
-        """Return its charges by the rules in force."""
+        """Return the throttle's charges by the rules in force."""
         charge = self.prepare(request, view)
         if charge is None and self.name in ruleset.site_names and self.num_requests is None:
             self.key = self.get_cache_key(request, view)  # It has no rate, but a rule may have one.
@@ -304,7 +304,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         return own(self.key)
 
     def limits_on(self, view: Any) -> list[Limit]:
-        """Return its limits for requests to a view, of all methods."""
+        """Return the throttle's limits for requests to a view, of all methods."""
         if not self.rate:
             return []
         methods: Any = (None,)

@@ -235,7 +235,7 @@ def test_a_child_decides_whatever_lock_was_held_at_the_fork(own: Server, setting
     assert codes == [0, 0]
 
 
-def test_a_child_forked_in_a_loop_opens_its_own_connections(own: Server) -> None:
+def test_a_child_forked_in_an_event_loop_opens_its_own_connections(own: Server) -> None:
     """A child that is forked in a coroutine decides in a loop of its own; the parent's goes on with
     its connection.
     """

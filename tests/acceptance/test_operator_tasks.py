@@ -104,7 +104,7 @@ class Hand:
         goes_on(self.browser, element.click)
         self.clicks += 1
         if self.site.scheme == "dark":
-            # test_every_page_is_accessible_in_every_size_and_color_scheme covers most of the light ones.
+            # The light pages are checked by the tests in a browser.
             assert problems_of(self.browser) == []
         name = (
             f"task-{self.task.replace(' ', '-')}-{self.clicks}-{self.site.width}-{self.site.scheme}"

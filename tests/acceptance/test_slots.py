@@ -217,7 +217,7 @@ class Generator:
         Generator,
     ],
 )
-def test_slot_refuses_functions_that_work_after_the_call(made: Any) -> None:
+def test_slot_refuses_functions_whose_work_begins_later(made: Any) -> None:
     """When they are decorated."""
     with pytest.raises(LimitError, match=r"returns before its work is done, .* use `with limiter"):
         exports().slot(key=lambda: "ada")(made)
@@ -235,7 +235,7 @@ def test_slot_refuses_functions_that_work_after_the_call(made: Any) -> None:
         lambda: StreamingHttpResponse(generator()),
     ],
 )
-def test_slot_refuses_results_that_work_after_the_call(made: Any) -> None:
+def test_slot_refuses_results_whose_work_begins_later(made: Any) -> None:
     """When the call returns: the slot is released, and the result is closed."""
     limiter = exports("1")
     decorated = limiter.slot(made)

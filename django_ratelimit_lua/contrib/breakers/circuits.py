@@ -317,7 +317,7 @@ class Circuit:
         return self._may_open()
 
     def in_use(self) -> bool:
-        """Return whether a call has started lately, or is still running and watched.
+        """Return whether the breaker was called lately, or has a running call to watch.
 
         Watched calls may become slow, or are probes.
         """
@@ -619,7 +619,7 @@ class Circuits:
             return circuit
 
     def in_use(self) -> bool:
-        """Return whether one of them was called lately, or has a running call to watch."""
+        """Return whether any breaker was called lately, or has a running call to watch."""
         return any(circuit.in_use() for circuit in list(self.by_name.values()))
 
     def retune(self) -> None:

@@ -37,7 +37,7 @@ class ExplainedBreaker:
 
     @property
     def passes(self) -> bool | None:
-        """Return whether it lets a request through now; None if that depends on other calls."""
+        """Return whether the breaker lets a request through now; None if it is uncertain."""
         state = self.state
         if state.forced:
             return state.forced == "closed"
@@ -49,7 +49,7 @@ class ExplainedBreaker:
 
     @property
     def words(self) -> str:
-        """Return its state, and its effect on a request, in one line."""
+        """Return the breaker's state, and its effect on a request, in one line."""
         parts = [self.state.words]
         if self.state.forced:
             parts = [self.state.forced_words, _("its own state: %s") % self.state.words]

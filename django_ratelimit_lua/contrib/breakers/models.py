@@ -131,7 +131,7 @@ class RateLimitBreaker(AuditedModel):
         return declared
 
     def published(self) -> Declared:
-        """Return the row as it is published, with its end in microseconds since 1970."""
+        """Return the row as processes load it, with its end in microseconds since 1970."""
         until = self.until and microseconds(self.until)
         return {"name": self.name, **self.thresholds(), "forced": self.forced, "until": until}
 

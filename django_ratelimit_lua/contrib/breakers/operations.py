@@ -80,7 +80,7 @@ class BreakerState:
 
     @property
     def words(self) -> str:
-        """Return its own state in words."""
+        """Return the breaker's own state in words."""
         text = str(WORDS[self.state])
         if self.state == "open" and not self.seconds:
             text = _("open since %(since)s, the next call is a probe")

@@ -223,7 +223,7 @@ class Force:
     until_us: int | None = None
 
     def lasts(self, now_us: int) -> bool:
-        """Return whether it is in force at a moment, in microseconds since 1970."""
+        """Return whether the forced state is in force at a moment, in microseconds since 1970."""
         return self.until_us is None or now_us < self.until_us
 
 

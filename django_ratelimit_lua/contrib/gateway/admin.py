@@ -44,12 +44,12 @@ class ClientAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("may use"))
     def may_ask(self, client: RateLimitClient) -> SafeString:
-        """Return the names of the limits that it may use, one per line."""
+        """Return the names of the limits that a client may use, one per line."""
         return format_html_join(mark_safe("<br>"), "{}", ((name,) for name in client.names()))
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
     def used(self, client: RateLimitClient) -> Any:
-        """Return the time of its last use, to the minute."""
+        """Return when a client last used the gateway, to the minute."""
         if client.last_used is None:
             return "—"
         return moment_element(client.last_used)

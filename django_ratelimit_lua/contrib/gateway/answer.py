@@ -30,7 +30,7 @@ class Answer(NamedTuple):
         return cls(status, {"Content-Type": "text/plain; charset=utf-8"}, f"{line}\n".encode())
 
     def response(self) -> HttpResponse:
-        """Return it as a response of Django.
+        """Return the response as one of Django.
 
         Django would log every refusal again, under the gateway's path. That is prevented.
         """

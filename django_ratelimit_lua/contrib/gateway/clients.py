@@ -17,7 +17,7 @@ class Client(NamedTuple):
     may_refund: bool = False
 
     def may_ask(self, name: str) -> bool:
-        """Return whether it may use the limit of that name.
+        """Return whether the client may use the limit of that name.
 
         >>> mailer = Client("mailer", ("mail*", "sms"))
         >>> [mailer.may_ask(name) for name in ("mail.daily", "sms", "sms2")]

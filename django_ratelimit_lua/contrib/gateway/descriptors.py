@@ -128,7 +128,7 @@ class DescriptorPattern(NamedTuple):
         return (*(value.breadth for value in self.values), self.domain.breadth)
 
     def matches(self, domain: str, values: Sequence[str]) -> bool:
-        """Return whether it matches a descriptor that has its keys."""
+        """Return whether the pattern matches a descriptor that has the same keys."""
         if not self.domain.matches(domain):
             return False
         return all(map(ValuePattern.matches, self.values, values))

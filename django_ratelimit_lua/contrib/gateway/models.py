@@ -86,7 +86,7 @@ class RateLimitClient(AuditedModel):
         return token
 
     def names(self) -> list[str]:
-        """Return the names of the limits that it may use; a star at the end matches any text."""
+        """Return the limits that the client may use, by name; a final star matches any text."""
         return [line.strip() for line in self.limits.splitlines() if line.strip()]
 
     def declared(self) -> Declared:
@@ -108,5 +108,5 @@ class RateLimitClient(AuditedModel):
 
     @classmethod
     def note_use(cls, using: str, digest: str) -> None:
-        """Record the current time as its last use. That is not a change of the rules."""
+        """Record that the client has just used its token. That is not a change of the rules."""
         cls._base_manager.using(using).filter(digest=digest).update(last_used=timezone.now())

@@ -38,7 +38,7 @@ class _Enough(Exception):  # noqa: N818 - not an error: the receiver of the prog
 
 
 class ReplayTooSlowError(Exception):
-    """The replay lags so far behind its log that keys may have expired that still count."""
+    """The replay lags so far behind its log that keys may have expired too early."""
 
 
 @dataclass(slots=True)

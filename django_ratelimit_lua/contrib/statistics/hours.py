@@ -122,7 +122,7 @@ def look() -> None:
 
 
 def _step() -> float | None:
-    """Copy hours, and repeat it until there is nothing new.
+    """Copy hours, and repeat the copying until there is nothing new.
 
     So the last requests before a quiet time are copied without waiting for another request.
     """

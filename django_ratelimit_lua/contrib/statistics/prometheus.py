@@ -30,7 +30,7 @@ SECONDS = 5.0
 
 
 class Collector:
-    """Collects the counts when it is scraped, for a registry of prometheus-client.
+    """Collects the counts when prometheus-client's registry is scraped.
 
     If Redis does not reply, it returns only `ratelimit_store_up 0`. Unknown counters are left out,
     because a total that falls looks like a restart.

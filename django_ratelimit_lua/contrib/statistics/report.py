@@ -211,7 +211,7 @@ class Row(NamedLimit, Day):
 
     @property
     def pattern(self) -> str:
-        """Return the pattern of its refusals."""
+        """Return the pattern of the row's refusals."""
         return pattern(self.refusals, self.people_refused)
 
 
@@ -274,7 +274,7 @@ class Report(NamedLimit, Numbers):
 
     @property
     def pattern(self) -> str:
-        """Return the pattern of its refusals."""
+        """Return the pattern of the report's refusals."""
         return pattern(self.counts_since.refusals, self.people_refused)
 
 
