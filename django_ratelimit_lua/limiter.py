@@ -444,9 +444,10 @@ class RateLimiter:
             key: A function that returns the identity from the arguments of a call. Without it, all
                 calls share one count.
             cost: The number of units, or a function that returns it from the arguments of a call.
-            timeout: The maximum number of seconds that a call waits for its turn (None: no maximum).
-            fallback: The result of a refused call, or a function that returns it from the arguments of
-                the call. Without it, a refused call raises `Ratelimited`.
+            timeout: The maximum number of seconds that a call waits for its turn (None: no
+                maximum).
+            fallback: The result of a refused call, or a function that returns it from the arguments
+                of the call. Without it, a refused call raises `Ratelimited`.
 
         >>> @RateLimiter("reports", "1/h")
         ... def report():

@@ -1,6 +1,6 @@
-"""Rates, limits, calls and decisions, and the algorithms with their Lua.
+"""Rates, limits, calls and decisions, and the algorithms with their Lua code.
 
-This package defines limits and the results of decisions. It imports only the lowest floor, and does
+This package defines limits and the results of decisions. It imports only the lowest floor. It does
 not know Django, Redis, requests or rules.
 """
 

@@ -82,7 +82,7 @@ class BanTerms:
         return cls(key_name + b":ban", limit.ban_after, window, lengths, limit.ban_on)
 
     def record(self, place: int, units: int, *, is_shadow: bool, reports: bool = False) -> bytes:
-        """Return the arguments of the Lua; see `ban.lua`.
+        """Return the arguments of `ban.lua`.
 
         With `reports`, only reported offences count, not those that the limit itself would count.
         """

@@ -197,11 +197,11 @@ class Limit:
         return copy
 
     def numbers(self, now: int) -> Numbers:
-        """Return the arguments of the algorithm's Lua at a time in microseconds since 1970."""
+        """Return the arguments of the algorithm's Lua code at a time in microseconds since 1970."""
         return algorithms.find(self.algorithm).numbers(self, now)
 
     def packed_at(self, now: int) -> bytes:
-        """Return the arguments of the Lua as the script takes them: little-endian doubles."""
+        """Return the arguments of the algorithm's Lua code, encoded as little-endian doubles."""
         return _NUMBERS.pack(*self.numbers(now))
 
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:

@@ -8,7 +8,7 @@ from django.utils.translation import ngettext
 
 
 def in_time(seconds: int) -> str:
-    """Return the time from now in words, never too short.
+    """Return the time from now in words, rounded up.
 
     It is exact up to 90 seconds, then rounded up to minutes, hours or days.
 

@@ -171,7 +171,7 @@ def least(settings: Any) -> Iterator[redis.Redis]:
 
 @pytest.mark.engine
 @pytest.mark.django_db(transaction=True)
-def test_a_user_with_the_least_rights_can_decide(least: redis.Redis, prefix: str) -> None:
+def test_a_redis_user_with_minimal_rights_can_decide(least: redis.Redis, prefix: str) -> None:
     """Limits of every algorithm, rules, overrides, health: nothing more is needed than what is
     documented.
     """

@@ -1,4 +1,4 @@
-"""Durable hours: counts that the database keeps longer than Redis."""
+"""Durable hourly counts, which the database keeps longer than Redis."""
 
 from __future__ import annotations
 

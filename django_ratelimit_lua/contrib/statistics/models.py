@@ -1,4 +1,4 @@
-"""The durable hours of rules and limits, which the database keeps longer than Redis."""
+"""The durable hourly counts of rules and limits, which the database keeps longer than Redis."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ class RateLimitHour(models.Model):
 
     @classmethod
     def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:
-        """Write hours of one name, by their beginning.
+        """Write hourly counts of one name, by the beginning of the hour.
 
-        Existing numbers are raised, and never lowered, so hours may be written repeatedly and late.
+        Existing numbers are raised, and never lowered, so counts may be written repeatedly and
+        late.
 
         Returns:
             The number of rows that were created or raised.

@@ -250,7 +250,7 @@ def series(name: str, span: Span) -> list[Point]:
 
 
 def hours(name: str, span: Span) -> list[Point]:
-    """Return all counts of one name in each hour with any, as `keys` describes them."""
+    """Return all counts of one name, for each hour with any, as `keys` describes them."""
     return [point for point in _points_of([name], span)[name] if point.counts]
 
 

@@ -23,7 +23,7 @@ names.
 
 
 class Algorithm:
-    """An algorithm. Its Lua is in a file of the same name.
+    """An algorithm. Its Lua code is in a file of the same name.
 
     Attributes:
         name: Its name in options and files.
@@ -56,7 +56,7 @@ class Algorithm:
         return self.name
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """Return the arguments of the Lua for a limit at a time in microseconds.
+        """Return the arguments of the Lua code for a limit at a time in microseconds.
 
         Raises `LimitError` for a limit that the algorithm cannot count exactly, and for options
         that contradict each other, or the rate.
@@ -72,11 +72,11 @@ class Algorithm:
         return moment + limit.rate.period_us
 
     def wants_more(self, limit: Limit) -> bool:
-        """Return whether the Lua takes further arguments, which `more` returns."""
+        """Return whether the Lua code takes further arguments, which `more` returns."""
         return False
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """Return the further arguments of the Lua for one call.
+        """Return the further arguments of the Lua code for one call.
 
         Args:
             limit: The limit.

@@ -1,4 +1,4 @@
-"""Concurrency: a number of slots. The header of its Lua states its promise."""
+"""Concurrency: a number of slots. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 

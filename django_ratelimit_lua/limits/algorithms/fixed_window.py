@@ -1,4 +1,4 @@
-"""Fixed window. The header of its Lua states its promise."""
+"""Fixed window. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 

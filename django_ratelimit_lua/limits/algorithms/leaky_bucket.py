@@ -1,4 +1,4 @@
-"""Leaky bucket as a queue. The header of its Lua states its promise."""
+"""Leaky bucket as a queue. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 

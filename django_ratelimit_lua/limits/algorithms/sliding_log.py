@@ -1,4 +1,4 @@
-"""Sliding log. The header of its Lua states its promise."""
+"""Sliding log. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sliding window in segments. The header of its Lua states its promise."""
+"""Sliding window in segments. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token bucket (the generic cell rate algorithm). The header of its Lua states its promise."""
+"""Token bucket (the generic cell rate algorithm). The header of its Lua file states its promise."""
 
 from __future__ import annotations
 

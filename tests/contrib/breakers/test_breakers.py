@@ -747,7 +747,7 @@ def test_another_view_can_be_the_fallback() -> None:
     )
 
 
-def test_a_circuit_open_raised_by_a_view_becomes_503() -> None:
+def test_an_open_breaker_inside_a_view_becomes_a_503() -> None:
     """Of the middleware, and of DRF's views."""
     from rest_framework.response import Response
     from rest_framework.views import APIView

@@ -32,7 +32,7 @@ def test_a_call_that_waits_is_counted_once() -> None:
     assert total("exports", Span.last(3600, 60)).counts["r"] == 1
 
 
-def test_the_key_all_has_no_clients_in_the_statistics() -> None:
+def test_a_limit_on_all_callers_lists_no_clients_in_the_statistics() -> None:
     """They are counted, and nobody is named who used most."""
     limiter = RateLimiter("counted together", "2/h")
     for _ in range(3):

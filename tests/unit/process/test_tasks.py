@@ -88,7 +88,7 @@ def test_a_process_that_ends_stops_its_tasks_before_the_last_flush() -> None:
     assert set(seen) == {False, "never begun"}
 
 
-def test_an_errand_returns_the_result_of_its_work() -> None:
+def test_one_off_work_returns_its_result() -> None:
     """What the work returns, or raises; each in a thread of its own, and the latest is the one that
     it is busy with.
     """
@@ -117,7 +117,7 @@ def test_an_errand_returns_the_result_of_its_work() -> None:
     assert done.result(SOON) == 3.0
 
 
-def test_an_errand_that_cannot_run_blocks_no_caller(
+def test_one_off_work_that_cannot_run_blocks_no_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If the process ends before it begins, or no thread can be started."""
@@ -169,7 +169,7 @@ def test_a_process_flushes_before_it_ends(errs: bool, monkeypatch: pytest.Monkey
     assert said == ["goodbye"]
 
 
-def test_the_latest_errand_is_the_last_one_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_piece_of_work_is_the_last_one_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late the one who gave something earlier goes on."""
     errand, may_go = Errand(), threading.Event()
     start, later = Task.start, []
