@@ -34,21 +34,30 @@ def test_statistics_are_read_from_all_masters(cluster: Cluster) -> None:
 
 @pytest.mark.engine
 @pytest.mark.django_db(transaction=True)
-def test_a_redis_user_with_minimal_rights_can_write_statistics(least: redis.Redis, prefix: str) ->
-    None: """Nothing more is needed than what is documented, to count and to read what was
-    counted.""" RateLimitRule.objects.create(name="where", limit=1, unit="h") assert
-    [RateLimiter("where", "100/h").hit("someone").allowed for _ in range(2)] == [True, False]
-    recorder.flush() assert reading.total("where", reading.Span.last(86_400, 3600)).counts["r"] == 1
+def test_a_redis_user_with_minimal_rights_can_count(least: redis.Redis, prefix: str) -> None:
+    """Nothing more is needed than what is documented, to count and to read what was counted."""
+    RateLimitRule.objects.create(name="where", limit=1, unit="h")
+    assert [RateLimiter("where", "100/h").hit("someone").allowed for _ in range(2)] == [True, False]
+    recorder.flush()
+    assert reading.total("where", reading.Span.last(86_400, 3600)).counts["r"] == 1
     RateLimitRule.objects.create(name="shadow", limit=1, unit="h", mode="shadow")
-    RateLimiter("shadow", "100/h").hit("someone") assert
-    shadow_numbers(RateLimitRule.objects.get(name="shadow").declared()) == (1, 0, 1, 0)
-    RateLimiter("durable", "100/h", durable=True).hit("someone") assert not recorder.flush() day =
-    reading.Span.last(86_400, 3600) assert ( reading.total("shadow", day).counts.total() ==
-    reading.total("durable", day).counts.total() == 1 ) assert reading.marks("durable", 3600 *
-    10**6, day).people == 1 assert reading.people_refused("where", day) == 1 assert [row.times for
-    row in reading.top("where", day)] == [1] assert reading.totals().of_names["durable"] == {"a": 1,
-    "u": 1} assert keep_hours() == 1 assert overview().names >= 3 assert_nothing_was_missed(least,
-    prefix)
+    RateLimiter("shadow", "100/h").hit("someone")
+    assert shadow_numbers(RateLimitRule.objects.get(name="shadow").declared()) == (1, 0, 1, 0)
+    RateLimiter("durable", "100/h", durable=True).hit("someone")
+    assert not recorder.flush()
+    day = reading.Span.last(86_400, 3600)
+    assert (
+        reading.total("shadow", day).counts.total()
+        == reading.total("durable", day).counts.total()
+        == 1
+    )
+    assert reading.marks("durable", 3600 * 10**6, day).people == 1
+    assert reading.people_refused("where", day) == 1
+    assert [row.times for row in reading.top("where", day)] == [1]
+    assert reading.totals().of_names["durable"] == {"a": 1, "u": 1}
+    assert keep_hours() == 1
+    assert overview().names >= 3
+    assert_nothing_was_missed(least, prefix)
 
 
 def test_statistics_of_greenlets_are_written(prefix: str) -> None:
