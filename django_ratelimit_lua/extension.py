@@ -234,7 +234,7 @@ class Extension:
         return ""
 
     def rehearsal(self, rule: Any) -> str:
-        """Return a sentence about what a rule in shadow mode would have refused."""
+        """Return a sentence about the requests that a rule in shadow mode would have refused."""
         return ""
 
     def history(self, met: Any) -> str:

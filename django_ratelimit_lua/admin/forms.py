@@ -184,7 +184,7 @@ class RuleForm(AskingForm):
             self.fields[field].choices = choices  # type: ignore[attr-defined]
 
     def clean(self) -> Cleaned:
-        """Check what the model cannot check, and convert a browser's line breaks.
+        """Check the fields together, and convert a browser's line breaks.
 
         Raises `ValidationError` for contradictions.
         """

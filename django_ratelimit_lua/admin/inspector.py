@@ -159,7 +159,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
     def _act(
         self, request: HttpRequest, form: RequestForm, button: str
     ) -> dict[str, object] | None:
-        """Perform the action of a button, or return what needs confirmation first."""
+        """Perform the action of a button, or return the warnings to confirm first."""
         action, _colon, target = button.partition(":")
         found = explain(form.build())
         if action == "reset":

@@ -181,7 +181,7 @@ class Planner(Protocol):
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
         """Yield the calls and waits that planning by these rules needs.
 
-        May raise what users' functions raise.
+        May raise the exceptions of users' functions.
         """
 
     def plan(self, ruleset: Ruleset) -> Plan:
@@ -192,7 +192,7 @@ class Planner(Protocol):
 
 
 def decide(planner: Planner) -> Outcome:
-    """Decide the plan of a planner. Raises only what the planner raises."""
+    """Decide the plan of a planner. Raises only the exceptions of the planner."""
     patience = Patience(conf.TIMEOUT)
     return run(deciding(planner, patience), patience)
 

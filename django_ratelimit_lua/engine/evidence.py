@@ -166,7 +166,7 @@ def evidence_key(ban_key: bytes) -> bytes:
 
 
 def printable(text: str) -> str:
-    r"""Escape what cannot be printed, so that the text is safe in pages, logs and terminals.
+    r"""Escape unprintable characters, so that the text is safe in pages, logs and terminals.
 
     >>> printable("a\r\nb\x1b[2J")
     'a\\r\\nb\\x1b[2J'

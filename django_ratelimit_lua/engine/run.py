@@ -107,7 +107,7 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
 
 
 async def _stop(waiting: Waiting[Any], error: BaseException) -> None:
-    """Throw into a generator what stops its coroutine, and run the steps that it still owes."""
+    """Throw the exception that stops a coroutine into its generator, and run the owed steps."""
     thrown = error
     if isinstance(error, GeneratorExit):
         # It would close the generators that this one delegates to, and could not be raised in them.

@@ -177,7 +177,7 @@ class AuditedModel(models.Model):
 
     @classmethod
     def complete(cls, rows: Sequence[Self], using: str) -> None:
-        """Load what `declared` needs from other tables, for all of these rows at once."""
+        """Load the data from other tables that `declared` needs, for all of these rows at once."""
 
     def prepare(self) -> None:
         """Set the fields that are computed from other fields."""

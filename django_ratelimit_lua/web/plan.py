@@ -148,7 +148,7 @@ class Planner:
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
         """Yield the waits for, and then store, the charges by these rules.
 
-        May raise what users' functions raise.
+        May raise the exceptions of users' functions.
         """
         raise NotImplementedError
 

@@ -216,7 +216,7 @@ def test_refund_reset_and_acquire_work_with_a_lease() -> None:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("change", ["reset", "unban"])
-def test_a_late_reset_message_drops_no_later_units(
+def test_a_delayed_reset_message_keeps_newer_leased_units(
     change: str, direct: redis.Redis, prefix: str
 ) -> None:
     """Units that were taken after a reset, before the process received the message about it, are

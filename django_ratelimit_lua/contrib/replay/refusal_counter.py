@@ -78,7 +78,7 @@ class _Places:
 
 
 class RefusalCounter:
-    """Counts what every other N than a limit's own would have refused."""
+    """Counts the refusals that every other maximum than a limit's own would have made."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit

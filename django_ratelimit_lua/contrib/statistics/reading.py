@@ -60,7 +60,7 @@ class Span(NamedTuple):
         return cls(end - seconds, end, step)
 
     def parts(self, seconds: int) -> range:
-        """Return the minutes, hours or days (of this many seconds) in it, numbered since 1970."""
+        """Return the minutes, hours or days of the span (of this many seconds), counted from 1970."""
         return range(self.start // seconds, -(-self.end // seconds))
 
     @property

@@ -217,7 +217,7 @@ class Row(NamedLimit, Day):
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """The last day of every rule and call site, as one page of several.
+    """The counts of the last day for every rule and call site, as one page of several.
 
     - `names`: the total number of names.
     """
@@ -370,7 +370,7 @@ SORTS: dict[str, Callable[[Row], Any]] = {
 def overview(
     sort: str = "-refused", query: str = "", page: int | str = 1, size: int = 50
 ) -> Overview:
-    """Return the last day of every rule and call site, in pages.
+    """Return the counts of the last day for every rule and call site, in pages.
 
     Args:
         sort: One of `SORTS`; with a minus, the largest come first.
@@ -422,7 +422,7 @@ def overview(
 
 
 def last_days(names: Sequence[str]) -> dict[str, Day]:
-    """Return the last day of each of these names.
+    """Return the counts of the last day for each of these names.
 
     Raises:
         StoreError: Redis is unavailable.
