@@ -106,7 +106,7 @@ class Lease:
             return self._state.with_leased(batch.units, now - self._state_at), batch.moment
 
     def put_back(self, units: int, moment: int) -> None:
-        """Return units that were just taken, and that count since `moment`, to the batch."""
+        """Put units that were just taken, and count since `moment`, back into the batch."""
         with self._lock:
             if moment <= self._closed_until:
                 return
@@ -290,12 +290,14 @@ class Leases:
         self.task.start()
 
     def put_back(self, lease: Lease, moment: int, units: int) -> None:
-        """Return units that were just taken, and that count since `moment`, to a lease."""
+        """Put units that were just taken, and count since `moment`, back into a lease."""
         lease.put_back(units, moment)
         self.hold(lease)
 
     def drop(self, moments: Mapping[bytes, int]) -> None:
-        """Neither spend nor refund the units that these identities had taken before a reset.
+        """Drop the units that these identities had taken before a reset.
+
+        They are neither spent nor refunded.
 
         Args:
             moments: The moment of the reset, by the digest of the identity.

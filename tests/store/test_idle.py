@@ -75,7 +75,7 @@ def test_an_event_loop_closes_an_idle_connection(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_connection_closed_by_the_server_costs_no_decision(kind: str, own: redis.Redis) -> None:
+def test_a_connection_closed_by_the_server_fails_no_decision(kind: str, own: redis.Redis) -> None:
     """As with the setting `timeout` of Redis, or a firewall that ends idle connections."""
     limiter = RateLimiter("closed", "100000/h")
 

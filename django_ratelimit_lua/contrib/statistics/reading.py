@@ -60,7 +60,10 @@ class Span(NamedTuple):
         return cls(end - seconds, end, step)
 
     def parts(self, seconds: int) -> range:
-        """Return the minutes, hours or days of the span (of this many seconds), counted from 1970."""
+        """Return the minutes, hours or days of the span, counted from 1970.
+
+        `seconds` is the length of one of them.
+        """
         return range(self.start // seconds, -(-self.end // seconds))
 
     @property

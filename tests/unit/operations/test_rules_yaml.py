@@ -87,7 +87,7 @@ def test_a_rule_is_built_with_its_tiers() -> None:
         ("#" * (MAX_TEXT_LENGTH + 1), "more than"),
     ],
 )
-def test_errors_have_their_line(text: str, problem: str) -> None:
+def test_errors_name_the_line_in_the_file(text: str, problem: str) -> None:
     """Which rule, where, and what would be right; never a traceback."""
     with pytest.raises(RuleError) as raised:
         load(text)
