@@ -81,9 +81,9 @@ class RateLimitMiddleware:
         return self._with_headers(request, response)
 
     def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> Any:
-        """Apply the rules that were left for here, or all if the view is another than expected.
+        """Apply the rules that need the user or the session.
 
-        Those left are the rules that need the user or the session.
+        If Django has resolved another view than expected, all rules for that view are applied.
         """
         if not _waits(request):
             return None

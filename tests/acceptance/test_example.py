@@ -75,7 +75,7 @@ def test_the_demo_reports_a_busy_port_before_it_starts() -> None:
             assert found.stderr == f"PORT={port} cannot be used: {why}. {way_out}\n"
 
 
-def test_the_demo_prints_its_limits_with_help() -> None:
+def test_the_help_option_of_the_demo_prints_its_limits() -> None:
     """With --help, which starts nothing; and an argument that it does not know is an error."""
     found = told("--help")
     assert (found.returncode, found.stderr) == (0, "")

@@ -568,7 +568,7 @@ def curve_members(curve: Curve) -> dict[str, Any]:
 def identities(name: str, period: str) -> dict[str, list[Estimate]]:
     """Return the ten clients with most refusals, and the ten with most used units.
 
-    The time is the period, from the beginning of an hour, but at most its last 24 hours.
+    The period is limited to its last 24 hours, and begins with a full hour.
 
     Raises:
         StoreError: Redis is unavailable.
