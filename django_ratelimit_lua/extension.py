@@ -196,7 +196,10 @@ class Extension:
         """Count that a rule could not be applied to a request, which continues without it."""
 
     def on_message(self, words: Collection[bytes]) -> None:
-        """Handle received messages `ANNEX <name> <word> ...` for this annex, given by words."""
+        """Handle the received messages `ANNEX <name> <word> ...` with this annex's name.
+
+        `words` contains the words of all of them.
+        """
 
     def on_gap(self) -> None:
         """Handle a possible loss of messages: the channel was just connected."""

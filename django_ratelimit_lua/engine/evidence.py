@@ -57,7 +57,7 @@ class Offence(NamedTuple):
 
 
 class _Noted:
-    """The unwritten offences of one identity under one limit, sorted by their names.
+    """The unwritten offences of one identity under one limit, by names that sort by time.
 
     - `until`: the monotonic time after which they need not be written.
     """
