@@ -86,5 +86,5 @@ def or_none(check: Check[T]) -> Check[T | None]:
 
 
 def gettext_noop(text: str) -> str:
-    """Mark a text for translation, under the name `_`. The admin translates it when it shows it."""
+    """Mark a text for translation, under the name `_`. The admin translates the text."""
     return text

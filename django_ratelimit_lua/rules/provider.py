@@ -409,7 +409,7 @@ def take_back(prefix: bytes) -> None:
 
 
 def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
-    """Return whether the published rules may differ from the database, which must be checked.
+    """Return whether the published rules may differ from those in the database.
 
     That is so if the id of the database is not yet known; if Redis is new, was emptied, or was
     restored from an older copy; if two histories of one database have reached the same number; or

@@ -279,7 +279,7 @@ def test_an_inapplicable_option_is_an_error_at_its_definition(
     ],
 )
 @pytest.mark.parametrize("plain", [True, False])
-def test_settings_and_files_have_the_same_judge(
+def test_settings_and_files_are_checked_by_the_same_code(
     fields: dict[Any, Any], problem: str, plain: bool
 ) -> None:
     """An error that names the field, of whatever type a value is."""
