@@ -9,7 +9,7 @@ WORKERS ?= --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 # The tests start hundreds of processes: compiled once, they start faster, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-gateway test coverage lint bench bench-peers faults docs format messages
+.PHONY: demo demo-gateway test coverage lint bench bench-peers faults docs dist format messages
 demo: $(VENV)/demo
 	$(RUN)/python -m example_project
 
@@ -47,6 +47,14 @@ docs: $(VENV)/docs
 	$(RUN)/python -m docs.plots
 	$(RUN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
+# A wheel, made from the source archive, with which the tutorial is followed in a fresh environment.
+dist: $(VENV)/dist
+	rm -rf dist
+	$(RUN)/python -m build
+	$(RUN)/python -m twine check --strict dist/*
+	$(RUN)/check-wheel-contents dist/*.whl
+	$(RUN)/python -m tests.tutorial dist/*.whl
+
 # Needs gettext. `LANGUAGES="--locale de --locale fr"` begins another language.
 LANGUAGES ?= --all
 messages: $(VENV)/test
@@ -71,6 +79,6 @@ $(VENV)/demo $(VENV)/demo-gateway $(VENV)/test: $(VENV)/%: setup.cfg pyproject.t
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
-$(VENV)/lint $(VENV)/docs: $(VENV)/%: setup.cfg pyproject.toml | $(RUN)/python
+$(VENV)/lint $(VENV)/docs $(VENV)/dist: $(VENV)/%: setup.cfg pyproject.toml | $(RUN)/python
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test,$*]'
 	@touch $@

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.demo import ROOT, await_port, free_port, headless
+from tests.demo import CHROMIUM, DRIVER, ROOT, await_port, free_port, headless
 
 PAGE = ROOT / "docs" / "tutorial.rst"
 BLOCK = re.compile(
@@ -55,7 +55,9 @@ class Follower:
         """Do all that the page says; return when the first results were seen."""
         try:
             for found in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
-                if found["step"]:
+                if found["step"] and not (CHROMIUM and DRIVER):
+                    print(f"LEFT OUT, as there is no chromium with its driver: {found['step']}")
+                elif found["step"]:
                     self.press(" ".join(found["step"].split()))
                 elif found["language"] == "console":
                     self.run(re.sub("^   ", "", found["text"], flags=re.MULTILINE))

@@ -23,8 +23,8 @@ from ..models.audit import model_of
 from ..operations.formatting import moment_words
 from ..operations.history_names import MAX_NAMED
 from ..operations.rules_yaml import build_rule, save_rule
-from ..rules.describe import Declared, rate_words, reading
-from ..rules.rule import RuleError
+from ..rules.describe import rate_words, reading
+from ..rules.rule import Declared, RuleError
 from .base import ActingAdmin
 from .identities import client_words, identity_words
 from .pages import ReadOnlyAdmin

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, overload
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -19,7 +19,7 @@ from django.utils.functional import cached_property
 from ..limits import algorithms
 from ..limits.options import POLICIES, Policy
 from ..limits.values import Check, Choice, Number, Whole, or_none
-from .callables import find
+from .callables import Function, find
 from .changes import on_change
 
 __all__ = [
@@ -65,13 +65,13 @@ def unmapped(network: Network) -> Network:
     return network
 
 
-def _cache_alias(value: Any) -> str:
+def _cache_alias(value: object) -> str:
     if value and isinstance(value, str):
         return value
     raise ValueError("must be an alias of CACHES, such as 'default'")
 
 
-def _prefix(value: Any) -> bytes:
+def _prefix(value: object) -> bytes:
     try:
         if isinstance(value, str) and not set(value) & set("{}"):
             return value.encode()
@@ -84,7 +84,7 @@ def _algorithm(value: Any) -> str:
     return algorithms.find(value).name
 
 
-def _rate_algorithm(value: Any) -> str:
+def _rate_algorithm(value: object) -> str:
     name = _algorithm(value)
     if name not in algorithms.BY_RATE:
         raise ValueError(
@@ -93,7 +93,7 @@ def _rate_algorithm(value: Any) -> str:
     return name
 
 
-def _slot_seconds(value: Any) -> float:
+def _slot_seconds(value: object) -> float:
     seconds = Number(3600, "number of seconds", " to 3600, such as 10", is_above_0=True)(value)
     if seconds < MIN_SLOT_SECONDS:
         raise ValueError(
@@ -102,7 +102,7 @@ def _slot_seconds(value: Any) -> float:
     return seconds
 
 
-def _policy(value: Any) -> Policy:
+def _policy(value: object) -> Policy:
     if value is not None:
         return Choice(POLICIES)(value)
     if conf.FAIL_OPEN is None:
@@ -112,7 +112,7 @@ def _policy(value: Any) -> Policy:
     return "closed"
 
 
-def _keys(value: Any) -> dict[str, Any]:
+def _keys(value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ValueError(
             "must be a dict of functions or dotted paths by name, such as {'tenant': "
@@ -127,7 +127,7 @@ def _keys(value: Any) -> dict[str, Any]:
     return value
 
 
-def _secrets(value: Any) -> tuple[str | bytes, ...]:
+def _secrets(value: object) -> tuple[str | bytes, ...]:
     if value is None:
         value = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
     if not isinstance(value, (list, tuple)) or not value:
@@ -143,7 +143,7 @@ def _is_secret(value: object) -> bool:
     return isinstance(value, bytes) and bool(value)
 
 
-def token(value: Any) -> str:
+def token(value: object) -> str:
     """Return a token. Raises `ValueError` if it is too short or has other characters."""
     if isinstance(value, str) and _TOKEN.fullmatch(value):
         return value
@@ -153,36 +153,36 @@ def token(value: Any) -> str:
     )
 
 
-def tokens(value: Any) -> tuple[str, ...]:
+def tokens(value: object) -> tuple[str, ...]:
     """Return one or more tokens. Raises `ValueError` if one is invalid."""
     if not isinstance(value, (list, tuple)) or not value:
         value = [value]
     return tuple([token(each) for each in value])
 
 
-def header(value: Any) -> str:
+def header(value: object) -> str:
     """Return the name of a header. Raises `ValueError` if it is not one."""
     if isinstance(value, str) and _HEADER.fullmatch(value):
         return value
     raise ValueError("must be the name of a header, such as 'X-Remote-User'")
 
 
-def _function(value: Any) -> Callable[..., Any]:
+def _function(value: object) -> Function:
     if isinstance(value, str):
         return find(value, "the path")
     if not callable(value):
         raise ValueError("must be callable, or the dotted path of a callable")
-    return cast(Callable[..., Any], value)
+    return value
 
 
-def _exception(value: Any) -> type[Exception]:
+def _exception(value: object) -> type[Exception]:
     named = _function(value)
     if isinstance(named, type) and issubclass(named, Exception):
         return named
     raise ValueError("must be a class of exceptions, or its dotted path")
 
 
-def _meta_key(value: Any) -> str | Callable[[Any], str]:
+def _meta_key(value: object) -> str | Callable[..., str]:
     if not isinstance(value, str) or "." in value:
         return _function(value)
     if not _META_KEY.fullmatch(value):
@@ -191,7 +191,7 @@ def _meta_key(value: Any) -> str | Callable[[Any], str]:
     return value
 
 
-def proxies(value: Any) -> int | tuple[Network, ...]:
+def proxies(value: object) -> int | tuple[Network, ...]:
     """Return the value of `RATELIMIT_TRUSTED_PROXIES`. Raises `ValueError` if it is invalid."""
     right = "must be a number of proxies, or a list of networks such as ['10.0.0.0/8', 'unix']"
     if isinstance(value, int) and not isinstance(value, bool):
@@ -201,7 +201,7 @@ def proxies(value: Any) -> int | tuple[Network, ...]:
     return _networks(value, right, "unix")
 
 
-def _networks(value: Any, right: str, other: str = "") -> tuple[Network, ...]:
+def _networks(value: object, right: str, other: str = "") -> tuple[Network, ...]:
     kinds = (str, ipaddress.IPv4Network, ipaddress.IPv6Network)
     if not isinstance(value, (list, tuple)) or not all(
         isinstance(network, kinds) for network in value
@@ -233,7 +233,7 @@ PRIVATE: tuple[Network, ...] = tuple(
 """Private networks, in which an unconfigured proxy may be."""
 
 
-def _never_ban(value: Any) -> tuple[Network, ...]:
+def _never_ban(value: object) -> tuple[Network, ...]:
     if value is None:
         names = ("RATELIMIT_TRUSTED_PROXIES", "RATELIMIT_IP_META_KEY")
         if any(getattr(settings, name, None) is not None for name in names):
@@ -254,7 +254,13 @@ class Setting(Generic[T]):
     """
 
     def __init__(
-        self, default: Any, check: Check[T], doc: str, *, shown: str = "", is_secret: bool = False
+        self,
+        default: object,
+        check: Check[T],
+        doc: str,
+        *,
+        shown: str = "",
+        is_secret: bool = False,
     ) -> None:
         self.default = default
         self.check = check
@@ -294,7 +300,7 @@ class Setting(Generic[T]):
             raise ImproperlyConfigured(f"RATELIMIT_{self.name} is {shown}: {error}") from None
 
 
-SETTINGS: dict[str, Setting[Any]] = {}
+SETTINGS: dict[str, Setting[object]] = {}
 """All settings by name: the core's, and those of the annexes that are installed."""
 
 

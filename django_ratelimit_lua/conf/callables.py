@@ -6,10 +6,13 @@ A path is imported when it is first used. `manage.py check` imports all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
+
+Function = Callable[..., Any]
+"""A function of the project, with whatever parameters."""
 
 known: dict[str, str] = {}
 """Every path that call sites name, with what it is for; the first ones, and none that is too long
@@ -19,33 +22,33 @@ MAX_ENTRIES = 10_000
 MAX_LENGTH = 300
 
 
-def find(path: str, purpose: str) -> Callable[..., Any]:
+def find(path: str, purpose: str) -> Function:
     """Return the object at a dotted path.
 
     Raises `ImproperlyConfigured` if it cannot be imported, or is not callable.
     """
     try:
-        target = import_string(path)
+        target: object = import_string(path)
     except Exception as error:  # Importing runs code, which may raise anything.
         raise ImproperlyConfigured(f"{purpose} {path!r} cannot be imported: {error}") from error
     if not callable(target):
         raise ImproperlyConfigured(f"{purpose} {path!r} is not callable")
-    return cast(Callable[..., Any], target)
+    return target
 
 
-def lazily(path: str, purpose: str) -> Callable[..., Any]:
+def lazily(path: str, purpose: str) -> Function:
     """Return a function that imports the callable of a dotted path when it is first called."""
     if len(known) < MAX_ENTRIES and len(path) <= MAX_LENGTH:
         known[path] = purpose
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> object:
         return find(path, purpose)(*args)
 
     call.__module__, _, call.__qualname__ = path.rpartition(".")
     return call
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Function) -> str:
     """Return the dotted name of a function.
 
     >>> name_of(lazily("shop.limits.tenant", "Key"))

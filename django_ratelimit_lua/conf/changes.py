@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Any
 
 from django.core.signals import setting_changed
 
@@ -23,7 +22,7 @@ def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
     _hearers.append((names, hear))
 
 
-def _changed(*, setting: str, **kwargs: Any) -> None:
+def _changed(*, setting: str, **kwargs: object) -> None:
     if setting == "CACHES":
         # Django's own receiver may come after this one. Until it has run,
         # `django.core.cache.caches` has the previous aliases, and another thread would open

@@ -11,13 +11,12 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -127,8 +126,8 @@ def report_bans(
     call: Call,
     planned: Sequence[PlannedCharge],
     decision: Decision,
-    request: HttpRequest | None = None,
-) -> Generator[Wait, Any, None]:
+    request: object = None,
+) -> Iterator[Wait]:
     """Record the offences that a call has counted, and report the bans that they have triggered.
 
     The description of a ban is stored and logged, and the signal `banned` is sent. A ban in shadow
@@ -179,7 +178,7 @@ def report_bans(
             yield Wait(send, sync_to_async(send))
 
 
-def _send(key: bytes, ban: Ban, arguments: dict[str, Any]) -> None:
+def _send(key: bytes, ban: Ban, arguments: Mapping[str, object]) -> None:
     banned.send_robust(Ban, ban=ban, evidence=evidence_now(key, ban), **arguments)
 
 

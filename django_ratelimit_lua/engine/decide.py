@@ -176,7 +176,7 @@ class Planner(Protocol):
     @property
     def state(self) -> RequestState | None: ...
     @property
-    def request(self) -> Any: ...
+    def request(self) -> object: ...
 
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
         """Yield the calls and waits that planning by these rules needs.
@@ -473,7 +473,7 @@ def _release_later(call: Call, charges: Sequence[Charge]) -> None:
 
 
 def offending(
-    charges: Sequence[PlannedCharge], units: int = 1, request: Any = None
+    charges: Sequence[PlannedCharge], units: int = 1, request: object = None
 ) -> Waiting[Decision]:
     """Count offences of the identities of these charges.
 

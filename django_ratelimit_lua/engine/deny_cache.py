@@ -17,11 +17,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 from ..conf import conf
 from ..conf.changes import on_change
-from ..limits.call import Call
+from ..limits.call import Call, Subject
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
@@ -36,6 +35,11 @@ have arrived.
 MAX_ENTRIES = 10_000
 MAX_BYTES = 32 * 2**20
 """Refusals that are remembered: the latest."""
+
+_Key = tuple[
+    bytes, object, object, tuple[Subject, ...], tuple[tuple[bytes, Limit, int, bytes], ...]
+]
+"""What was asked: prefix, revision, options, subjects and charges."""
 
 
 @dataclass(slots=True)
@@ -64,7 +68,7 @@ class DenyCache:
 
     def __init__(self) -> None:
         self.generation = 0
-        self._denials: BoundedMap[Any, CachedDenial] = BoundedMap(
+        self._denials: BoundedMap[_Key, CachedDenial] = BoundedMap(
             MAX_ENTRIES, MAX_BYTES, _weight, labels_of=_digests
         )
         self._renew()
@@ -124,7 +128,7 @@ class DenyCache:
             self._denials.clear()
 
 
-def _key(call: Call) -> Any:
+def _key(call: Call) -> _Key:
     charges = tuple(
         [(charge.digest, charge.limit, charge.cost, charge.banned) for charge in call.charges]
     )
@@ -132,11 +136,11 @@ def _key(call: Call) -> Any:
     return (call.prefix, call.revision, how, tuple(call.subjects), charges)
 
 
-def _digests(key: Any) -> set[bytes]:
+def _digests(key: _Key) -> set[bytes]:
     return {digest for charged, _, _, banned in key[-1] for digest in (charged, banned) if digest}
 
 
-def _weight(key: Any, denial: CachedDenial) -> int:
+def _weight(key: _Key, denial: CachedDenial) -> int:
     *_, subjects, charges = key
     names = sum(len(limit.name) for _, limit, _, _ in charges)
     return 1000 * len(charges) + 200 * len(subjects) + names

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -92,7 +92,7 @@ class EvidenceNotes:
         self._turn = threading.Lock()
         self._noted: dict[bytes, _Noted] = {}
 
-    def note(self, ban_key: bytes, terms: BanTerms, ban: Ban, moment: int, request: Any) -> None:
+    def note(self, ban_key: bytes, terms: BanTerms, ban: Ban, moment: int, request: object) -> None:
         """Record an offence that a call has counted.
 
         Args:

@@ -15,9 +15,7 @@ have to allow a hit.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from threading import Lock
-from typing import Any
 
 from ..conf import conf
 from ..exceptions import StoreError
@@ -28,10 +26,10 @@ from ..process.tasks import Task
 from ..signals import store_up
 from ..store import Patience, get_store
 from .counters import Counter, counters, policy_of
-from .run import Wait
+from .run import Waiting
 from .slots import held_slots
 
-Steps = Generator[Call | Wait, Any, Decision]
+Steps = Waiting[Decision]
 """Yields the calls that have to be made for a decision, and is sent theirs."""
 BACK_SECONDS = 1.5
 """Seconds within which all processes are back after Redis is: the interval of their breakers'

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -21,7 +20,7 @@ from ..limits.options import read_weights
 from ..limits.program import Program, source
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
-from ..store import Patience, get_store, last_patience
+from ..store import Patience, Reply, get_store, last_patience
 
 _PROGRAM = Program.of(source("engine/heartbeat"))
 ALL = b"{rules}:process"
@@ -95,7 +94,7 @@ class Register:
             return 0
         return read_weights(self.limit.split).get(socket.gethostname().lower(), 1)
 
-    def read(self, reply: Sequence[Any], own: int) -> None:
+    def read(self, reply: Reply, own: int) -> None:
         """Apply the reply of Redis to a heartbeat that was sent with the weight `own`."""
         began, is_settled, count, before, of = reply
         # The floor stays until the register is settled: a new process may stand for one that is
@@ -227,7 +226,7 @@ class Heartbeat:
         values += [b"%d" % weight for _, weight in beat]
         return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], values
 
-    def _read(self, beat: _Beat, replies: Sequence[Any]) -> None:
+    def _read(self, beat: _Beat, replies: Sequence[Reply]) -> None:
         try:
             for (register, weight), reply in zip(beat, replies, strict=True):
                 if weight:

@@ -22,12 +22,12 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from ..conf.changes import on_change
 from ..exceptions import StoreError
-from ..limits.call import Call, Charge
+from ..limits.call import Call, Charge, Subject
 from ..limits.decision import Decision, LimitState, Source
+from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
@@ -50,6 +50,8 @@ MAX_ENTRIES = 10_000
 """Leases that are remembered: the latest, of about 2.5 KB each."""
 SWEEP_SECONDS = 0.1
 EVERYTHING = 2**63
+
+_Key = tuple[bytes, bytes, Limit, object, tuple[Subject, ...]]
 
 
 @dataclass(slots=True, eq=False)
@@ -246,7 +248,7 @@ class Leases:
     """All leases of this process."""
 
     def __init__(self) -> None:
-        self._leases: BoundedMap[Any, Lease] = BoundedMap(
+        self._leases: BoundedMap[_Key, Lease] = BoundedMap(
             MAX_ENTRIES, labels_of=lambda key: (key[1],)
         )
         self._holding: set[Lease] = set()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -33,15 +33,15 @@ T = TypeVar("T")
 class Wait(NamedTuple):
     """Something to wait for: a function that blocks, and one that returns an awaitable."""
 
-    blocking: Callable[[], Any]
-    awaitable: Callable[[], Awaitable[Any]]
+    blocking: Callable[[], object]
+    awaitable: Callable[[], Awaitable[object]]
 
 
 Waiting = Generator[Call | Wait, Any, T]
 _settling = Errand()
 
 
-def called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
+def called(function: Callable[..., Any], *arguments: object) -> Waiting[Any]:
     """Return the result of a user's function, awaited if it is awaitable."""
     value = function(*arguments)
     if inspect.isawaitable(value):
@@ -49,10 +49,10 @@ def called(function: Callable[..., Any], *arguments: Any) -> Waiting[Any]:
     return value
 
 
-def awaited(value: Any) -> Wait:
+def awaited(value: Awaitable[object]) -> Wait:
     """Return a `Wait` for the awaitable that a user's function has returned."""
 
-    async def result() -> Any:
+    async def result() -> object:
         return await value
 
     return Wait(async_to_sync(result), result)
@@ -66,7 +66,7 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
         patience: The time for all its calls of the store together. Default: `RATELIMIT_TIMEOUT`.
     """
     patience = patience or Patience(conf.TIMEOUT)
-    value: Any = None
+    value: object = None
     error: BaseException | None = None
     try:
         while True:
@@ -86,7 +86,7 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
 async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
     """`run`, without blocking the event loop."""
     patience = patience or Patience(conf.TIMEOUT)
-    value: Any = None
+    value: object = None
     error: Exception | None = None
     try:
         while True:
@@ -106,7 +106,7 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
         return finished.value  # type: ignore[no-any-return]
 
 
-async def _stop(waiting: Waiting[Any], error: BaseException) -> None:
+async def _stop(waiting: Waiting[object], error: BaseException) -> None:
     """Throw the exception that stops a coroutine into its generator, and run the owed steps."""
     thrown = error
     if isinstance(error, GeneratorExit):
@@ -121,7 +121,7 @@ async def _stop(waiting: Waiting[Any], error: BaseException) -> None:
         await settled(error, _going_on(waiting, wait, thrown))
 
 
-def _going_on(waiting: Waiting[Any], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
+def _going_on(waiting: Waiting[object], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
     """Run a generator on from this wait, until it raises the thrown exception again."""
     try:
         while True:
@@ -136,7 +136,7 @@ def _going_on(waiting: Waiting[Any], wait: Call | Wait, thrown: BaseException) -
             raise
 
 
-def settling(error: BaseException, waiting: Waiting[Any]) -> Waiting[None]:
+def settling(error: BaseException, waiting: Waiting[object]) -> Waiting[None]:
     """Run the steps that a generator still owes when an error stops it.
 
     Nothing runs before the first wait: a closed coroutine may be garbage, which is collected
@@ -156,7 +156,7 @@ async def settled(error: BaseException, waiting: Waiting[None]) -> None:
             await to_the_end(arun(waiting))
 
 
-async def to_the_end(coroutine: Coroutine[Any, Any, T]) -> T:
+async def to_the_end(coroutine: Awaitable[T]) -> T:
     """Await a coroutine to its end, even if the caller is cancelled repeatedly.
 
     The cancellation is raised afterwards.

@@ -439,7 +439,7 @@ def _report_lost(slots: Sequence[HeldSlot]) -> None:
         send()
 
 
-def _log_lost(slot: HeldSlot) -> dict[str, Any]:
+def _log_lost(slot: HeldSlot) -> dict[str, object]:
     loss = {
         "limit": slot.charge.limit.name,
         "identity": slot.charge.digest.decode(),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import isfinite
 from struct import Struct
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from .algorithms.concurrency import WAITS
 from .ban import Ban
@@ -318,7 +318,7 @@ class Call(NamedTuple):
         args.append(token)
         return args
 
-    def read(self, reply: Any, token: bytes = b"") -> Decision:
+    def read(self, reply: object, token: bytes = b"") -> Decision:
         """Return the decision of a reply.
 
         The number of keys that had to be deleted because they had a foreign type is logged. Raises

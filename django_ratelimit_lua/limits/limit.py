@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from struct import Struct
@@ -96,7 +96,7 @@ class Limit:
             raise
 
     def _keep(
-        self, rate: Rate | str | tuple[int, float], key_name: bytes, options: dict[str, Any]
+        self, rate: Rate | str | tuple[int, float], key_name: bytes, options: Mapping[str, object]
     ) -> None:
         for option, value in options.items():
             object.__setattr__(self, option, value)

@@ -26,7 +26,7 @@ _MAX_WAIT = Rate.MAX_US // SECOND
 
 
 class _Seconds(Number):
-    def __call__(self, value: Any) -> float:
+    def __call__(self, value: object) -> float:
         if isinstance(value, timedelta):
             value = value.total_seconds()
         return super().__call__(value)
@@ -43,13 +43,13 @@ def wait_us(seconds: float | timedelta, what: str) -> int:
         raise LimitError(f"{what} is {seconds!r}: {error}") from None
 
 
-def _flag(value: Any) -> bool:
+def _flag(value: object) -> bool:
     if value not in (True, False):
         raise ValueError("write true or false")
     return bool(value)
 
 
-def _joined(value: Any) -> str:
+def _joined(value: object) -> str:
     parts = value
     if isinstance(value, str):
         parts = value.split("+")
@@ -90,17 +90,17 @@ def read_weights(split: str | None) -> dict[str, int]:
     return weights
 
 
-def _split(value: Any) -> str:
+def _split(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("write 'equal', or hosts and weights such as 'web-1=3, web-2=1'")
     return ", ".join(f"{host}={weight}" for host, weight in read_weights(value).items()) or EQUAL
 
 
-def _algorithm(value: Any) -> str:
+def _algorithm(value: str) -> str:
     return algorithms.find(value).name
 
 
-def _time_zone(value: Any) -> str:
+def _time_zone(value: str) -> str:
     return calendar.zone(value).key
 
 
@@ -121,7 +121,7 @@ class Option:
     - `is_general`: whether every algorithm takes it. Otherwise only algorithms that list it do.
     """
 
-    default: Any
+    default: object
     check: Callable[[Any], Any]
     label: str
     help: str
@@ -388,7 +388,7 @@ def refuse_unknown(
             )
 
 
-def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def read_options(given: Mapping[str, object]) -> dict[str, Any]:
     """Return every option by name, as given or by default.
 
     Raises `LimitError`, which names the option.

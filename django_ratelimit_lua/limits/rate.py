@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .values import gettext_noop as _
 
@@ -47,7 +47,7 @@ class LimitError(ValueError):
     where = ""
     """The start of the message: the limit that is wrong."""
 
-    def __init__(self, text: str, field: str = "", **params: Any) -> None:
+    def __init__(self, text: str, field: str = "", **params: object) -> None:
         message = text
         if params:
             message = text % params

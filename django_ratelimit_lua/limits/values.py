@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Check = Callable[[Any], T]
+Check = Callable[[object], T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Choice(Generic[T]):
     values: Sequence[T]
     right: str = "choose one of"
 
-    def __call__(self, value: Any) -> T:
+    def __call__(self, value: object) -> T:
         for right in self.values:
             if right == value:
                 return right
@@ -40,9 +40,13 @@ class Whole:
     what: str = "whole number"
     note: str = ""
 
-    def __call__(self, value: Any) -> int:
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or value < self.least or (self.most is not None and value > self.most):
+    def __call__(self, value: object) -> int:
+        if (
+            not isinstance(value, int)
+            or isinstance(value, bool)
+            or value < self.least
+            or (self.most is not None and value > self.most)
+        ):
             to = ""
             if self.most is not None:
                 to = f" to {self.most}"
@@ -60,10 +64,10 @@ class Number:
     is_above_0: bool = False
     least: float = 0
 
-    def __call__(self, value: Any) -> float:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    def __call__(self, value: object) -> float:
         if (
-            not is_number
+            not isinstance(value, (int, float))
+            or isinstance(value, bool)
             or not self.least <= value <= self.most
             or (self.is_above_0 and value == 0)
         ):
@@ -77,7 +81,7 @@ class Number:
 def or_none(check: Check[T]) -> Check[T | None]:
     """Return a check that also accepts None."""
 
-    def check_unless_none(value: Any) -> T | None:
+    def check_unless_none(value: object) -> T | None:
         if value is None:
             return None
         return check(value)

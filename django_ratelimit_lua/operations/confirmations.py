@@ -16,10 +16,10 @@ from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..rules.callsite import LIMITER, CallSite, limits_of, losses
-from ..rules.describe import Declared, key_label, rate_words
+from ..rules.describe import key_label, rate_words
 from ..rules.paths import path_pattern
 from ..rules.places import place_problems
-from ..rules.rule import Rule, RuleError
+from ..rules.rule import Declared, Rule, RuleError
 from ..rules.ruleset import settings_rules
 from .call_sites import SETTINGS, call_sites_of
 from .rules_yaml import RULE, RuleChange, build_rule

@@ -17,8 +17,8 @@ from ..limits.options import OPTIONS
 from ..limits.rate import LimitError
 from ..models import RateLimitRule, RateLimitTier
 from ..models.audit import one_change
-from ..rules.describe import Declared, difference, reading
-from ..rules.rule import RuleError, compile_rule, refuse_absent
+from ..rules.describe import difference, reading
+from ..rules.rule import Declared, RuleError, compile_rule, refuse_absent
 
 Built = tuple[RateLimitRule, list[RateLimitTier]]
 RULE = "rule"

@@ -15,7 +15,7 @@ import os
 import random
 from collections.abc import Callable
 from inspect import ismethod
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import ref
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -23,7 +23,7 @@ logger = logging.getLogger("django_ratelimit_lua")
 Renew = TypeVar("Renew", bound=Callable[[], None])
 
 _serial = itertools.count()
-_renewals: dict[int, tuple[ref[Any] | None, Callable[..., None]]] = {}
+_renewals: dict[int, tuple[ref[object] | None, Callable[..., None]]] = {}
 """In the order of registration. A dictionary, because its single steps are whole whenever another
 thread forks.
 """

@@ -9,9 +9,8 @@ new overrides nothing grows.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.utils import timezone
 
 from ..conf import conf
@@ -34,9 +33,9 @@ def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverrid
     return overrides
 
 
-def outdated(using: str, before: datetime) -> dict[str, QuerySet[Any]]:
+def outdated(using: str, before: datetime) -> dict[str, QuerySet[Model]]:
     """Return the rows from before a moment: ended overrides, changes, and rows of annexes."""
-    rows: dict[str, QuerySet[Any]] = {
+    rows: dict[str, QuerySet[Model]] = {
         "ended overrides": RateLimitOverride._base_manager.using(using)
         .filter(ends__lt=before)
         .order_by("ends"),

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import groupby, islice
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError, connections, models, router, transaction
@@ -46,7 +46,7 @@ from ..rules.freshness import freshness
 from ..rules.overrides import Override, is_field, write_record
 from ..rules.problems import problems
 from ..rules.ruleset import EVERY_RULE
-from ..rules.snapshot import FORMAT
+from ..rules.snapshot import FORMAT, Snapshot
 from ..store import PATIENCE, get_store, rules_key
 from .cleanup import ended, sweep
 
@@ -265,18 +265,18 @@ def _in_a_thread(**options: bool) -> int:
         raise StoreError("the rules are still being published") from None
 
 
-def snapshot_of(using: str) -> Mapping[str, Any]:
+def snapshot_of(using: str) -> Snapshot:
     """Return the snapshot of a database, as it would be published."""
     row = RateLimitRevision.read(using)
-    snapshot: dict[str, Any] = json.loads(_written(_snapshot(using, row)))
+    snapshot: Snapshot = json.loads(_written(_snapshot(using, row)))
     return snapshot
 
 
-def _written(snapshot: Mapping[str, Any]) -> bytes:
+def _written(snapshot: Mapping[str, object]) -> bytes:
     return json.dumps(snapshot, separators=(",", ":")).encode()
 
 
-def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
+def _snapshot(using: str, row: Risen) -> Mapping[str, object]:
     overrides = RateLimitOverride.objects.using(using).lasting().order_by()
     kinds: defaultdict[str, list[str]] = defaultdict(list)
     for name, kind in overrides.order_by("kind").values_list("rule__name", "kind").distinct():
@@ -300,12 +300,12 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, Any]:
     }
 
 
-def _rules(using: str) -> list[dict[str, Any]]:
+def _rules(using: str) -> list[dict[str, object]]:
     rows = RateLimitRule.objects.using(using).prefetch_related("tiers")
     return [{**rule.declared(), "id": rule.pk} for rule in rows]
 
 
-def _parts(using: str) -> dict[str, Any]:
+def _parts(using: str) -> dict[str, object]:
     """Return the parts of the annexes of this process, by name.
 
     Rules are published even if an annex is not migrated.
@@ -365,7 +365,7 @@ def values_by_key(using: str) -> dict[str, int]:
     return dict(counted.annotate(models.Count("pk")))
 
 
-def _by_forgotten_keys(using: str) -> Any:
+def _by_forgotten_keys(using: str) -> models.QuerySet[RateLimitOverride]:
     """Return overrides for users, networks and client digests whose key is unknown.
 
     They are read without recording changes, because their content does not change.

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.migrations.loader import MigrationLoader
@@ -22,6 +20,7 @@ from ..process.tasks import Task
 from ..rules import provider
 from ..rules.overrides import override_cache
 from ..rules.problems import problems
+from ..rules.snapshot import Snapshot
 from ..signals import rules_changed
 from ..store import get_store, rules_key, take_turn
 from .publish import (
@@ -90,7 +89,7 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
     return False
 
 
-def read_database(patience: float, begin: provider.Begin) -> Mapping[str, Any] | None:
+def read_database(patience: float, begin: provider.Begin) -> Snapshot | None:
     """Return the rules of the database, as this version would publish them.
 
     None if they cannot be read within `patience` seconds. `begin` is called with them, however
@@ -98,7 +97,7 @@ def read_database(patience: float, begin: provider.Begin) -> Mapping[str, Any] |
     source then.
     """
     using = primary()
-    snapshots: list[Mapping[str, Any]] = []
+    snapshots: list[Snapshot] = []
     done = threading.Event()
 
     def read() -> None:
@@ -254,7 +253,7 @@ def _publish_committed() -> None:
     _publish("A change of the rules is saved, but not published yet: %s")
 
 
-def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: Any) -> None:
+def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: object) -> None:
     """Publish once when the transaction is committed, however many changes it has.
 
     The publication runs before other callbacks: if one of them fails, Django runs none of those

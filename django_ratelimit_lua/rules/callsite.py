@@ -99,7 +99,7 @@ def throttle_algorithm(rate: Rate, named: str | None) -> str:
     return named or "sliding_log"
 
 
-def rate_text(rate: Any) -> str:
+def rate_text(rate: object) -> str:
     """Return a rate of a call site in the notation of rules."""
     if isinstance(rate, Rate):
         return str(rate)
@@ -195,7 +195,7 @@ def limits_of(rule: Rule) -> list[Limit]:
 
 
 def losses(
-    sites: Sequence[CallSite], key: str, rates: Sequence[Any]
+    sites: Sequence[CallSite], key: str, rates: Sequence[object]
 ) -> list[tuple[CallSite, Rate]]:
     """Return the rates of call sites that a rule with this key and these rates would lose.
 
@@ -230,8 +230,8 @@ def _is_kept(rate: Rate, by: Rate) -> bool:
 def call_site(
     group: str | None,
     key: KeyLike | None,
-    rate: Any,
-    method: Any,
+    rate: object,
+    method: object,
     cost: CostLike,
     options: Options,
     *,

@@ -12,9 +12,8 @@ from ..extension import FIELDS_OF_ANNEXES, PLACES, install, rule_fields
 from ..identity.keys import ALL_CALLERS, FIELDS, label_of
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
+from .rule import Declared
 from .template import as_list
-
-Declared = Mapping[str, Any]
 
 
 def rate_words(rate: Any) -> str:
@@ -57,7 +56,7 @@ def period_words(rate: Rate) -> str:
     return names[unit] % {"times": times}
 
 
-def key_label(key: Any, otherwise: str = "") -> str:
+def key_label(key: object, otherwise: str = "") -> str:
     """Return what a key counts by, in words, or `otherwise` if there is no key.
 
     >>> key_label("ip"), key_label(["ip", "post:username"])
@@ -163,7 +162,7 @@ def where(given: Declared) -> str:
     return " ".join(filter(None, parts))
 
 
-def _joined(words: Any) -> str:
+def _joined(words: object) -> str:
     return _(" and ").join(as_list(words))
 
 
@@ -182,13 +181,13 @@ def difference(before: Declared | None, after: Declared | None) -> list[str]:
     ]
 
 
-def _mapping(declared: Any) -> Declared:
+def _mapping(declared: object) -> Declared:
     if isinstance(declared, Mapping):
         return declared
     return {}
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if value is None:
         return "—"
     if isinstance(value, (list, tuple)):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.http import HttpRequest
 
+from ..conf.callables import Function
 from ..identity.routes import resolved, resolver_of
 from .stacks import url_patterns
 
-View = TypeVar("View", bound=Callable[..., Any])
+View = TypeVar("View", bound=Function)
 _any_view_is = False
 
 
@@ -59,7 +59,7 @@ def _any_is(request: HttpRequest) -> bool:
     return _any_view_is or attributes["_ratelimit_any_exempt"]
 
 
-def _says_so(view: Any) -> bool:
+def _says_so(view: object) -> bool:
     return any(
         getattr(candidate, "ratelimit_exempt", False) is True
         for candidate in (view, getattr(view, "view_class", None), getattr(view, "cls", None))

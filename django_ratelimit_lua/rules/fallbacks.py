@@ -7,11 +7,11 @@ from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 
-NO_FALLBACK: Any = object()
+NO_FALLBACK = object()
 """None is a fallback."""
 
 
-def async_mismatch(fallback: Any, *, is_async: bool) -> str:
+def async_mismatch(fallback: object, *, is_async: bool) -> str:
     """Return why a fallback does not fit a plain function; empty if it fits."""
     if is_async or not (
         iscoroutinefunction(fallback) or iscoroutinefunction(type(fallback).__call__)
@@ -23,7 +23,7 @@ def async_mismatch(fallback: Any, *, is_async: bool) -> str:
     )
 
 
-def fall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:
+def fall_back(fallback: object, error: Exception, *args: object, **kwargs: object) -> Any:
     """Return the fallback: a value, or the result of a callable with the arguments of the call.
 
     Raise the error if there is no fallback.
@@ -35,7 +35,7 @@ def fall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any
     return fallback
 
 
-async def afall_back(fallback: Any, error: Exception, *args: Any, **kwargs: Any) -> Any:
+async def afall_back(fallback: object, error: Exception, *args: object, **kwargs: object) -> Any:
     """`fall_back`, for coroutine functions. The fallback may be a coroutine function."""
     answer = fall_back(fallback, error, *args, **kwargs)
     if inspect.isawaitable(answer):

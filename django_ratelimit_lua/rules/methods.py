@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any
 
 from ..limits.rate import LimitError
 
@@ -80,7 +79,7 @@ def method_name(name: object) -> str:
     )
 
 
-def parse_methods(method: Any) -> frozenset[str] | None:
+def parse_methods(method: object) -> frozenset[str] | None:
     """Return the methods to count, or None for all. GET includes HEAD, which runs the same view."""
     if method is ALL:
         return None

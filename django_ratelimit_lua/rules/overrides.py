@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
@@ -269,7 +269,7 @@ def write_record(overrides: Sequence[Override]) -> bytes:
     """Return the record of a subject: a tag, and its overrides as JSON, without empty values."""
     declared = []
     for row in overrides:
-        given: dict[str, Any] = {"id": row.pk, "effect": row.effect, "kind": row.kind}
+        given: dict[str, object] = {"id": row.pk, "effect": row.effect, "kind": row.kind}
         given |= {word: getattr(row, word) for word in _NUMBERS} | row.block._asdict()
         if row.rate is not None:
             given["rate"] = [row.rate.limit, row.rate.period_us]
@@ -303,7 +303,7 @@ def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Overri
     return tuple(overrides)
 
 
-def _read(given: Any) -> Override:
+def _read(given: object) -> Override:
     if not isinstance(given, dict):
         raise ValueError("not an override")
     effect = given.get("effect")

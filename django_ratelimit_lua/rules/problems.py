@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..extension import extensions
 
@@ -28,10 +27,10 @@ class Problems:
         self.owner = ""
         self.unpublished = ""
         self._skipped: Sequence[str] = ()
-        self._failed: dict[str, tuple[Any, str]] = {}
-        self._declared: Mapping[str, Any] = {}
+        self._failed: dict[str, tuple[object, str]] = {}
+        self._declared: Mapping[str, object] = {}
 
-    def in_force(self, declared: Mapping[str, Any], skipped: Sequence[str]) -> None:
+    def in_force(self, declared: Mapping[str, object], skipped: Sequence[str]) -> None:
         """Record that other rules are in force, and the problems of those that were skipped.
 
         The failure of a rule is dropped when the rule has changed.

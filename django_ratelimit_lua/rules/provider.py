@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.apps import apps
 
@@ -29,7 +29,7 @@ from .overrides import override_cache
 from .problems import problems
 from .rule import Rule
 from .ruleset import Ruleset, settings_rules
-from .snapshot import UnreadableError, is_of_older_format, parse_snapshot
+from .snapshot import Snapshot, UnreadableError, is_of_older_format, parse_snapshot
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -57,8 +57,8 @@ they are published already but unreadable. Returns whether the published rules a
 database.
 """
 
-Begin = Callable[[Mapping[str, Any]], None]
-read_database: Callable[[float, Begin], Mapping[str, Any] | None]
+Begin = Callable[[Snapshot], None]
+read_database: Callable[[float, Begin], Snapshot | None]
 """Reads the rules of the database, as this version would publish them; None if that takes too long,
 or fails. The function is called with them, however late.
 """
@@ -93,7 +93,7 @@ _blind: Ruleset | None = None
 Redis is unavailable; or the last known ones, at the revision of newer ones that cannot be read.
 """
 
-_snapshot: Mapping[str, Any] | None = None
+_snapshot: Snapshot | None = None
 _changes = 0
 """How often the settings have changed: rules that were read by others are not gone by."""
 _lock = Lock()
@@ -111,7 +111,7 @@ def _renew() -> None:
 
 def connect(
     restore: Callable[[float, bool], bool],
-    read: Callable[[float, Begin], Mapping[str, Any] | None],
+    read: Callable[[float, Begin], Snapshot | None],
     look: Callable[[], None],
 ) -> None:
     """Set the functions that read and publish the database's rules; `publishing` calls this."""
@@ -295,7 +295,7 @@ def _within_half(patience: Patience, ask: Callable[..., T], argument: object) ->
     return answer
 
 
-def _from_database(patience: Patience, as_of: Revision) -> Mapping[str, Any] | None:
+def _from_database(patience: Patience, as_of: Revision) -> Snapshot | None:
     """Return the rules of the database, or None if that takes too long.
 
     In that case they are used as soon as the database has replied.
@@ -303,7 +303,7 @@ def _from_database(patience: Patience, as_of: Revision) -> Mapping[str, Any] | N
     return _within_half(patience, read_database, partial(_begin_with, as_of))
 
 
-def _begin_with(as_of: Revision, snapshot: Mapping[str, Any]) -> None:
+def _begin_with(as_of: Revision, snapshot: Snapshot) -> None:
     """Use the rules of the database, which has replied late.
 
     Do nothing if other rules are in use by now, or if the rules were read before the revision that
@@ -317,9 +317,7 @@ def _begin_with(as_of: Revision, snapshot: Mapping[str, Any]) -> None:
             _go_by(Ruleset(before.declared, snapshot, before.fence, before), _changes)
 
 
-def _published_or_best(
-    ruleset: Ruleset | None, patience: Patience
-) -> tuple[Mapping[str, Any], bool]:
+def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[Snapshot, bool]:
     """Return the snapshot to use, and whether the database still has to reply.
 
     The snapshot is that of `ruleset` if nothing is published and it cannot be restored now. Raises
@@ -408,7 +406,7 @@ def take_back(prefix: bytes) -> None:
         logger.warning("Rules published by a test are still in Redis: %s", error)
 
 
-def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
+def _may_be_wrong(snapshot: Snapshot, ruleset: Ruleset | None) -> bool:
     """Return whether the published rules may differ from those in the database.
 
     That is so if the id of the database is not yet known; if Redis is new, was emptied, or was
@@ -425,7 +423,7 @@ def _may_be_wrong(snapshot: Mapping[str, Any], ruleset: Ruleset | None) -> bool:
     )
 
 
-def _fetch(patience: Patience) -> tuple[Mapping[str, Any], UnreadableError | None]:
+def _fetch(patience: Patience) -> tuple[Snapshot, UnreadableError | None]:
     """Return the published snapshot, and None.
 
     If it cannot be read or belongs to another database, return only its revision and database, and

@@ -26,7 +26,16 @@ from ..limits.options import OPTIONS, read_options
 from ..limits.rate import LimitError, Rate
 from .methods import parse_methods
 from .paths import path_pattern
-from .template import LimitTemplate, as_list, as_rates, compile_cost, compile_rate, tier_key
+from .template import (
+    CompiledRate,
+    CostFunction,
+    LimitTemplate,
+    as_list,
+    as_rates,
+    compile_cost,
+    compile_rate,
+    tier_key,
+)
 
 FIELDS = (
     "name",
@@ -63,7 +72,9 @@ AUDIENCES = (EVERYONE, "anonymous", "authenticated", "staff")
 WRONG = (ValueError, TypeError, ArithmeticError)
 """Errors that the parts of a rule raise."""
 
-Outcome = Callable[[HttpRequest, Any], Any]
+Declared = Mapping[str, Any]
+"""A rule as it is written: values by the words of `FIELDS`."""
+Outcome = Callable[[HttpRequest, Any], object]
 """Called with the request and its response, or the exception that was raised instead of one; may be
 `async`.
 """
@@ -141,7 +152,7 @@ class Rule:
     reset_if: Outcome | None = None
     cost_after: Outcome | None = None
     replaces: tuple[Rule, ...] = ()
-    given: Mapping[str, Any] | None = None
+    given: Declared | None = None
     problems: tuple[str, ...] = ()
 
     @property
@@ -276,15 +287,15 @@ class Rule:
         return list(dict.fromkeys(limit.name for limit in limits))
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _is_some_text(value: Any) -> bool:
+def _is_some_text(value: object) -> bool:
     return _is_text(value) and value != ""
 
 
-_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "route": (_is_some_text, "; write the name of a URL pattern, such as 'shop:detail'"),
     "group": (_is_some_text, "; write the group of a decorator or the scope of a throttle"),
     "description": (_is_text, "; write text"),
@@ -295,6 +306,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 """Fields with plain values: the check of a value, and what would be right."""
 T = TypeVar("T")
+_Compile = Callable[[object, object], LimitTemplate]
 
 
 @dataclass(slots=True)
@@ -305,14 +317,14 @@ class _Reader:
     the declaration may not refer to code.
     """
 
-    given: Mapping[str, Any]
+    given: Declared
     where: str
     plain: bool
     strict: bool
     left_out: list[str] = field(default_factory=list)
     problems: list[RuleError] = field(default_factory=list)
 
-    def read(self, word: str, function: Callable[..., T], *arguments: Any) -> T | None:
+    def read(self, word: str, function: Callable[..., T], *arguments: object) -> T | None:
         """Call a function. If it raises, record the problem of the field `word`.
 
         If the error names another field, the problem is recorded for that.
@@ -415,7 +427,7 @@ class _Reader:
             raise LimitError(text, number=MAX_PATTERNS, length=MAX_PATTERN_LENGTH)
         return tuple(paths)
 
-    def annexed(self, added: RuleField) -> Any:
+    def annexed(self, added: RuleField) -> object:
         """Return the compiled value of a field that an annex adds."""
         return added.compile(added.clean(self.given[added.name]))
 
@@ -445,7 +457,7 @@ class _Reader:
                 self.check_plain_key(part)
         return compile_key(value)
 
-    def check_plain_key(self, part: Any) -> None:
+    def check_plain_key(self, part: object) -> None:
         if not isinstance(part, str):
             self.refuse("key", "; write a key such as 'ip', or a list of keys")
         if "." in part and ":" not in part:
@@ -469,7 +481,7 @@ class _Reader:
             self.read("", read_options, {"algorithm": conf.ALGORITHM, **options})
             return None
 
-        def compiled(rates: Any, burst: Any) -> LimitTemplate:
+        def compiled(rates: object, burst: object) -> LimitTemplate:
             return LimitTemplate.compiled(name, key, rates, cost, options | burst)
 
         template = self.read("rate", compiled, rates, {})
@@ -480,13 +492,13 @@ class _Reader:
             return template
         return replace(template, tiers=tiers)
 
-    def cost(self) -> Any:
+    def cost(self) -> int | CostFunction | None:
         value = self.given.get("cost")
         if self.plain and value is not None and type(value) is not int:
             self.refuse("cost", f"; write a whole number from 0 to {MAX_COST}")
         return compile_cost(value)
 
-    def rates(self, value: Any) -> list[Any]:
+    def rates(self, value: object) -> list[CompiledRate]:
         """Return the rates, which are decided together. Raises also `LimitError`.
 
         Each needs another period, because of two rates with the same period only the smaller has an
@@ -501,7 +513,7 @@ class _Reader:
             )
         if len(rates) > MAX_RATES:
             raise LimitError(_("A rule has at most %(number)d limits."), number=MAX_RATES)
-        parse: Callable[[Any], Any] = compile_rate
+        parse: Callable[[Any], CompiledRate] = compile_rate
         if self.plain:
             parse = Rate.parse
         compiled = [parse(rate) for rate in rates]
@@ -516,9 +528,7 @@ class _Reader:
             )
         return compiled
 
-    def tiers(
-        self, compiled: Callable[[Any, Any], LimitTemplate]
-    ) -> tuple[tuple[str, LimitTemplate], ...]:
+    def tiers(self, compiled: _Compile) -> tuple[tuple[str, LimitTemplate], ...]:
         """Return the templates of the tiers, by Django group or key, the most favourable first."""
         value = self.given.get("tiers") or ()
         if not isinstance(value, (list, tuple)):
@@ -544,7 +554,7 @@ class _Reader:
                     )
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
-    def tier(self, tier: Any, compiled: Callable[[Any, Any], LimitTemplate]) -> LimitTemplate:
+    def tier(self, tier: object, compiled: _Compile) -> LimitTemplate:
         if (
             not isinstance(tier, Mapping)
             or not isinstance(tier.get("group"), str)
@@ -567,7 +577,7 @@ class _Reader:
         return compiled(rates, options)
 
 
-def _is_audience(name: Any) -> bool:
+def _is_audience(name: object) -> bool:
     return isinstance(name, str) and (
         name in AUDIENCES or (name.startswith(_GROUP) and name != _GROUP)
     )
@@ -579,7 +589,7 @@ def _favour(template: LimitTemplate) -> tuple[float, int]:
     return slowest.limit / (slowest.period_us or 1), template.options.get("burst") or slowest.limit
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """Yield all text in a value."""
     if isinstance(value, str):
         yield value
@@ -591,7 +601,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-def refuse_absent(given: Mapping[str, Any], where: str) -> None:
+def refuse_absent(given: Declared, where: str) -> None:
     """Raise `RuleError` if a declaration has a field of an annex that is not installed."""
     for word, annex in FIELDS_OF_ANNEXES.items():
         if word in given and word not in rule_fields():
@@ -599,7 +609,7 @@ def refuse_absent(given: Mapping[str, Any], where: str) -> None:
 
 
 def compile_rule(
-    given: Mapping[str, Any],
+    given: Declared,
     *,
     plain: bool = False,
     strict: bool = True,

@@ -17,8 +17,8 @@ from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
 from .overrides import is_kind
 from .paths import PathIndex
-from .rule import Rule, RuleError, compile_rule
-from .snapshot import ReadRule, read_rule
+from .rule import Declared, Rule, RuleError, compile_rule
+from .snapshot import ReadRule, Snapshot, read_rule
 
 EVERY_RULE = ""
 """Stands for all rules where overrides are listed by rule."""
@@ -47,7 +47,7 @@ def settings_problems() -> list[str]:
     return of_each or found
 
 
-def compile_rules(given: Sequence[Mapping[str, Any]]) -> tuple[Rule, ...]:
+def compile_rules(given: Sequence[Declared]) -> tuple[Rule, ...]:
     """Compile declared rules, in their order.
 
     Raises `ImproperlyConfigured` if one is invalid, or if two have the same name.
@@ -93,7 +93,7 @@ class Ruleset:
     def __init__(
         self,
         declared: Sequence[Rule],
-        snapshot: Mapping[str, Any] | None = None,
+        snapshot: Snapshot | None = None,
         fence: bytes | None = None,
         before: Ruleset | None = None,
     ) -> None:
@@ -153,7 +153,7 @@ class Ruleset:
     def __repr__(self) -> str:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
 
-    def _load_part(self, extension: Extension, before: Ruleset | None) -> Any:
+    def _load_part(self, extension: Extension, before: Ruleset | None) -> object:
         """Return the part of one annex.
 
         If it cannot be read at all, the earlier part stays in force.

@@ -11,7 +11,7 @@ of a wrong type is not read at all, and is published again from the database.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from ..extension import PLACES
 from ..limits.call import Revision
 from .rule import Rule, RuleError, compile_rule
 
+Snapshot = Mapping[str, Any]
+"""The rules as they are published, parsed. `Ruleset` lists its parts."""
 FORMAT = 4
 """The version of what this package publishes. Raise it whenever older versions would leave
 something out of it: a new word of a rule or an override, or a new part. A process never publishes
@@ -50,7 +52,7 @@ class UnreadableError(ValueError):
 class ReadRule(NamedTuple):
     """A rule as it was declared, the compiled rule, and its problems."""
 
-    given: Any
+    given: object
     rule: Rule | None
     problems: Sequence[str]
 
@@ -75,7 +77,7 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
     return ReadRule(given, before, (problem,))
 
 
-def is_of_older_format(snapshot: Mapping[str, Any]) -> bool:
+def is_of_older_format(snapshot: Snapshot) -> bool:
     """Return whether an older version has published the snapshot, and may have omitted fields."""
     return bool(snapshot.get("format", 1) < FORMAT)
 
@@ -100,11 +102,11 @@ def parse_snapshot(text: bytes) -> dict[str, Any]:
     return snapshot
 
 
-def _check_parts(snapshot: Mapping[str, Any]) -> None:
+def _check_parts(snapshot: Snapshot) -> None:
     """Raise `ValueError` if a part, or a list of texts in it, has a wrong type."""
     for name, kind in _PARTS.items():
         part = snapshot.get(name, kind())
-        lists: list[Any] = []
+        lists: list[Iterable[object]] = []
         if name in ("kinds", "field_keys") and isinstance(part, dict):
             lists = [*part.values()]
         elif name in ("blocks", "keys"):

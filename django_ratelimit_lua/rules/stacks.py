@@ -8,7 +8,7 @@ function of any URL pattern, and on the methods of its class.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -18,7 +18,7 @@ from typing import Any
 from django.conf import settings
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..conf.callables import name_of
+from ..conf.callables import Function, name_of
 from .fallbacks import NO_FALLBACK
 from .rule import Rule
 
@@ -78,11 +78,11 @@ class Stack:
     - `method`: the method of the view's class that has the limits.
     """
 
-    checker: Callable[..., Any]
-    view: Callable[..., Any]
+    checker: Function
+    view: Function
     rules: tuple[Rule, ...]
     group: str
-    fallback: Any = NO_FALLBACK
+    fallback: object = NO_FALLBACK
     method: str = ""
 
     @property
@@ -101,7 +101,7 @@ class Mark:
     - `method`: the method of the view's class that has the decorator.
     """
 
-    checker: Callable[..., Any]
+    checker: Function
     annex: str
     value: Any
     method: str = ""
@@ -113,13 +113,13 @@ name.
 """
 
 
-def register(placed: Stack | Mark) -> Callable[..., Any]:
+def register(placed: Stack | Mark) -> Function:
     """Attach a stack or a mark to its function, and return the function."""
     setattr(placed.checker, f"{_NAME}{next(_numbers):015}", placed)
     return placed.checker
 
 
-def stack_of(function: Any) -> Stack | None:
+def stack_of(function: object) -> Stack | None:
     """Return the stack that a function checks itself, not one of a function that it wraps."""
     own = (
         each
@@ -140,7 +140,7 @@ class OnView:
 
     stacks: list[Stack]
     marks: list[Mark]
-    class_view: Any
+    class_view: object
     unknown: list[str]
     hidden: list[Stack]
 
@@ -150,7 +150,7 @@ class OnView:
         return hasattr(_class_of(self.class_view), "get_throttles")
 
 
-def on_view(view: Any, method: str | None = None) -> OnView:
+def on_view(view: object, method: str | None = None) -> OnView:
     """Return the limits and marks of a view for a request of that method (None: any method).
 
     They are searched around the view, on `dispatch` of its class and of the parents, and on the
@@ -162,7 +162,7 @@ def on_view(view: Any, method: str | None = None) -> OnView:
     others: dict[str, Placed] = {}
     around = _layers(view, unknown)
     class_view = next((layer for layer in around if _class_of(layer) is not None), None)
-    cls: Any = _class_of(class_view)
+    cls = _class_of(class_view)
     if cls is not None:
         running = _answering(class_view, cls, method)
         answering = _answering(class_view, cls, None)
@@ -200,7 +200,7 @@ def _stacks(placed: Placed) -> list[Stack]:
     return stacks
 
 
-def is_behind_login(view: Any, placed: Stack | Mark) -> bool:
+def is_behind_login(view: object, placed: Stack | Mark) -> bool:
     """Return whether Django requires a login before a stack or a mark is reached.
 
     The login may be required by a middleware, a decorator or a mixin.
@@ -218,7 +218,7 @@ def is_behind_login(view: Any, placed: Stack | Mark) -> bool:
     return is_inside or (asks and placed.method not in BEFORE_METHODS)
 
 
-def _class_of(view: Any) -> type | None:
+def _class_of(view: object) -> type | None:
     """Return the class of a view that `as_view()` of Django or DRF made, or None."""
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if isinstance(cls, type):
@@ -251,7 +251,7 @@ def _layers(view: Any, unknown: list[str]) -> list[Any]:
     return found
 
 
-def _answering(class_view: Any, cls: type, method: str | None) -> list[str]:
+def _answering(class_view: object, cls: type, method: str | None) -> list[str]:
     """Return the names of the class's methods that run for a request of an HTTP method.
 
     None stands for any HTTP method, also at other URLs of a `ViewSet`.
@@ -272,7 +272,7 @@ def _answering(class_view: Any, cls: type, method: str | None) -> list[str]:
     return running
 
 
-def _placed(function: Any) -> Placed:
+def _placed(function: object) -> Placed:
     values = getattr(function, "__dict__", {})
     return {name: values[name] for name in values if name.startswith(_NAME)}
 

@@ -21,27 +21,28 @@ from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options
 from ..limits.rate import SECOND, LimitError, Rate
 
-RateFunction = Callable[[str, HttpRequest], Any]
+RateFunction = Callable[[str, HttpRequest], object]
 RateLike = str | tuple[int, float] | Rate | RateFunction | None
-CostFunction = Callable[[str, HttpRequest], Any]
+CompiledRate = Rate | RateFunction | None
+CostFunction = Callable[[str, HttpRequest], object]
 CostLike = int | str | CostFunction
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     """Return a list or tuple as a list, and any other value as a list of one item."""
     if isinstance(value, (list, tuple)):
         return [*value]
     return [value]
 
 
-def as_rates(value: Any) -> list[Any]:
+def as_rates(value: object) -> list[Any]:
     """Return a list of rates as it is, and one rate, which may be a tuple, as a list of one."""
     if isinstance(value, list):
         return value
     return [value]
 
 
-def compile_rate(rate: RateLike) -> Rate | RateFunction | None:
+def compile_rate(rate: RateLike) -> CompiledRate:
     """Return a constant rate parsed, or the function that returns the rate. Raises `LimitError`."""
     if rate is None or callable(rate):
         return rate
@@ -66,7 +67,7 @@ def compile_cost(cost: CostLike | None) -> int | CostFunction | None:
     raise LimitError(f"Cost {cost!r}: {right}", "cost")
 
 
-def ban_key(given: Any) -> Key:
+def ban_key(given: object) -> Key:
     """Return the key to ban by, from the option `ban_key`. Raises `LimitError`."""
     try:
         text: str = OPTIONS["ban_key"].check(given)
@@ -124,7 +125,7 @@ class LimitTemplate:
     """
 
     key: Key | None
-    rates: tuple[Rate | RateFunction | None, ...]
+    rates: tuple[CompiledRate, ...]
     cost: int | CostFunction | None = None
     options: Options = field(default_factory=Options)
     label: str = ""
@@ -133,8 +134,8 @@ class LimitTemplate:
     ban_key: Key | None = field(init=False, repr=False, compare=False)
     tier_keys: tuple[Key, ...] = field(init=False, repr=False, compare=False)
     has_group_tiers: bool = field(init=False, repr=False, compare=False)
-    _limits: dict[Any, Limit] = field(default_factory=dict, repr=False, compare=False)
-    _in_place: dict[Any, LimitTemplate] = field(default_factory=dict, repr=False, compare=False)
+    _limits: dict[object, Limit] = field(default_factory=dict, repr=False, compare=False)
+    _in_place: dict[object, LimitTemplate] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = self.options.get("ban_key") or None
@@ -150,7 +151,7 @@ class LimitTemplate:
         cls,
         name: str,
         key: KeyLike | Key | None,
-        rate: Any,
+        rate: object,
         cost: CostLike | None,
         options: Options,
     ) -> LimitTemplate:
@@ -248,7 +249,7 @@ class LimitTemplate:
         algorithm = next((limit.algorithm for limit in limits if not limit.holds), None)
         if algorithm is None or self.options.get("algorithm"):
             return self
-        options: Any = {**self.options, "algorithm": algorithm}
+        options: Options = {**self.options, "algorithm": algorithm}
         template = replace(self, options=options)
         try:
             template._check("rule", algorithm)
@@ -262,10 +263,10 @@ class LimitTemplate:
         If there are both slots and rates, each kind has its own algorithm, with the options of that
         algorithm.
         """
-        options: Any = {**self.options, "algorithm": algorithm}
+        options: Options = {**self.options, "algorithm": algorithm}
         kinds = {each.is_slots for each in self.rates if isinstance(each, Rate)}
         if len(kinds) < 2:
-            return cast(Options, options)
+            return options
         own = algorithms.find(algorithm)
         if own.holds:
             own = algorithms.find(conf.ALGORITHM)

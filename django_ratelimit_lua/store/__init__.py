@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..conf.changes import on_change
-from .commands import ANNEX, FOREVER, RESET, RULES, read_reset
+from .commands import ANNEX, FOREVER, RESET, RULES, Reply, read_reset
 from .connection_params import ConnectionParams, why_unusable
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
@@ -34,6 +34,7 @@ __all__ = [
     "RULES",
     "ClusterConnectionFactory",
     "Patience",
+    "Reply",
     "Store",
     "Subscription",
     "failures",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
@@ -30,11 +30,15 @@ from ..limits.call import StaleRules
 from ..limits.program import Program
 from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import find_master
-from .commands import Question, Unreachable, as_redis_error, to_check_master
+from .commands import Question, Reply, Unreachable, as_redis_error, to_check_master
 from .connection_params import ConnectionParams
 from .patience import Patience, Pulse
+from .redis_py import AsyncConnection
 
 T = TypeVar("T")
+
+PendingCommand = tuple[Question[Any], asyncio.Future[Any]]
+"""A command, and the future of its answer."""
 
 IDLE_SECONDS = 60.0
 """A connection that was not used for this long is closed."""
@@ -91,7 +95,7 @@ class Countdown:
 
 async def within(
     patience: Patience,
-    awaitable: Coroutine[Any, Any, T] | asyncio.Future[T],
+    awaitable: Awaitable[T],
     pulse: Pulse | None = None,
 ) -> T:
     """Return the result of an awaitable, which is cancelled if the patience ends.
@@ -132,7 +136,7 @@ class Link:
 
     def __init__(
         self,
-        connection: Any,
+        connection: AsyncConnection,
         pulse: Pulse,
         timeout: float,
         loop_ended: Callable[[], object] = lambda: None,
@@ -144,8 +148,8 @@ class Link:
         self._pulse = Pulse()
         self._timeout = timeout
         self._watch: Countdown | None = None
-        self._to_send: list[tuple[Question, asyncio.Future[Any]]] = []
-        self._waiting: deque[tuple[Question, asyncio.Future[Any]]] = deque()
+        self._to_send: list[PendingCommand] = []
+        self._waiting: deque[PendingCommand] = deque()
         self._loading: set[Program | None] = set()
         self._used_at = time.monotonic()
         self.error: BaseException | None = None
@@ -174,7 +178,7 @@ class Link:
         self._reader._log_destroy_pending = False  # type: ignore[attr-defined] # A loop may be closed before it.
         self._close_if_idle()
 
-    async def ask(self, question: Question, patience: Patience) -> Any:
+    async def ask(self, question: Question[T], patience: Patience) -> T:
         """Send a command and return the answer; see `blocking.Link.ask`."""
         began = time.monotonic()
         seconds = patience.left
@@ -194,7 +198,7 @@ class Link:
         finally:
             patience.spend(began, seconds)
 
-    async def _exchange_with_program(self, question: Question, patience: Patience) -> Any:
+    async def _exchange_with_program(self, question: Question[T], patience: Patience) -> T:
         program = question.program
         patience.was_answered()
         if program in self._loading:  # Another caller sends it, and this comes after that.
@@ -205,12 +209,12 @@ class Link:
         finally:
             self._loading.discard(program)
 
-    def _exchange(self, question: Question, patience: Patience) -> Awaitable[Any]:
+    def _exchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
         if self.error is not None:
             raise RedisConnectionError(f"the connection was closed: {self.error}")
         if patience.is_over:
             raise RedisTimeoutError("the deadline has passed")
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[T] = self._loop.create_future()
         is_busy = bool(self._waiting or self._to_send)
         self._to_send.append((question, future))
         if not is_busy or len(self._to_send) == BATCH_SIZE:
@@ -271,7 +275,7 @@ class Link:
                 self._loop_ended()
                 raise
 
-    async def _reply(self) -> Any:
+    async def _reply(self) -> Reply:
         try:
             # redis-py would wait for the server to end TLS, which an event loop that ends does not.
             # `close` aborts.
@@ -281,7 +285,7 @@ class Link:
         except ResponseError as error:
             return error
 
-    def _settle(self, future: asyncio.Future[Any], question: Question, reply: Any) -> None:
+    def _settle(self, future: asyncio.Future[T], question: Question[T], reply: Reply) -> None:
         try:
             if isinstance(reply, ResponseError):
                 raise reply
@@ -346,8 +350,8 @@ class LoopConnections:
             self._link.close()
 
     def exchange(
-        self, question: Question, patience: Patience, check: Callable[[], None]
-    ) -> Awaitable[Any]:
+        self, question: Question[T], patience: Patience, check: Callable[[], None]
+    ) -> Awaitable[T]:
         """Send a command and return the answer.
 
         Raises `Unreachable` if nothing was sent, the errors of the question and of redis-py, and
@@ -359,8 +363,8 @@ class LoopConnections:
         return link.ask(question, patience)
 
     async def _exchange_anew(
-        self, question: Question, patience: Patience, check: Callable[[], None]
-    ) -> Any:
+        self, question: Question[T], patience: Patience, check: Callable[[], None]
+    ) -> T:
         for _ in range(3):  # The loop notices if the server has closed the connection.
             await asyncio.sleep(0)
         while (link := self._link) is None or not link.is_usable:
@@ -420,8 +424,8 @@ class AsyncConnections:
         self._loops = {}
 
     def exchange(
-        self, question: Question, patience: Patience, check: Callable[[], None]
-    ) -> Awaitable[Any]:
+        self, question: Question[T], patience: Patience, check: Callable[[], None]
+    ) -> Awaitable[T]:
         """Send a command and return the answer; see `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import select
+import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from ..limits.call import StaleRules
 from ..limits.program import PROGRAM
 from .commands import (
-    Address,
     Question,
     Unreachable,
     as_redis_error,
@@ -26,6 +26,8 @@ from .connection_params import ConnectionParams
 from .flusher import flusher
 from .patience import Patience, Pulse
 from .redis_py import Turn
+
+T = TypeVar("T")
 
 BATCH_SIZE = 32
 """Commands of a pipeline that are sent together, so that the server begins while the rest is
@@ -47,7 +49,7 @@ class Link:
         self.connection: Any = None
         self.used_at = 0.0
 
-    def ask(self, question: Question, patience: Patience) -> Any:
+    def ask(self, question: Question[T], patience: Patience) -> T:
         """Send a command and return the answer.
 
         Raises `Unreachable` if nothing was sent, and the errors of the question and of redis-py.
@@ -65,14 +67,14 @@ class Link:
         except BaseException as error:
             raise self._ended(error)  # noqa: B904 - it has its cause
 
-    def ask_all(self, questions: Iterable[Question], patience: Patience) -> list[Any]:
+    def ask_all(self, questions: Iterable[Question[T]], patience: Patience) -> list[T]:
         """Send commands together and return their answers. All call the same script, or none.
 
         The first is sent with the source of the script: if the server did not have the script, a
         command that is sent again would run after its successors.
         """
         self.begin(patience)
-        asked: list[Question] = []
+        asked: list[Question[T]] = []
         remaining = iter(questions)
         try:
             while batch := list(islice(remaining, BATCH_SIZE)):
@@ -118,7 +120,7 @@ class Link:
             self.connection.disconnect()
         self.connection = None
 
-    def _exchange(self, question: Question) -> Any:
+    def _exchange(self, question: Question[T]) -> T:
         connection = self.connection
         connection.send_packed_command((question.ahead + question.command,), check_health=False)
         if question.ahead:
@@ -162,13 +164,13 @@ def find_master(params: ConnectionParams, patience: Patience) -> ConnectionParam
         return params
     for sentinel, share in patience.shares(params.sentinels):
         with suppress(RedisError, OSError), closing(Link(sentinel, Pulse())) as link:
-            master: Address | None = link.ask(to_find_master(params.service), share)
+            master = link.ask(to_find_master(params.service), share)
             if master is not None:
                 return params.at(master)
     raise Unreachable(f"no Sentinel knows the master of {params.service!r}")
 
 
-def has_input(sock: Any) -> Callable[[], object]:
+def has_input(sock: socket.socket) -> Callable[[], object]:
     """Return a function that returns whether a socket has input, without waiting or reading."""
     pending = getattr(sock, "pending", int)  # TLS: what is decrypted already.
     if not hasattr(select, "poll"):  # Windows, and greenlets of eventlet.

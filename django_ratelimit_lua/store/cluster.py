@@ -10,7 +10,7 @@ import time
 from collections.abc import Generator, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import (
     AskError,
@@ -25,8 +25,10 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..process.forks import chance, renew_after_fork
-from .commands import Address, Question, Unreachable, command
+from .commands import Address, Question, Reply, Unreachable, command
 from .patience import Patience
+
+T = TypeVar("T")
 
 SLOTS = 16_384
 MAX_REDIRECTIONS = 8
@@ -42,11 +44,11 @@ class Ask(NamedTuple):
     """A step for a driver: send a command to a node, and return the answer."""
 
     address: Address
-    question: Question
+    question: Question[object]
     patience: Patience
 
 
-Steps = Generator[Any, Any, Any]
+Steps = Generator[Ask | float, Any, T]
 """Yields an `Ask`, or seconds to sleep. The driver sends the answer back, or throws the error."""
 
 
@@ -82,7 +84,7 @@ class Cluster:
             return None
         return self._masters[slot]
 
-    def exchange(self, slot: int, question: Question, patience: Patience) -> Steps:
+    def exchange(self, slot: int, question: Question[T], patience: Patience) -> Steps[T]:
         """Send a command to the node that has the hash slot.
 
         Yields steps, and raises the errors of redis-py and of the question. A command that may have
@@ -95,7 +97,7 @@ class Cluster:
         ahead = b""
         for _ in range(MAX_REDIRECTIONS):
             try:
-                answer = yield Ask(address, question._replace(ahead=ahead), patience)
+                answer: T = yield Ask(address, question._replace(ahead=ahead), patience)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
                 if isinstance(error, AskError):
@@ -126,7 +128,7 @@ class Cluster:
                 return answer
         raise RedisConnectionError(f"redirected {MAX_REDIRECTIONS} times")
 
-    def look(self, patience: Patience) -> Steps:
+    def look(self, patience: Patience) -> Steps[None]:
         """Read the map of hash slots from the first node that replies.
 
         Raises `RedisError` if no node does.
@@ -158,7 +160,7 @@ class Cluster:
             self._looked_at = now
             return True
 
-    def _learn(self, reply: Any, source: Address) -> None:
+    def _learn(self, reply: Reply, source: Address) -> None:
         masters: list[Address | None] = [None] * SLOTS
         others: set[Address] = set()
         for first, last, *nodes in reply:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from ..limits.call import REGISTER, Call, Charge, StaleRules
+from ..limits.decision import Decision
 from ..limits.limit import Limit
 from ..limits.program import PROGRAM, Program
 from ..process.forks import chance
@@ -29,7 +30,11 @@ _TOKEN = b"\xfftoken".ljust(TOKEN_SIZE, b"\xff")
 """Stand for an identity and for the token in a cached command; they are as long."""
 _PART = b"$%d\r\n%b\r\n".__mod__
 
+T_co = TypeVar("T_co", covariant=True)
+
 Address = tuple[str, int]
+Reply = Any
+"""What Redis replies: bytes, an integer, None, or a list of replies."""
 
 
 class Unreachable(RedisConnectionError):  # noqa: N818 - named as redis-py names its own
@@ -51,7 +56,7 @@ def _encoded(*parts: bytes) -> bytes:
     return b"".join(map(_PART, zip(map(len, parts), parts, strict=True)))
 
 
-class Question(NamedTuple):
+class Question(NamedTuple, Generic[T_co]):
     """One command, and how to parse its reply.
 
     - `read`: returns the answer from the reply. Raises `StaleRules`, and any error if the reply is
@@ -62,12 +67,12 @@ class Question(NamedTuple):
     """
 
     command: bytes
-    read: Callable[[Any], Any]
+    read: Callable[[Reply], T_co]
     key: bytes = b""
     program: Program | None = None
     ahead: bytes = b""
 
-    def with_source(self) -> Question:
+    def with_source(self) -> Question[T_co]:
         """Return the question with the source of the script instead of its digest.
 
         The server stores the script when it runs it.
@@ -78,7 +83,7 @@ class Question(NamedTuple):
         return self._replace(command=self.command.replace(by_digest, by_source, 1))
 
 
-def to_decide(call: Call) -> Question:
+def to_decide(call: Call) -> Question[Decision]:
     """Return the question that decides a call. The answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     is_usual = call.now is None and call.hit_at is None and not (call.slot or call.subjects)
@@ -139,7 +144,7 @@ return moment"""
 _TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 0"
 
 
-def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question:
+def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question[int]:
     """Return the question that deletes counts and bans, and notifies all processes.
 
     After an `unban`, which has lifted the bans, it only notifies, and counts stay. `keys`: the keys
@@ -178,10 +183,10 @@ def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
     return digests - moments, moment
 
 
-def to_execute(*parts: bytes) -> Question:
+def to_execute(*parts: bytes) -> Question[Reply]:
     """Return the question for any other command. The answer is its reply."""
 
-    def read(reply: Any) -> Any:
+    def read(reply: Reply) -> Reply:
         # Requests wait for this one, which loads the rules.
         if parts[0] == b"HMGET" and not (isinstance(reply, list) and len(reply) == len(parts) - 2):
             raise InvalidResponse(f"not the reply to HMGET: {reply!r:.80}")
@@ -193,10 +198,12 @@ def to_execute(*parts: bytes) -> Question:
     return Question(command(*parts), read, key)
 
 
-def to_run(program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Question:
+def to_run(
+    program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]
+) -> Question[list[Reply]]:
     """Return the question that runs a script whose reply is an array."""
 
-    def read(reply: Any) -> list[Any]:
+    def read(reply: Reply) -> list[Reply]:
         if not isinstance(reply, list):
             raise InvalidResponse(f"not the reply of a program: {reply!r:.80}")
         return reply
@@ -205,22 +212,22 @@ def to_run(program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]) 
     return Question(sent, read, keys[0], program)
 
 
-def to_find_master(service: str) -> Question:
+def to_find_master(service: str) -> Question[Address | None]:
     """Return the question that asks a Sentinel for a master.
 
     The answer is the master's address, or None if the Sentinel does not know the service.
     """
 
-    def read(reply: Any) -> Address | None:
+    def read(reply: Reply) -> Address | None:
         return reply and (reply[0].decode(), int(reply[1]))
 
     return Question(command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.encode()), read)
 
 
-def to_check_master() -> Question:
+def to_check_master() -> Question[None]:
     """Return the question for a server's role: a Sentinel may still name a replaced master."""
 
-    def read(reply: Any) -> None:
+    def read(reply: Reply) -> None:
         if reply[0] != b"master":
             raise RedisConnectionError(
                 f"the Sentinels named a server that is not a master: {reply!r:.80}"
@@ -229,12 +236,12 @@ def to_check_master() -> Question:
     return Question(command(b"ROLE"), read)
 
 
-def to_ping() -> Question:
+def to_ping() -> Question[object]:
     """Return the question for a PING."""
     return Question(command(b"PING"), lambda reply: reply)
 
 
-def _whole_number(reply: Any) -> int:
+def _whole_number(reply: object) -> int:
     if not isinstance(reply, int) or reply < 0:
         raise InvalidResponse(f"not a whole number: {reply!r:.80}")
     return reply

@@ -8,7 +8,6 @@ their own deadline, and a cache that uses up its pool takes no connection from t
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
@@ -67,7 +66,7 @@ class ConnectionParams:
 
     name: str
     connection_class: redis_py.ConnectionClass
-    options: dict[str, Any] = field(repr=False)
+    options: redis_py.Options = field(repr=False)
     max_connections: int = 1
     nodes: tuple[Address, ...] = ()
     service: str = ""
@@ -105,7 +104,7 @@ class ConnectionParams:
         return cls._of_pool(url, ConnectionPool.from_url(url))
 
     @classmethod
-    def _of_pool(cls, name: str, pool: Any) -> ConnectionParams:
+    def _of_pool(cls, name: str, pool: ConnectionPool) -> ConnectionParams:
         given = pool.connection_kwargs
         return cls(
             name, redis_py.class_of(pool), {key: given[key] for key in given.keys() & OPTIONS}
@@ -120,14 +119,14 @@ class ConnectionParams:
         """Return the number of the database."""
         return int(self.options.get("db") or 0)
 
-    def connection(self, turn: redis_py.Turn) -> Any:
+    def connection(self, turn: redis_py.Turn) -> redis_py.BlockingConnection:
         """Return a connection for a thread, not connected yet.
 
         Raises the errors of redis-py for options that it rejects.
         """
         return redis_py.blocking_connection(self.connection_class, self.options, turn)
 
-    def async_connection(self) -> Any:
+    def async_connection(self) -> redis_py.AsyncConnection:
         """Return a connection for coroutines, not connected yet. Raises `ImproperlyConfigured`."""
         try:
             return redis_py.async_connection(self.connection_class, self.options)
@@ -147,7 +146,7 @@ def why_unusable(alias: str) -> str | None:
         return f"CACHES[{alias!r}] cannot be used: {str(error) or type(error).__name__}"
 
 
-def _problem(alias: str, cache: Any) -> str | None:
+def _problem(alias: str, cache: object) -> str | None:
     if not isinstance(cache, RedisCache):
         kind = f"{type(cache).__module__}.{type(cache).__qualname__}"
         return f"CACHES[{alias!r}] is {kind}; it must be django_redis.cache.RedisCache"
@@ -178,5 +177,5 @@ def _problem(alias: str, cache: Any) -> str | None:
     return None
 
 
-def _address(pool: Any) -> Address:
+def _address(pool: ConnectionPool) -> Address:
     return pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)

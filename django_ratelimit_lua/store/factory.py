@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from django.conf import settings
 from django_redis.pool import ConnectionFactory
@@ -22,7 +23,7 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
 
     _clusters: ClassVar[dict[tuple[str, ...], RedisCluster]] = {}
 
-    def connect(self, url: str) -> Any:
+    def connect(self, url: str) -> RedisCluster:
         """Return a client for the cluster of a node.
 
         Raises the errors of `RedisCluster` if no node replies.
@@ -48,7 +49,7 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
             )
         return self._clusters[urls]
 
-    def disconnect(self, connection: Any) -> None:
+    def disconnect(self, connection: RedisCluster) -> None:
         """Close a client's connections. The next use makes a new client."""
         for urls in [urls for urls, cluster in self._clusters.items() if cluster is connection]:
             del self._clusters[urls]
@@ -65,7 +66,7 @@ def _renew() -> None:
 def _siblings(url: str) -> tuple[str, ...]:
     """Return the nodes of the alias that includes this one."""
     for config in settings.CACHES.values():
-        urls: Any = config.get("LOCATION", ())
+        urls: str | Sequence[str] = config.get("LOCATION", ())
         if isinstance(urls, str):
             urls = urls.split(",")
         if url in urls:

@@ -7,16 +7,18 @@ connections (addresses, TLS, login) and parses the replies. Two of its private n
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import redis.asyncio.connection as asynchronous
 import redis.connection as synchronous
 from django_redis.client import DefaultClient
+from redis import ConnectionPool
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection
 
 from .factory import ClusterConnectionFactory
@@ -24,8 +26,13 @@ from .patience import Patience
 
 # A subclass of `redis.connection.AbstractConnection`, which mypy does not take as hashable.
 ConnectionClass = Any
+Options = dict[str, Any]
+"""The arguments of a connection class."""
 
-_TWINS: list[tuple[Any, Any]] = [
+A = TypeVar("A")
+T = TypeVar("T")
+
+_TWINS: list[tuple[ConnectionClass, ConnectionClass]] = [
     (synchronous.SSLConnection, asynchronous.SSLConnection),
     (synchronous.UnixDomainSocketConnection, asynchronous.UnixDomainSocketConnection),
     (synchronous.Connection, asynchronous.Connection),
@@ -74,7 +81,7 @@ class DeadlineSocket:
 
     __slots__ = ("_may_wait", "_timeout", "_turn", "sock")
 
-    def __init__(self, sock: Any, turn: Turn) -> None:
+    def __init__(self, sock: socket.socket, turn: Turn) -> None:
         self.sock = sock
         self._turn = turn
         self._timeout = -1.0
@@ -94,20 +101,20 @@ class DeadlineSocket:
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         if flags:  # redis-py looks at what has arrived.
-            return bytes(self.sock.recv(size, flags))
-        data: bytes = self._within(self.sock.recv, size)
+            return self.sock.recv(size, flags)
+        data = self._within(self.sock.recv, size)
         self._turn.received += len(data)
         return data
 
     def recv_into(self, buffer: bytearray) -> int:
-        size: int = self._within(self.sock.recv_into, buffer)
+        size = self._within(self.sock.recv_into, buffer)
         self._turn.received += size
         return size
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sock, name)
 
-    def _within(self, operation: Callable[[Any], Any], argument: Any) -> Any:
+    def _within(self, operation: Callable[[A], T], argument: A) -> T:
         """Run an operation, and wait for it in slices of bounded length: see `Patience`."""
         patience = self._turn.patience
         if self._turn.received > LARGE:
@@ -153,7 +160,7 @@ class BlockingConnection(synchronous.AbstractConnection):
 
     socket_connect_timeout = socket_timeout
 
-    def _connect(self) -> Any:
+    def _connect(self) -> DeadlineSocket:
         self._began = time.monotonic()
         try:
             sock = super()._connect()  # type: ignore[safe-super] # The class that this is mixed into has one.
@@ -177,7 +184,7 @@ class AsyncConnection(asynchronous.AbstractConnection):
             with suppress(RuntimeError):  # The event loop is closed.
                 self._writer.transport.abort()
 
-    def __del__(self, *args: Any) -> None:
+    def __del__(self, *args: object) -> None:
         """Omit redis-py's warning if the event loop was closed first."""
 
 
@@ -186,17 +193,18 @@ def _mixed(base: type, kind: ConnectionClass) -> Any:
     return type(base.__name__, (base, kind), {})
 
 
-def blocking_connection(kind: ConnectionClass, options: dict[str, Any], turn: Turn) -> Any:
+def blocking_connection(kind: ConnectionClass, options: Options, turn: Turn) -> BlockingConnection:
     """Return a connection that is not connected yet.
 
     Raises the errors of redis-py for options that it rejects.
     """
-    connection = _mixed(BlockingConnection, kind)(**options, protocol=2)
+    connection: BlockingConnection = _mixed(BlockingConnection, kind)(**options, protocol=2)
     connection.turn = turn
-    return _without_library_name(connection)
+    _remove_library_name(connection)
+    return connection
 
 
-def async_connection(kind: ConnectionClass, options: dict[str, Any]) -> Any:
+def async_connection(kind: ConnectionClass, options: Options) -> AsyncConnection:
     """Return a connection for coroutines that is not connected yet.
 
     Raises `TypeError` if redis-py's asyncio connections lack the class or an option.
@@ -214,16 +222,17 @@ def async_connection(kind: ConnectionClass, options: dict[str, Any]) -> Any:
     # The deadline is kept outside: a timeout costs redis-py's asyncio connections some µs in each
     # operation.
     timeouts = {"socket_timeout": None, "socket_connect_timeout": None}
-    return _without_library_name(_mixed(AsyncConnection, twin)(**accepted, **timeouts, protocol=2))
-
-
-def _without_library_name(connection: Any) -> Any:
-    """Remove the library's name and version, which saves two commands when it connects."""
-    connection.lib_name = connection.lib_version = connection.driver_info = None
+    connection: AsyncConnection = _mixed(AsyncConnection, twin)(**accepted, **timeouts, protocol=2)
+    _remove_library_name(connection)
     return connection
 
 
-def pools_of(client: DefaultClient) -> list[Any]:
+def _remove_library_name(connection: Any) -> None:
+    """Save two commands when it connects."""
+    connection.lib_name = connection.lib_version = connection.driver_info = None
+
+
+def pools_of(client: DefaultClient) -> list[ConnectionPool]:
     """Return the pools of an alias, of which only the options are used.
 
     There is one, or one for each node of a cluster that the alias lists. They do not connect.
@@ -237,7 +246,7 @@ def pools_of(client: DefaultClient) -> list[Any]:
     return [client.get_client(write=True).connection_pool]
 
 
-def class_of(pool: Any) -> ConnectionClass:
+def class_of(pool: ConnectionPool) -> ConnectionClass:
     """Return the class of a pool's connections; for Sentinel, the plain class."""
     kind: ConnectionClass = pool.connection_class
     if not issubclass(kind, SentinelManagedConnection):
@@ -247,7 +256,7 @@ def class_of(pool: Any) -> ConnectionClass:
     return synchronous.Connection
 
 
-def sentinel_pools_of(pool: Any) -> tuple[str, list[Any]]:
+def sentinel_pools_of(pool: ConnectionPool) -> tuple[str, list[ConnectionPool]]:
     """Return the service that Sentinel watches, and the pools of the Sentinels.
 
     Both are empty if the pool does not use Sentinel.

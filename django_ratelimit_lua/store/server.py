@@ -6,9 +6,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -25,6 +25,7 @@ from .breaker import Breaker
 from .commands import (
     Address,
     Question,
+    Reply,
     to_decide,
     to_execute,
     to_ping,
@@ -35,6 +36,9 @@ from .connection_params import ConnectionParams
 from .failures import Paused, failures, kind_of
 from .patience import Patience, Pulse
 
+A = TypeVar("A")
+T = TypeVar("T")
+
 logger = logging.getLogger("django_ratelimit_lua")
 
 MAX_KEYS = 500
@@ -42,10 +46,6 @@ MAX_KEYS = 500
 STEADY_SECONDS = 1.0
 """Time without a failure after which Redis counts as up again, unless it was not asked in between.
 """
-
-
-Asking = Callable[[Link, Any, Patience], Any]
-"""`Link.ask` or `Link.ask_all`."""
 
 
 class Node:
@@ -77,12 +77,12 @@ class Node:
 
     def use(
         self,
-        ask: Asking,
-        asked: Any,
+        ask: Callable[[Link, A, Patience], T],
+        asked: A,
         patience: Patience,
         *,
         is_trial: bool = False,
-    ) -> Any:
+    ) -> T:
         """Call a method of a free connection, and return its result.
 
         With `is_trial`, it is called after repeated failures as well. Raises the errors of the
@@ -115,7 +115,7 @@ class Node:
             self.breaker.succeeded()
         return answer
 
-    async def aexchange(self, question: Question, patience: Patience) -> Any:
+    async def aexchange(self, question: Question[T], patience: Patience) -> T:
         """Return the answer to a question, without blocking the event loop.
 
         Raises the errors of the question and of redis-py.
@@ -243,16 +243,14 @@ class Store:
 
         Raises `StoreError` or `StaleRules`.
         """
-        decision: Decision = self._exchange(to_decide(call), patience)
-        return decision
+        return self._exchange(to_decide(call), patience)
 
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
         """Decide calls that have their own time, in order, sent together.
 
         Raises `StoreError`. Then it is unknown how many of them were counted.
         """
-        decisions: list[Decision] = self._exchange(map(to_decide, calls), ask=Link.ask_all)
-        return decisions
+        return self._exchange_all(map(to_decide, calls))
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
         for places in self._portions(keys):
@@ -279,9 +277,7 @@ class Store:
     def _masters(self) -> list[Node]:
         return [self._nodes.get(None) or self._node_at(None)]
 
-    def adecide(
-        self, call: Call, patience: Patience | None = None
-    ) -> Coroutine[Any, Any, Decision]:
+    def adecide(self, call: Call, patience: Patience | None = None) -> Awaitable[Decision]:
         """`decide`, without blocking the event loop."""
         return self._aexchange(to_decide(call), patience)
 
@@ -300,14 +296,13 @@ class Store:
         After an `unban` the state is kept. Return the moment up to which units do not count any
         more, see `to_reset`. Raises `StoreError`.
         """
-        moment: int = self._exchange(to_reset(call, self.channel(call.prefix)))
-        return moment
+        return self._exchange(to_reset(call, self.channel(call.prefix)))
 
-    def areset(self, call: Call) -> Coroutine[Any, Any, int]:
+    def areset(self, call: Call) -> Awaitable[int]:
         """`reset`, without blocking the event loop."""
         return self._aexchange(to_reset(call, self.channel(call.prefix)))
 
-    def execute(self, *parts: bytes, patience: Patience | None = None) -> Any:
+    def execute(self, *parts: bytes, patience: Patience | None = None) -> Reply:
         """Return the reply to any other command. Raises `StoreError`."""
         return self._exchange(to_execute(*parts), patience)
 
@@ -317,10 +312,9 @@ class Store:
         keys: Sequence[bytes],
         arguments: Sequence[bytes],
         patience: Patience | None = None,
-    ) -> list[Any]:
+    ) -> list[Reply]:
         """Return the reply to a script. Its keys must be in one hash slot. Raises `StoreError`."""
-        reply: list[Any] = self._exchange(to_run(program, keys, arguments), patience)
-        return reply
+        return self._exchange(to_run(program, keys, arguments), patience)
 
     def arun(
         self,
@@ -328,20 +322,19 @@ class Store:
         keys: Sequence[bytes],
         arguments: Sequence[bytes],
         patience: Patience | None = None,
-    ) -> Coroutine[Any, Any, list[Any]]:
+    ) -> Awaitable[list[Reply]]:
         """`run`, without blocking the event loop."""
         return self._aexchange(to_run(program, keys, arguments), patience)
 
     def execute_all(
         self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None
-    ) -> list[Any]:
+    ) -> list[Reply]:
         """Return the replies to several other commands, sent together.
 
         Raises `StoreError` if one of the replies is an error.
         """
         questions = [to_execute(*parts) for parts in commands]
-        replies: list[Any] = self._exchange(questions, patience, Link.ask_all)
-        return replies
+        return self._exchange_all(questions, patience)
 
     def run_each(
         self,
@@ -392,20 +385,31 @@ class Store:
         others = [node.close_idle() for node in list(self._nodes.values())]
         return any(others)
 
-    def _exchange(
-        self, asked: Any, patience: Patience | None = None, ask: Asking = Link.ask
-    ) -> Any:
+    def _exchange(self, question: Question[T], patience: Patience | None = None) -> T:
         patience = self._patience(patience)
         node = self._nodes.get(None) or self._node_at(None)
         try:
-            answer = node.use(ask, asked, patience)
+            answer = node.use(Link.ask, question, patience)
         except (RedisError, OSError) as error:
             raise self._failed(error) from error
         if self._is_down:
             self._answered()
         return answer
 
-    async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
+    def _exchange_all(
+        self, questions: Iterable[Question[T]], patience: Patience | None = None
+    ) -> list[T]:
+        patience = self._patience(patience)
+        node = self._nodes.get(None) or self._node_at(None)
+        try:
+            answers = node.use(Link.ask_all, questions, patience)
+        except (RedisError, OSError) as error:
+            raise self._failed(error) from error
+        if self._is_down:
+            self._answered()
+        return answers
+
+    async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
         patience = self._patience(patience)
         node = self._nodes.get(None) or self._node_at(None)
         try:

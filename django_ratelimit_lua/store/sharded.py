@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from redis.crc import key_slot as slot_of
 from redis.exceptions import RedisError
@@ -31,14 +31,14 @@ from .cluster import Ask, Cluster, Steps
 from .commands import Address, Question, to_decide, to_execute, to_reset
 from .connection_params import ConnectionParams
 from .patience import Patience
-from .server import MAX_KEYS, Asking, Node, Store
+from .server import MAX_KEYS, Node, Store
+
+T = TypeVar("T")
 
 REFUSES = Limit("never", "0/s", algorithm="fixed_window")
 """With this limit a hit is refused, so that the other limits only count what they count of refused
 hits. It has no state.
 """
-
-Deciding = Generator[Any, Any, Decision]
 
 
 class Part(NamedTuple):
@@ -60,35 +60,33 @@ class ShardedStore(Store):
         self._cluster = Cluster(params.nodes)
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        decision: Decision = self._drive(self._decide(call, self._patience(patience)))
-        return decision
+        return self._drive(self._decide(call, self._patience(patience)))
 
     async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
-        decision: Decision = await self._adrive(self._decide(call, self._patience(patience)))
-        return decision
+        return await self._adrive(self._decide(call, self._patience(patience)))
 
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
         return [self.decide(call) for call in calls]  # Each may belong to another node.
 
     def reset(self, call: Call) -> int:
-        moment: int = self._drive(self._reset(call, self._patience()))
-        return moment
+        return self._drive(self._reset(call, self._patience()))
 
-    def areset(self, call: Call) -> Coroutine[Any, Any, int]:
+    def areset(self, call: Call) -> Awaitable[int]:
         return self._adrive(self._reset(call, self._patience()))
 
     def _masters(self) -> list[Node]:
         self.execute(b"EXISTS", b"0")  # The masters are known after any command.
         return [self._node_at(address) for address in self._cluster.masters]
 
-    def _exchange(
-        self, asked: Any, patience: Patience | None = None, ask: Asking = Link.ask
-    ) -> Any:
-        if ask is Link.ask_all:
-            return [self._exchange(question, patience) for question in asked]
-        return self._drive(self._ask(slot_of(asked.key), asked, self._patience(patience)))
+    def _exchange(self, question: Question[T], patience: Patience | None = None) -> T:
+        return self._drive(self._ask(slot_of(question.key), question, self._patience(patience)))
 
-    async def _aexchange(self, question: Question, patience: Patience | None = None) -> Any:
+    def _exchange_all(
+        self, questions: Iterable[Question[T]], patience: Patience | None = None
+    ) -> list[T]:
+        return [self._exchange(question, patience) for question in questions]
+
+    async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
         steps = self._ask(slot_of(question.key), question, self._patience(patience))
         return await self._adrive(steps)
 
@@ -100,7 +98,7 @@ class ShardedStore(Store):
     def _server_of(self, key: bytes) -> Address | None:
         return self._cluster.master(slot_of(key))
 
-    def _decide(self, call: Call, patience: Patience) -> Deciding:
+    def _decide(self, call: Call, patience: Patience) -> Steps[Decision]:
         if not call.charges:
             return (yield from self._decide_at(slot_of(call.fence), call, patience))
         # The rules and the register of bans are in other hash slots.
@@ -118,7 +116,7 @@ class ShardedStore(Store):
 
     def _decide_with_bans(
         self, call: Call, elsewhere: Sequence[int], patience: Patience
-    ) -> Deciding:
+    ) -> Steps[Decision]:
         """Decide a call with bans of other identities in other hash slots.
 
         The bans are read first. Then the limits are decided, or only read if a ban refuses. Finally
@@ -160,9 +158,7 @@ class ShardedStore(Store):
             limits=tuple(states), granted=granted, allowed=decision.allowed and not is_banned
         )
 
-    def _ban_of(
-        self, call: Call, charge: Charge, units: int, patience: Patience
-    ) -> Generator[Any, Any, Ban]:
+    def _ban_of(self, call: Call, charge: Charge, units: int, patience: Patience) -> Steps[Ban]:
         """Return the ban in its own hash slot.
 
         Before that, the offences and the operation of the call are recorded there.
@@ -182,11 +178,10 @@ class ShardedStore(Store):
         decision = yield from self._decide_at(slot_of(charge.banned), alone, patience)
         return decision.limits[0].ban or Ban()
 
-    def _decide_at(self, slot: int, call: Call, patience: Patience) -> Deciding:
-        decision: Decision = yield from self._ask(slot, to_decide(call), patience)
-        return decision
+    def _decide_at(self, slot: int, call: Call, patience: Patience) -> Steps[Decision]:
+        return (yield from self._ask(slot, to_decide(call), patience))
 
-    def _decide_limits(self, call: Call, patience: Patience) -> Deciding:
+    def _decide_limits(self, call: Call, patience: Patience) -> Steps[Decision]:
         """Decide the limits of a call, one hash slot after the other, all or nothing."""
         parts = _places_by_slot([charge.digest for charge in call.charges])
         if len(parts) == 1:
@@ -241,7 +236,7 @@ class ShardedStore(Store):
         keep: int,
         states: dict[int, LimitState],
         patience: Patience,
-    ) -> Steps:
+    ) -> Steps[None]:
         """Refund the units that were taken, except `keep` units of each limit.
 
         Units that cannot be refunded stay counted.
@@ -271,7 +266,7 @@ class ShardedStore(Store):
                         counted_at = state.counted_at
                     states[place] = given.limits[0]._replace(counted_at=counted_at)
 
-    def _reset(self, call: Call, patience: Patience) -> Steps:
+    def _reset(self, call: Call, patience: Patience) -> Steps[int]:
         latest = 0
         keys = call.state_keys()
         bans = call.ban_keys()
@@ -284,11 +279,11 @@ class ShardedStore(Store):
             moment = yield from self._ask(slot, question, patience)
             latest = max(latest, moment)
         if bans:
-            question = to_execute(b"ZREM", call.prefix + REGISTER, *bans)
-            yield from self._ask(slot_of(question.key), question, patience)
+            removal = to_execute(b"ZREM", call.prefix + REGISTER, *bans)
+            yield from self._ask(slot_of(removal.key), removal, patience)
         return latest
 
-    def _ask(self, slot: int, question: Question, patience: Patience) -> Steps:
+    def _ask(self, slot: int, question: Question[T], patience: Patience) -> Steps[T]:
         try:
             answer = yield from self._cluster.exchange(slot, question, patience)
         except (RedisError, OSError) as error:
@@ -306,9 +301,9 @@ class ShardedStore(Store):
             self._failing &= self._cluster.masters
         super()._answered(node)
 
-    def _drive(self, steps: Steps) -> Any:
-        proceed: Callable[[Any], Any] = steps.send
-        result: Any = None
+    def _drive(self, steps: Steps[T]) -> T:
+        proceed: Callable[[Any], Ask | float] = steps.send
+        result: object = None
         try:
             while True:
                 step = proceed(result)
@@ -324,11 +319,12 @@ class ShardedStore(Store):
                     proceed = steps.throw
                     result = error
         except StopIteration as finished:
-            return finished.value
+            answer: T = finished.value
+            return answer
 
-    async def _adrive(self, steps: Steps) -> Any:
-        proceed: Callable[[Any], Any] = steps.send
-        result: Any = None
+    async def _adrive(self, steps: Steps[T]) -> T:
+        proceed: Callable[[Any], Ask | float] = steps.send
+        result: object = None
         try:
             while True:
                 step = proceed(result)
@@ -344,7 +340,8 @@ class ShardedStore(Store):
                     proceed = steps.throw
                     result = error
         except StopIteration as finished:
-            return finished.value
+            answer: T = finished.value
+            return answer
 
 
 def _places_by_slot(keys: Sequence[bytes]) -> dict[int, list[int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from contextlib import suppress
-from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
@@ -18,6 +17,7 @@ from .blocking import Link
 from .commands import command, to_execute
 from .connection_params import ConnectionParams
 from .patience import Patience, Pulse
+from .redis_py import BlockingConnection
 
 PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
 PING_SECONDS = 0.5
@@ -120,8 +120,8 @@ class Subscription:
             self._connection.deadline_socket.shutdown(socket.SHUT_RDWR)
 
     @property
-    def _connection(self) -> Any:
-        connection = self._link.connection
+    def _connection(self) -> BlockingConnection:
+        connection: BlockingConnection | None = self._link.connection
         if connection is None:
             raise RedisConnectionError("the connection was closed")
         return connection

@@ -11,6 +11,7 @@ import itertools
 import os
 import time
 import unittest
+from collections.abc import Mapping, Sequence
 from copy import copy
 from datetime import timedelta
 from typing import Any
@@ -49,9 +50,9 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         self,
         *,
         enabled: bool | None = None,
-        rules: list[dict[str, Any]] | None = None,
+        rules: Sequence[Mapping[str, object]] | None = None,
         fresh: bool = True,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         if enabled is not None:
             settings["RATELIMIT_ENABLE"] = enabled
@@ -87,7 +88,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
             self._decorate_whole(cls)
         set_up = cls.setUp
 
-        def setUp(test: Any) -> None:
+        def setUp(test: unittest.TestCase) -> None:
             # Not this object: it is one for all tests, which may be nested by inheritance.
             again = copy(self)
             again.options = dict(self.options)
@@ -107,7 +108,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         cls._overridden_settings = dict(cls._overridden_settings)
         set_up_class = cls.setUpClass.__func__
 
-        def setUpClass(case: Any) -> None:
+        def setUpClass(case: type[unittest.TestCase]) -> None:
             set_up_class(case)
             if self._fresh:
                 case.addClassCleanup(take_back, prefix.encode())

@@ -5,13 +5,14 @@ No other module of the package refers to a specific algorithm, except as a defau
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from ..rate import SECOND, Rate
 
 if TYPE_CHECKING:
     from ..limit import Limit
+    from ..options import Options
 
 EXACT = 2**53
 """Lua's numbers are doubles: integers are exact up to here."""
@@ -63,7 +64,7 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
+    def capacity(self, rate: Rate, options: Options) -> int:
         """Return the maximum number of units that are counted at once."""
         return rate.limit
 

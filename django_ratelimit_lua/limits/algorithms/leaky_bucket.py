@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..rate import Rate
 from ..values import gettext_noop as _
@@ -13,6 +13,7 @@ from .token_bucket import bucket_numbers
 
 if TYPE_CHECKING:
     from ..limit import Limit
+    from ..options import Options
 
 
 class LeakyBucket(Algorithm):
@@ -29,7 +30,7 @@ class LeakyBucket(Algorithm):
     is_bucket = True
     lua_name = "token_bucket"
 
-    def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
+    def capacity(self, rate: Rate, options: Options) -> int:
         """Return the maximum number of waiting callers, plus the one being served."""
         queue = options.get("queue")
         capacity = rate.limit

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import gcd
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..rate import SECOND, LimitError, Rate
 from ..values import gettext_noop as _
@@ -13,6 +13,7 @@ from .algorithm import EXACT, Algorithm, Numbers
 
 if TYPE_CHECKING:
     from ..limit import Limit
+    from ..options import Options
 
 
 class TokenBucket(Algorithm):
@@ -25,7 +26,7 @@ class TokenBucket(Algorithm):
     is_bucket = True
     allows_debt = True
 
-    def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
+    def capacity(self, rate: Rate, options: Options) -> int:
         if not rate.limit:
             return 0
         return options.get("burst") or rate.limit

@@ -62,7 +62,7 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cost": 6, "algorithm": "leaky_bucket", "queue": 5}, []),
         ({"cost": 6, "algorithm": "leaky_bucket", "queue": 4}, ["cost"]),
         ({**IN_PLACE, "unit": "s", "more_rates": ["500/h"]}, []),
-        ({**IN_PLACE, "unit": "s", "limit": 11, "more_rates": ["500/h"]}, ["limit"]),
+        ({**IN_PLACE, "unit": "s", "limit": 11, "more_rates": ["500/h"]}, []),
         ({**IN_PLACE, "unit": "s"}, ["limit"]),
         ({**IN_PLACE, "unit": "s", "more_rates": ["500/h"], "key": "path"}, ["limit", "limit"]),
         ({**IN_PLACE, "unit": "s", "more_rates": ["500/h"], "mode": "off"}, ["limit", "limit"]),

@@ -1,1 +1,1 @@
-"""Verbs of `manage.py ratelimit`."""
+"""The verb `breakers` of `manage.py ratelimit`."""

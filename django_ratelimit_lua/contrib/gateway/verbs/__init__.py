@@ -1,1 +1,1 @@
-"""Verbs of `manage.py ratelimit`."""
+"""The verbs `grpc` and `proxy` of `manage.py ratelimit`."""

@@ -1,1 +1,1 @@
-"""Verbs of `manage.py ratelimit`."""
+"""The verb `replay` of `manage.py ratelimit`."""

@@ -1,1 +1,1 @@
-"""Verbs of `manage.py ratelimit`."""
+"""The verb `stats` of `manage.py ratelimit`."""
