@@ -146,7 +146,7 @@ class Planner:
         self.parties: Sequence[Party] = ()
 
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
-        """Yield the waits for, and then store, the charges by these rules.
+        """Store the charges by these rules, after yielding the waits that this needs.
 
         May raise the exceptions of users' functions.
         """

@@ -182,7 +182,7 @@ def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
 def test_a_rule_without_a_rate_of_the_settings_is_asked_about(
     operator: Client, settings: Any
 ) -> None:
-    """It replaces that one by its name. Another number for the same period is what was asked for."""
+    """It replaces that one by its name. Another number for the same period is intended."""
     settings.RATELIMIT_RULES += [
         {"name": "posts", "path": "/ok", "key": "ip", "rate": ["5/m", "50/d"]}
     ]
