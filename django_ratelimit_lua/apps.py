@@ -29,9 +29,9 @@ class RatelimitConfig(AppConfig):
 
 
 def _answer_in_drf() -> None:
-    """Make our exception handler DRF's default; what a project names as `EXCEPTION_HANDLER` stays.
+    """Make our exception handler DRF's default. A project's own `EXCEPTION_HANDLER` is kept.
 
-    To DRF's own, a `Ratelimited` is a `PermissionDenied` like any other, and so a 403.
+    DRF's own handler treats `Ratelimited` as any other `PermissionDenied`, and responds with 403.
     """
     if find_spec("rest_framework") is not None:
         from rest_framework.settings import DEFAULTS

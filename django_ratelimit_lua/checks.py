@@ -224,7 +224,7 @@ def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
 
 
 def _place_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    """Report fields of rules that have no effect because of the code."""
+    """Report fields of rules that have no effect because the code lacks their target."""
     if getattr(settings, "ROOT_URLCONF", None):
         for rule in rules:
             for problem in place_problems(rule):
@@ -232,7 +232,7 @@ def _place_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
 
 
 def _no_session(subject: str) -> Iterator[CheckMessage]:
-    """Report rules that use the session if the project has no sessions on the server."""
+    """Report a rule that uses the session if the project stores no sessions on the server."""
     if SESSIONS not in settings.MIDDLEWARE:
         problem = "there are no sessions"
         right = f"Add '{SESSIONS}' to MIDDLEWARE, or use the key 'ip'."
@@ -500,7 +500,7 @@ def check_annexes(
 ) -> Iterator[CheckMessage]:
     """Check that no rule of the admin has values of an annex that is not installed.
 
-    With `manage.py check --database default`, as `check_published`.
+    Like `check_published`, it runs only with `manage.py check --database default`.
     """
     using = primary()
     with suppress(DatabaseError):  # Not migrated yet, or unavailable.
@@ -527,10 +527,10 @@ def check_annexes(
 def check_published(
     databases: Sequence[str] | None = None, **kwargs: object
 ) -> Iterator[CheckMessage]:
-    """Check that the rules of the admin are valid and published, and that overrides use known keys.
+    """Check that the admin's rules are valid and published, and overrides use known keys.
 
-    With `manage.py check --database default`, and before migrations. Report nothing if a server is
-    unavailable.
+    It runs with `manage.py check --database default`, and before migrations. It reports nothing if
+    the database or Redis is unavailable.
     """
     using = primary()
     if using not in (databases or ()):

@@ -21,13 +21,14 @@ __all__ = ["ALL", "UNSAFE", "Usage", "get_usage", "is_ratelimited"]
 
 
 class Usage(TypedDict):
-    """The usage of a limit.
+    """The result of `get_usage`.
 
     Attributes:
-        count: The units counted, including a refused one.
+        count: The units counted, including those of a refused request.
         limit: The limit of the rate.
         should_limit: Whether to refuse the request.
-        time_left: Whole seconds until that changes; -1 if never, or unknown.
+        time_left: Whole seconds until `should_limit` changes; -1 if it never does, or if the time
+            is unknown.
     """
 
     count: int

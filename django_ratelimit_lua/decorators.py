@@ -127,7 +127,7 @@ ratelimit = _Ratelimit()
 def is_async(view: object) -> bool:
     """Return whether a call of the view returns a coroutine.
 
-    `View.dispatch` of a class with async handlers does.
+    This includes `View.dispatch` of a class with async handlers.
     """
     if iscoroutinefunction(view) or inspect.iscoroutinefunction(view):
         return True

@@ -51,16 +51,17 @@ key.
 class RuleField(NamedTuple):
     """A field that an annex adds to rules; see `FIELDS_OF_ANNEXES`.
 
-    `RateLimitRule.extra` stores its value, settings and YAML write it like any other field, and
-    `Rule.extra` has the compiled value. An empty or false value counts as missing.
+    `RateLimitRule.extra` stores its value. In settings and YAML it is written like any other field.
+    `Rule.extra` contains the compiled value. An empty or false value counts as missing.
 
     - `label`: its label in forms and in the history;
-    - `form_field`: returns a new form field, whose values are those of `clean`;
+    - `form_field`: returns a new form field, whose values are valid for `clean`;
     - `clean`: returns a value as JSON, or raises `LimitError`;
     - `compile`: returns the value that decisions use, from that JSON, or raises `LimitError`;
-    - `check`: called with a compiled `Rule` that has a value; raises `LimitError` for a
+    - `check`: is called with a compiled `Rule` that has a value, and raises `LimitError` for a
       contradiction;
-    - `describe`: returns the words for a value in the sentence about a rule; empty: none.
+    - `describe`: returns the part about the value in the sentence that describes a rule; may be
+      empty.
     """
 
     name: str
@@ -77,16 +78,16 @@ WORDS_OF_ANNEXES = {"breaker": "breakers"}
 
 
 class Document(NamedTuple):
-    """Rows that are exported and imported with the rules, as items such as `breaker: payments`.
+    """Rows of an annex that are exported and imported with the rules, such as `breaker: payments`.
 
     - `word`: the first word of an item; its value is the name of the row;
     - `stored`: returns the rows of the database, by name;
-    - `build`: returns an item as `stored` would, or raises `RuleError`; it gets the item and its
-      position;
-    - `save`: saves the row of a name; None: deletes it;
+    - `build`: returns an item in the form of `stored`, or raises `RuleError`; it is called with the
+      item and its position;
+    - `save`: saves the row of a name, or deletes it if the row is None;
     - `notices`: returns warnings about a new name;
     - `applied`: returns the message for a number of saved rows;
-    - `permissions`: all that a user needs.
+    - `permissions`: the permissions that a user needs for all of this.
     """
 
     word: str
@@ -102,9 +103,9 @@ class Finding(NamedTuple):
     """The effect of an annex on a request that no limit refuses, for the inspector.
 
     - `label`, `words`: its name, and its state in one line;
-    - `passes`: whether it lets the request through; None: unknown;
-    - `verdict`: the sentence if it does not;
-    - `url_name`, `query`: of its page, for users with one of the `permissions`.
+    - `passes`: whether it lets the request through; None if unknown;
+    - `verdict`: the sentence to show if it does not;
+    - `url_name`, `query`: its page, for users with one of the `permissions`.
     """
 
     label: str
@@ -196,8 +197,13 @@ class Extension:
     def load(self, part: Any, before: Any, problems: list[str]) -> object:
         """Compile its part (None: nothing is published), once per revision.
 
-        `before`: what it compiled for the revision before, or None; `problems`: where to add what
-        could not be read. `Ruleset.parts` keeps the result by name.
+        Args:
+            part: The published part, or None.
+            before: The result for the previous revision, or None.
+            problems: A list to which entries that cannot be parsed are added.
+
+        Returns:
+            The compiled part, which `Ruleset.parts` stores under the annex's name.
         """
 
     def on_decision(
@@ -212,41 +218,47 @@ class Extension:
 
         It may only add to memory, which `store.flusher` writes once a second.
 
-        - `planned`: the `PlannedCharge` of each of the decision's limits; `exempt`: those that an
-          override removed;
+        - `planned`: the `PlannedCharge` of each of the decision's limits;
+        - `exempt`: the charges that an override has removed;
         - `seconds`: how long the decision took;
-        - `state`: the `RequestState` of the request, about which there may be other decisions, or
-          None.
+        - `state`: the `RequestState` of the request, or None. The same request may have several
+          decisions.
         """
 
     def on_failed_rule(self, name: str) -> None:
-        """Count that a rule could not be applied to a request, which goes on without it."""
+        """Count that a rule could not be applied to a request, which continues without it."""
 
     def on_message(self, words: Collection[bytes]) -> None:
-        """Handle the words of all received messages `ANNEX <its name> <word> ...`."""
+        """Handle the received messages `ANNEX <name> <word> ...` with this annex's name.
+
+        `words` contains the words of all of them.
+        """
 
     def on_gap(self) -> None:
-        """Handle that messages may have been lost: the channel was connected just now."""
+        """Handle a possible loss of messages: the channel was just connected."""
 
     def is_urgent(self) -> bool:
         """Return whether new rules are loaded at once, instead of within half a second."""
         return False
 
     def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
-        """The effect of the marks of its decorators on a request.
+        """Return the effect of the annex's decorators on a request.
 
-        `has_handler`: the middleware or DRF answers exceptions, see `error_details`.
+        Args:
+            marks: The marks that the decorators have left on the view.
+            has_handler: Whether the middleware or DRF converts exceptions to responses; see
+                `error_details`.
         """
         return ()
 
     def error_details(self, error: Exception) -> Any:
-        """`ErrorDetails` for the response to an exception that a view raised.
+        """Return the `ErrorDetails` for the response to an exception that a view raised.
 
-        None: it is not its own.
+        None if the exception is not one of the annex.
         """
 
     def notices(self, rule: Any) -> Iterable[str]:
-        """Sentences about a compiled rule, which its form shows and saving it reports."""
+        """Return sentences about a compiled rule, shown in its form and when it is saved."""
         return ()
 
     def links(self, request: HttpRequest, rule: Any) -> Iterable[tuple[str, str]]:
@@ -258,11 +270,11 @@ class Extension:
         return ""
 
     def rehearsal(self, rule: Any) -> str:
-        """Return a sentence about what a rule in shadow mode would have refused."""
+        """Return a sentence about the requests that a rule in shadow mode would have refused."""
         return ""
 
     def history(self, met: Any) -> str:
-        """Its information about the client that a limit of the inspector counts, in a sentence."""
+        """Return a sentence with the annex's information about a client in the inspector."""
         return ""
 
     def client(self, request: Any, digest: str, name: str = "") -> Mapping[str, ClientRecord]:
@@ -280,11 +292,11 @@ class Extension:
         return ()
 
     def metrics(self) -> Iterable[Metric]:
-        """Its gauges."""
+        """Return the annex's gauges."""
         return ()
 
     def tend(self) -> None:
-        """Begin what is due in the background.
+        """Start the background work that is due.
 
         One process calls it every ten seconds while requests arrive.
         """
@@ -292,20 +304,20 @@ class Extension:
     def outdated(self, using: str, before: datetime) -> Mapping[str, QuerySet[Model]]:
         """Return its rows from before this moment, as ordered query sets, by their name.
 
-        `RATELIMIT_HISTORY_DAYS` and `manage.py ratelimit history prune` delete them.
+        `RATELIMIT_HISTORY_DAYS` and `manage.py ratelimit history prune` delete these rows.
         """
         return {}
 
     def health(self) -> Iterable[str]:
-        """Warnings of `manage.py ratelimit health`. Raises `StoreError`."""
+        """Return warnings for `manage.py ratelimit health`. Raises `StoreError`."""
         return ()
 
     def forget(self, digests: Collection[bytes]) -> Mapping[str, int]:
         """Erase everything about one identity, in Redis and in all processes.
 
-        `digests` are those of the identity under each secret. Return the number of erased items by
-        their name. It is called twice, so that the second call erases what processes were writing.
-        Raises `StoreError`.
+        `digests` contains one digest of the identity for each secret. Return the number of erased
+        items by kind. The hook is called twice: the second call erases what processes were writing
+        during the first. Raises `StoreError`.
         """
         return {}
 
@@ -319,7 +331,7 @@ list.
 
 
 def register(extension: Extension) -> None:
-    """Plug an annex in. `AppConfig.ready` calls it, once per process."""
+    """Register an annex. `AppConfig.ready` calls this once per process."""
     if extension.name not in {other.name for other in extensions}:
         extensions.append(extension)
         if type(extension).on_decision is not Extension.on_decision:
@@ -327,9 +339,9 @@ def register(extension: Extension) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Whether an annex is installed.
+    """Return whether an annex is installed.
 
-    Models, which are imported before `AppConfig.ready`, may import limiters.
+    It works before `AppConfig.ready` as well, because models may import limiters.
     """
     if apps.ready:
         return any(extension.name == name for extension in extensions)
@@ -337,17 +349,17 @@ def is_installed(name: str) -> bool:
 
 
 def documents() -> dict[str, Document]:
-    """What installed annexes keep in the rules' YAML file, by word."""
+    """Return the kinds of rows that installed annexes add to the rules' YAML file, by word."""
     return {document.word: document for extension in extensions for document in extension.documents}
 
 
 def rule_fields() -> dict[str, RuleField]:
-    """The fields that installed annexes add to rules, by name."""
+    """Return the fields that installed annexes add to rules, by name."""
     return {field.name: field for extension in extensions for field in extension.rule_fields}
 
 
 def install(name: str) -> str:
-    """How to install an annex, in a sentence.
+    """Return a sentence that explains how to install an annex.
 
     >>> install("gateway")
     'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'
@@ -358,7 +370,7 @@ def install(name: str) -> str:
 def require(name: str) -> None:
     """Raise `ImproperlyConfigured` if an annex is not installed.
 
-    Its models would belong to the core's app.
+    Without this check, its models would become part of the core's app.
     """
     if not apps.is_installed(f"django_ratelimit_lua.contrib.{name}"):
         raise ImproperlyConfigured(

@@ -117,7 +117,7 @@ class RateLimiter:
 
     @property
     def limits(self) -> tuple[Limit, ...]:
-        """The limits given here, which are decided together."""
+        """Return the limits given here, which are decided together."""
         algorithm = self._options.get("algorithm") or conf.ALGORITHM
         if algorithm not in self._made:
             rates = tuple([Rate.parse(rate) for rate in self._rates])
@@ -134,7 +134,10 @@ class RateLimiter:
         return self._made[algorithm]
 
     def _limits_by(self, ruleset: Ruleset) -> tuple[Sequence[Limit], Rule | None]:
-        """Return the limits, or those of the rule that replaces them; and the rule of that name."""
+        """Return the limits in force, and the rule of this limiter's name, if there is one.
+
+        The limits are those of the rule if it replaces this limiter's own.
+        """
         known = self._known
         if known is not None and known[0]() is ruleset:  # A change of settings makes a new ruleset.
             return known[1:]
@@ -237,7 +240,8 @@ class RateLimiter:
     def hit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units.
 
-        With `partial`, take as many of them as are available: `granted` is their number.
+        With `partial`, take as many of them as are available. The decision's `granted` is their
+        number.
         """
         return decide(self._plan("hit", identity, cost, partial=partial)).decision
 
@@ -248,7 +252,7 @@ class RateLimiter:
         return (await adecide(self._plan("hit", identity, cost, partial=partial))).decision
 
     def peek(self, identity: Identity = None, cost: int = 1) -> Decision:
-        """Return the decision that a hit of this cost would get, and take nothing."""
+        """Return the decision that a hit of this cost would get, without taking units."""
         return decide(self._plan("peek", identity, cost)).decision
 
     async def apeek(self, identity: Identity = None, cost: int = 1) -> Decision:
@@ -291,9 +295,9 @@ class RateLimiter:
         return build_call([Charge(limit, subject) for limit in limits.values()], "peek")
 
     def offend(self, identity: Identity, cost: int = 1) -> Decision:
-        """Report an offence, or as many as `cost`, and take nothing (see `ban_on`).
+        """Count `cost` offences without taking units (see `ban_on`).
 
-        If that triggers a ban, the identity is refused from now on, and the decision is a refusal.
+        If they trigger a ban, the identity is refused from now on, and the decision is a refusal.
         """
         return run(offending(self._charged(identity), whole_cost(cost)))
 
@@ -324,7 +328,7 @@ class RateLimiter:
         return await arun(banning(self._banning(identity), for_, why))
 
     def unban(self, identity: Identity, *, forget: bool = False) -> Decision:
-        """Lift a ban in all processes. With `forget`, the next ban is as short as the first.
+        """Lift a ban in all processes. With `forget`, the next ban is as short as a first one.
 
         Raises `StoreError` if Redis is unavailable.
         """
@@ -436,14 +440,14 @@ class RateLimiter:
         """Decorate a function, plain or `async def`, so that it runs only if a hit is allowed.
 
         Args:
-            function: The function. key: A function that returns the identity from the arguments of
-            a call. Without it, all calls share one
-                count.
+            function: The function.
+            key: A function that returns the identity from the arguments of a call. Without it, all
+                calls share one count.
             cost: The number of units, or a function that returns it from the arguments of a call.
             timeout: The maximum number of seconds that a call waits for its turn (None: no
-            maximum). fallback: The result of a refused call, or a function that returns it from the
-            arguments of the call.
-                Without it, a refused call raises `Ratelimited`.
+                maximum).
+            fallback: The result of a refused call, or a function that returns it from the arguments
+                of the call. Without it, a refused call raises `Ratelimited`.
 
         >>> @RateLimiter("reports", "1/h")
         ... def report():
@@ -529,7 +533,7 @@ class Slot:
         return Seeking(self._ask, self._timeout)
 
     def _left(self) -> Held | None:
-        """Return what is held, and let the next `with` use this object."""
+        """Return the held slot, and let the next `with` use this object."""
         held, self._held = self._held, None
         if self._in_use.locked():
             self._in_use.release()
@@ -687,7 +691,7 @@ class _HitPlanner(Planner):
         return ()
 
     def _is_misplaced(self) -> bool:
-        """Return whether it would take or release slots, which only `slot` does."""
+        """Return whether the operation would take or release slots, which only `slot` does."""
         if self._asked not in ("hit", "charge", "refund") or "slot" in self.options:
             return False
         held = [planned.charge.limit.holds for planned in self.charges]

@@ -174,7 +174,7 @@ def _planner(request: HttpRequest, choose: _Choose) -> RequestPlanner:
 
 
 def _matching(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
-    """Return the rules for a request, or None if one exempts it."""
+    """Return the rules that match a request, or None if one of them exempts the request."""
     rules = ruleset.matching(request)
     if any(rule.template is None for rule in rules):
         return None

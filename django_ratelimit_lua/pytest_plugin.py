@@ -1,4 +1,4 @@
-"""Fixtures for pytest, there as soon as the package is installed."""
+"""Pytest fixtures, which are available as soon as the package is installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .testing.server import Server
 
 @pytest.fixture
 def ratelimit_clock() -> Iterator[Any]:
-    """A clock that stops until `ratelimit_clock.advance(seconds)`; see `testing.move_clock`."""
+    """Yield a stopped clock, which `ratelimit_clock.advance(seconds)` moves.
+
+    See `testing.move_clock`.
+    """
     from .testing import move_clock
 
     with move_clock() as clock:
@@ -22,7 +25,7 @@ def ratelimit_clock() -> Iterator[Any]:
 
 @pytest.fixture
 def override_ratelimits() -> Iterator[Callable[..., None]]:
-    """A function like `testing.override_ratelimits`, in force until the test ends."""
+    """Yield a function like `testing.override_ratelimits`, in effect until the test ends."""
     from .testing import override_ratelimits as override
 
     with ExitStack() as stack:
@@ -35,6 +38,9 @@ def override_ratelimits() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture(scope="session")
 def ratelimit_server() -> Iterator[Server]:
-    """A Valkey of the test session's own; its `url` goes into `CACHES`. Needs the extra `demo`."""
+    """Yield a Valkey server for the test session. Its `url` goes into `CACHES`.
+
+    It needs the extra `demo`.
+    """
     with Server() as server:
         yield server

@@ -1,3 +1,3 @@
-"""The version, in a file that packaging reads without importing Django."""
+"""The version number, in a file that packaging tools read without importing Django."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """The pages of the Django admin: rules, overrides, history, inspector, clients, bans and slots.
 
-It shows what operations return, and saves models. It imports operations and whatever is below. It
-does not decide anything about a request itself.
+This package shows the results of operations, and saves models. It imports `operations` and lower
+packages. It does not decide anything about a request itself.
 """
 
 from django.contrib import admin

@@ -1,4 +1,4 @@
-"""The page of bans: the banned clients, the evidence, and buttons that end or make bans."""
+"""The page of bans: the banned clients, the evidence, and buttons that lift or add bans."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class BanForm(forms.Form):
 
 
 class BanPage(ActionPage):
-    """The page and what its buttons do."""
+    """The page of bans and the actions of its buttons."""
 
     may_see = staticmethod(may_inspect)
 
@@ -185,7 +185,7 @@ class BanPage(ActionPage):
 
 
 def _key(active: ActiveBan) -> str:
-    """The key of a ban, as a button sends it."""
+    """Return the key of a ban, as a button sends it."""
     return active.key.decode(errors="replace")
 
 

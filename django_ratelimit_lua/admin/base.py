@@ -1,4 +1,4 @@
-"""The base of our model admins: it records who makes a change, and accepts any input."""
+"""The base class of the model admins: records the author of a change, and accepts any input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..rules.rule import UNWRITABLE
 
 
 def is_key(field: Any, value: object) -> bool:
-    """Whether a value can be one of a key. Django queries any value, and databases raise errors."""
+    """Return whether a value is valid for a key. Otherwise the database would raise an error."""
     try:
         field.clean(value, None)
     except ValidationError:
@@ -47,7 +47,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """A `ModelAdmin` that records changes as made by the logged-in user, and accepts any input."""
 
     class Media:
-        """The style of our pages."""
+        """The style sheet of the pages."""
 
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
@@ -71,7 +71,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Model | None:
-        """Return a row. An empty name of a field, as a link may have it, is ignored."""
+        """Return a row. An empty name of a field, which a link may contain, is ignored."""
         return super().get_object(request, object_id, from_field or None)
 
     def response_action(
@@ -84,7 +84,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return super().response_action(request, queryset, *args, **kwargs)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the initial values of a link, if they are valid for their fields."""
+        """Return the initial values in a link that are valid for their fields."""
         initial = dict(super().get_changeform_initial_data(request))
         for field in self.opts.concrete_fields:
             if isinstance(field, DateTimeField) and field.name in initial:

@@ -1,4 +1,4 @@
-"""Forms that show errors at their fields, and ask again before a rule with an unexpected effect."""
+"""Forms that show errors at their fields, and ask to confirm rules with unexpected effects."""
 
 from __future__ import annotations
 
@@ -38,18 +38,24 @@ def group_names() -> dict[str, str]:
 
 
 class RatesField(forms.CharField):
-    """Further rates, one per line."""
+    """A field for further rates, one per line."""
 
     widget = forms.Textarea(attrs={"rows": 2, "cols": 20})
 
     def prepare_value(self, value: object) -> object:
-        """Lines for a list. Input of a browser, and values edited by hand, stay as they are."""
+        """Return lines for a list, and any other value unchanged.
+
+        Others are a browser's input, and values that were edited by hand.
+        """
         if isinstance(value, list):
             return "\n".join(map(str, value))
         return value
 
     def to_python(self, value: object) -> Any:
-        """A list of rates as rules write them. Raises `ValidationError` that names the line."""
+        """Return a list of rates in the notation of rules.
+
+        Raises `ValidationError`, which names the line.
+        """
         lines = map(str.strip, (super().to_python(value) or "").splitlines())
         try:
             return [written(line) for line in lines if line]
@@ -70,8 +76,7 @@ def _further() -> RatesField:
 class AskingForm(VersionedForm):
     """A form with warnings to confirm.
 
-    The value of its checkbox is a digest of the warnings that are shown, so that no others are
-    confirmed.
+    The value of its checkbox is a digest of the warnings shown, so that no others are confirmed.
     """
 
     confirm = forms.BooleanField(
@@ -102,7 +107,7 @@ class AskingForm(VersionedForm):
 
 
 class RuleForm(AskingForm):
-    """A rule. What would refuse or admit everybody has to be confirmed."""
+    """The form of a rule. An effect on all clients has to be confirmed."""
 
     is_asking = True
     """Whether it asks for confirmations."""
@@ -182,7 +187,7 @@ class RuleForm(AskingForm):
             self.fields[field].choices = choices  # type: ignore[attr-defined]
 
     def clean(self) -> Cleaned:
-        """Check what the model cannot. Line breaks become those of files, as browsers send others.
+        """Check the fields together, and convert a browser's line breaks.
 
         Raises `ValidationError` for contradictions.
         """
@@ -212,9 +217,9 @@ class RuleForm(AskingForm):
 
 
 class RowForm(VersionedForm):
-    """The fields of a rule that can be changed in the list.
+    """The fields of a rule that can be edited in the list.
 
-    Their labels name the rule, for screen readers.
+    Their labels contain the name of the rule, for screen readers.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -234,14 +239,14 @@ CONFIRMED = "enforce_confirmed"
 
 
 def versions_of(rules: Sequence[RateLimitRule]) -> str:
-    """The subject of a confirmation: these rules, as they limit now."""
+    """Return a digest of the current versions of these rules, to be confirmed."""
     declared = [rule.declared() for rule in sorted(rules, key=lambda rule: rule.pk)]
     text = json.dumps(declared, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
-    """The tiers of a rule, which have to fit it as it is in the form, not as it was saved last."""
+    """The tiers of a rule, which must fit the rule in the form, not the saved one."""
 
     def _construct_form(self, i: int, **kwargs: object) -> Any:
         form = super()._construct_form(i, **kwargs)  # type: ignore[misc]
@@ -249,7 +254,7 @@ class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
         return form
 
     def clean(self) -> None:
-        """Raises `ValidationError` for deleted tiers: Django does not show their forms."""
+        """Add an error for tiers that were deleted in the meantime, which Django would not show."""
         super().clean()
         gone = [form.cleaned_data.get("group", "") for form in self.forms if "id" in form.errors]
         if gone:
@@ -286,7 +291,10 @@ class TierForm(VersionedForm):
             self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=choices)
 
     def clean_group(self) -> str:
-        """Raises `ValidationError` for an unknown group. The model checks KEY:VALUE."""
+        """Return the group. Raises `ValidationError` if it does not exist.
+
+        The model checks KEY:VALUE.
+        """
         name: str = self.cleaned_data["group"]
         if ":" not in name and name not in self.groups:
             raise ValidationError(_("There is no such group."))
@@ -303,7 +311,7 @@ DURATIONS = {
 
 
 class OverrideForm(AskingForm):
-    """An override. The value of a field is turned into a digest at once."""
+    """The form of an override. The value of a field is converted to a digest at once."""
 
     value = forms.CharField(
         label=_("Value"),
@@ -353,7 +361,7 @@ class OverrideForm(AskingForm):
                 part.attrs["aria-label"] = f"{field.label}: {label}"
 
     def clean(self) -> Cleaned:
-        """Raises `ValidationError` for blocking oneself."""
+        """Check the override. Raises `ValidationError` if it would block the operator."""
         given = super().clean()
         if given.get("value"):
             self.instance.field = given.get("field") or ""
@@ -381,9 +389,9 @@ class OverrideForm(AskingForm):
             super()._update_errors(errors)
 
     def clean_network(self) -> str:
-        """The first network; all are in `networks`.
+        """Return the first network, and store all of them in `networks`.
 
-        Raises `ValidationError` that names the invalid ones.
+        Raises `ValidationError`, which names the invalid ones.
         """
         networks: dict[str, None] = {}
         wrong = []
@@ -409,7 +417,7 @@ class OverrideForm(AskingForm):
         return next(iter(networks), "")
 
     def _refuse_own(self, given: Cleaned) -> None:
-        """Add an error if the block would lock out its author."""
+        """Add an error if the block would lock out the operator."""
         address = own_address(self.request)
         if any(covers(network, address) for network in self.networks):
             self.add_error(
@@ -432,14 +440,14 @@ def own_proxy(request: HttpRequest) -> str | None:
 
 
 def own_address(request: HttpRequest) -> str:
-    """Return the address a request comes from; empty if it is not known."""
+    """Return the address from which a request comes; empty if it is not known."""
     return str(client_address(request).address or "")
 
 
 def own_digests(request: HttpRequest) -> set[str]:
-    """Return the digests of the author of a request, as limits by user, address and both count.
+    """Return the digests of the operator, for limits by user, by address and by both.
 
-    With those by an earlier secret: overrides about them apply as well.
+    Digests with an earlier secret are included, because overrides about them apply as well.
     """
     user = ("user", str(request.user.pk))
     network = ("ip", client_address(request).network)
@@ -453,7 +461,7 @@ UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}
 
 
 class PreviewForm(RuleForm):
-    """A rule that is not saved, and the requests of its preview."""
+    """An unsaved rule, and the requests to simulate in its preview."""
 
     is_asking = False
 

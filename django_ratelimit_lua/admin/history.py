@@ -79,14 +79,14 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
 
 
 def _mapping(declared: object) -> Declared:
-    """The words of a declaration; none if a script has written anything else."""
+    """Return the fields of a declaration; empty if a script has written anything else."""
     if isinstance(declared, Mapping):
         return declared
     return {}
 
 
 def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[str]:
-    """An action of an operator on a client."""
+    """Describe an operator's action on a client."""
     slot = after.get("slot")
     reason = list(filter(None, [after.get("why")]))
     if action == RateLimitChange.Action.ENDED and not slot:
@@ -139,7 +139,7 @@ def _value(name: str, column: Any, value: Any) -> str:
 
 
 def restore(change: RateLimitChange) -> RateLimitRule:
-    """Make a rule what it was after a change, or before it was deleted.
+    """Restore a rule to its version after a change, or before its deletion.
 
     Raises:
         RuleError: The version is invalid today, or another rule has its name.
@@ -153,7 +153,7 @@ def restore(change: RateLimitChange) -> RateLimitRule:
 
 
 def may_restore(request: HttpRequest) -> bool:
-    """Whether the user may restore versions of rules, which adds a rule that was deleted."""
+    """Return whether the user may restore versions of rules, including deleted rules."""
     permissions = ("change_ratelimitrule", "add_ratelimitrule")
     return request.user.has_perms([f"django_ratelimit_lua.{name}" for name in permissions])
 
@@ -175,7 +175,7 @@ class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
 
     @admin.display(description=_("what"), ordering="name")
     def what(self, change: RateLimitChange) -> SafeString:
-        """What was changed, and what was done to it."""
+        """Return the changed row, its kind and the action."""
         action = f"{change.get_kind_display()}, {change.get_action_display()}"
         return format_html('{}<div class="quiet">{}</div>', change.name, action)
 
@@ -189,7 +189,7 @@ class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
         return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """The changes, each with the permission of the user to see names."""
+        """Return the changes, each annotated with whether the user may see names."""
         may_see_who = models.Value(request.user.has_perm(WHO))
         return super().get_queryset(request).annotate(may_see_who=may_see_who)
 

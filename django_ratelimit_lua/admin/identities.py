@@ -22,7 +22,10 @@ LETTERS = 12
 
 
 class ReadablePart(NamedTuple):
-    """A part of an identity in words; `url`: the page of the user, if the operator may see it."""
+    """A part of an identity in words.
+
+    - `url`: the page of the user, if the operator may see it.
+    """
 
     words: str
     url: str = ""
@@ -41,7 +44,7 @@ def identity_words(name: Iterable[Part]) -> str:
 
 
 def client_words(name: str, digest: str) -> str:
-    """Name a client. The digest distinguishes clients with masked names."""
+    """Return a name for a client. The digest distinguishes clients with the same masked name."""
     short = digest[:LETTERS]
     if not name:
         return short

@@ -47,7 +47,7 @@ DONE = {
 
 
 def may_inspect(request: HttpRequest) -> bool:
-    """Whether the user may use the inspector: any user who may see rules, or overrides."""
+    """Return whether the user may use the inspector: any user who may see rules or overrides."""
     permissions = (
         "view_ratelimitrule",
         "view_ratelimitoverride",
@@ -99,7 +99,7 @@ def block_words(block: RateLimitOverride) -> str:
 
 
 class InspectorPage(Page):
-    """The entry of the inspector in the index."""
+    """The entry of the inspector in the admin's index."""
 
     may_see = staticmethod(may_inspect)
 
@@ -149,7 +149,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         return page_response(self, request, "inspect.html", context)
 
     def _found(self, request: HttpRequest, form: RequestForm) -> dict[str, object]:
-        """The page's context for the request."""
+        """Return the page's context for the request."""
         described = form.build()
         found = explain(described)
         subjects = _subjects(form, found)
@@ -178,7 +178,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
     def _act(
         self, request: HttpRequest, form: RequestForm, button: str
     ) -> dict[str, object] | None:
-        """Perform the action of a button, or return what needs confirmation first."""
+        """Perform the action of a button, or return the warnings to confirm first."""
         action, _colon, target = button.partition(":")
         found = explain(form.build())
         if action == "reset":
@@ -245,7 +245,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
     def _end(
         self, request: HttpRequest, form: RequestForm, found: Explanation, target: str
     ) -> None:
-        """End an override that the request meets."""
+        """End an override that matches the request."""
         overrides = [found.block, *(limit.override for limit in found.met)]
         overrides += [one.override for one in form.network_overrides()]
         ending = {str(override.pk): override for override in overrides if override is not None}
@@ -262,7 +262,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:
-    """The first data that has a field of this name; None if none has."""
+    """Return the first data that has a field of this name, or None."""
     return next((data for data in sources if name in data), None)
 
 
@@ -283,10 +283,10 @@ def _opened(request: HttpRequest, opened: OpenedReference) -> dict[str, object]:
 
 
 def _subjects(form: RequestForm, found: Explanation) -> dict[str, Subject]:
-    """The subjects that overrides can be about, by name.
+    """Return the possible subjects of overrides, by name.
 
-    They are those that were entered by themselves, and the clients that the limits of the request
-    count, beginning with limits that refuse it. Of clients, only the digest is known.
+    They are the values that were entered, and the clients that the limits of the request count,
+    those of refusing limits first. Of clients, only the digest is known.
     """
     named = form.subjects
     if form.is_network:
@@ -308,16 +308,16 @@ def _subjects(form: RequestForm, found: Explanation) -> dict[str, Subject]:
 
 
 def _counted(found: Explanation, subjects: dict[str, Subject]) -> str:
-    """The name of the subject that a refusing limit counts; empty if none does."""
+    """Return the name of the subject that a refusing limit counts, or an empty string."""
     names = {subject.client(): name for name, subject in reversed(subjects.items())}
     refusing = [limit.charge.digest.decode() for limit in found.met if limit.refuses]
     return next((names[client] for client in refusing if client in names), "")
 
 
 def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
-    """Whether the subject includes the operator's own requests.
+    """Return whether the subject includes the operator's own requests.
 
-    A value that the operator sends can be left out.
+    Values that the operator could omit are not considered.
     """
     is_own_network = bool(subject.address) and covers(subject.address, own_address(request))
     return is_own_network or subject.client() in own_digests(request)
@@ -350,7 +350,7 @@ def _block(limit: ExplainedLimit) -> RateLimitOverride | None:
 
 
 def _verdict(limit: ExplainedLimit) -> str:
-    """The verdict of a limit: "over" if it is exceeded but does not refuse."""
+    """Return the verdict of a limit: "over" if it is exceeded but does not refuse."""
     if limit.state is None:
         return "exempt"
     if limit.state.allowed:
@@ -367,7 +367,7 @@ def _again(state: LimitState) -> str:
 
 
 def _reason(limit: ExplainedLimit) -> str:
-    """Why a limit refuses, in one sentence."""
+    """Return why a limit refuses, in one sentence."""
     state = limit.state
     assert state is not None
     name = limit.counted_as or limit.name
@@ -395,7 +395,7 @@ def _reason(limit: ExplainedLimit) -> str:
 
 
 def _banned(name: str, ban: Ban, until: datetime.datetime) -> str:
-    """Why a ban refuses, in one sentence."""
+    """Return why a ban refuses, in one sentence."""
     placeholders = {
         "name": name,
         "until": moment_words(until),

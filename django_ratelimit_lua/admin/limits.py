@@ -1,4 +1,4 @@
-"""All limits in the code, each with a link to a rule for it; and rules that begin as a copy."""
+"""The list of limits in the code, with links to rules for them, and copies of rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .pages import page_response
 
 
 class ListColumn:
-    """A column of an annex, as `list_display` takes it."""
+    """A column of an annex, in the form that `list_display` takes."""
 
     def __init__(self, column: Column) -> None:
         self.__name__ = column.name
@@ -50,10 +50,11 @@ def list_columns() -> list[ListColumn]:
 
 
 def copied(request: HttpRequest) -> tuple[dict[str, object], list[dict[str, object]]]:
-    """Return the initial values of a new rule and its tiers, which a link names.
+    """Return the initial values of a new rule and its tiers, from the parameters of a link.
 
-    They are those of a rule (`copy`), of a rule of the `settings`, of a call site (`instead` of
-    it), or they are `beside` a call site: of several limits there, number `which`.
+    The parameter is one of these: `copy` (a rule of the admin), `settings` (a rule of the
+    settings), `instead` (a call site that the rule replaces), or `beside` (a call site to which the
+    rule is added; `which` is the number of the limit, if there are several).
     """
     query = request.GET
     key = query.get("copy", "")
@@ -79,8 +80,8 @@ def copied(request: HttpRequest) -> tuple[dict[str, object], list[dict[str, obje
 def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, object]:
     """Return the values that a link from the refusal curve sets in the form of a rule.
 
-    They are its `limit` or `burst`, or, as `further_limit`, the limit of the period `further` among
-    its further limits.
+    The parameters are `limit` or `burst`, or `further_limit` for the limit with the period
+    `further` among the further limits.
     """
     query = request.GET
     values: dict[str, object] = {}
@@ -131,7 +132,7 @@ def _of_code(query: Mapping[str, str]) -> dict[str, object]:
 
 
 class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
-    """The part of the admin of rules about the limits in the code."""
+    """The part of the admin of rules that shows the limits in the code."""
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view(self.limits_view)
@@ -163,7 +164,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         return page_response(self, request, "ratelimitrule/limits.html", context)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the initial values of a link: all values of a rule that it names."""
+        """Return the initial values in a link, including all values of a rule that it names."""
         if request.GET.get("settings"):
             try:
                 taken_over(request.GET["settings"])

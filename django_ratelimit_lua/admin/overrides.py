@@ -31,7 +31,7 @@ REPEATED = "_ratelimit_repeated"
 
 
 class ActiveFilter(admin.SimpleListFilter):
-    """Overrides in force, or the others."""
+    """Filters overrides by whether they are in force."""
 
     title = gettext_lazy("active")
     parameter_name = "active"
@@ -47,7 +47,7 @@ class ActiveFilter(admin.SimpleListFilter):
 
 
 class OverrideAdmin(Inspector, ActingAdmin):
-    """Overrides of one client or network each."""
+    """The admin of overrides, each for one client or network."""
 
     form = OverrideForm
     list_display = ("client", "effect_summary", "of_rule", "lasts", "why")
@@ -85,7 +85,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.action(description=gettext_lazy("End now"), permissions=["block"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
-        """End overrides: one change, and a line for each in Django's log."""
+        """End overrides in one change, with an entry for each in Django's log."""
         overrides = RateLimitOverride.objects.filter(pk__in=queryset.values("pk"))
         ending = list(overrides.lasting().select_related("user"))
         with transaction.atomic(router.db_for_write(RateLimitOverride)):
@@ -100,7 +100,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
         )
 
     def get_urls(self) -> list[URLPattern]:
-        """The URLs of the inspector, in addition to Django's."""
+        """Return the URLs of the inspector and Django's own."""
         view = self.admin_site.admin_view(self.inspect_view)
         return [path("inspect/", view, name="django_ratelimit_lua_inspect"), *super().get_urls()]
 
@@ -133,7 +133,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("active"), ordering="ends")
     def lasts(self, override: RateLimitOverride) -> SafeString:
-        """Whether it is in force, from when and until when."""
+        """Return whether an override is in force, from when and until when."""
         now = timezone.now()
         moment = override.ends
         if moment is not None and moment <= now:
@@ -153,7 +153,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     @admin.display(description=gettext_lazy("reason"), ordering="reason")
     def why(self, override: RateLimitOverride) -> SafeString:
-        """The reason of an override, and its author."""
+        """Return the reason of an override, and its author."""
         return format_html(
             '{}<div class="quiet">{}</div>', override.reason or "—", override.created_by
         )
@@ -207,7 +207,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     def response_add(
         self, request: HttpRequest, obj: RateLimitOverride, post_url_continue: str | None = None
     ) -> HttpResponse:
-        """Report an addition only if there was one."""
+        """Report the addition, unless an equal override existed already."""
         if REPEATED in vars(obj):
             return self.response_post_save_add(request, obj)
         return super().response_add(request, obj, post_url_continue)

@@ -1,4 +1,4 @@
-"""Pages about no model, and their entries in the admin's index, which lists only models."""
+"""Pages without a model, and their entries in the admin's index, which lists only models."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
 
 
 def may_see_rules(request: HttpRequest) -> bool:
-    """Whether the user may see the rules, and pages about slots and processes."""
+    """Return whether the user may see the rules, and pages about slots and processes."""
     return bool(request.user.has_perm(VIEW_RULES))
 
 
@@ -66,10 +66,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 class Page(ReadOnlyAdmin):
-    """A page of its own: `view` answers requests of users if `may_see` is true for them."""
+    """A page without a model. `view` handles the requests of users that `may_see` allows."""
 
     class Media:
-        """The style of our pages."""
+        """The style sheet of the pages."""
 
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
@@ -79,12 +79,12 @@ class Page(ReadOnlyAdmin):
     """Answers a request."""
 
     def get_urls(self) -> list[URLPattern]:
-        """The one page, at the URL where the admin expects the list of a model."""
+        """Return the URL of the page, which is where the admin expects the list of a model."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         return [path("", self.admin_site.admin_view(self.page_view), name=name)]
 
     def page_view(self, request: HttpRequest) -> HttpResponse:
-        """The page, for users who may see it."""
+        """Show the page to users who may see it."""
         if not self.may_see(request):
             raise PermissionDenied
         return self.view(request)
@@ -106,7 +106,7 @@ class ActionPage(Page):
     """
 
     def page_view(self, request: HttpRequest) -> HttpResponse:
-        """The page, or the action of a button, which sends to the same URL."""
+        """Show the page, or perform the action of a button, which posts to the same URL."""
         if request.method != "POST":
             return super().page_view(request)
         if not (self.may_see(request) and request.user.has_perm(BLOCK_PERMISSION)):
@@ -123,7 +123,7 @@ class ActionPage(Page):
 
 
 def read_or_warn(request: HttpRequest, read: Callable[[], list[T]]) -> list[T] | None:
-    """Return what Redis has; if it is unavailable, warn on the page and return None."""
+    """Return the result of reading Redis. If Redis is unavailable, show a warning; return None."""
     try:
         return read()
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""The preview of a rule's form: what the rule would do, as lines of an SVG and in words."""
+"""The preview of a rule's form: the effect of the rule, as lines of an SVG and in words."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def notes(given: Cleaned) -> list[str]:
 
 
 def plot(simulation: Simulation) -> Plot:
-    """Draw the sent and the allowed requests, added up over time."""
+    """Draw the cumulative numbers of sent and of allowed requests."""
     scale = ticks(simulation.burst + simulation.flow_sent)
     seconds = simulation.seconds
 

@@ -1,4 +1,4 @@
-"""The processes that decide limits, and the part that each has of the split limits."""
+"""The page of the processes that decide limits, with their parts of split limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inspector's form: a request, in all that a limit can count by."""
+"""The inspector's form: a request with all values that a limit can count by."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .versioned import Cleaned
 
 
 class Lines(forms.CharField):
-    """Names and values, each pair on a line of its own."""
+    """A field for pairs of a name and a value, one per line."""
 
     def __init__(self, label: Any, mark: str, help_text: Any) -> None:
         self.mark = mark
@@ -32,7 +32,7 @@ class Lines(forms.CharField):
         super().__init__(label=label, required=False, help_text=help_text, widget=widget)
 
     def clean(self, value: object) -> list[tuple[str, str]]:
-        """Return the pairs. Raises `ValidationError` that names the line."""
+        """Return the pairs. Raises `ValidationError`, which names the line."""
         pairs = []
         for number, line in enumerate(super().clean(value).splitlines(), start=1):
             name, mark, text = line.partition(self.mark)
@@ -112,7 +112,7 @@ class RequestForm(forms.Form):
             del self.fields["keys"]
 
     def clean_address(self) -> str:
-        """Raises `ValidationError` if it is neither an address nor a network."""
+        """Return the address. Raises `ValidationError` if it is no address and no network."""
         text: str = self.cleaned_data["address"].strip()
         if not text:
             return ""
@@ -127,7 +127,7 @@ class RequestForm(forms.Form):
         return str(network)
 
     def clean_user(self) -> User | None:
-        """Raises `ValidationError` for an unknown user."""
+        """Return the user. Raises `ValidationError` if there is no such user."""
         name = self.cleaned_data["user"]
         user = name and find_user(name)
         if user is None:
@@ -135,7 +135,7 @@ class RequestForm(forms.Form):
         return user or None
 
     def clean(self) -> Cleaned:
-        """Raises `ValidationError` for an impossible request."""
+        """Check the request. Raises `ValidationError` if it is impossible."""
         given = super().clean() or {}
         if not self.errors:
             try:
@@ -145,7 +145,7 @@ class RequestForm(forms.Form):
         return given
 
     def sent(self) -> Fields:
-        """Return the values that the client sends, as keys name them."""
+        """Return the values that the client sends, as pairs of a key and a value."""
         given = self.cleaned_data
         pairs = [
             (f"{kind}:{name}", value)
@@ -155,7 +155,7 @@ class RequestForm(forms.Form):
         return [*pairs, *given.get("keys", ())]
 
     def build(self) -> HttpRequest:
-        """Return such a request. Raises `LimitError` for an impossible one."""
+        """Return the described request. Raises `LimitError` if it is impossible."""
         given = self.cleaned_data
         return build_request(
             given["path"],
@@ -168,12 +168,12 @@ class RequestForm(forms.Form):
 
     @property
     def subjects(self) -> dict[str, Subject]:
-        """The subjects that overrides can be about, each by itself."""
+        """Return the entered values as possible subjects of overrides."""
         return subjects(self.cleaned_data["user"], self.cleaned_data["address"], self.sent())
 
     @property
     def is_network(self) -> bool:
-        """Whether it is about several addresses, of which the first one is inspected."""
+        """Return whether the form is about a network. Only its first address is inspected."""
         return "/" in self.cleaned_data["address"]
 
     def network_overrides(self) -> list[NetworkOverride]:
@@ -184,17 +184,20 @@ class RequestForm(forms.Form):
 
     @property
     def query(self) -> str:
-        """The entered values, for a link."""
+        """Return the entered values as the query of a link."""
         return urlencode([(name, self.data[name]) for name in self.fields if self.data.get(name)])
 
     @property
     def has_more(self) -> bool:
-        """Whether something was entered that few requests need."""
+        """Return whether a rarely needed field was entered."""
         return any(self.data.get(name) or name in self.errors for name in self.MORE)
 
 
 def _folded(data: QueryDict) -> dict[str, str]:
-    """Add values of single fields to those of their kind: `post:username` is a line of `post`."""
+    """Return the data with values of single fields added to their kind.
+
+    For example, `post:username` becomes a line of `post`.
+    """
     folded = {name: str(data[name]) for name in RequestForm.base_fields if name in data}
     if data.get("as"):  # The button of another method.
         folded["method"] = str(data["as"])

@@ -61,7 +61,7 @@ MODES = {
 
 
 class TierInline(admin.StackedInline):  # type: ignore[type-arg]
-    """Other numbers for Django groups, or for values of registered keys."""
+    """The tiers of a rule: other limits for Django groups, or for values of registered keys."""
 
     model = RateLimitTier
     form = TierForm
@@ -80,7 +80,7 @@ class TierInline(admin.StackedInline):  # type: ignore[type-arg]
 
 
 class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
-    """Rules, their preview, modes and versions."""
+    """The admin of rules, with their preview, modes and versions."""
 
     form = RuleForm
     inlines = (TierInline,)
@@ -157,7 +157,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
     def get_urls(self) -> list[URLPattern]:
-        """The URLs of the preview and of undo, in addition to Django's."""
+        """Return the URLs of the preview and of undo, and Django's own."""
         view = self.admin_site.admin_view
         return [
             path("call-site/", view(self.call_site_view), name="django_ratelimit_lua_call_site"),
@@ -178,7 +178,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     def enforce(
         self, request: HttpRequest, queryset: QuerySet[RateLimitRule]
     ) -> HttpResponse | None:
-        """Switch rules to enforce, once that was confirmed."""
+        """Switch rules to enforce, after a confirmation."""
         rules = list(queryset.exclude(mode="enforce"))
         if rules and request.POST.get(CONFIRMED) != versions_of(rules):
             return self.ask_to_enforce(request, rules)
@@ -198,7 +198,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> Model | None:
-        """The rule. If it is to be saved, it is locked until that is done."""
+        """Return a rule. If it is to be saved, its row is locked until then."""
         rule = super().get_object(request, object_id, from_field)
         is_saving = (
             request.method == "POST" and transaction.get_connection(primary()).in_atomic_block
@@ -211,7 +211,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     def save_model(
         self, request: HttpRequest, obj: RateLimitRule, form: RowForm | RuleForm, change: bool
     ) -> None:
-        """Save a rule; of a row of the list, only what was changed there."""
+        """Save a rule. For a row of the list, save only the changed fields."""
         if isinstance(form, RowForm):
             obj.save(update_fields=[name for name in form.changed_data if name in form.columns])
         else:
@@ -223,7 +223,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     @admin.display(description=gettext_lazy("summary"))
     def sentence(self, rule: RateLimitRule) -> str:
-        """The rule in one sentence."""
+        """Return the rule in one sentence."""
         return rule_words(rule)
 
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -247,7 +247,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         ]
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
-        """With the places that annexes add."""
+        """Return the search fields, including the places that annexes add."""
         places = [
             f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in rule_fields() if name in PLACES
         ]
@@ -261,7 +261,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return (name, sentence, *list_columns(), *others)
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        """The list, with the cells of its columns from annexes."""
+        """Return the list, with the cells of the annexes' columns."""
         changes = super().get_changelist_instance(request)
         rules = {rule.name: rule for rule in changes.result_list}
         for column in changes.list_display:
@@ -271,14 +271,14 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     @admin.display(description=gettext_lazy("used by"))
     def dependents(self, rule: RateLimitRule) -> str:
-        """The overrides that are deleted with the rule."""
+        """Return the number of overrides that are deleted with the rule."""
         if rule._state.adding:
             return "—"
         number = rule.overrides.count()
         return ngettext("%(number)d override", "%(number)d overrides", number) % {"number": number}
 
     def switch(self, request: HttpRequest, rules: Iterable[RateLimitRule], mode: str) -> None:
-        """Switch rules to a mode, one by one, so that each is in Django's log."""
+        """Switch rules to a mode one by one, so that each has an entry in Django's log."""
         for rule in RateLimitRule.objects.filter(pk__in=[rule.pk for rule in rules]):
             if rule.mode != mode:
                 rule.switch(mode)
@@ -307,7 +307,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     def ask_to_enforce(self, request: HttpRequest, rules: Sequence[RateLimitRule]) -> HttpResponse:
-        """Ask for a confirmation, with what these versions of the rules would have refused.
+        """Ask for a confirmation, and show what these versions of the rules would have refused.
 
         The page sends the request again.
         """
@@ -328,7 +328,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, object], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """With the numbers for the preview."""
+        """Render the form, with the data of the preview."""
         rule: RateLimitRule | None = kwargs.get("obj")
         context |= {
             "preview_form": PreviewForm(initial={"preview_unit": "m"}),
@@ -344,7 +344,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def mode_view(self, request: HttpRequest, pk: int, mode: str) -> HttpResponse:
-        """Switch a rule to a mode; to enforce, once that version of it was confirmed."""
+        """Switch a rule to a mode. Enforcing it requires a confirmation of its current version."""
         rule = get_object_or_404(RateLimitRule, pk=pk)
         if not self.has_change_permission(request, rule) or mode not in MODES:
             raise PermissionDenied
@@ -412,7 +412,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return super().history_view(request, object_id, context)
 
     def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Make a rule what it was after (or, if it was deleted then, before) a change."""
+        """Restore a rule to its version after a change, or before the change if that deleted it."""
         change = get_object_or_404(
             RateLimitChange.objects.using(primary()), pk=pk, kind=RateLimitChange.Kind.RULE
         )
@@ -435,7 +435,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
 
 def _notices(row: RateLimitRule) -> list[str]:
-    """The notes of annexes about a rule."""
+    """Return the notices of annexes about a rule."""
     try:
         rule = row.compiled()
     except RuleError:

@@ -1,4 +1,4 @@
-"""The rules as a file: downloaded, and uploaded with what it would change to be confirmed."""
+"""The rules as a file: download it, or upload one and confirm its changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ form.
 
 
 class FileForm(forms.Form):
-    """A file to be looked at; then its text, to be confirmed."""
+    """A file to check, and then its text to confirm."""
 
     file = forms.FileField(label=gettext_lazy("File"), required=False)
     missing = forms.ChoiceField(
@@ -53,7 +53,7 @@ class FileForm(forms.Form):
     )
 
     def clean(self) -> Cleaned:
-        """Read the file, or check that the text of an earlier file is there."""
+        """Read the file, or check that the text of an earlier file is present."""
         given = super().clean() or {}
         file = given.get("file")
         if file is None and not given.get("text"):
@@ -73,7 +73,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that exports and imports them as YAML."""
 
     def get_urls(self) -> list[URLPattern]:
-        """The URLs of the file and its page, in addition to Django's."""
+        """Return the URLs of the file and its page, and Django's own."""
         view = self.admin_site.admin_view
         return [
             path("file/", view(self.file_view), name="django_ratelimit_lua_file"),
@@ -82,11 +82,11 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         ]
 
     def may_upload(self, request: HttpRequest) -> bool:
-        """Whether rules may be added and changed by a file."""
+        """Return whether the user may add and change rules by a file."""
         return self.has_add_permission(request) and self.has_change_permission(request)
 
     def download_view(self, request: HttpRequest) -> HttpResponse:
-        """The rules, as `ratelimit rules export` writes them."""
+        """Return the rules, as `ratelimit rules export` writes them."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         headers = {
@@ -98,7 +98,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         )
 
     def file_view(self, request: HttpRequest) -> HttpResponse:
-        """Upload a file, see what it would change, and confirm that."""
+        """Upload a file, show its changes, and apply them after a confirmation."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         form = FileForm(request.POST, request.FILES) if request.method == "POST" else FileForm()
@@ -200,5 +200,5 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _numbers(changes: list[rules_yaml.RuleChange]) -> Counter[str]:
-    """How many changes are about rows of annexes, by their words."""
+    """Return the number of changes of rows of annexes, by word."""
     return Counter(change.word for change in changes if change.word != rules_yaml.RULE)

@@ -1,4 +1,4 @@
-"""The held slots: since when, where and their purpose, with a button that ends one."""
+"""The page of held slots: their start, holder and purpose, with a button that ends one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .pages import (
 
 
 class SlotPage(ActionPage):
-    """The holders of slots. A button releases one in every process."""
+    """The page of the holders of slots. A button releases a slot in every process."""
 
     may_see = staticmethod(may_see_rules)
 

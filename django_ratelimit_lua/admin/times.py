@@ -1,4 +1,4 @@
-"""Moments as lists show them: in the time zone of the site, and short."""
+"""Moments as lists show them: short, and in the time zone of the site."""
 
 import datetime
 
@@ -9,5 +9,5 @@ __all__ = ["moment_element", "moment_of"]
 
 
 def moment_of(microseconds: int) -> datetime.datetime:
-    """Convert a time of Redis's clock."""
+    """Return the datetime of a number of microseconds since 1970."""
     return datetime.datetime.fromtimestamp(microseconds / SECOND, datetime.UTC)

@@ -18,7 +18,7 @@ Cleaned = dict[str, Any]
 
 
 class Hidden(forms.CharField):
-    """A text that the page sends back and the operator does not edit."""
+    """A hidden text that the page sends back and the operator does not edit."""
 
     def __init__(self) -> None:
         super().__init__(required=False, widget=forms.HiddenInput)
@@ -30,8 +30,8 @@ class Hidden(forms.CharField):
 class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
     """A model form that sends the version of the row that it shows.
 
-    The version is a digest of the values of the form's fields. A form without one, as a script
-    sends it, is saved.
+    The version is a digest of the values of the form's fields. A form without a version, as a
+    script sends it, is saved.
     """
 
     version = Hidden()
@@ -70,7 +70,7 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:
-        """Add one error of the model for each field that has no error of the form."""
+        """Add the first error of the model for each field that has no error of the form."""
         by_field = errors.update_error_dict({})
         news = {name: found[:1] for name, found in by_field.items() if name not in self.errors}
         if news:
@@ -78,7 +78,7 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
 
 
 def _set_bounds(field: forms.IntegerField, validators: Iterable[object]) -> None:
-    """Tell the browser the bounds of the model, instead of those of the column's type."""
+    """Set the bounds in the HTML to those of the model, instead of those of the column's type."""
     for validator in validators:
         if isinstance(validator, MinValueValidator):
             field.widget.attrs["min"] = validator.limit_value

@@ -1,8 +1,8 @@
-"""The settings: a table with one row for each, read when it is first used.
+"""All settings in one table, each read when it is first used.
 
-A value is cached until Django signals a change of settings, as `override_settings` does. The
-settings page of the documentation and `manage.py check` read this table. It imports limits, and
-does not know where a setting is used.
+A value is cached until Django signals that a setting has changed, as `override_settings` does. The
+documentation's page of settings and `manage.py check` read this table. This module imports
+`limits`, and does not depend on code that uses a setting.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _MAPPED = 96  # Leading bits of IPv6 addresses that may embed an IPv4 address.
 
 
 def unmapped(network: Network) -> Network:
-    """The same network, as IPv4 if it is an IPv4-mapped one: every client address is read so.
+    """Return an IPv4-mapped network as IPv4, and any other unchanged.
+
+    Client addresses are converted in the same way.
 
     >>> unmapped(ipaddress.ip_network("::ffff:203.0.113.0/120"))
     IPv4Network('203.0.113.0/24')
@@ -246,11 +248,12 @@ def _never_ban(value: object) -> tuple[Network, ...]:
 class Setting(Generic[T]):
     """Describe one setting: its default, the check that reads it, and its documentation.
 
-    The default is as a project would write it.
-
-    `check` returns the value as the package uses it, or raises `ValueError` with what would be
-    right. `doc` is reStructuredText; `shown` replaces a default that is another setting's. No error
-    shows a secret.
+    - `default`: the default, as a project would write it;
+    - `check`: returns the value as the package uses it, or raises `ValueError` with a description
+      of the valid values;
+    - `doc`: reStructuredText; `shown`: the text that documents the default, if it is the default of
+      another setting;
+    - `is_secret`: no error contains the value.
     """
 
     def __init__(
@@ -315,7 +318,7 @@ class Table:
 
 
 class Conf(Table):
-    """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
+    """The settings `RATELIMIT_*`. Reading an invalid value raises `ImproperlyConfigured`."""
 
     ENABLE = Setting(True, bool, "``False`` allows everything, without a call to Redis")
     USE_CACHE = Setting(

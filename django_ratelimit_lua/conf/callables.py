@@ -1,6 +1,6 @@
-"""Resolve callables that are named by a dotted path.
+"""Resolve callables that are given by a dotted path.
 
-They are imported when they are first used, and looked up by `manage.py check`.
+A path is imported when it is first used. `manage.py check` imports all of them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MAX_LENGTH = 300
 
 
 def find(path: str, purpose: str) -> Function:
-    """The object at a dotted path.
+    """Return the object at a dotted path.
 
-    Raises `ImproperlyConfigured` if it cannot be imported or called.
+    Raises `ImproperlyConfigured` if it cannot be imported, or is not callable.
     """
     try:
         target: object = import_string(path)
@@ -37,7 +37,7 @@ def find(path: str, purpose: str) -> Function:
 
 
 def lazily(path: str, purpose: str) -> Function:
-    """A function that calls what the path names, imported when it is first called."""
+    """Return a function that imports the callable of a dotted path when it is first called."""
     if len(known) < MAX_ENTRIES and len(path) <= MAX_LENGTH:
         known[path] = purpose
 
@@ -49,7 +49,7 @@ def lazily(path: str, purpose: str) -> Function:
 
 
 def name_of(function: Function) -> str:
-    """The name of a function in the code, with its module.
+    """Return the dotted name of a function.
 
     >>> name_of(lazily("shop.limits.tenant", "Key"))
     'shop.limits.tenant'

@@ -1,6 +1,6 @@
-"""Call functions when settings change, as `override_settings` changes them.
+"""Call functions when settings change, for example through `override_settings`.
 
-This is the only receiver of Django's signal.
+This is the only receiver of Django's signal `setting_changed`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ _hearers: list[tuple[tuple[str, ...], Callable[[], object]]] = []
 def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
     """Call a function whenever one of these settings has changed.
 
-    Functions are called in the order of their registration.
-
-    A name may end in a star: "RATELIMIT_*" are all of ours.
+    Functions are called in the order of their registration. A name may end in a star: "RATELIMIT_*"
+    matches all settings of this package.
     """
     _hearers.append((names, hear))
 

@@ -1,9 +1,8 @@
-"""Decides a call: deny cache, leases, Redis, fallback.
+"""Decides a call by the deny cache, leases, Redis or the fallback.
 
-And keeps slots, bans and other background work.
-
-It turns a plan into an outcome, and loads newer rules if those of the plan were stale. It imports
-rules, identity and store. It does not know what a request is for: faces give it a planner.
+It also keeps slots, bans and other background work. It turns a plan into an outcome, and loads
+newer rules if those of the plan were stale. It imports rules, identity and store. It does not know
+what a request is for: each face passes it a planner.
 """
 
 __all__ = ["bans", "decide", "listener", "run", "slots", "waiting"]

@@ -37,15 +37,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """A task of this process.
-
-    Attributes:
-        name: The name, see `TASKS`.
-        purpose: What the task does.
-        is_running: Whether a thread works on it.
-        seconds_ago: The seconds since its last step; None: it has made none.
-        error: Why the last step failed; empty: it did not fail.
-    """
+    """The state of a background task of this process."""
 
     name: str
     purpose: str
@@ -55,9 +47,10 @@ class TaskState:
 
 
 def background_tasks() -> list[TaskState]:
-    """The background tasks of this process.
+    """Return the background tasks of this process.
 
-    A breaker is listed for each server that has failed, and an errand while it runs.
+    The store's availability task is listed once for each server that has failed. A one-off task is
+    listed while it runs.
     """
     now = time.monotonic()
     states = []

@@ -1,8 +1,8 @@
-"""The bans that a process knows: those in force, and those just triggered.
+"""The bans that this process knows: those in force, and those that were just triggered.
 
-While Redis is unavailable no ban is triggered. Bans that this process knows hold until their end,
-whatever the limits' policies are, so an outage readmits no banned client. A client that was banned
-elsewhere is limited as any other.
+While Redis is unavailable, no ban is triggered. The bans that this process knows hold until their
+end, whatever the policies of the limits are, so an outage readmits no client that this process has
+seen banned. A client that was banned by another process is limited like any other client.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _Key = tuple[bytes, bytes, bytes]
 
 
 class KnownBans:
-    """The bans in force that this process knows, and their ends by the monotonic clock."""
+    """The bans in force that this process knows, with their ends on the monotonic clock."""
 
     def __init__(self) -> None:
         self._bans: BoundedMap[_Key, tuple[Ban, float]] = BoundedMap(
@@ -67,7 +67,7 @@ class KnownBans:
                 self._bans.pop(_key(call, charge))
 
     def hold(self, call: Call, decision: Decision) -> Decision:
-        """A decision made without Redis, with the known bans applied."""
+        """Return a decision made without Redis, with the known bans applied to it."""
         states = list(decision.limits)
         for place, charge in enumerate(call.charges):
             ban, seconds = self._find(call, charge)
@@ -86,14 +86,14 @@ class KnownBans:
         return decision
 
     def refuses(self, call: Call) -> bool:
-        """Whether an enforced limit has banned an identity of the call."""
+        """Return whether an enforced limit has banned an identity of the call."""
         return any(
             charge.limit.mode == "enforce" and self._find(call, charge)[0] is not None
             for charge in call.charges
         )
 
     def _find(self, call: Call, charge: Charge) -> tuple[Ban | None, float]:
-        """The ban in force, and the seconds until its end."""
+        """Return the ban in force, and the seconds until its end."""
         ban, ends_at = self._bans.get(_key(call, charge)) or (None, 0.0)
         seconds = ends_at - time.monotonic()
         if seconds <= 0:
@@ -101,7 +101,7 @@ class KnownBans:
         return ban, seconds
 
     def forget(self, digests: Iterable[bytes]) -> None:
-        """The bans of these identities were lifted."""
+        """Remove the bans of these identities, which were lifted."""
         for digest in digests:
             self._bans.pop_labelled(digest)
 
@@ -115,7 +115,7 @@ def _key(call: Call, charge: Charge) -> _Key:
 
 
 def details_key(ban_key: bytes) -> bytes:
-    """Return the key that describes a ban while it lasts.
+    """Return the Redis key of the description of a ban.
 
     It holds a JSON object with `limit`, `rule` and `who`, the parts of the identity as
     `RATELIMIT_SHOW_IDENTITIES` allows them, but the whole address if it is "masked".
@@ -129,10 +129,10 @@ def report_bans(
     decision: Decision,
     request: object = None,
 ) -> Iterator[Wait]:
-    """Note the offences that a call has counted, and report the bans that they have triggered.
+    """Record the offences that a call has counted, and report the bans that they have triggered.
 
-    A ban is stored, logged and sent as `banned`, unless it is in shadow mode: that refuses no
-    client, and is only listed.
+    The description of a ban is stored and logged, and the signal `banned` is sent. A ban in shadow
+    mode refuses no client: it is only listed.
     """
     for each, state in zip(planned, decision.limits, strict=False):
         ban = state.ban
@@ -195,7 +195,7 @@ def _send(key: bytes, ban: Ban, arguments: Mapping[str, object]) -> None:
 
 
 def _write(prefix: bytes, key: bytes, ban: Ban, description: bytes) -> None:
-    """Store the description of a ban. If Redis refuses it, the ban still holds."""
+    """Store the description of a ban. If Redis does not accept it, the ban still holds."""
     store = get_store()
     seconds = (ban.until - ban.since) / SECOND
     with suppress(StoreError):
@@ -214,9 +214,9 @@ def _write(prefix: bytes, key: bytes, ban: Ban, description: bytes) -> None:
 
 
 def clock_of_bans() -> int:
-    """Return the time by which bans end, for lists of them, in microseconds since 1970.
+    """Return the current time of the clock by which bans end, in microseconds since 1970.
 
-    It is the time of Redis, if it answers.
+    It is the time of Redis, if Redis replies. Lists of bans use it.
     """
     if conf.CLOCK != "client":
         # A cluster has no single clock. If Redis does not answer, the list reports it.
@@ -227,7 +227,7 @@ def clock_of_bans() -> int:
 
 
 def bans_active() -> Counter[str]:
-    """Return how many bans are in force, by the names of their limits as in keys.
+    """Return the number of bans in force for each limit, by the name that the limit has in keys.
 
     Limits in shadow mode are not included. Raises `StoreError`.
     """

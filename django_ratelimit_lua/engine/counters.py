@@ -1,6 +1,6 @@
-"""Count in this process: its share of limits while Redis is unavailable, its part of split limits.
+"""Counts in this process: its share of limits in an outage, and its part of split limits.
 
-The counts of 10,000 identities are kept. For a new one, the least recently used is forgotten.
+The counts of 10,000 identities are kept. Then the least recently used is dropped for a new one.
 Moments are seconds of the monotonic clock.
 """
 
@@ -35,21 +35,21 @@ SAME_SECONDS = 1e-5
 
 
 def share_of(limit: Limit) -> ProcessShare:
-    """This process's part of a split limit, or its equal share, rounded up."""
+    """Return this process's part of a split limit. Without one, an equal share."""
     return heartbeat.part_of(limit) or ProcessShare(heartbeat.count - 1, 1, heartbeat.count)
 
 
 def policy_of(limit: Limit) -> str:
-    """The policy of a limit while Redis is unavailable."""
+    """Return the policy of a limit while Redis is unavailable."""
     return limit.on_store_error or conf.ON_STORE_ERROR
 
 
 class Counter:
-    """The count of one identity's limit.
+    """The count of one identity under one limit.
 
-    - `size`: the units of the share; `owed`: units that were admitted and are to be reported to
-      Redis;
-    - `heard_at`: the moment of the last answer of Redis that is included.
+    - `size`: the units of this process's share;
+    - `owed`: the admitted units that are still to be reported to Redis;
+    - `heard_at`: the moment of the latest reply of Redis that this count includes.
     """
 
     key: Key
@@ -61,7 +61,7 @@ class Counter:
         self.resize(limit, share, 0.0)
 
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
-        """Use another share, or other numbers of the same limit.
+        """Adopt another share, or other numbers of the same limit.
 
         Units stay counted, but for no longer than if they were taken now.
         """
@@ -71,14 +71,14 @@ class Counter:
 
     @property
     def whole(self) -> int:
-        """The units of all processes together."""
+        """Return the units that all processes share."""
         return self.limit.capacity
 
     def used(self, now: float) -> float:
         raise NotImplementedError
 
     def retry_after(self, now: float, cost: int) -> float | None:
-        """Seconds until this number of units fits; None: never.
+        """Return the seconds until this number of units fits; None if it never does.
 
         In an outage, one hit that is larger than the share fits if nothing else is counted.
         """
@@ -97,21 +97,21 @@ class Counter:
         raise NotImplementedError
 
     def wait(self, now: float) -> float:
-        """Seconds that a hit is held which is admitted now."""
+        """Return the seconds for which a hit admitted now is held."""
         return 0.0
 
     def take(self, moment: float, cost: int, slot: bytes = b"") -> None:
-        """Count units from that moment on; slots, until they are released."""
+        """Count units from that moment on. Slots count until they are released."""
         raise NotImplementedError
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
-        """Give back units of a hit that count since that moment; without one, the latest first."""
+        """Give back the units of a hit that count since `since`, or the latest if it is None."""
         raise NotImplementedError
 
     def catch_up(self, now: float, units: int, since: float) -> None:
-        """Count at least the `units` of an earlier moment and those that are owed.
+        """Count at least the units that were counted at an earlier moment, plus the owed ones.
 
-        The share is the maximum.
+        The maximum is the share.
         """
         earlier = _new_counter(self.limit, self.share)
         earlier.take(since, units)
@@ -123,15 +123,15 @@ class Counter:
         raise NotImplementedError
 
     def owes(self, now: float) -> int:
-        """Units that are to be reported to Redis and still count."""
+        """Return the units that still count and are to be reported to Redis."""
         return min(self.owed, ceil(self.used(now))) if self.owed else 0
 
 
 class Window(Counter):
-    """A window of any kind, or a log, as a sliding window.
+    """The counter of all windows and logs, which counts as a sliding window.
 
-    Units are counted by segments of the period, each until a period after its last hit. So no
-    period has more units than the share.
+    Units are counted by segments of the period. A segment ends one period after its last hit. So no
+    period admits more units than the share.
     """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
@@ -187,10 +187,10 @@ class Window(Counter):
 
 
 class Bucket(Counter):
-    """A token bucket or a leaky bucket: its level at a moment.
+    """The counter of token buckets and leaky buckets: the level of the bucket at a moment.
 
-    Units that have drained since a hit are not given back: the bucket might have been empty in that
-    time without it.
+    Units that have drained since a hit are not refunded: without the hit, the bucket might have
+    been empty during that time.
     """
 
     _level = 0.0
@@ -235,10 +235,10 @@ class Bucket(Counter):
 
 
 class Slots(Counter):
-    """The slots of one identity that this process holds, and those that it has just given.
+    """The slots of one identity that this process holds or has just granted.
 
-    The latter count until their callers hold them or they are over. Their renewal reports slots to
-    Redis, so they are not owed.
+    A granted slot counts until its caller holds it, or its time has passed. Renewals report held
+    slots to Redis, so slots are never owed.
     """
 
     def __init__(self, limit: Limit, share: ProcessShare) -> None:
@@ -266,7 +266,7 @@ class Slots(Counter):
 
 
 class Uncounted(Counter):
-    """A limit that allows everything while Redis is unavailable, or nothing."""
+    """The counter of limits that allow everything while Redis is unavailable, or nothing."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -297,9 +297,9 @@ def _new_counter(limit: Limit, share: ProcessShare) -> Counter:
 
 
 class Counters:
-    """All counters of this process, and the last answer of Redis about each identity.
+    """All counters of this process, and the last reply of Redis about each identity.
 
-    A share begins with that answer in an outage.
+    In an outage, a share begins with the state in that reply.
     """
 
     def __init__(self) -> None:
@@ -321,9 +321,9 @@ class Counters:
             counter.owed = 0
 
     def decide(self, call: Call, *, in_outage: bool = False) -> Decision:
-        """Decide a call here: units are taken if every limit allows.
+        """Decide a call in this process. Units are taken if every limit allows the call.
 
-        `in_outage`: by each limit's policy, and what is admitted is owed to Redis.
+        With `in_outage`, each limit's policy decides, and the admitted units are owed to Redis.
         """
         is_hit = call.operation == "hit"
         is_owed = in_outage and call.now is None
@@ -381,7 +381,7 @@ class Counters:
         )
 
     def _find(self, call: Call, charge: Charge, now: float, in_outage: bool) -> Counter:
-        """The counter of an identity. A new one is kept as soon as it counts something."""
+        """Return the counter of an identity. A new counter is kept once it counts something."""
         limit = charge.limit
         key = _key(call, charge)
         if in_outage and policy_of(limit) != "local":
@@ -428,7 +428,7 @@ class Counters:
                 counter.owed = max(0, counter.owed - charge.cost)
 
     def remember(self, call: Call, states: Sequence[LimitState]) -> None:
-        """Store the used units that Redis has returned, if a share may begin with them."""
+        """Store the used units that Redis has returned, for limits whose policy is "local"."""
         now = time.monotonic()
         for (limit, digest, _, _, _), state in zip(call.charges, states, strict=True):
             # `policy_of`, inlined: it is on the way of a hit.
@@ -439,7 +439,7 @@ class Counters:
             self._answers.put((call.prefix, digest, limit.key_part), (state.used, now))
 
     def forget(self, call: Call) -> None:
-        """Forget what is counted of a call's limits."""
+        """Delete the counts of a call's limits."""
         with self._lock:
             for charge in call.charges:
                 key = _key(call, charge)
@@ -452,12 +452,12 @@ class Counters:
             self._counters.clear()
 
     def owes_any(self, call: Call) -> bool:
-        """Whether units of an identity of the call are to be reported to Redis. Takes no lock."""
+        """Return whether an identity of the call has units to report to Redis. Takes no lock."""
         counters = [self._counters.get(_key(call, charge)) for charge in call.charges]
         return any(counter is not None and counter.owed for counter in counters)
 
     def owing(self) -> list[Counter]:
-        """The counters with units to report to Redis. `is_owing`: whether there are any."""
+        """Return the counters with units to report to Redis, and update `is_owing`."""
         now = time.monotonic()
         with self._lock:
             for counter in self._counters.values():
@@ -469,7 +469,7 @@ class Counters:
     def mark_reported(
         self, counter: Counter, units: int, call: Call, states: Sequence[LimitState]
     ) -> None:
-        """Record that Redis has counted this number of units, and its new states."""
+        """Record that Redis has counted this number of units, and the states that it returned."""
         with self._lock:
             counter.owed = max(0, counter.owed - units)
             self.remember(call, states)
@@ -480,7 +480,7 @@ def _key(call: Call, charge: Charge) -> Key:
 
 
 def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Charge]:
-    """A partial hit's charges, of as many units as there are."""
+    """Return the charges of a partial hit, reduced to the units that are available."""
     room = [
         int(counter.size - counter.used(now))
         for charge, counter in zip(call.charges, counters, strict=True)
@@ -490,7 +490,7 @@ def _affordable(call: Call, counters: Sequence[Counter], now: float) -> list[Cha
 
 
 def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float | None:
-    """Seconds until such a hit is admitted; None: never."""
+    """Return the seconds until this charge is admitted; None if it never is."""
     if call.debt and charge.limit.kind.allows_debt:
         return counter.retry_after(now, 0)
     retry = counter.retry_after(now, max(charge.cost, 1))

@@ -1,7 +1,7 @@
 """The path of a decision: plan by the rules, call Redis, and plan again if the rules were stale.
 
 A face (`web`, or `RateLimiter`, which has no request) supplies the plan. The deny cache, the leases
-and the fallback answer in place of Redis.
+or the fallback may decide instead of Redis.
 """
 
 from __future__ import annotations
@@ -61,12 +61,13 @@ clock: Callable[[], int] | None = None
 class PlannedCharge(NamedTuple):
     """A charge, and the reason for it.
 
-    - `name`: the name for its limit; `rule`: the rule or call site that makes it (None: a throttle
-      or a `RateLimiter`); `owner`: the face that gets the answer;
-    - `blocked`: the state that an override sets in place of the limit. Then nothing is counted;
-      `subject`: the digest of the override's subject;
-    - `identity`: the charged identity, for statistics; `banned`: the identity to ban, if it
-      differs.
+    - `name`: the displayed name of its limit;
+    - `rule`: the rule or call site that makes the charge (None: a throttle or a `RateLimiter`);
+    - `owner`: the face that receives the decision;
+    - `blocked`: the state that an override sets instead of the limit; then nothing is counted;
+    - `subject`: the digest of the override's subject;
+    - `identity`: the charged identity, for statistics;
+    - `banned`: the identity to ban, if it differs from `identity`.
     """
 
     charge: Charge
@@ -80,12 +81,12 @@ class PlannedCharge(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to decide.
+    """The charges to decide, and the call that decides them.
 
     Attributes:
         call: The call for the charges that are not blocked.
         charges: All charges, in the order of the decision's limits.
-        exempt: Charges that an override has removed.
+        exempt: The charges that an override has removed.
     """
 
     call: Call
@@ -99,9 +100,9 @@ class DecidedCharge(NamedTuple):
     Attributes:
         planned: The charge.
         state: The state of its limit.
-        token: What gives its units back: the moment from which they count, in microseconds since
-            1970, or 0 for the latest. None: it took no units.
-        slot: The slot that is held, and by which it is released. Empty: none.
+        token: The token that refunds the units: the moment from which they count, in microseconds
+            since 1970, or 0 for the latest. None: the charge took no units.
+        slot: The id of the held slot, which releases it. Empty if no slot is held.
     """
 
     planned: PlannedCharge
@@ -120,8 +121,8 @@ class Outcome(NamedTuple):
     Attributes:
         decision: The decision.
         planned: The planned charges, in the order of the decision's limits.
-        took: Whether units were taken that can be given back.
-        slot: The requested slot.
+        took: Whether refundable units were taken.
+        slot: The id of the requested slot.
     """
 
     decision: Decision
@@ -131,7 +132,7 @@ class Outcome(NamedTuple):
 
     @property
     def charges(self) -> list[DecidedCharge]:
-        """The result of each charge."""
+        """Return the result of each charge."""
         decided = []
         for planned, state in zip(self.planned, self.decision.limits, strict=False):
             token = None
@@ -154,17 +155,18 @@ class Outcome(NamedTuple):
 
     @property
     def held(self) -> list[DecidedCharge]:
-        """The charges that hold slots. The caller has to release them, see `holding.Held`."""
+        """Return the charges that hold slots. The caller must release them, see `holding.Held`."""
         return [decided for decided in self.charges if decided.slot] if self.slot else []
 
 
 class Planner(Protocol):
-    """What a face supplies for one decision.
+    """The interface through which a face supplies one decision's plan.
 
-    - `units`: the units granted while rate limiting is switched off; `is_hit`: whether it is a hit,
-      which `Extension.on_decision` counts; `charges`: the charges gathered so far;
-    - `request`: the request; `state`: the state stored on it (None: the hit counts as a request of
-      its own).
+    - `units`: the units that are granted while rate limiting is switched off;
+    - `is_hit`: whether the operation is a hit, which `Extension.on_decision` counts;
+    - `charges`: the charges gathered so far;
+    - `request`: the request;
+    - `state`: the state stored on the request (None: the hit counts as a request of its own).
     """
 
     units: int
@@ -177,20 +179,20 @@ class Planner(Protocol):
     def request(self) -> object: ...
 
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
-        """Find out all that planning needs by these rules.
+        """Yield the calls and waits that planning by these rules needs.
 
-        May raise what users' functions raise.
+        May raise the exceptions of users' functions.
         """
 
     def plan(self, ruleset: Ruleset) -> Plan:
-        """The plan, made from what was gathered."""
+        """Return the plan, made from what `gather` has collected."""
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Record the outcome. The returned waits are performed one after the other."""
+        """Record the outcome. The driver performs the returned waits in order."""
 
 
 def decide(planner: Planner) -> Outcome:
-    """Decide what a planner plans. Raises only what the planner raises."""
+    """Decide the plan of a planner. Raises only the exceptions of the planner."""
     patience = Patience(conf.TIMEOUT)
     return run(deciding(planner, patience), patience)
 
@@ -202,10 +204,10 @@ async def adecide(planner: Planner) -> Outcome:
 
 
 def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
-    """The one loop of "the rules were stale: load them and plan again".
+    """Plan and decide; if the rules were stale, load newer ones and repeat.
 
-    If it is stopped, by an interruption or an error, the slot that was asked for is released: the
-    caller does not hold it yet.
+    If an interruption or an error stops it, the requested slot is released: the caller does not
+    hold it yet.
     """
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
@@ -279,7 +281,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
 
 
 def _releasing_asked(call: Call) -> Waiting[None]:
-    """Release the slot that a call asked for, without an answer."""
+    """Release the slot that a call has requested, if the reply did not arrive."""
     charges = [charge for charge in call.charges if charge.limit.holds]
     yield from releasing(charges, call.slot)
     # And once more: on another connection, Redis may read the release before the call.
@@ -287,7 +289,7 @@ def _releasing_asked(call: Call) -> Waiting[None]:
 
 
 def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
-    """The decision about what was charged, with what is blocked."""
+    """Return the outcome: the decision, with the states of blocked charges inserted."""
     charges = plan.charges
     if len(decision.limits) < len(charges):
         decided = iter(decision.limits)
@@ -308,7 +310,7 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
-    """Decide a call, by Redis or in place of it.
+    """Decide a call by Redis, or without it if it is not needed or unavailable.
 
     Raises `StaleRules` if the call uses rules that are not current. Raises nothing if Redis is
     unavailable.
@@ -378,10 +380,10 @@ def _without_redis(call: Call) -> Decision:
 
 
 def _is_compared_apart(call: Call) -> bool:
-    """Whether no call for its charges also compares the rules and overrides.
+    """Return whether rules and overrides must be compared in a separate call.
 
-    On one server such a call is made for requests with overrides even if nothing is counted, as for
-    blocked and exempt clients.
+    On one server, a call is made for requests with overrides even if nothing is counted, for
+    example for blocked and exempt clients, and it compares them as well.
     """
     if not get_store().compares_rules:
         return True
@@ -393,7 +395,7 @@ def _is_compared_apart(call: Call) -> bool:
 def _compare(call: Call, patience: Patience) -> Waiting[None]:
     """Check that a call uses the current rules and overrides.
 
-    Raises `StaleRules`. If that cannot be checked and something is to be counted, the known rules
+    Raises `StaleRules` if not. If Redis is unavailable and the call has charges, the known rules
     are used.
     """
     question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
@@ -416,7 +418,7 @@ def _asking(call: Call) -> Generator[Call, Decision, Decision]:
 
 
 def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
-    """Give back the units that these charges took, by their tokens, and release their slots."""
+    """Refund the units that these charges took, by their tokens, and release their slots."""
     by_token: dict[int, list[Charge]] = {}
     by_slot: dict[bytes, list[Charge]] = {}
     for decided in charges:
@@ -433,7 +435,7 @@ def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
 def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
     """Release a slot of these limits, and leave their queues.
 
-    If Redis is unavailable, that is done later.
+    If Redis is unavailable, the slot is released later.
     """
     if not charges:
         return
@@ -453,9 +455,10 @@ def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
 
 
 def confirming(charges: Sequence[Charge], slot: bytes) -> Waiting[bool]:
-    """Confirm a slot of these limits, which was taken with `Call.confirm_ms`.
+    """Confirm a slot of these limits that was taken with `Call.confirm_ms`.
 
-    False: it has ended. True also if Redis is unavailable: the decision that gave the slot stands.
+    Return False if the slot has ended. If Redis is unavailable, return True: the decision that
+    granted the slot stands.
     """
     try:
         decision: Decision = yield build_call(charges, "charge", slot=slot)
@@ -472,9 +475,9 @@ def _release_later(call: Call, charges: Sequence[Charge]) -> None:
 def offending(
     charges: Sequence[PlannedCharge], units: int = 1, request: object = None
 ) -> Waiting[Decision]:
-    """Report offences of the identities of these charges.
+    """Count offences of the identities of these charges.
 
-    The answer shows whether they have triggered a ban.
+    The decision shows whether the offences have triggered a ban.
     """
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "offend")
     decision = yield from answered(call)
@@ -515,9 +518,8 @@ def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Wait
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     """Delete the counts of a call's limits.
 
-    If Redis is unavailable, they stay until they expire.
-
-    Raises `StoreError` in that case if `strict`.
+    If Redis is unavailable, the counts stay until they expire. With `strict`, `StoreError` is
+    raised in that case.
     """
     moment = FOREVER
     try:
@@ -546,7 +548,7 @@ def build_call(
     slot: bytes = b"",
     **options: Any,
 ) -> Call:
-    """The call that decides these charges, with the settings for keys and the clock.
+    """Return the call that decides these charges, with the settings for keys and the clock.
 
     Args:
         charges: What to decide.

@@ -1,4 +1,4 @@
-"""The log of decisions: a record of the level DEBUG for each, to find out why one was as it was."""
+"""The log of decisions: one record of the level DEBUG for each, which explains the decision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("django_ratelimit_lua.decisions")
 def log_decision(operation: str, planned: Sequence[PlannedCharge], decision: Decision) -> None:
     """Write a record, unless there was nothing to decide.
 
-    Of identities, it has the first 8 digits of the digests.
+    The record contains the first 8 digits of each identity's digest.
     """
     limits = [
         {

@@ -1,12 +1,14 @@
 """The deny cache: repeats a refusal for a moment without calling Redis.
 
-A refusal stays true until its `retry_after` if nothing is given back, reset or edited. So the same
-question (the same limits, identities, costs, rules) may be answered from memory until then, at most
-`RATELIMIT_DENY_CACHE_SECONDS`. Units that this process gives back, its resets and newer rules clear
-the affected entries at once. Resets and edits of other processes do so when their message arrives
-(`listener`): a refusal is repeated for more than a second only while messages arrive. Units that
-other processes give back have no message, so they show when the entry ends. A flood of one identity
-then costs one call a second and process.
+A refusal stays true until its `retry_after` if no units are refunded, and no count is reset or rule
+edited. So an equal call (the same limits, identities, costs and rules) may be refused from memory
+until then, for at most `RATELIMIT_DENY_CACHE_SECONDS`.
+
+Refunds and resets of this process and newer rules clear the affected entries at once. Resets and
+edits of other processes clear them when their message arrives (`listener`): a refusal is repeated
+for more than a second only while messages arrive. Refunds of other processes send no message, so
+they take effect when the entry ends. A flood of one identity therefore costs one call per second
+and process.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ _Key = tuple[
 
 @dataclass(slots=True)
 class CachedDenial:
-    """One refusal, when it was requested and received, and how long it is the answer.
+    """A cached refusal, the moments of its request and reply, and its end.
 
-    Redis made it between these two moments. It ends as if it had been made at the first, and its
-    times count from the second. So it is never repeated too long, and never promises too much.
+    Redis decided between these two moments. The refusal ends as if it had been decided at the
+    first, and its times count from the second. So it is never repeated for too long, and never
+    gives a time that is too short.
     """
 
     decision: Decision
@@ -55,10 +58,10 @@ class CachedDenial:
 
 
 class DenyCache:
-    """The refusals of this process, by what was asked.
+    """The refusals of this process, by call.
 
-    `heard_at`: until when (monotonic) everything was heard that others change; `generation`: how
-    often something was given back or changed.
+    - `heard_at`: the monotonic time up to which all changes of other processes have been received;
+    - `generation`: the number of refunds and changes so far.
     """
 
     heard_at = float("-inf")
@@ -79,7 +82,7 @@ class DenyCache:
         return len(self._denials)
 
     def find(self, call: Call) -> Decision | None:
-        """The cached refusal of the same hit, with its times as of now, or None."""
+        """Return the cached refusal of an equal hit, with its times updated, or None."""
         if call.operation != "hit" or call.now is not None or not self._denials.entries:
             return None
         denial = self._denials.get(_key(call))
@@ -93,7 +96,7 @@ class DenyCache:
         return denial.decision.later(now - denial.answered_at, "deny-cache")
 
     def note(self, call: Call, decision: Decision, asked_at: float, generation: int) -> None:
-        """Remember a refusal, unless something was given back or changed since its call began.
+        """Store a refusal, unless a refund or a change has come since its call began.
 
         Args:
             call: The call.
@@ -112,17 +115,14 @@ class DenyCache:
                 self._denials.put(_key(call), denial)
 
     def forget(self, digests: Iterable[bytes]) -> None:
-        """Something was given back to these identities, or all of it.
-
-        To be called when that is done.
-        """
+        """Drop the refusals of these identities, after their units were refunded or reset."""
         with self._lock:
             self.generation += 1
             for digest in digests:
                 self._denials.pop_labelled(digest)
 
     def clear(self) -> None:
-        """Rules, settings or the clock have changed."""
+        """Drop all refusals, because rules, settings or the clock have changed."""
         with self._lock:
             self.generation += 1
             self._denials.clear()
@@ -161,7 +161,7 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
 
 
 def _may_differ(limit: Limit, state: LimitState) -> bool:
-    """Whether the same hit once more would change something, or get another answer."""
+    """Return whether an equal hit would change the state, or get another decision."""
     # Any process may release a slot at any moment.
     if limit.count_denied or (limit.holds and state.refuses):
         return True

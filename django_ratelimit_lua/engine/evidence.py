@@ -1,8 +1,8 @@
-"""Evidence of bans: the last offences and their requests.
+"""Evidence of bans: the latest offences and their requests.
 
-A decision that counts an offence notes it here, in memory. A second later one call writes all of
-them next to the ban. They are kept as long as the ban, or, without a ban, as long as an offence
-counts. A killed process loses the evidence of its last second, never an offence or a ban.
+A decision that counts an offence records it here, in memory. One call writes all records to Redis a
+second later. They expire with the ban, or, without a ban, when the offence no longer counts. A
+killed process loses the evidence of its last second, but no offence and no ban.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Offence(NamedTuple):
     """One offence and its request: the path without the query, and the user agent.
 
     Characters that cannot be printed are escaped, and long texts are cut (`MAX_PATH_BYTES`). All
-    are empty if there was no request.
+    texts are empty if there was no request.
 
     - `moment`: microseconds since 1970.
     """
@@ -57,9 +57,9 @@ class Offence(NamedTuple):
 
 
 class _Noted:
-    """Unwritten offences of one identity under one limit, by the names that order them.
+    """The unwritten offences of one identity under one limit, by names that sort by time.
 
-    `until`: how long they are worth writing (monotonic).
+    - `until`: the monotonic time after which they need not be written.
     """
 
     __slots__ = ("key", "offences", "until")
@@ -70,7 +70,7 @@ class _Noted:
         self.offences: deque[tuple[str, Offence]] = deque(maxlen=MAX_OFFENCES)
 
     def record(self, now: float) -> bytes:
-        """The arguments of the program."""
+        """Return the arguments of the script for these offences."""
         offences = list(self.offences)
         parts = [_NUMBERS.pack(max(1.0, (self.until - now) * 1000), len(offences))]
         for name, offence in offences:
@@ -81,7 +81,7 @@ class _Noted:
 
 
 class EvidenceNotes:
-    """The offences that this process has seen and not yet written."""
+    """The offences that this process has recorded and not yet written to Redis."""
 
     def __init__(self) -> None:
         self.clear()
@@ -93,9 +93,14 @@ class EvidenceNotes:
         self._noted: dict[bytes, _Noted] = {}
 
     def note(self, ban_key: bytes, terms: BanTerms, ban: Ban, moment: int, request: object) -> None:
-        """Store an offence that a call has counted.
+        """Record an offence that a call has counted.
 
-        `ban`: the state of the ban after it; `moment`: its time.
+        Args:
+            ban_key: The key of the ban.
+            terms: The ban terms of the limit.
+            ban: The state of the ban after the offence.
+            moment: The time of `ban`, in microseconds since 1970.
+            request: The request, if any.
         """
         key = evidence_key(ban_key)
         meta = getattr(request, "META", {})
@@ -117,13 +122,16 @@ class EvidenceNotes:
         flusher.start()
 
     def flush(self, last: Patience | None) -> bool:
-        """See `Flush`."""
+        """Write the recorded offences, as a `Flush` of the flusher."""
         if not self.write(last or Patience(PATIENCE)):
             raise StoreError("evidence of bans could not be written")
         return False
 
     def write(self, patience: Patience) -> bool:
-        """Write what was noted, also by a thread that is just writing; whether all was."""
+        """Write the recorded offences, and wait for a thread that is writing some already.
+
+        Return whether all were written.
+        """
         if not self._turn.acquire(timeout=max(patience.left, 0.0)):
             return False
         try:
@@ -153,12 +161,12 @@ class EvidenceNotes:
 
 
 def evidence_key(ban_key: bytes) -> bytes:
-    """The key of the evidence of a ban."""
+    """Return the key of the evidence of a ban."""
     return ban_key + b":evidence"
 
 
 def printable(text: str) -> str:
-    r"""A text that harms no page, log or terminal: what cannot be printed is escaped.
+    r"""Escape unprintable characters, so that the text is safe in pages, logs and terminals.
 
     >>> printable("a\r\nb\x1b[2J")
     'a\\r\\nb\\x1b[2J'
@@ -174,16 +182,17 @@ def printable(text: str) -> str:
 
 
 def _cut(text: object, size: int) -> str:
-    """A text of a client as it is kept: printable, and with a maximum in bytes."""
+    """Return a client's text as it is stored: printable, and cut to a size in bytes."""
     return printable(str(text)[:size]).encode()[:size].decode(errors="ignore")
 
 
 def evidence_of(
     bans: Sequence[tuple[bytes, Ban]], patience: Patience | None = None
 ) -> list[tuple[Offence, ...]]:
-    """The last offences of each of these bans, by the keys of their states, the earliest first.
+    """Return the latest offences of each of these bans, the earliest first.
 
-    Those of earlier bans are left out. Writes what this process has noted, so that it is included.
+    Offences of earlier bans are left out. The offences recorded by this process are written first,
+    so that they are included.
 
     Args:
         bans: The keys of the bans, and the bans.
@@ -213,7 +222,7 @@ def _read(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[Offence]:
 def drop_evidence(ban_keys: Sequence[bytes]) -> None:
     """Delete the evidence of lifted bans.
 
-    If Redis is unavailable, it expires when the bans would have ended.
+    If Redis is unavailable, the evidence expires when the bans would have ended.
     """
     evidence_notes.drop(ban_keys)
     with suppress(StoreError):
@@ -221,9 +230,9 @@ def drop_evidence(ban_keys: Sequence[bytes]) -> None:
 
 
 def evidence_now(ban_key: bytes, ban: Ban) -> tuple[Offence, ...]:
-    """The evidence of a ban that is triggered at this moment. Empty if Redis is unavailable.
+    """Return the evidence of a ban that is triggered at this moment. Empty if Redis is unavailable.
 
-    Takes no longer than a decision may, and raises nothing.
+    It takes no longer than a decision may, and raises nothing.
     """
     try:
         return evidence_of([(ban_key, ban)], Patience(conf.TIMEOUT))[0]

@@ -1,14 +1,15 @@
-"""The decision while Redis is unavailable, by each limit's policy.
+"""Decisions while Redis is unavailable, by each limit's policy.
 
 "local": of N units that P processes share, each admits N / P, rounded up. So together they admit at
-most N + P - 1 units where one Redis admits N. A share begins with the last answer of Redis about
-the identity, if it is still known. One hit that costs more than a share, but no more than the
-limit, is admitted if nothing else is counted. Units that this process has admitted stay in its
-share as long as the limit counts them, also in the next outage, and whatever was reported to Redis.
+most N + P - 1 units where one Redis admits N. A share begins with the last reply of Redis about the
+identity, if it is still stored. One hit that costs more than a share, but no more than the limit,
+is admitted if nothing else is counted. Units that this process has admitted stay in its share as
+long as the limit counts them, also in the next outage, and whether or not they were reported to
+Redis.
 
-When Redis is back, a thread reports the admitted units that still count. Until Redis has answered,
-and for a moment after, until the other processes have reported as well (slots with their next
-renewal), both Redis and the share have to allow a hit.
+When Redis is available again, a thread reports the admitted units that still count. Until the other
+processes have reported theirs as well (slots with their next renewal), both Redis and the share
+have to allow a hit.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ next attempt starts with others.
 
 
 class FallbackLimiter:
-    """Decides while Redis cannot be asked (`decide`), and just after (`decide_by_both`).
+    """Decides while Redis is unavailable (`decide`), and just after an outage (`decide_by_both`).
 
-    `is_recovering`: whether Redis may not know yet, of some identity, what was admitted without it.
+    - `is_recovering`: whether some units that were admitted in an outage may be unreported.
     """
 
     def __init__(self) -> None:
@@ -64,14 +65,14 @@ class FallbackLimiter:
         self._lock = Lock()
 
     def decide(self, call: Call) -> Decision:
-        """The decision about a call that Redis could not be asked for."""
+        """Return the decision about a call while Redis is unavailable."""
         self._wait_for_others()
         return self._by_policies(call)
 
     def decide_by_both(self, call: Call, steps: Steps) -> Steps:
-        """The decision that `steps` come to, which ask Redis.
+        """Return the decision of `steps`, which call Redis.
 
-        Unless this process's share is used up already.
+        If this process's share does not allow the call, Redis is not called.
         """
         share = self._share_of(call)
         if share is None:
@@ -103,7 +104,7 @@ class FallbackLimiter:
             self.is_recovering = True
 
     def _share_of(self, call: Call) -> Call | None:
-        """The part of a hit that this process's share decides as well."""
+        """Return the part of a call that this process's share has to allow as well, or None."""
         if not self.is_recovering:
             return None
         # Their renewal reports slots, also those of a process that has noticed no outage.

@@ -1,4 +1,4 @@
-"""The processes that decide limits together: their number, and this one's parts of split limits."""
+"""The number of processes that decide limits together, and this one's parts of split limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_SPLITS = 100
 
 @dataclass(frozen=True, slots=True)
 class ProcessShare:
-    """Which part of a whole is this process's: from `before` to `before + own`, of `of`.
+    """The part of a whole that is this process's: from `before` to `before + own`, of `of`.
 
     >>> [ProcessShare(n, 1, 3).units(100) for n in range(3)]
     [33, 33, 34]
@@ -51,24 +51,24 @@ class ProcessShare:
     of: int
 
     def units(self, whole: int) -> int:
-        """This part of a number of units. All parts together are the whole."""
+        """Return this part of a number of units. All parts add up to the number."""
         return whole * (self.before + self.own) // self.of - whole * self.before // self.of
 
     def speed(self, limit: int) -> float:
-        """This part of a number of units per period."""
+        """Return this part of a number of units per period."""
         return limit * self.own / self.of
 
 
 class Register:
-    """The processes in one register, which Redis keeps under `prefix`.
+    """The processes of one register, which Redis keeps under `prefix`.
 
-    `count`: how many there are; `share`: the part of this process (None: not known yet); `limit`:
-    the split limit of the register (None: the register lists all processes), with the moment of
-    this process's last hit, `used_at`.
+    - `count`: the number of processes;
+    - `share`: the part of this process (None: not known yet);
+    - `limit`: the split limit of the register (None: the register lists all processes);
+    - `used_at`: the moment of this process's last hit of that limit.
 
-    If the register was emptied, because Redis was emptied or away, the other processes are added
-    one after the other. A smaller number than before is not used until each has had a lifetime to
-    send a heartbeat.
+    If the register is lost in Redis, the other processes are added one after the other. A number
+    smaller than before is not used until each process has had the time to send a heartbeat.
     """
 
     def __init__(self, prefix: bytes, limit: Limit | None = None) -> None:
@@ -81,13 +81,13 @@ class Register:
 
     @property
     def keys(self) -> list[bytes]:
-        """The keys that the script of the heartbeat reads and writes."""
+        """Return the keys that the script of the heartbeat reads and writes."""
         prefix = conf.CACHE_PREFIX + self.prefix
         return [prefix + b"es", prefix + b"-weights", prefix + b"es-since"]
 
     @property
     def weight(self) -> int:
-        """The weight of this process in the register; 0: it leaves the register."""
+        """Return the weight of this process in the register; 0 to leave it."""
         if self.limit is None:
             return 1
         if time.monotonic() - self.used_at > USED_SECONDS:
@@ -95,7 +95,7 @@ class Register:
         return read_weights(self.limit.split).get(socket.gethostname().lower(), 1)
 
     def read(self, reply: Reply, own: int) -> None:
-        """Use what Redis has replied to a heartbeat with that weight."""
+        """Apply the reply of Redis to a heartbeat that was sent with the weight `own`."""
         began, is_settled, count, before, of = reply
         # The floor stays until the register is settled: a new process may stand for one that is
         # missing.
@@ -125,7 +125,7 @@ class SplitPart:
 class Process:
     """A process, as its last heartbeat described it.
 
-    `since`: when it began, in seconds since 1970.
+    - `since`: the start of the process, in seconds since 1970.
     """
 
     host: str
@@ -135,10 +135,12 @@ class Process:
 
 
 class Heartbeat:
-    """Sends Redis a heartbeat every few seconds, in a thread of its own, and keeps what it replies.
+    """Sends a heartbeat to Redis every few seconds, in its own thread, and stores the reply.
 
-    `count`: the number of processes. A process is in the register of a split limit while it uses
-    the limit. Its first hit joins the register, which takes a round trip more.
+    - `count`: the number of processes.
+
+    A process is in the register of a split limit while it uses the limit. Its first hit joins the
+    register, which takes one more round trip.
     """
 
     count: int
@@ -160,13 +162,13 @@ class Heartbeat:
         self._is_listed = False
 
     def start(self) -> None:
-        """Start sending heartbeats, unless that has begun."""
+        """Start sending heartbeats, unless they are being sent already."""
         self.task.start()
 
     def part_of(self, limit: Limit) -> ProcessShare | None:
-        """This process's part of a limit that is split.
+        """Return this process's part of a split limit.
 
-        None: it is not split, or the part is not known yet.
+        None if the limit is not split, or if the part is not known yet.
         """
         if limit.split is None:
             return None
@@ -200,7 +202,7 @@ class Heartbeat:
         self._read(beat, get_store().run(_PROGRAM, *self._question(beat), patience))
 
     def beat(self) -> int:
-        """Send a heartbeat; returns how many processes there are. Raises `StoreError`."""
+        """Send a heartbeat, and return the number of processes. Raises `StoreError`."""
         with self._lock:
             beat = self._weigh(*self._splits.values())
             self._read(beat, get_store(background=True).run(_PROGRAM, *self._question(beat)))
@@ -217,7 +219,7 @@ class Heartbeat:
         return [(register, register.weight) for register in (self._all, *registers)]
 
     def _question(self, beat: _Beat) -> tuple[list[bytes], list[bytes]]:
-        """The keys and arguments of the script."""
+        """Return the keys and arguments of the script."""
         self._is_listed = True
         keys = [key for register, _ in beat for key in register.keys]
         values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME]
@@ -244,7 +246,7 @@ class Heartbeat:
         return json.dumps((socket.gethostname(), os.getpid(), self._since, sorted(parts)))
 
     def forget(self) -> None:
-        """Forget the other processes: a process with another prefix belongs to another site."""
+        """Drop the other processes, because a new prefix belongs to another site."""
         self._all = Register(ALL)
         self._splits = {}
         self.count = self._all.count

@@ -1,11 +1,11 @@
-"""Holding slots of concurrency limits, from the decision that gives them until they are released.
+"""Holding slots of concurrency limits, from the decision that grants them until their release.
 
-A caller that gets an outcome with slots makes a `Held` of it at once, and releases it when the work
-is done: for a request, when its response is closed. Until then they are renewed.
+A caller that receives an outcome with slots immediately makes a `Held` of it, and releases that
+when the work is done: for a request, when its response is closed. Until then the slots are renewed.
 
-A caller that waits for a slot is in a queue in Redis, in the order of arrival, and asks again about
-ten times a second, less often far behind. If it is interrupted, it leaves the queue, and gives back
-a slot that was given at the same moment.
+A caller that waits for a slot is in a queue in Redis, in the order of arrival. It polls about ten
+times a second, less often if it is far behind. If it is interrupted, it leaves the queue, and
+releases a slot that was granted at the same moment.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ MOMENT = 0.25
 class Held:
     """The slots of one outcome, which this process renews until they are released.
 
-    `what`: their purpose, for operators: a path, or any text. If it is dropped without a release,
-    the background releases it. A child process holds nothing of its parent.
+    - `what`: the purpose, for operators: a path, or any text.
+
+    If it is garbage-collected without a release, a background task releases the slots. A child
+    process does not hold its parent's slots.
     """
 
     def __init__(self, outcome: Outcome, what: str = "") -> None:
@@ -63,28 +65,28 @@ class Held:
 
     @property
     def counters(self) -> Iterator[tuple[bytes, bytes]]:
-        """What counts those that are not released: identity and limit of each."""
+        """Return the counters of the unreleased slots: the identity and limit of each."""
         return ((slot.charge.digest, slot.charge.limit.key_part) for slot in self._slots)
 
     @property
     def is_lost(self) -> bool:
-        """Whether any of them has ended while it was held: others may have got it."""
+        """Return whether any of the slots has ended while it was held."""
         return any(slot.is_lost for slot in self._slots)
 
     def release(self) -> None:
-        """Release them. Does nothing if they have ended."""
+        """Release the slots. Slots that have ended are ignored."""
         run(self.releasing())
 
     async def arelease(self) -> None:
-        """`release` for coroutines, also if they are cancelled or closed during it."""
+        """`release` for coroutines. The release is completed even if the coroutine is cancelled."""
         if self._slots:
             await to_the_end(arun(self.releasing()))
 
     def release_as_garbage(self) -> None:
-        """`release` for a generator or coroutine that is closed, perhaps as garbage.
+        """Release the slots of a generator or coroutine that is closed, perhaps as garbage.
 
-        Garbage is collected anywhere, so this thread may hold any lock, also one that a release
-        takes. So another thread does it, and this one waits only for a moment.
+        Garbage collection can run anywhere, so this thread may hold a lock that the release takes.
+        Therefore another thread releases the slots, and this one waits only for a moment.
         """
         if self._slots:
             with suppress(TimeoutError):
@@ -105,7 +107,10 @@ class Held:
 
 
 def _rule_of(decided: DecidedCharge) -> str:
-    """The rule that sets the number of slots. Empty if the code, a tier or an override does."""
+    """Return the rule that sets the number of slots.
+
+    Empty if the code, a tier or an override sets it.
+    """
     rule = decided.planned.rule
     if rule is None or rule.template is None:
         return ""
@@ -113,9 +118,10 @@ def _rule_of(decided: DecidedCharge) -> str:
 
 
 class Seeking:
-    """A caller that waits for a slot, for this time at most (None: without a limit).
+    """A caller that waits for a slot, for a maximum time (None: no maximum).
 
-    `ask(slot, waits=...)` plans to take that slot. A planner that waits leaves it to us to count.
+    `ask(slot, waits=...)` returns a planner that takes that slot. A planner that waits leaves it to
+    this class to count the decision.
     """
 
     def __init__(self, ask: Callable[..., Planner], timeout: float | None) -> None:
@@ -128,7 +134,7 @@ class Seeking:
         self._planner: Planner | None = None
 
     def take(self) -> Outcome:
-        """Take it, or be refused."""
+        """Take a slot, waiting for it if needed, or return the refusal."""
         return run(self._steps())
 
     async def atake(self) -> Outcome:
@@ -169,16 +175,16 @@ class Seeking:
         return outcome
 
     def _leaving(self) -> Waiting[None]:
-        """Leave the queue, and what was given in the moment of an interruption."""
+        """Leave the queue, and release a slot that was granted at the moment of an interruption."""
         if self._planner is not None:
             charges = [each.charge for each in self._planner.charges]
             yield from releasing([each for each in charges if each.limit.holds], self._slot)
 
 
 def _place(outcome: Outcome) -> int | None:
-    """The place in the queue after a refusal, if known: 1 is the next.
+    """Return the place in the queue after a refusal: 1 is the next.
 
-    None: there is nothing to wait for.
+    None if there is nothing to wait for.
     """
     places = []
     for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):

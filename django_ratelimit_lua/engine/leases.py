@@ -1,16 +1,16 @@
-"""Limits of hot keys, decided in this process as far as possible.
+"""Limits of hot keys, which this process decides as far as possible.
 
-Redis decides the rest of a call. Together it is all or nothing.
+Redis decides the rest of a call. Together the call is all or nothing.
 
 A **lease** is a number of units of one identity's limit that this process has taken from the shared
-count and not spent yet. They are counted before they are spent, so nothing is over-admitted. They
+count and not spent yet. They are counted before they are spent, so no unit is admitted twice. They
 may be spent for a second, or until the window in which they were counted ends, by a clock that
-starts before the request for them. Unspent units go back then, when no hit needs them, and when the
-process ends.
+starts before they are requested. Unspent units are refunded after that time, when no hit needs
+them, and when the process ends.
 
 A **split** limit is decided by this process's part of it.
 
-Deciding is written as generators that yield calls and receive their decisions.
+Decisions are written as generators that yield calls and receive their decisions.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _Key = tuple[bytes, bytes, Limit, object, tuple[Subject, ...]]
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A batch of units.
+    """A batch of leased units.
 
     Attributes:
-        units: How many are left.
-        until: Until when they may be spent, by the monotonic clock.
-        moment: Since when they count, in microseconds since 1970.
-        taken_at: When they were taken, by the clock of Redis. A state whose clock is ahead counts
-            from a later moment.
+        units: The number of units left.
+        until: The end of the time in which they may be spent, by the monotonic clock.
+        moment: The moment from which they count, in microseconds since 1970.
+        taken_at: When they were taken, by the clock of Redis. It is before `moment` if the clock of
+            the limit's state is ahead.
     """
 
     units: int
@@ -73,7 +73,7 @@ class Batch:
 
 
 class Lease:
-    """The batch that this process holds of one identity's limit, and how fast it spends it."""
+    """The batch that this process holds of one identity's limit, and how fast it is spent."""
 
     def __init__(self, call: Call, charge: Charge) -> None:
         self.limit = charge.limit
@@ -91,9 +91,9 @@ class Lease:
         self._dry_until = 0.0
 
     def take(self, cost: int, needed: int) -> tuple[LimitState, int] | None:
-        """Spend units if the `needed` number is there.
+        """Spend units if at least `needed` are left.
 
-        Return the limit's state, and the moment since which they count.
+        Return the limit's state, and the moment from which the units count.
         """
         now = time.monotonic()
         with self._lock:
@@ -108,7 +108,7 @@ class Lease:
             return self._state.with_leased(batch.units, now - self._state_at), batch.moment
 
     def put_back(self, units: int, moment: int) -> None:
-        """Units that were just taken, and count since that moment, were not needed."""
+        """Put units that were just taken, and count since `moment`, back into the batch."""
         with self._lock:
             if moment <= self._closed_until:
                 return
@@ -118,10 +118,10 @@ class Lease:
                 self._expired.append(Batch(units, 0.0, moment, moment))
 
     def next_batch_size(self, cost: int) -> int:
-        """How many units to request now: 0 unless a batch would pay.
+        """Return the number of units to request now; 0 if a batch would not pay.
 
-        A caller that gets more has to request them, and report the result by `add_batch` or
-        `ask_failed`.
+        If the number is not 0, the caller has to request the units, and report the result by
+        `add_batch` or `ask_failed`.
         """
         now = time.monotonic()
         with self._lock:
@@ -147,7 +147,7 @@ class Lease:
             return size
 
     def add_batch(self, decision: Decision, asked_at: float) -> None:
-        """Record the result of a request for a batch."""
+        """Add the units that a request for a batch has returned."""
         now = time.monotonic()
         with self._lock:
             self._is_asking = False
@@ -172,13 +172,13 @@ class Lease:
             self._batch = None
 
     def ask_failed(self) -> None:
-        """Asking for a batch has failed."""
+        """Record that a request for a batch has failed."""
         with self._lock:
             self._is_asking = False
             self._dry_until = time.monotonic() + DRY
 
     def observe(self, state: LimitState, cost: int) -> None:
-        """Record what Redis returned about the limit for a single hit."""
+        """Record the state that Redis returned for a single hit."""
         with self._lock:
             self._state = state
             self._state_at = time.monotonic()
@@ -186,10 +186,10 @@ class Lease:
                 self._spent += cost
 
     def take_expired(self, fewer_than: int = 0) -> list[Call]:
-        """Return the calls that give back units. The caller has to make them.
+        """Return the calls that refund units. The caller has to make these calls.
 
-        Those are units that may not be spent here any more, and all units if fewer than this number
-        are left.
+        They refund the units that may not be spent here any more, and all units if fewer than
+        `fewer_than` are left.
         """
         now = time.monotonic()
         with self._lock:
@@ -210,25 +210,25 @@ class Lease:
 
     @property
     def units(self) -> int:
-        """How many units can be spent, without reading the clock."""
+        """Return the number of units that can be spent, without reading the clock."""
         batch = self._batch
         return 0 if batch is None else batch.units
 
     @property
     def may_have_more(self) -> bool:
-        """Whether there are units, or some are on their way."""
+        """Return whether units are left or being requested."""
         return self._is_asking or self.units > 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to spend or to give back."""
+        """Return whether there is nothing to spend or to refund."""
         return not self._expired and not self.units
 
     def close(self, moment: int = FOREVER) -> None:
-        """Ask for no more batches.
+        """Request no more batches.
 
-        Units that were taken up to that moment are not counted any more, and are neither spent nor
-        given back. Later ones go back.
+        Units that were taken up to `moment` are not counted any more, and are neither spent nor
+        refunded. Later units are refunded.
         """
         with self._lock:
             self._closed_until = max(self._closed_until, moment)
@@ -238,17 +238,14 @@ class Lease:
             ]
 
     def leave_to_parent(self) -> None:
-        """Spend nothing more.
-
-        Called in a child process, in which the holder of the lock does not exist.
-        """
+        """Stop spending units in a child process, in which no thread will release the lock."""
         self._lock = threading.Lock()
         self._closed_until = FOREVER
         self._batch = None
 
 
 class Leases:
-    """Every lease of this process."""
+    """All leases of this process."""
 
     def __init__(self) -> None:
         self._leases: BoundedMap[_Key, Lease] = BoundedMap(
@@ -274,7 +271,7 @@ class Leases:
         self._lock = threading.Lock()
 
     def of(self, call: Call, charge: Charge) -> Lease:
-        """The lease that a charge of a call is spent from."""
+        """Return the lease from which a charge of a call is spent."""
         key = (call.prefix, charge.digest, charge.limit, call.revision, tuple(call.subjects))
         lease = self._leases.get(key)
         if lease is None:
@@ -288,19 +285,21 @@ class Leases:
         return lease
 
     def hold(self, lease: Lease) -> None:
-        """Record that later hits may use units of a lease, and that unspent ones go back."""
+        """Keep a lease with units: later hits may spend them, and unspent ones are refunded."""
         deny_cache.forget([lease.digest])
         with self._lock:
             self._holding.add(lease)
         self.task.start()
 
     def put_back(self, lease: Lease, moment: int, units: int) -> None:
-        """Units that were taken from a lease, and count since that moment, were not needed."""
+        """Put units that were just taken, and count since `moment`, back into a lease."""
         lease.put_back(units, moment)
         self.hold(lease)
 
     def drop(self, moments: Mapping[bytes, int]) -> None:
-        """Spend and give back nothing more of what these identities had taken before a reset.
+        """Drop the units that these identities had taken before a reset.
+
+        They are neither spent nor refunded.
 
         Args:
             moments: The moment of the reset, by the digest of the identity.
@@ -313,23 +312,23 @@ class Leases:
             lease.close(moments[lease.digest])
 
     def clear(self) -> None:
-        """Spend and give back nothing more at all."""
+        """Drop all leases, and neither spend nor refund their units."""
         with self._lock:
             held = list(self._holding)
         for lease in held + self._leases.clear():
             lease.close()
 
     def renew(self) -> None:
-        """Spend nothing more by these rules, which may have changed.
+        """Stop spending units that were leased under these rules, which may have changed.
 
-        Unspent units go back by themselves.
+        Unspent units are refunded as usual.
         """
         self._leases.clear()
 
     def give_back(self, patience: Patience | None = None) -> bool:
-        """Give back what is not to be spent here any more; whether anything is held still.
+        """Refund the units that are not to be spent here; return whether any are still held.
 
-        With a patience, give back everything within it, as far as that goes.
+        With a `patience`, refund all units, as far as that time allows.
         """
         fewer_than = 0 if patience is None else EVERYTHING
         for lease in list(self._holding):
@@ -354,7 +353,11 @@ leases = Leases()
 
 @dataclass(slots=True)
 class LocalPart:
-    """The part of a call that is decided here: states by the place of their charge, and units."""
+    """The part of a call that is decided in this process.
+
+    - `states`: the states of limits, by the position of their charge;
+    - `taken`: the units taken, and the function that returns each.
+    """
 
     states: dict[int, LimitState] = field(default_factory=dict)
     moments: dict[bytes, int] = field(default_factory=dict)
@@ -363,20 +366,20 @@ class LocalPart:
     source: Source = "split"
 
     def at_most(self, call: Call, charge: Charge) -> Charge:
-        """Of a partial hit, no more is asked than was granted here."""
+        """Reduce the cost of a partial hit to the units that were granted here."""
         if not call.partial or not self.taken or call.operation != "hit":
             return charge
         return charge._replace(cost=min(charge.cost, *[units for units, _ in self.taken]))
 
     def undo(self, keep: int = 0) -> None:
-        """Give back the units taken of each limit, except for this number."""
+        """Return the units that were taken from each limit, except for `keep` of them."""
         for units, give_back in self.taken:
             if units > keep:
                 give_back(units - keep)
 
 
 def may_have_more(call: Call) -> bool:
-    """Whether units are being requested, so that a refusal does not predict the next hit."""
+    """Return whether units are being requested, so that a refusal does not predict the next hit."""
     return any(
         charge.limit.lease is not None and leases.of(call, charge).may_have_more
         for charge in call.charges
@@ -384,9 +387,9 @@ def may_have_more(call: Call) -> bool:
 
 
 def decide_here(call: Call, patience: Patience) -> Steps:
-    """Decide a call, here and in Redis.
+    """Decide a call in this process and, for the rest, in Redis.
 
-    Raises `StoreError` and `StaleRules` where what it yields does.
+    Raises the `StoreError` or `StaleRules` of the calls that it yields.
     """
     yield from _join_splits(call, patience)
     here = LocalPart()
@@ -446,14 +449,14 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
 
 
 def _splits_of(call: Call) -> list[int]:
-    """The places of the charges that are decided by this process's part of their limit."""
+    """Return the positions of the charges with split limits."""
     if call.now is not None:  # A clock of the caller's own is not this process's.
         return []
     return [place for place, charge in enumerate(call.charges) if charge.limit.split is not None]
 
 
 def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
-    """Give this process a part of the split limits that a call hits. Raises `StoreError`."""
+    """Join the registers of the split limits that a call hits. Raises `StoreError`."""
     for place in _splits_of(call):
         heartbeat.start()
         if call.operation != "hit":
@@ -466,7 +469,7 @@ def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
 
 
 def _decide_splits(call: Call, here: LocalPart) -> bool:
-    """Decide what is split by this process's part of it; whether that allows."""
+    """Decide the split limits by this process's parts of them. Return whether these allow it."""
     places = _splits_of(call)
     if not places:
         return True
@@ -498,7 +501,7 @@ def _is_leased(call: Call, charge: Charge) -> bool:
 
 
 def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision, bool]:
-    """Spend a charge from its lease, or take a batch if that pays; return whether it was spent."""
+    """Spend a charge from its lease, or take a batch if that pays. Return whether it was spent."""
     charge = here.at_most(call, call.charges[place])
     lease = leases.of(call, charge)
     if call.operation == "peek":

@@ -1,14 +1,15 @@
-"""Receives the changes that other processes make, and drops what they invalidate here.
+"""Receives the changes that other processes make, and drops the state that they invalidate.
 
 Publishing rules and resetting a count also send a message on a channel. One listener in each
 process receives it within milliseconds, checks whether the rules are still current, and drops
 cached decisions by old rules, and refusals and leases of reset identities. The next request loads
-new rules. If none comes, the listener loads them within half a second, at a random moment, because
-all processes receive the message at once. Twice a second it checks in any case, because a message
-may be lost: with a connection that breaks or passes nothing on, or if the Redis user may not use
-channels. A message is only a reason to check, so a false one loosens nothing.
+the new rules. Without a request, the listener loads them within half a second, at a random moment,
+because all processes receive the message at once. It also checks twice a second, because a message
+may be lost: on a broken or silent connection, or if the Redis user may not use channels. A message
+is only a reason to check, so a forged one allows nothing.
 
-If it cannot run, or Redis is unavailable, decisions check by themselves (`rules/freshness.py`).
+If the listener cannot run, or Redis is unavailable, decisions check for themselves
+(`rules/freshness.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ chance.
 
 
 class Listener:
-    """The one of this process."""
+    """The listener of this process."""
 
     _subscription: Subscription | None = None
 
@@ -82,23 +83,23 @@ class Listener:
 
     @property
     def is_listening(self) -> bool:
-        """Whether changes are received as soon as they are made."""
+        """Return whether changes are received as soon as they are made."""
         return self._subscription is not None
 
     def heard_since(self, moment: float) -> bool:
-        """Whether it has listened without a break since that moment (monotonic)."""
+        """Return whether the listener has received all changes since that moment (monotonic)."""
         return self._subscription is not None and self._connected_at <= moment
 
     def start(self) -> None:
-        """Start listening, unless that has begun."""
+        """Start the listener, unless it is running already."""
         if not self.task.is_running:
             self.task.start()
 
     def has_news(self) -> bool:
-        """Whether something has arrived that its thread has not read yet.
+        """Return whether a message has arrived that is still unread.
 
-        Until then, cached decisions are not used. Costs reading a clock, and a system call every
-        `LOOK_SECONDS`.
+        Until the listener's thread has read the message, cached decisions are not used. The check
+        costs one reading of the clock, and a system call every `LOOK_SECONDS`.
         """
         subscription = self._subscription
         if subscription is None:
@@ -109,7 +110,7 @@ class Listener:
         return self._has_news
 
     def wait(self, seconds: float) -> bool:
-        """Start, and wait until it listens or cannot, for this time at most.
+        """Start the listener, and wait until it listens or has failed, for at most `seconds`.
 
         Return whether it listens.
         """
@@ -124,7 +125,7 @@ class Listener:
         return self.is_listening
 
     def renew(self) -> None:
-        """Connect again: settings may name another server, or another channel."""
+        """Connect again, because settings may name another server or another channel."""
         # Before it is stopped: what it connects after that uses the new settings.
         subscription = self._subscription
         self._is_renewed = True
@@ -183,7 +184,7 @@ class Listener:
         self._pause = min(self._pause * 2, MAX_PAUSE)
 
     def _check(self) -> None:
-        """Compare the rules in force with those that are published."""
+        """Compare the rules in force with the published ones."""
         now = self._checked_at = time.monotonic()
         self._check_at = now + CHECK_SECONDS
         if (

@@ -1,7 +1,7 @@
 """The two drivers of everything that waits: one blocks, the other awaits.
 
 The work is written once, as a generator. It yields a `Call` for the store to decide, or a `Wait`
-for anything else. The driver sends the result back, or throws the error.
+for anything else. The driver sends the result into the generator, or throws the error.
 
 An interruption (a cancelled task, a closed coroutine, Ctrl-C) is thrown into the generator like any
 error. A generator that has something to give back then yields `settling`, and raises the
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Wait(NamedTuple):
-    """Something to be waited for: a function that blocks, and one that returns an awaitable."""
+    """Something to wait for: a function that blocks, and one that returns an awaitable."""
 
     blocking: Callable[[], object]
     awaitable: Callable[[], Awaitable[object]]
@@ -42,7 +42,7 @@ _settling = Errand()
 
 
 def called(function: Callable[..., Any], *arguments: object) -> Waiting[Any]:
-    """The result of a function of the user, awaited if it is a coroutine."""
+    """Return the result of a user's function, awaited if it is awaitable."""
     value = function(*arguments)
     if inspect.isawaitable(value):
         value = yield awaited(value)
@@ -50,7 +50,7 @@ def called(function: Callable[..., Any], *arguments: object) -> Waiting[Any]:
 
 
 def awaited(value: Awaitable[object]) -> Wait:
-    """Wait for what a function of the user's returned."""
+    """Return a `Wait` for the awaitable that a user's function has returned."""
 
     async def result() -> object:
         return await value
@@ -59,10 +59,11 @@ def awaited(value: Awaitable[object]) -> Wait:
 
 
 def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
-    """The result of a generator, by blocking.
+    """Run a generator to its end, blocking, and return its result.
 
-    `patience`: how long the store may take for all its calls together, by default
-    `RATELIMIT_TIMEOUT`.
+    Args:
+        waiting: The generator.
+        patience: The time for all its calls of the store together. Default: `RATELIMIT_TIMEOUT`.
     """
     patience = patience or Patience(conf.TIMEOUT)
     value: object = None
@@ -106,7 +107,7 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
 
 
 async def _stop(waiting: Waiting[object], error: BaseException) -> None:
-    """Raise in a generator what stops its coroutine, and do what it owes."""
+    """Throw the exception that stops a coroutine into its generator, and run the owed steps."""
     thrown = error
     if isinstance(error, GeneratorExit):
         # It would close the generators that this one delegates to, and could not be raised in them.
@@ -121,7 +122,7 @@ async def _stop(waiting: Waiting[object], error: BaseException) -> None:
 
 
 def _going_on(waiting: Waiting[object], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
-    """The rest of a generator from this wait on, until it raises what was thrown."""
+    """Run a generator on from this wait, until it raises the thrown exception again."""
     try:
         while True:
             try:
@@ -136,17 +137,17 @@ def _going_on(waiting: Waiting[object], wait: Call | Wait, thrown: BaseException
 
 
 def settling(error: BaseException, waiting: Waiting[object]) -> Waiting[None]:
-    """Do what a generator owes that is stopped by an error.
+    """Run the steps that a generator still owes when an error stops it.
 
-    Nothing is done before the first wait: a closed coroutine may be garbage, which is collected
-    anywhere, also while this thread has a lock.
+    Nothing runs before the first wait: a closed coroutine may be garbage, which is collected
+    anywhere, even while this thread holds a lock.
     """
     with unmasked(error):
         yield Wait(partial(run, waiting), partial(arun, waiting))
 
 
 async def settled(error: BaseException, waiting: Waiting[None]) -> None:
-    """Do what a coroutine owes that is left by an exception, whatever that is."""
+    """Run the steps that a coroutine still owes when an exception ends it."""
     with unmasked(error):
         # The coroutine is closed, and cannot wait for anything more.
         if isinstance(error, GeneratorExit):
@@ -156,7 +157,7 @@ async def settled(error: BaseException, waiting: Waiting[None]) -> None:
 
 
 async def to_the_end(coroutine: Awaitable[T]) -> T:
-    """Await it to its end, even if the caller is cancelled, however often.
+    """Await a coroutine to its end, even if the caller is cancelled repeatedly.
 
     The cancellation is raised afterwards.
     """
@@ -181,7 +182,7 @@ async def to_the_end(coroutine: Awaitable[T]) -> T:
 def in_thread(
     function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE
 ) -> None:
-    """Run a function in another thread, because this one may have an event loop that cannot wait.
+    """Run a function in another thread, because an event loop in this one may not block.
 
     Args:
         function: The function.
@@ -200,9 +201,9 @@ def in_thread(
 
 @contextmanager
 def unmasked(error: BaseException) -> Iterator[None]:
-    """Log what fails while an interruption is dealt with, which must go on whatever happens.
+    """Log an error that occurs during an interruption, so that the interruption goes on.
 
-    Raise it otherwise.
+    If there is no interruption, raise the error.
     """
     try:
         yield

@@ -2,16 +2,16 @@
 
 A slot lasts for `RATELIMIT_SLOT_SECONDS` after it is taken or renewed. One call renews all slots of
 a process, four times in that period, so the slots of a process that is killed, stopped or cut off
-end by themselves. A release names the slot: to release it twice, or after it has ended, frees
+expire by themselves. A release names the slot: releasing it twice, or after it has ended, frees
 nothing.
 
-If a renewal finds that a held slot has ended (the process was stopped, Redis has lost it, an
+If a renewal finds that a held slot has ended (the process was stopped, Redis has lost the slot, an
 operator has ended it), the signal `slot_lost` and the log report it once. Unless an operator ended
-it, it is taken again if there is room, because running work should count, but never beyond the
-limit.
+the slot, it is taken again if there is room, because running work should count, but never beyond
+the limit.
 
-With the renewals a process reports the slots that it has held for longer than that, for operators:
-`holders` lists them, and `end_slot` ends one, whichever process holds it.
+With each renewal a process also reports, for operators, the slots that it has held since the last
+one: `holders` lists them, and `end_slot` ends one, whichever process holds it.
 """
 
 from __future__ import annotations
@@ -79,14 +79,16 @@ _signals = Errand()
 class HeldSlot:
     """The slots of one call under one limit.
 
-    - `identity`: the identity, by the parts that operators may see; `what`: the purpose, a path or
-      any text;
-    - `since`: seconds since 1970; `held_at`, `renewed_at`: since when it is held, and when it was
-      renewed (monotonic); `ends_at`: when it ends unless it is renewed;
-    - `rule`: the rule that sets the number of slots, if known; empty: the number stays;
-    - `is_local`: this process gave it while Redis was unavailable, and Redis does not have it yet;
-    - `is_late`: it may have ended in Redis, which was unavailable, and that was reported;
-    - `is_lost`: it has ended while it was held.
+    - `identity`: the parts of the identity that operators may see;
+    - `what`: the purpose, a path or any text;
+    - `since`: the beginning, in seconds since 1970;
+    - `held_at`, `renewed_at`, `ends_at`: the beginning, the last renewal, and the end without
+      another renewal (monotonic);
+    - `rule`: the rule that sets the number of slots; empty if no rule does;
+    - `is_local`: this process granted the slot while Redis was unavailable, and Redis does not have
+      it yet;
+    - `is_late`: the slot may have ended in Redis, which was unavailable, and that was reported;
+    - `is_lost`: the slot has ended while it was held.
     """
 
     prefix: bytes
@@ -112,17 +114,17 @@ class HeldSlot:
 
     @property
     def redis_key(self) -> bytes:
-        """The key that it is in."""
+        """Return the Redis key that contains the slot."""
         return b"%b{%b}:%b" % self.key
 
     @property
     def id(self) -> str:
-        """By what operators name it."""
+        """Return the id that operators use for the slot."""
         return _id_of(self.slot, self.redis_key)
 
     @property
     def most(self) -> int:
-        """How many there are by now."""
+        """Return the current number of slots of the limit."""
         limit = self.charge.limit
         ruleset = provider.in_force()
         if ruleset is not None and self.rule in ruleset.by_name:
@@ -132,11 +134,11 @@ class HeldSlot:
         return limit.rate.limit
 
     def record(self) -> bytes:
-        """The argument of the program for it."""
+        """Return the argument of the script for this slot."""
         return _NUMBERS.pack(self.most, self.charge.cost) + self.slot
 
     def holder(self) -> Holder:
-        """This process, as operators are shown it."""
+        """Return the description of this process as a holder, for operators."""
         return Holder(
             self.id,
             self.charge.limit.name,
@@ -154,12 +156,14 @@ class HeldSlot:
 class Holder(NamedTuple):
     """The holder of a slot, for operators.
 
-    - `id`: the argument of `end_slot`; `limit`: the limit's name; `units`: how many it holds, `of`
-      the total;
-    - `identity`: the identity as `RATELIMIT_SHOW_IDENTITIES` allows it: pairs of a kind and a
-      value; `digest`: its digest, as in the keys of Redis;
-    - `since`: seconds since 1970, by the clock of its `host`; `pid`: the process there; `what`: the
-      purpose.
+    - `id`: the argument of `end_slot`;
+    - `limit`: the limit's name;
+    - `units`: the number of slots held; `of`: the total number of slots;
+    - `identity`: pairs of a kind and a value, as far as `RATELIMIT_SHOW_IDENTITIES` allows;
+    - `digest`: the digest of the identity, as in the keys of Redis;
+    - `since`: seconds since 1970, by the clock of `host`;
+    - `host`, `pid`: the process;
+    - `what`: the purpose.
     """
 
     id: str
@@ -175,7 +179,7 @@ class Holder(NamedTuple):
 
 
 class HeldSlots:
-    """All of this process, by what counts them and by slot."""
+    """All slots that this process holds, by counter and by slot."""
 
     time_of_calls: Callable[[], int | None] = staticmethod(lambda: None)
     """The time by which calls are decided, in microseconds since 1970; None: by the server's clock.
@@ -207,7 +211,7 @@ class HeldSlots:
         return conf.SLOT_SECONDS / RENEWALS
 
     def _patience(self) -> Patience:
-        """For one question: the next renewal must not be late."""
+        """Return the time for one call, so short that the next renewal is not late."""
         return Patience(max(self.interval / 2, SOON_SECONDS))
 
     def all(self) -> list[HeldSlot]:
@@ -215,11 +219,11 @@ class HeldSlots:
             return [held for slots in self._held.values() for held in slots.values()]
 
     def of(self, key: Key) -> Mapping[bytes, HeldSlot]:
-        """The held slots of one identity's limit, by slot."""
+        """Return the held slots of one identity under one limit, by slot."""
         return self._held.get(key, {})
 
     def add(self, slots: Iterable[HeldSlot]) -> None:
-        """Hold these from now on: they are renewed until they are dropped."""
+        """Hold these slots from now on: they are renewed until they are dropped."""
         with self._lock:
             if not self._held:
                 self._due_at = time.monotonic() + self.interval
@@ -229,9 +233,9 @@ class HeldSlots:
             self._step_without_thread()
 
     def drop(self, slots: Iterable[HeldSlot]) -> list[HeldSlot]:
-        """Hold these no more.
+        """Stop holding these slots.
 
-        Returns those that were held until now: they are the caller's to release.
+        Return those that were held until now: the caller has to release them.
         """
         dropped = []
         with self._lock:
@@ -247,19 +251,19 @@ class HeldSlots:
         return dropped
 
     def release_later(self, slots: Iterable[HeldSlot]) -> None:
-        """Release these as soon as Redis can be asked: they are not held any more."""
+        """Release these slots, which are held no more, as soon as Redis is available."""
         self._late.extend(slots)
         self.task.start()
 
     def abandon(self, slots: Iterable[HeldSlot]) -> None:
-        """Leave slots to the background that no caller can release any more.
+        """Leave slots that no caller can release any more to the background task.
 
-        Takes no lock, because garbage is collected anywhere.
+        It takes no lock, because garbage collection can run anywhere.
         """
         self._abandoned.extend(slots)
 
     def _step_without_thread(self) -> None:
-        """If no thread can be started, calls that take or release a slot renew the others."""
+        """Renew slots without a thread, in a call that takes or releases one, if it is time."""
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self.interval
             with suppress(StoreError):
@@ -284,7 +288,7 @@ class HeldSlots:
         return None
 
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
-        """Renew these once. Returns those of which Redis could not be asked."""
+        """Renew these slots once. Return those for which Redis gave no reply."""
         gone, unasked = self._perform(b"renew", held)
         if not gone:
             return unasked
@@ -310,10 +314,9 @@ class HeldSlots:
     def _perform(
         self, what: bytes, slots: Sequence[HeldSlot], patience: Patience | None = None
     ) -> tuple[list[HeldSlot], list[HeldSlot]]:
-        """Have the program do something to slots.
+        """Run the script for one operation on slots.
 
-        Returns those that are not held, as Redis knows it, and those of which it could not be
-        asked.
+        Return the slots that Redis does not hold, and those for which Redis gave no reply.
         """
         asked_at = time.monotonic()
         items = [(slot.redis_key, slot.record()) for slot in slots]
@@ -334,7 +337,7 @@ class HeldSlots:
         return self.of(slot.key).get(slot.slot) is slot
 
     def note_late(self, held: Sequence[HeldSlot]) -> None:
-        """Report those that were not renewed in time: they may have ended in Redis."""
+        """Report the slots that were not renewed in time: they may have ended in Redis."""
         late = []
         for slot in held:
             if (
@@ -357,7 +360,7 @@ class HeldSlots:
             self._late.extend(self._perform(b"release", late)[1])
 
     def _release_all(self) -> None:
-        """The process ends: what it holds is free."""
+        """Release all slots at the end of the process."""
         self._due_at = float("inf")
         # Garbage in this process may belong to its parent, which reports its own holders.
         held = [*self.drop([*self.all(), *self._abandoned]), *self._late]
@@ -367,7 +370,7 @@ class HeldSlots:
             self._leave_list(last_patience())
 
     def _report(self, held: Sequence[HeldSlot]) -> None:
-        """Report to operators what is held for longer than from one renewal to the next."""
+        """Report, for operators, the slots that were held for longer than a renewal interval."""
         if not held:
             if self._is_listed:
                 self._leave_list(self._patience())
@@ -417,7 +420,7 @@ class HeldSlots:
 def _run_program(
     what: bytes, items: Sequence[tuple[bytes, bytes]], patience: Patience
 ) -> list[int | None]:
-    """Have the program do something to slots, by their keys and records."""
+    """Run the script for one operation on slots, given by their keys and records."""
     now = held_slots.time_of_calls()  # Some servers forbid TIME in scripts.
     moment = b"" if now is None else b"%d" % now
     return get_store(background=True).run_each(_PROGRAM, (moment, what), items, patience)
@@ -466,7 +469,7 @@ def _key(name: bytes) -> bytes:
 
 
 def _reports() -> Iterator[Any]:
-    """The last report of each process."""
+    """Yield the last report of each process."""
     store = get_store(background=True)
     processes = store.execute(b"ZRANGE", _key(_LIST), b"0", b"-1")
     answers = store.execute_all([(b"GET", _key(_LIST + b":" + process)) for process in processes])
@@ -481,10 +484,10 @@ def _reports() -> Iterator[Any]:
 
 
 def in_flight() -> dict[str, int]:
-    """Return how many slots of each limit are held in all processes, by its name.
+    """Return the number of held slots in all processes, by the name of the limit.
 
-    The numbers are up to a quarter of `RATELIMIT_SLOT_SECONDS` old, and of no more than 200 limits
-    of a process. Raises `StoreError`.
+    The numbers are up to a quarter of `RATELIMIT_SLOT_SECONDS` old. A process reports at most 200
+    limits. Raises `StoreError`.
     """
     found = Counter[str]()
     for entry in _reports():
@@ -494,7 +497,7 @@ def in_flight() -> dict[str, int]:
 
 
 def _listed() -> list[tuple[Holder, bytes, bytes]]:
-    """The holders of slots, with the key and the slot of each."""
+    """Return the holders of slots, each with the Redis key and the slot."""
     found: list[tuple[Holder, bytes, bytes]] = []
     for entry in _reports():
         with suppress(ValueError, KeyError, TypeError):  # Of another version.
@@ -525,9 +528,9 @@ def _record(holder: Holder, slot: bytes) -> bytes:
 def end_slot(holder_id: str) -> Holder | None:
     """End a slot, whichever process holds it.
 
-    Its place is free at once, and it is not taken again. Its process gets `slot_lost` with the next
-    renewal, and its work continues. Return its holder, or None if it has ended already. Raises
-    `StoreError`.
+    The slot is free at once, and its process does not take it again. That process sends `slot_lost`
+    with the next renewal, and its work continues. Return the holder, or None if the slot has ended
+    already. Raises `StoreError`.
     """
     for holder, key, slot in _listed():
         if holder.id == holder_id:
@@ -541,7 +544,7 @@ def end_slot(holder_id: str) -> Holder | None:
 
 
 def _note_ended(holder_id: str) -> None:
-    """Note that an operator has ended a slot, so that its process does not take it again."""
+    """Record that an operator has ended a slot, so that its process does not take it again."""
     key = _key(_ENDED)
     seconds = time.time()
     get_store(background=True).execute_all(
@@ -554,9 +557,9 @@ def _note_ended(holder_id: str) -> None:
 
 
 def forget_slots(key: bytes, digests: Collection[str]) -> int:
-    """End all slots in a key of Redis, and delete the reports that name one of these identities.
+    """End all slots in a Redis key, and delete the reports that name one of these identities.
 
-    Each process sends its report again with the next renewal. Returns how many slots were ended.
+    Each process sends its report again with the next renewal. Return the number of ended slots.
     Raises `StoreError`.
     """
     store = get_store(background=True)

@@ -1,7 +1,7 @@
-"""Waiting for a turn that was reserved, and giving it back if the caller is stopped.
+"""Waiting for a reserved turn, and giving it back if the caller is stopped.
 
 A turn is taken before the wait. A caller that is cancelled or interrupted gives exactly that turn
-back, by the moment from which it counts, whatever else happens to it.
+back, by the moment from which its units count.
 """
 
 from __future__ import annotations

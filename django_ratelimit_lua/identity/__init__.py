@@ -1,7 +1,7 @@
-"""Reads the identity of a client from a request, and digests it.
+"""Reads the identity of a client from a request, and computes its digest.
 
-An identity is text, bytes, a number, a UUID, None, or a tuple of these, and is stored as a digest
-only. It imports the ground floor. It does not know limits in force, rules or Redis.
+An identity is text, bytes, a number, a UUID, None, or a tuple of these. Only its digest is stored.
+This package imports only the lowest floor, and does not know limits, rules or Redis.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DIGEST_SIZE = 16
 
 
 def _encode(identity: object) -> bytes:
-    """Bytes that no other identity has: every part carries its kind and its length."""
+    """Return bytes that no other identity has: every part includes its kind and its length."""
     if isinstance(identity, str):
         part = b"s" + identity.encode("utf-8", "surrogatepass")
     elif identity is None:
@@ -89,22 +89,20 @@ def secrets_by_id() -> dict[str, str | bytes]:
 
 
 def key_id() -> str:
-    """The id of the key that digests are made with now."""
+    """Return the id of the key that new digests are made with."""
     return _key_id(conf.KEY_SECRET[0])
 
 
 def key_ids() -> str:
-    """The ids of all keys that this process knows, as one text."""
+    """Return the ids of all keys that this process knows, as one text."""
     return ",".join(secrets_by_id())
 
 
 def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
     """Return the digest of an identity: 32 hexadecimal digits of keyed BLAKE2b (RFC 7693).
 
-    So nothing readable is stored.
-
-    `secret`: an earlier one, instead of the one in force. Raises `TypeError` for what is no
-    identity.
+    Only digests are stored, so identities cannot be read from Redis. `secret` replaces the current
+    secret by an earlier one. Raises `TypeError` if the value is not an identity.
 
     >>> digest(("ip", "192.0.2.1")) == digest(("ip", "192.0.2.2"))
     False

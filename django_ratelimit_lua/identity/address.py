@@ -1,4 +1,4 @@
-"""The client's address, as an identity: which one is taken, and why."""
+"""The client's address as an identity, and the reason why that address was chosen."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ _unheard = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """The address that counts.
+    """The address that a request counts for.
 
-    `network`: the masked address as text; None without an address (a Unix socket), `UNKNOWN` if it
-    is invalid. `why`: how it was found, in words. `address`: the full address, if it is valid.
+    - `network`: the masked address as text; None without an address (a Unix socket), `UNKNOWN` if
+      it is invalid;
+    - `why`: how it was found, in words;
+    - `address`: the full address, if it is valid.
     """
 
     network: str | None
@@ -41,11 +43,12 @@ class ClientAddress:
 
 
 def client_address(request: HttpRequest) -> ClientAddress:
-    """The address of the client that sent a request.
+    """Return the address of the client that sent a request.
 
-    It is the one in `RATELIMIT_IP_META_KEY` if set, or the one that `RATELIMIT_TRUSTED_PROXIES`
-    report. Otherwise it is `REMOTE_ADDR`, and headers are ignored. It is masked by
-    `RATELIMIT_IPV4_MASK` and `RATELIMIT_IPV6_MASK`. Never raises, whatever the request contains.
+    It is the address in `RATELIMIT_IP_META_KEY` if that is set, or the one that
+    `RATELIMIT_TRUSTED_PROXIES` report. Otherwise it is `REMOTE_ADDR`, and headers are ignored. It
+    is masked by `RATELIMIT_IPV4_MASK` and `RATELIMIT_IPV6_MASK`. Never raises, whatever the request
+    contains.
     """
     source = conf.IP_META_KEY
     if callable(source):
@@ -82,7 +85,7 @@ def believed(
 
 
 def address_as(text: object, why: str) -> ClientAddress:
-    """An address from text: without a port, brackets or a zone, and masked.
+    """Return an address from text, masked, and without its port, brackets or zone.
 
     >>> [address_as(text, "a proxy").network for text in ("[2001:db8::1]:4711", "203.0.113.9:80")]
     ['2001:db8::', '203.0.113.9']

@@ -1,14 +1,13 @@
 """Fields of a request's body, read without consuming the body.
 
-Only small bodies (`MAX_BYTES`) of forms or JSON are read. Django keeps them, so the view gets
-everything as without this package: `request.POST` by its own upload handlers, `request.body`, and
-the stream. A larger body, or one whose stream is already being read, is left alone: `UNREAD`.
+Only small bodies (`MAX_BYTES`) of forms or JSON are read. Django keeps them, so the view finds
+everything as it would without this package: `request.POST` by its own upload handlers,
+`request.body`, and the stream. A larger body, or one whose stream is already being read, is not
+read here: its fields are `UNREAD`. A body that is malformed, or of another type, has no fields.
 
-A body that is malformed, or of another type, has no fields.
-
-The client also names the type and charset of its body, and not every view uses them. So a body is
-read in each way in which a view may read it (`form_values` and the like, for blocks). If the
-results differ in a field, the field is `UNREAD`.
+The client also chooses the type and charset of its body, and not every view uses these. So a body
+is parsed in each way in which a view may parse it (`form_values` and the like return all values,
+which blocks compare). If the results differ in a field, the field is `UNREAD`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ fields.
 def form_values(request: HttpRequest, name: str) -> Values:
     """Return the values that views may find in a field of a form, whatever the method.
 
-    Django parses only what is posted; other views parse PUT and PATCH as well.
+    Django parses only POST requests; other views also parse PUT and PATCH.
 
     >>> from django.test import RequestFactory
     >>> form_values(RequestFactory().post("/", {"name": "ada"}), "name")
@@ -95,10 +94,10 @@ def data_values(request: HttpRequest, path: str) -> Values:
 
 
 def agreed(values: Values) -> str | Unread | None:
-    """The one value that every view reads.
+    """Return the value that every view reads, or `UNREAD` if views may read different values.
 
-    If one view would read another value, it is unknown which is right: if one of them were counted,
-    the others would be free guesses.
+    It is unknown which of the different values is right. If only one of them were counted, a client
+    could vary the others without being limited.
     """
     if len(values) > 1:
         return UNREAD
@@ -106,9 +105,9 @@ def agreed(values: Values) -> str | Unread | None:
 
 
 def _is_of(kind: str, request: HttpRequest) -> bool:
-    """Whether some parser of this kind would take the body.
+    """Return whether a parser of this kind would take the body.
 
-    DRF's parsers also take a type with a `*` in it.
+    DRF's parsers also take a type that contains a `*`.
     """
     main, _, sub = str(request.content_type).partition("/")
     if kind == JSON:  # Also text/json, application/vnd.api+json and the like.
@@ -147,7 +146,7 @@ def _readings(request: HttpRequest, kind: str) -> Sequence[object]:
 
 
 def _read(request: HttpRequest) -> bytes | Unread:
-    """A small body as a whole."""
+    """Return a small body as a whole, or `UNREAD`."""
     try:
         if _length(request) > _bound():
             return UNREAD
@@ -160,7 +159,7 @@ def _read(request: HttpRequest) -> bytes | Unread:
 
 
 def _bound() -> int:
-    """Not more than Django would read.
+    """Return the maximum size of a body to read, which is never more than Django would read.
 
     If Django refuses a body, it may leave the stream at its end.
     """
@@ -171,7 +170,7 @@ def _bound() -> int:
 
 
 def _length(request: HttpRequest) -> int:
-    """How many bytes the body has. Raises `ValueError` for a stream that was closed."""
+    """Return the size of the body in bytes. Raises `ValueError` if the stream is closed."""
     stream = getattr(request, "_stream", None)
     if stream is not None and hasattr(stream, "seekable") and stream.seekable():
         # Under ASGI Django has the full body already. A chunked body has no declared length.
@@ -189,7 +188,7 @@ def _length(request: HttpRequest) -> int:
 def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> Sequence[object]:
     """The results of parsing a small body: with the charset that it names, and without.
 
-    A parser that refuses JSON is not in the list.
+    If a parser rejects the JSON, its result is left out.
     """
     is_decoded = _is_decoded(charset)
     if kind == JSON:
@@ -205,9 +204,9 @@ def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> Seque
 
 
 def _is_decoded(charset: str) -> bool:
-    """Whether text in this charset is decoded here.
+    """Return whether text in this charset is decoded here.
 
-    Bytes-to-bytes codecs are not charsets: DRF refuses them, and a few bytes could become
+    Codecs from bytes to bytes are not charsets: DRF refuses them, and a few bytes could become
     gigabytes.
     """
     try:
@@ -220,8 +219,8 @@ def _is_decoded(charset: str) -> bool:
 def _json(body: bytes, charset: str | None) -> list[object]:
     """A Django view calls `json.loads`, which detects the charset.
 
-    DRF uses the one that is named, and ignores a character that is cut off at the end, as readers
-    of streams do.
+    A Django view calls `json.loads`, which detects the charset. DRF uses the charset of the
+    request, and ignores a character that is cut off at the end, as stream readers do.
     """
     texts = []
     with suppress(ValueError):

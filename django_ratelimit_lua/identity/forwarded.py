@@ -35,9 +35,10 @@ _FOR = re.compile(rf"(?:^|;)[ \t]*+for=({_VALUE})", re.ASCII | re.IGNORECASE)
 
 
 def parse_address(text: str) -> Address | None:
-    """An address as proxies write it, or None: a port, brackets, quotes and a zone are taken off.
+    """Return an address from a proxy's header, or None if it is invalid.
 
-    An IPv4-mapped IPv6 address is the IPv4 client.
+    A port, brackets, quotes and a zone are removed. An IPv4-mapped IPv6 address becomes its IPv4
+    address.
 
     >>> (
     ...     parse_address("[2001:db8::1]:4711"),
@@ -69,9 +70,9 @@ def _parsed(text: str) -> Address | None:
 
 
 def parse_network(text: str) -> Network:
-    """A network, or an address as one, as people write it. Raises `ValueError`.
+    """Return a network from text; an address is a network of itself. Raises `ValueError`.
 
-    IPv4-mapped IPv6 is the IPv4 network, as clients of it are IPv4 clients.
+    An IPv4-mapped IPv6 network becomes its IPv4 network, because its clients are IPv4 clients.
 
     >>> (
     ...     parse_network("::ffff:203.0.113.9"),
@@ -84,7 +85,7 @@ def parse_network(text: str) -> Network:
 
 
 def covers(network: str, address: str) -> bool:
-    """Whether an address is in a network, both as text; False for what is neither.
+    """Return whether an address is in a network, both as text; False if either is invalid.
 
     >>> (
     ...     covers("203.0.113.0/24", "203.0.113.9"),
@@ -101,11 +102,10 @@ def covers(network: str, address: str) -> bool:
 
 
 def entries(header: str, kind: str) -> Iterator[str]:
-    """The entries of a header from the right, of `kind` "x-forwarded-for" or "forwarded".
+    """Yield the entries of a header from the right, at most `MAX_HOPS`.
 
-    At most `MAX_HOPS`.
-
-    A malformed `Forwarded` element, or one without `for`, is an empty entry, and the last.
+    `kind` is "x-forwarded-for" or "forwarded". A malformed `Forwarded` element, or one without
+    `for`, yields an empty entry, and ends the iteration.
 
     >>> list(entries("spoofed, 192.0.2.1,10.0.0.1", "x-forwarded-for"))
     ['10.0.0.1', '192.0.2.1', 'spoofed']

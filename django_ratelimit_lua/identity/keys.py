@@ -147,12 +147,12 @@ BUILT_IN = {
 
 
 class FieldKind(NamedTuple):
-    """A kind of fields, as in `header:NAME`.
+    """A kind of fields, such as `header:NAME`.
 
     - `read`: returns the values that views may find in a field, see `agreed`;
     - `label`: its name for operators, with `%s` for the name of the field;
-    - `in_body`: whether it is a part of the body; `is_exact`: whether its values are never
-      normalized.
+    - `in_body`: whether the field is in the body;
+    - `is_exact`: whether its values are never normalized.
     """
 
     read: Callable[[HttpRequest, str], Values]
@@ -218,7 +218,7 @@ def _registered(name: str, source: Any) -> Key:
 
 
 def _check_function(setting: str, key: Key) -> None:
-    """Raise `ImproperlyConfigured` for a function that `RATELIMIT_KEYS` cannot call."""
+    """Raise `ImproperlyConfigured` if a function in `RATELIMIT_KEYS` cannot be called."""
     if iscoroutinefunction(key.read):
         raise ImproperlyConfigured(
             f"{setting} is a coroutine function; use a plain one, and register it as Key(..., "
@@ -240,7 +240,7 @@ def _check_function(setting: str, key: Key) -> None:
 def registered_identity(name: str, value: object) -> tuple[str, str | None]:
     """Return the identity for a value of a registered key.
 
-    Raises `LimitError` for a value of another type.
+    Raises `LimitError` if the value has another type.
     """
     if value is None or value == "":
         return (name, None)
@@ -256,9 +256,7 @@ def registered_identity(name: str, value: object) -> tuple[str, str | None]:
 def split_field(field: str) -> tuple[str, str, bool] | None:
     """Split a field into its kind, its name, and whether it is case-sensitive.
 
-    None if it is not a field.
-
-    A registered key is a field without a name.
+    Return None if it is not a field. A registered key is a field without a name.
 
     >>> split_field("header:X-API-Key"), split_field("exact:post:name"), split_field("ip")
     (('header', 'X-API-Key', False), ('post', 'name', True), None)
@@ -313,8 +311,8 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
     """Return the identities of a request by a field.
 
     There are several if views may read the field in more than one way, and none if it is missing or
-    was not read. Raises `LimitError` for an invalid field. Blocks if the function of a registered
-    key does.
+    was not read. Raises `LimitError` for an invalid field. Blocks if it is a registered key whose
+    function blocks.
     """
     parts = split_field(field)
     if parts is None:
@@ -349,7 +347,7 @@ def _no_field(field: str) -> LimitError:
 
 
 def label_of(name: str) -> str:
-    """Return the name of a key for operators; of a field, the key itself.
+    """Return the name of a key for operators. A field is its own name.
 
     >>> label_of("ip"), label_of("post:username")
     ('address', 'post:username')
@@ -436,7 +434,7 @@ def compile_key(key: KeyLike) -> Key:
 
 
 def user_missing() -> ImproperlyConfigured:
-    """Return the error for a key that needs the user if no middleware sets it."""
+    """Return the error for a key that needs the user, if no middleware sets the user."""
     return ImproperlyConfigured(
         "This key needs request.user: add django.contrib.auth.middleware.AuthenticationMiddleware "
         "to MIDDLEWARE, "

@@ -1,4 +1,4 @@
-"""By what names identities are shown to operators: whole, masked, or not at all."""
+"""The names by which operators see identities: plain, masked, or not at all."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _OWN = "\0own"
 def name_words(name: str, most: int = 60) -> str:
     r"""Return the name of a rule or call site as one line of a table.
 
-    What cannot be printed is escaped, blanks at an end are quoted, and of more than `most`
-    letters the middle is left out.
+    Characters that cannot be printed are escaped, and spaces at the ends are quoted. Of a name
+    longer than `most` characters, the middle is left out.
 
     >>> name_words("a\nb"), name_words("  "), name_words("abcdefghij", 5)
     ('a\\nb', '"  "', 'ab…ij')
@@ -66,8 +66,10 @@ def is_short(identity: object) -> bool:
 def shown(identity: Identity, *, shows_address: bool = False) -> Name:
     """Return the parts of an identity that `RATELIMIT_SHOW_IDENTITIES` allows to show.
 
-    "plain": as they are; "masked": addresses as networks (/24, /56), paths by their first part,
-    and the first letters of other values; "off": none.
+    - "plain": all parts as they are;
+    - "masked": addresses as networks (/24, /56), paths by their first part, and the first letters
+      of other values;
+    - "off": none.
 
     Args:
         identity: The identity.
@@ -102,9 +104,10 @@ def masked(name: Name) -> Name:
 
 
 def own(identity: Identity, name: Identity = None) -> Identity:
-    """An identity that the project has made. It never equals one that a key has read.
+    """Return an identity for a value that the project has supplied instead of a key.
 
-    It is shown as `name`, if given. `None`, all callers together, stays `None`.
+    It never equals an identity that a key has read. It is shown as `name`, if given. `None`, all
+    callers together, stays `None`.
     """
     if identity is None:
         return None
@@ -114,7 +117,7 @@ def own(identity: Identity, name: Identity = None) -> Identity:
 
 
 def original(identity: Identity) -> Identity:
-    """The identity that is digested, of one that `own` may have marked."""
+    """Return the identity to digest: without the mark of `own`, if it has one."""
     if isinstance(identity, tuple) and identity[:1] == (_OWN,):
         return identity[1]
     return identity

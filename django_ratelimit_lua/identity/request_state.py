@@ -1,8 +1,8 @@
-"""The data of this package on a request, and the request it belongs to if DRF's wraps Django's.
+"""The data of this package on a request, also if DRF's request wraps Django's.
 
-Functions of the project (a key, a cost, a user) get the request that the view has, so that DRF's
-own authentication counts. The data on a request, and its body, are those of Django's request, of
-which there is one.
+Functions of the project (a key, a cost, a user) receive the view's request, so that DRF's
+authentication counts. The data and the body are those of Django's request, of which there is only
+one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from django.urls import ResolverMatch
 class RequestState:
     """The data of one request, from the middleware to the end of its view.
 
-    - `counted`: the rules that were counted for it; `charged`: the counters that `cost_after` has
-      charged for it;
-    - `waits`: some rules wait until the user and the session are known;
-    - `throttles`: the decision about all throttles of its DRF view; `held`: the slots that it
-      holds;
-    - `groups`: a user, and the names of the Django groups of this user;
-    - `key_values`: values of registered keys, by name, that an operator or a service has given;
-    - `looked_ahead`, `ahead`: its route, resolved before Django does;
+    - `counted`: the rules that were counted for it;
+    - `charged`: the counters that `cost_after` has charged for it;
+    - `waits`: whether some rules wait until the user and the session are known;
+    - `throttles`: the decision about all throttles of its DRF view;
+    - `held`: the slots that it holds;
+    - `groups`: a user, and the names of this user's Django groups;
+    - `key_values`: values of registered keys, by name, that an operator or a service has supplied;
+    - `looked_ahead`, `ahead`: whether its route was resolved before Django did, and the result;
     - `readings`: the results of parsing its body;
     - `refusal`: the content of the last refusal;
-    - `count`: how an annex counts it.
+    - `count`: an annex's data for counting the request once.
     """
 
     counted: set[str] = field(default_factory=set)

@@ -1,12 +1,12 @@
-"""Values that clients send outside a body, within bounds: a header, a cookie, a query parameter.
+"""Values that clients send outside the body, within bounds: headers, cookies, the query.
 
-A refusal must not cost more than the request it refuses, so nothing is parsed that is longer than
-any client needs. A longer value is answered 400, as Django answers too many parameters. To ignore
-it would be a way around the limit.
+A refusal must not cost more than the request that it refuses, so values that are longer than any
+client needs are not parsed. The response to a longer value is 400, like Django's response to too
+many parameters: ignoring it would let clients evade the limit.
 
-If a value is repeated, Django has one way to read it. For a request to another server (`LINES`) it
-is unknown whether that server uses the first or the last, or joins them: if these differ, the value
-is `UNREAD`.
+If a value is repeated, Django uses one of them. For a request to another server (`LINES`) it is
+unknown whether that server uses the first or the last, or joins them: if these differ, the value is
+`UNREAD`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def header_values(request: HttpRequest, name: str) -> Values:
 
 
 def cookie_values(request: HttpRequest, name: str) -> Values:
-    """What servers may find in a cookie."""
+    """Return the values that servers may find in a cookie. Raises `RequestDataTooBig`."""
     cookies = _header(request, "Cookie")
     if cookies is not None and cookies.count(";") >= MAX_COOKIES:
         raise RequestDataTooBig(f"The request has more than {MAX_COOKIES} cookies")
@@ -62,7 +62,10 @@ def cookie_values(request: HttpRequest, name: str) -> Values:
 
 
 def query_values(request: HttpRequest, name: str) -> Values:
-    """What servers may find in a parameter of the query."""
+    """Return the values that servers may find in a parameter of the query.
+
+    Raises `RequestDataTooBig`.
+    """
     _check_length("query", str(request.META.get("QUERY_STRING") or ""), MAX_QUERY_LENGTH)
     if LINES not in request.META:
         return (request.GET.get(name),)
@@ -70,7 +73,7 @@ def query_values(request: HttpRequest, name: str) -> Values:
 
 
 def _ends(values: Sequence[str]) -> Values:
-    """The first and the last, once if they are the same."""
+    """Return the first and the last value, or one of them if they are equal."""
     return tuple(dict.fromkeys((*values[:1], *values[-1:])))
 
 

@@ -1,8 +1,8 @@
 """The route of a request, resolved before Django resolves it if it is needed earlier.
 
-It is not stored as `request.resolver_match`, which is Django's to set: a later middleware may still
+It is not stored as `request.resolver_match`, which only Django sets: a later middleware may still
 choose another URLconf (`request.urlconf`) or another language, and so another view. So the early
-result is kept separately, and compared with Django's when that is known.
+result is stored separately, and compared with Django's when that is known.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .request_state import request_state
 
 
 def resolver_of(request: HttpRequest) -> URLResolver:
-    """The resolver of a request's path, as middleware has set it so far."""
+    """Return the resolver of a request's path, as middleware has set it so far."""
     return get_resolver(getattr(request, "urlconf", None))
 
 
 def known_match(request: HttpRequest) -> ResolverMatch | None:
-    """The route of a request: as Django resolved it, or as it was resolved before.
+    """Return the route of a request, as resolved by Django or earlier by `resolved`.
 
-    None if no route matches, or it was not resolved.
+    None if no route matches, or if it was not resolved yet.
     """
     return request.resolver_match or request_state(request).ahead
 
 
 def resolved(request: HttpRequest) -> ResolverMatch | None:
-    """The route of a request: as Django resolved it, or resolved here, once.
+    """Return the route of a request, and resolve it if Django has not done so yet.
 
     None if no route matches.
     """
@@ -45,7 +45,7 @@ def resolved(request: HttpRequest) -> ResolverMatch | None:
 
 
 def was_foreseen(request: HttpRequest) -> bool:
-    """Whether Django resolved the same view as the early resolution.
+    """Return whether Django has resolved the same view as the early resolution.
 
     True if there was no early resolution.
     """

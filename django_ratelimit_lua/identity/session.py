@@ -1,7 +1,7 @@
-"""The session as an identity: only one that its store knows, and that the client has sent.
+"""The session as an identity, if its store contains it and the client has sent its key.
 
-A client can send a made-up session cookie, or leave it out and get a new session. Neither may
-create a count of its own.
+A client can invent a session cookie, or omit it and get a new session. Neither may create a new
+count.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from django.http import HttpRequest
 
 
 def session_key(request: HttpRequest) -> str | None:
-    """The key of the session that the client has sent, if its store knows it and it is not empty.
+    """Return the key of the client's session, or None.
 
-    Otherwise None.
-
-    Loads the session, as a view that uses it does, but not if the client has sent none.
+    None if the client has sent no key, or if the store does not contain the session, or if it is
+    empty. If the client has sent a key, the session is loaded, as a view that uses it would do.
     """
     session, brought = _brought(request)
     is_known = session is not None and bool(session.keys()) and session.session_key == brought
@@ -25,17 +24,17 @@ def session_key(request: HttpRequest) -> str | None:
 
 
 async def aload(request: HttpRequest) -> None:
-    """Load the session without blocking the event loop, so that `session_key` does not have to."""
+    """Load the session without blocking the event loop, so that `session_key` need not load it."""
     session, _ = _brought(request)
     if session is not None:
         await session.akeys()
 
 
 def _brought(request: HttpRequest) -> tuple[SessionBase | None, str | None]:
-    """The session that the client names in its cookie, not loaded yet.
+    """Return the session that the client's cookie names, not loaded yet, and its key.
 
-    None where sessions are kept in the cookie itself: these have no key that lasts. Every change
-    makes another, and those before stay good, so a client could have as many as it likes.
+    None if sessions are stored in the cookie itself. Their keys do not last: every change makes a
+    new one, and earlier ones stay valid, so a client could have any number of them.
     """
     session = getattr(request, "session", None)
     key = request.COOKIES.get(settings.SESSION_COOKIE_NAME)

@@ -1,8 +1,8 @@
 """One spelling for text from clients, so that another spelling does not create another count.
 
 A login form accepts a name with a trailing space, in full-width letters or in capitals for the same
-user: Django's `UsernameField` strips and applies NFKC, and many user models ignore case. A count
-must not be finer than what the view takes for the same.
+user: Django's `UsernameField` strips and applies NFKC, and many user models ignore case. Texts that
+the view treats as equal must share a count.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _ROUNDS = 10
 
 
 def normalised(text: str) -> str:
-    r"""The one spelling of a text: without white space around it, NFKC, without case.
+    r"""Return the normalized spelling of a text: stripped, NFKC and in lower case.
 
-    A fixed point.
+    Normalizing the result again does not change it.
 
     >>> normalised(" Ada\u3000") == normalised("\uff21\uff44\uff41") == "ada"
     True

@@ -27,9 +27,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def ban_lengths(value: Any) -> str:
-    """How long the first, second and each further ban is, as text: "10m,1h,1d".
+    """Return the lengths of the first, second and each further ban, as text: "10m,1h,1d".
 
-    Raises `LimitError`, which names the entry that is wrong.
+    Raises `LimitError`, which names the invalid entry.
 
     >>> ban_lengths("10min, 1h"), ban_lengths(["10m", timedelta(days=1)])
     ('10m,1h', '10m,1d')
@@ -56,10 +56,12 @@ def ban_lengths(value: Any) -> str:
 class BanTerms:
     """When and for how long a limit bans. Times are microseconds.
 
-    `key_part`: the end of the keys of its bans; `after`: the number of offences within `window_us`
-    that triggers a ban; `lengths_us`: of the first ban, the second, and so on. The last entry is
-    the length of each further ban, and how long after the end of a ban the number of bans is
-    remembered.
+    - `key_part`: the end of the keys of its bans;
+    - `after`: the number of offences within `window_us` that triggers a ban;
+    - `lengths_us`: the lengths of the first ban, the second, and so on. The last entry is the
+      length of each further ban, and how long after the end of a ban the number of bans is
+      remembered;
+    - `on`: what counts as an offence.
     """
 
     key_part: bytes
@@ -70,7 +72,7 @@ class BanTerms:
 
     @classmethod
     def of(cls, limit: Limit, key_name: bytes) -> BanTerms | None:
-        """Those of a limit; None: it does not ban."""
+        """Return the ban terms of a limit, or None if the limit does not ban."""
         if limit.ban_after is None or limit.ban_for is None:
             return None
         lengths = tuple(time_us(entry) for entry in limit.ban_for.split(","))
@@ -80,9 +82,9 @@ class BanTerms:
         return cls(key_name + b":ban", limit.ban_after, window, lengths, limit.ban_on)
 
     def record(self, place: int, units: int, *, is_shadow: bool, reports: bool = False) -> bytes:
-        """The arguments of the Lua; see `ban.lua`.
+        """Return the arguments of `ban.lua`.
 
-        `reports`: offences are reported, whatever the limit does.
+        With `reports`, only reported offences count, not those that the limit itself would count.
         """
         on = _ON[self.on]
         if reports:
@@ -91,25 +93,28 @@ class BanTerms:
         return Struct(f"<{len(numbers)}d").pack(*numbers)
 
     def duration_us(self, times: int) -> int:
-        """The length of a ban after this number of bans."""
+        """Return the length of a ban, given the number of bans before it."""
         return self.lengths_us[min(times, len(self.lengths_us) - 1)]
 
 
 class Ban(NamedTuple):
     """A ban in a decision, or the offences that may lead to one.
 
-    Moments are microseconds since 1970; 0: none.
+    Moments are microseconds since 1970; 0 if not set.
 
     >>> ban = Ban(until=1_750_000_600_000_000, since=1_750_000_000_000_000, offences=10)
     >>> print(ban.ends_at)
     2025-06-15 15:16:40+00:00
 
-    - `until`: its end; 0: there is no ban, and `offences` are those that count towards one;
-    - `since`: when it was earned, or made by hand; `first`, `last`: its first and its last offence;
-    - `offences`: how many; `times`: how often there was one, this one included, as far as it is
-      remembered;
-    - `by_hand`: an operator has made it; `is_new`: this very call has earned it;
-    - `is_offence`: this very call was an offence that counts.
+    - `until`: the end of the ban; 0 if there is no ban, and `offences` are those that count towards
+      one;
+    - `since`: when the ban was triggered, or made by hand;
+    - `first`, `last`: the moments of its first and its last offence;
+    - `offences`: the number of offences;
+    - `times`: the number of bans so far, including this one, as far as they are remembered;
+    - `by_hand`: whether an operator has made it;
+    - `is_new`: whether this very call has triggered it;
+    - `is_offence`: whether this very call was an offence that counts.
     """
 
     until: int = 0
@@ -124,9 +129,9 @@ class Ban(NamedTuple):
 
     @classmethod
     def of_state(cls, state: bytes, now: int) -> tuple[Ban, str] | None:
-        """The ban in a state as Redis keeps it, with the reason if it was made by hand.
+        """Return the ban in a state as Redis stores it, and its reason if it was made by hand.
 
-        None: no ban is in force at that time.
+        None if no ban is in force at that time.
         """
         if len(state) < _STATE_SIZE:
             return None
@@ -143,17 +148,17 @@ class Ban(NamedTuple):
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> Ban:
-        """The ban in a reply's numbers."""
+        """Return the ban in the numbers of a reply."""
         until, since, first, last, offences, times, by, did = map(int, numbers)
         return cls(until, since, first, last, offences, times, by == 1, did % 2 == 1, did >= 2)
 
     def later(self) -> Ban:
-        """The same as another call finds it, which has done nothing to it."""
+        """Return the ban without the marks of the call that has triggered it or offended."""
         return self._replace(is_new=False, is_offence=False)
 
     @property
     def ends_at(self) -> datetime | None:
-        """When it ends; None: there is no ban."""
+        """Return the end of the ban, or None if there is no ban."""
         if not self.until:
             return None
         return _EPOCH + timedelta(microseconds=self.until)

@@ -22,7 +22,7 @@ MAX_AHEAD = 100
 
 
 def zone(name: str) -> ZoneInfo:
-    """The IANA time zone of that name. Raises `LimitError`."""
+    """Return the IANA time zone of that name. Raises `LimitError` if it is unknown."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
@@ -42,10 +42,10 @@ def _start(unit: str, day: date) -> date:
 
 
 def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]:
-    """Return four starts of a unit in a row, in microseconds since 1970.
+    """Return four successive starts of a unit, in microseconds since 1970.
 
-    `unit` is 'day', 'week' (from Monday, as in ISO 8601) or 'month'. `now` lies between the
-    second and the third.
+    `unit` is 'day', 'week' (from Monday, as in ISO 8601) or 'month'. `now` lies between the second
+    and the third.
 
     >>> starts = boundaries("month", "UTC", 0)
     >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in starts]
@@ -63,8 +63,8 @@ def boundaries_ahead(
 ) -> tuple[tuple[int, ...], bool]:
     """Return the starts of `unit` that follow `boundaries`, and whether these are all.
 
-    They end with the first one after `until` (None: there is always another), but at most
-    `MAX_AHEAD` after `now`.
+    The last one is the first after `until` (None: no end), but at most `MAX_AHEAD` starts after
+    `now` are returned.
 
     >>> ahead, is_all = boundaries_ahead("month", "UTC", 0, 80 * DAY)
     >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in ahead], is_all

@@ -1,6 +1,6 @@
-"""One call of the Lua program: described once, performed by any runner, sync or async.
+"""One call of the Lua script: described once, and performed by a sync or an async runner.
 
-The layout of keys, arguments and reply is written in the header of `program.lua`.
+The header of `program.lua` defines the layout of keys, arguments and reply.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ leaky bucket does.
 
 
 def whole_cost(cost: object, what: str = "cost is") -> int:
-    """The cost. Raises `LimitError`, with what would be right, if it is invalid.
+    """Return the cost. Raises `LimitError` with the valid range if it is invalid.
 
     >>> whole_cost(2**60)
     Traceback (most recent call last):
@@ -66,10 +66,11 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
 class Charge(NamedTuple):
     """A number of units, from 0 to `MAX_COST`, for one identity (by its digest) under one limit.
 
-    - `cost`: of `offend`, offences; of `ban`, its length in microseconds, 0 for the length of an
-      automatic one; of `unban`, 1 to forget earlier bans as well, or 0;
-    - `banned`: the digest of the identity to ban, if it differs; empty: the same;
-    - `reports`: whether offences are reported later, whatever the limit does.
+    - `cost`: the units. For `offend`, the number of offences; for `ban`, its length in
+      microseconds, or 0 for the length of an automatic ban; for `unban`, 1 to forget earlier bans
+      as well, or 0;
+    - `banned`: the digest of the identity to ban; empty if it is the same identity;
+    - `reports`: whether only offences that are reported later count.
     """
 
     limit: Limit
@@ -80,15 +81,14 @@ class Charge(NamedTuple):
 
     @property
     def ban_digest(self) -> bytes:
-        """The digest of the identity to ban."""
+        """Return the digest of the identity to ban."""
         return self.banned or self.digest
 
 
 class Revision(NamedTuple):
-    """Identify a state of the rules: how often they had been changed, and the text to compare.
+    """A state of the rules: the number of changes so far, and the text to compare.
 
-    The text ends with a random tag, because two histories of a database can have the same
-    number.
+    The text ends with a random tag, because two histories of a database can have the same number.
 
     >>> Revision.of(7, "0123456789abcdef")
     Revision(number=7, text=b'7-0123456789abcdef')
@@ -99,12 +99,12 @@ class Revision(NamedTuple):
 
     @classmethod
     def of(cls, number: int, tag: str) -> Revision:
-        """The revision of that number and tag."""
+        """Return the revision of that number and tag."""
         return cls(number, b"%d-%b" % (number, tag.encode()))
 
     @classmethod
     def read(cls, text: bytes) -> Revision:
-        """The revision that is written so. Raises `ValueError`."""
+        """Parse the text of a revision. Raises `ValueError` if it is invalid."""
         match = _REVISION.fullmatch(text)
         if match is None:
             raise ValueError(f"invalid revision: {text[:80]!r}")
@@ -116,10 +116,10 @@ NO_RULES = Revision(0, b"0")
 
 
 class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and asks again
-    """The caller decided by rules or overrides other than the current ones; nothing was counted.
+    """The caller's rules or overrides were not the current ones, so nothing was counted.
 
-    `current`: the rules revision in force; `records`: what is written about each of the call's
-    subjects, if that is what the caller did not know.
+    - `current`: the rules revision in force;
+    - `records`: the stored record of each of the call's subjects, if the overrides were stale.
     """
 
     def __init__(self, current: Revision, records: tuple[bytes | None, ...] = ()) -> None:
@@ -131,7 +131,7 @@ class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and
 class Subject(NamedTuple):
     """A subject that overrides may match: its digest, and the tag of its overrides.
 
-    The tag is that of the overrides that the caller has read; empty if it has read none.
+    The tag identifies the overrides that the caller has read; it is empty if it has read none.
     """
 
     digest: bytes
@@ -144,27 +144,30 @@ TAG_SIZE = 16
 class Call(NamedTuple):
     """Charges decided together, all or nothing.
 
-    - `prefix`: the start of every key; `now`: microseconds since 1970, or None for the server's
-      clock;
+    - `prefix`: the start of every key;
+    - `now`: microseconds since 1970, or None for the server's clock;
     - `slack_us`: with `now`, how much longer than necessary keys are kept, because they expire by
       the server's clock; None: a minute. A caller whose time is behind the present needs at least
       the difference;
-    - `max_wait_us`: replaces each limit's own for this call; below 0: any wait;
-    - `longest_hold_us`: how long a limit without `max_wait` that makes callers wait anyway, such as
-      a leaky bucket, may hold a hit; None: without a bound;
-    - `partial`: grant as many units as are available; `debt`: a token bucket that owes no more than
-      it holds grants any cost, and later callers wait until the debt is paid;
-    - `hit_at`: of a refund, the moment of the hit whose units are given back; None: the latest;
+    - `max_wait_us`: replaces each limit's own for this call; negative: without a maximum;
+    - `longest_hold_us`: how long a hit may be held by a limit that makes callers wait even without
+      `max_wait`, such as a leaky bucket; None: without a maximum;
+    - `partial`: grant as many units as are available;
+    - `debt`: a token bucket that owes no more than it holds grants any cost, and later callers wait
+      until the debt is paid;
+    - `hit_at`: for a refund, the moment of the hit whose units are refunded; None: the latest;
     - `revision`, `fence`: the rules revision that the caller uses, and the key of the hash with the
       current one;
     - `subjects`: the subjects whose overrides the caller knows; they are in the same hash. Only
       with a `revision`;
-    - `registers`: whether the register of bans is where the call is decided; `why`: the reason of a
-      `ban`;
-    - `slot`: the slot that concurrency limits take, or release (see `new_slot`); without one they
-      take none; `waits`: a refused caller enters their queues, and a limit that counts refused hits
-      does not count repeated ones; `confirm_ms`: how many milliseconds a taken slot lasts unless a
-      `charge` of the same slot confirms it; 0: it needs no confirmation.
+    - `registers`: whether the register of bans is on the server that decides the call;
+    - `why`: the reason of a `ban`;
+    - `slot`: the slot that concurrency limits take or release (see `new_slot`); without one, they
+      take none;
+    - `waits`: whether a refused caller enters the queues of its limits; a limit that counts refused
+      hits then counts a repeated one only once;
+    - `confirm_ms`: how many milliseconds a taken slot lasts unless a `charge` of the same slot
+      confirms it; 0: it needs no confirmation.
     """
 
     charges: Sequence[Charge]
@@ -187,7 +190,7 @@ class Call(NamedTuple):
     debt: bool = False
 
     def max_wait_us_of(self, limit: Limit) -> int:
-        """How long a hit may be reserved ahead under one of the limits; below 0: for any time."""
+        """Return how long a hit may wait under one of the limits; negative: without a maximum."""
         if self.max_wait_us is not None:
             return self.max_wait_us
         if limit.max_wait_us < 0 and self.longest_hold_us is not None:
@@ -196,21 +199,21 @@ class Call(NamedTuple):
 
     @property
     def units(self) -> int:
-        """The units that are granted if it is allowed: a hit's."""
+        """Return the units that a hit is granted if it is allowed; 0 for other operations."""
         if self.operation != "hit":
             return 0
         return max([charge.cost for charge in self.charges], default=0)
 
     @property
     def revision_number(self) -> int:
-        """The number of the rules revision that the caller uses; 0: none."""
+        """Return the number of the rules revision that the caller uses; 0 if it uses none."""
         if self.revision is None:
             return 0
         return self.revision.number
 
     @property
     def banning(self) -> list[tuple[int, Charge]]:
-        """The charges of limits that ban, with their places.
+        """Return the charges of limits that ban, with their positions.
 
         Charges without a verdict and refunds are not included.
         """
@@ -224,7 +227,7 @@ class Call(NamedTuple):
         return []
 
     def ban_keys(self) -> list[bytes]:
-        """The keys of the bans of its limits."""
+        """Return the keys of the bans of its limits."""
         return [
             b"%b{%b}:%b" % (self.prefix, charge.ban_digest, charge.limit.ban.key_part)
             for _, charge in self.banning
@@ -232,7 +235,7 @@ class Call(NamedTuple):
         ]
 
     def state_keys(self) -> list[bytes]:
-        """The keys of what is counted, and of bans."""
+        """Return the keys of the counts and of the bans."""
         keys = [
             b"%b{%b}:%b" % (self.prefix, charge.digest, charge.limit.key_part)
             for charge in self.charges
@@ -240,9 +243,9 @@ class Call(NamedTuple):
         return keys + self.ban_keys()
 
     def keys(self) -> list[bytes]:
-        """The keys of the limits and their bans; the fence's key comes last, if there is one.
+        """Return the keys of the limits and their bans, and last the fence's key, if there is one.
 
-        Raises `LimitError` for a double.
+        Raises `LimitError` if a key occurs twice.
         """
         keys = self.state_keys()
         if len(set(keys)) < len(keys):
@@ -257,7 +260,7 @@ class Call(NamedTuple):
         return keys
 
     def args(self, token: bytes = b"") -> list[bytes]:
-        """The arguments, as bytes. The reply ends with the token, which identifies it."""
+        """Return the arguments as bytes. The reply ends with the token, which identifies it."""
         args = [self.operation.encode(), b"", b"", b"%d" % self.partial]
         if self.revision is not None:
             args[1] = self.revision.text
@@ -316,11 +319,11 @@ class Call(NamedTuple):
         return args
 
     def read(self, reply: object, token: bytes = b"") -> Decision:
-        """The decision.
+        """Return the decision of a reply.
 
-        Logs how many keys of a foreign type had to be cleared. Raises `StaleRules`; and
-        `ValueError` for whatever is not the reply to this very call: of another form or length,
-        with numbers that none is, or without the token that was sent with it.
+        The number of keys that had to be deleted because they had a foreign type is logged. Raises
+        `StaleRules`, and `ValueError` if it is not the reply to this very call: if its form or
+        length differs, a number is out of range, or the token that was sent is missing.
         """
         if isinstance(reply, list):
             if not self.subjects or len(reply) != len(self.subjects) + 1 or reply.pop() != token:
@@ -402,7 +405,7 @@ def _doubles(count: int) -> Struct:
 def _with_bans(
     states: tuple[LimitState, ...], places: Sequence[int], numbers: Sequence[float]
 ) -> tuple[LimitState, ...]:
-    """The states, with the bans that the reply has for these places."""
+    """Return the states with the bans that the reply has for these positions."""
     found = list(states)
     for number, place in enumerate(places):
         found[place] = found[place]._replace(

@@ -1,4 +1,4 @@
-"""The answer to one request: frozen, returned, never left on a shared object."""
+"""The decision about one request. It is frozen, and returned to the caller only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Mode = Literal["enforce", "advise", "shadow"]
 
 
 class Block(NamedTuple):
-    """The answer to a block: whether it forbids, and its message.
+    """How a block is answered: whether it forbids, and its message.
 
-    One that `forbids` is answered with 403, without a time to come back; others like any
+    If it `forbids`, the response is a 403 without a time to come back. Otherwise it is that of any
     refusal.
     """
 
@@ -33,21 +33,22 @@ PLAIN_BLOCK = Block()
 class LimitState(NamedTuple):
     """One limit's part of a decision. Times are seconds from the moment of the decision.
 
-    - `allowed`: this limit's own verdict. In `mode` "enforce" it counts; if one view has both
-      blocking limits and others with `block=False`, the latter "advise" and only set
-      `request.limited`; in "shadow" it changes nothing;
-    - `limit`: the rate's units, and `period` its seconds (0.0: they are slots); `used`: units
-      counted; `remaining`: units that are available now;
+    - `allowed`: this limit's own verdict;
+    - `mode`: in "enforce" the verdict counts; "advise" only sets `request.limited`: that is the
+      mode of limits with `block=False` on a view that has blocking limits as well; "shadow" changes
+      nothing;
+    - `limit`: the rate's units, and `period` its seconds (0.0: they are slots);
+    - `used`: the units counted; `remaining`: the units that are available now;
     - `retry_after`: when the same hit would be allowed if nothing else happened; None: never. For a
-      concurrency limit it is a guess: the end of the slot that ends first, unless it is renewed, as
-      it normally is, or released before;
+      concurrency limit it is an estimate: the end of the slot that ends first, unless that is
+      renewed, as it normally is, or released before;
     - `reset_after`: when the limit is completely unused again if nothing else happens;
     - `wait`: how long this limit alone would hold the hit;
     - `counted_at`: the moment from which the taken units count, in microseconds since 1970, by
-      which they can be given back (0: none were taken, or not by that clock). For a caller that
-      waits for a slot, its place in the queue: -1 is the next;
+      which they can be refunded (0: none were taken, or not by that clock). For a caller that waits
+      for a slot, its place in the queue: -1 is the next;
     - `block`: the block that replaces the limit, if any;
-    - `ban`: of a limit that bans, the ban in force, or the offences that count towards one.
+    - `ban`: for a limit that bans, the ban in force, or the offences that count towards one.
     """
 
     name: str
@@ -87,7 +88,7 @@ class LimitState(NamedTuple):
         wait: float = 0.0,
         counted_at: int = 0,
     ) -> LimitState:
-        """The state of a limit, with its name, rate and mode."""
+        """Return the state of a limit, with its name, rate and mode."""
         rate = limit.rate
         return cls(
             limit.name,
@@ -107,11 +108,11 @@ class LimitState(NamedTuple):
     def blocked(
         cls, name: str, retry_after: float | None, mode: Mode, block: Block = PLAIN_BLOCK
     ) -> LimitState:
-        """The state of a block that replaces a limit: nothing is available until it ends."""
+        """Return the state of a block that replaces a limit: nothing is available until it ends."""
         return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode, block=block)
 
     def later(self, seconds: float) -> LimitState:
-        """The same refusal after this number of seconds."""
+        """Return the same refusal, as it is this number of seconds later."""
         retry_after = self.retry_after
         if retry_after is not None:
             retry_after = max(retry_after - seconds, 0.0)
@@ -154,7 +155,7 @@ class LimitState(NamedTuple):
 
     @property
     def is_block(self) -> bool:
-        """Whether a block replaces the limit, so that nothing is available.
+        """Return whether a block replaces the limit, so that nothing is available.
 
         >>> LimitState.blocked("login", None, "enforce").is_block
         True
@@ -163,29 +164,29 @@ class LimitState(NamedTuple):
 
     @property
     def banned_until(self) -> datetime | None:
-        """When the ban in force ends, or None."""
+        """Return the end of the ban in force, or None."""
         if self.ban is None:
             return None
         return self.ban.ends_at
 
     @property
     def is_slots(self) -> bool:
-        """Whether its units are slots, not units per period."""
+        """Return whether the units are slots, not units per period."""
         return self.period == 0.0 and self.block is None
 
     @property
     def enforced(self) -> bool:
-        """Whether its verdict counts for the request."""
+        """Return whether the limit's verdict counts for the request."""
         return self.mode == "enforce"
 
     @property
     def refuses(self) -> bool:
-        """Whether it refuses the request."""
+        """Return whether the limit refuses the request."""
         return self.enforced and not self.allowed
 
 
 class Decision(NamedTuple):
-    """Whether a hit may go, and every number behind that. True in a boolean context if it may.
+    """Whether a hit is allowed, and the numbers behind that. It is true if the hit is allowed.
 
     >>> refused = LimitState("mail", False, 5, 5, 0, 12.0, 60.0, 0.0)
     >>> unused = LimitState("sms", True, 100, 1, 99, 0.0, 60.0, 0.0)
@@ -193,19 +194,18 @@ class Decision(NamedTuple):
     >>> bool(decision), decision.denied_by, decision.retry_after, decision.remaining
     (False, ('mail',), 12.0, 0)
 
-    - `allowed`: every limit that is enforced allows it; `granted`: the units that were taken (0 for
-      a peek);
-    - `wait`: seconds to hold the request before it goes (0.0 unless a limit reserves ahead); of a
-      refusal, what the wait would have been;
-    - `source`: "redis"; "deny-cache" where a refusal was repeated without asking; "lease" where
-      units were spent that this process had taken before; "split" where it went by its own part of
-      the limit; or "fallback" where the store could not be asked and a policy answered;
-    - `moment`: microseconds since 1970 by the clock that decided (0: none did);
-    - `revision`: the revision of the rules that decided (0: there were no rules to go by);
-    - `moments`: where identities are counted on several servers, when each one's units count, by
-      digest;
-    - `identity`: of a refusal, the digest of whom the first limit of `denied_by` refused: the one
-      that is counted, or the one that is blocked. Empty: not known.
+    - `allowed`: whether every enforced limit allows the hit;
+    - `granted`: the units that were taken (0 for a peek);
+    - `wait`: the seconds to hold the request (0.0 unless a limit reserves ahead); for a refusal,
+      what the wait would have been;
+    - `source`: "redis"; "deny-cache" if a refusal was repeated without calling Redis; "lease" if
+      units were spent that this process had taken before; "split" if this process's part of a split
+      limit decided; or "fallback" if Redis was unavailable and a policy decided;
+    - `moment`: microseconds since 1970 by the clock that decided (0: no clock did);
+    - `revision`: the revision of the rules that decided (0: there were no rules);
+    - `moments`: in a cluster, the moment from which each identity's units count, by digest;
+    - `identity`: for a refusal, the digest of the identity that the first limit of `denied_by`
+      counts or blocks. Empty if it is not known.
     """
 
     allowed: bool
@@ -223,29 +223,29 @@ class Decision(NamedTuple):
 
     @property
     def enforced(self) -> tuple[LimitState, ...]:
-        """The limits that can refuse the request."""
+        """Return the limits that can refuse the request."""
         return tuple([state for state in self.limits if state.enforced])
 
     @property
     def refusing(self) -> tuple[LimitState, ...]:
-        """The limits that refused."""
+        """Return the limits that refused."""
         return tuple([state for state in self.limits if state.refuses])
 
     @property
     def denied_by(self) -> tuple[str, ...]:
-        """The names of the limits that refused."""
+        """Return the names of the limits that refused."""
         return tuple([state.name for state in self.refusing])
 
     @property
     def remaining(self) -> int | None:
-        """Units that are available now under every limit; None if no limit was decided."""
+        """Return the units that are available under every limit; None if no limit was decided."""
         return min([state.remaining for state in self.enforced], default=None)
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds until the same hit would be allowed if nothing else happened.
+        """Return the seconds until the same hit would be allowed if nothing else happened.
 
-        0.0 if it was; None: never.
+        0.0 if it was allowed; None if it never would be.
         """
         if self.allowed:
             return 0.0
@@ -258,7 +258,7 @@ class Decision(NamedTuple):
 
     @property
     def banned_until(self) -> datetime | None:
-        """When the last of the bans ends that refuse it; None: none does."""
+        """Return the latest end of the bans that refuse the request; None if no ban does."""
         return max(
             (until for state in self.refusing if (until := state.banned_until) is not None),
             default=None,
@@ -266,22 +266,22 @@ class Decision(NamedTuple):
 
     @property
     def reset_after(self) -> float:
-        """Seconds until every limit is wholly unused again if nothing else happens."""
+        """Return the seconds until every limit is completely unused if nothing else happens."""
         return max([state.reset_after for state in self.enforced], default=0.0)
 
     def counted_at(self, digest: bytes) -> int:
-        """When the units of an identity count that were taken, in microseconds since 1970."""
+        """Return the moment from which an identity's units count, in microseconds since 1970."""
         return (self.moments or {}).get(digest) or self.moment + round(self.wait * 1_000_000)
 
     def later(self, seconds: float, source: Source) -> Decision:
-        """The same refusal after this number of seconds."""
+        """Return the same refusal, as it is this number of seconds later."""
         states = tuple([state.later(seconds) for state in self.limits])
         wait = max(self.wait - seconds, 0.0)
         moment = self.moment + round(seconds * 1_000_000)
         return Decision(False, states, 0, wait, source, moment, self.revision)
 
     def merged(self, later: Decision) -> Decision:
-        """What two decisions about one request amount to together."""
+        """Return one decision that combines two decisions about the same request."""
         source = later.source
         if self.source == "fallback":
             source = "fallback"

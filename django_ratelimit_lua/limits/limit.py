@@ -131,39 +131,39 @@ class Limit:
 
     @property
     def kind(self) -> Algorithm:
-        """The object of its algorithm."""
+        """Return the algorithm object of the limit."""
         return algorithms.ALGORITHMS[self.algorithm]
 
     @property
     def capacity(self) -> int:
-        """The maximum number of units that are counted at once."""
+        """Return the maximum number of units that are counted at once."""
         return self.kind.capacity(self.rate, {"burst": self.burst, "queue": self.queue})
 
     @property
     def lapse(self) -> float:
-        """Seconds after which units that were taken ahead may not be spent any more."""
+        """Return the seconds for which units that were taken ahead may be spent."""
         return self.kind.lapse_us(self) / SECOND
 
     def advising(self) -> Limit:
-        """Return the same limit, with the same state, which only advises.
+        """Return the same limit, with the same count, in the mode "advise".
 
-        A limit in shadow mode stays as it is.
+        A limit in shadow mode is returned unchanged.
         """
         if self.mode == "shadow":
             return self
         return self._but(mode="advise")
 
     def without_bans(self) -> Limit:
-        """The same limit, with the same state, without bans."""
+        """Return the same limit, with the same count, without bans."""
         # Cached, because each request of a client that is never banned uses it.
         return _without_bans(self)
 
     def with_ban(self, terms: BanTerms) -> Limit:
-        """The same limit, which bans by these terms."""
+        """Return the same limit with these ban terms."""
         return self._but(ban=terms)
 
     def at(self, rate: Rate, burst: int | None) -> Limit:
-        """The same limit, with the same state, at another rate. Raises `LimitError`."""
+        """Return the same limit, with the same count, at another rate. Raises `LimitError`."""
         options: dict[str, Any] = {option: getattr(self, option) for option in OPTIONS}
         if burst is not None:
             options["burst"] = burst
@@ -180,7 +180,7 @@ class Limit:
         return limit
 
     def renamed(self, name: str) -> Limit:
-        """The same limit under another name, with a state of its own."""
+        """Return the same limit under another name, with its own count."""
         name, key_name = _named(name)
         key_part = key_name + b":" + algorithms.find(self.algorithm).suffix
         ban = self.ban
@@ -197,15 +197,15 @@ class Limit:
         return copy
 
     def numbers(self, now: int) -> Numbers:
-        """The arguments of the algorithm's Lua at a time in microseconds since 1970."""
+        """Return the arguments of the algorithm's Lua code at a time in microseconds since 1970."""
         return algorithms.find(self.algorithm).numbers(self, now)
 
     def packed_at(self, now: int) -> bytes:
-        """These numbers as the program is given them: little-endian doubles."""
+        """Return the arguments of the algorithm's Lua code, encoded as little-endian doubles."""
         return _NUMBERS.pack(*self.numbers(now))
 
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """The algorithm's further arguments for one call; see `Algorithm.more`."""
+        """Return the algorithm's further arguments for one call; see `Algorithm.more`."""
         return algorithms.find(self.algorithm).more(self, now, waits, is_patient=is_patient)
 
 
@@ -215,7 +215,7 @@ def _without_bans(limit: Limit) -> Limit:
 
 
 def other_rate(rate: Rate) -> LimitError:
-    """The error for a rate that is not of the algorithm's kind."""
+    """Return the error for a rate that does not fit the algorithm: slots or no slots."""
     text = _("%(algorithm)s needs a number of slots, such as %(limit)d, not the rate %(rate)s")
     if rate.is_slots:
         text = _(
@@ -226,9 +226,10 @@ def other_rate(rate: Rate) -> LimitError:
 
 
 def _named(name: str) -> tuple[str, bytes]:
-    """Return the name in decisions and in caches, and its form in keys.
+    """Return the name in decisions and caches, and its form in keys.
 
-    A short and plain name is its own form; another is its beginning and a digest.
+    A short name of plain characters is its own form in keys. The form of any other name is its
+    beginning and a digest.
     """
     if len(name) > _MAX_NAME_LENGTH:
         name = shortened(name)
@@ -239,7 +240,7 @@ def _named(name: str) -> tuple[str, bytes]:
 
 
 def shortened(name: str) -> str:
-    """A name in decisions and in caches.
+    """Return a name for decisions and caches, shortened to its maximum length.
 
     >>> shortened("api"), len(shortened("x" * 1000))
     ('api', 500)

@@ -1,4 +1,4 @@
-"""The options of a limit: a table with one row for each.
+"""The options of a limit, in a table with one row for each.
 
 Call sites, rules, the admin and the documentation use it.
 """
@@ -36,7 +36,7 @@ _seconds = _Seconds(_MAX_WAIT, "number of seconds", f" to {_MAX_WAIT}")
 
 
 def wait_us(seconds: float | timedelta, what: str) -> int:
-    """A wait in microseconds. Raises `LimitError` for what is no time from 0 to ten years."""
+    """Return a wait in microseconds. Raises `LimitError` if it is not from 0 to ten years."""
     try:
         return round(_seconds(seconds) * SECOND)
     except ValueError as error:
@@ -69,7 +69,7 @@ def _joined(value: object) -> str:
 def read_weights(split: str | None) -> dict[str, int]:
     """Return the weights of a split by host name.
 
-    Hosts that are not named weigh 1. Raises `LimitError`.
+    Hosts that are not listed have the weight 1. Raises `LimitError`.
 
     >>> read_weights("web-1=3, WEB-2=1"), read_weights("equal")
     ({'web-1': 3, 'web-2': 1}, {})
@@ -391,9 +391,9 @@ def refuse_unknown(
 
 
 def read_options(given: Mapping[str, object]) -> dict[str, Any]:
-    """Every option by name, as it is given or by default.
+    """Return every option by name, as given or by default.
 
-    Raises `LimitError` that names the option.
+    Raises `LimitError`, which names the option.
     """
     if not given.keys() <= OPTIONS.keys():
         refuse_unknown(given)

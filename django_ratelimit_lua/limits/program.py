@@ -1,6 +1,6 @@
-"""The Lua program that decides calls.
+"""The Lua script that decides calls.
 
-It is assembled from the `.lua` files of this room and of the algorithms.
+It is assembled from the `.lua` files in `limits/` and of the algorithms.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from .algorithms import ALGORITHMS
 
 
 class Program(NamedTuple):
-    """The source of a program, and the digest that it is called by."""
+    """The source of a script, and the digest by which it is called."""
 
     source: bytes
     sha: bytes
 
     @classmethod
     def of(cls, text: str) -> Program:
-        """The program with that source."""
+        """Return the script with that source."""
         source = text.encode()
         return cls(source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
 def source(name: str) -> str:
-    """The text of a `.lua` file, by its path without the ending: "engine/heartbeat"."""
+    """Return the text of a `.lua` file, given its path without the ending: "engine/heartbeat"."""
     return files("django_ratelimit_lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 

@@ -38,10 +38,10 @@ _BAD_DURATION = _(
 
 
 class LimitError(ValueError):
-    """A rate or limit that is invalid or cannot be kept exactly.
+    """A rate or limit that is invalid, or cannot be counted exactly.
 
-    The message is `text % params`, and names what would be right; `field` is the option that is
-    wrong. The admin translates `text`, and replaces the names in `params` by labels.
+    The message is `text % params`, and states the valid values. `field` is the invalid option. The
+    admin translates `text`, and replaces the names in `params` by labels.
     """
 
     where = ""
@@ -60,7 +60,7 @@ class LimitError(ValueError):
         return f"{self.where}{self.args[0]}"
 
     def of(self, option: str) -> LimitError:
-        """Return the error as that of an option's value, which it does not name."""
+        """Return the error as one about an option that the message does not name yet."""
         self.field = option
         self.args = (f"{option}: {self.args[0]}",)
         return self
@@ -68,9 +68,7 @@ class LimitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`limit` units per `period_us` microseconds.
-
-    With a period of 0, `limit` slots at once (`is_slots`).
+    """`limit` units per `period_us` microseconds, or, with a period of 0, `limit` slots.
 
     >>> Rate.parse("10/15m")
     Rate(limit=10, period_us=900000000)
@@ -85,9 +83,8 @@ class Rate:
     ...
     django_ratelimit_lua.limits.rate.LimitError: Rate '5/month': write N/unit ...
 
-    A limit of 0 always refuses. Raises `LimitError` for what is out of range: limits go up to
-    10**12 units and periods from one microsecond up to ten years. Slots are for the algorithm
-    concurrency, and for no other.
+    A limit of 0 always refuses. Limits go up to 10**12 units, and periods from one microsecond to
+    ten years; `LimitError` is raised for others. Only the algorithm concurrency takes slots.
     """
 
     limit: int
@@ -107,17 +104,17 @@ class Rate:
 
     @property
     def period(self) -> float:
-        """The period in seconds."""
+        """Return the period in seconds."""
         return self.period_us / SECOND
 
     @property
     def is_slots(self) -> bool:
-        """Whether its units are slots, not units per period."""
+        """Return whether the units are slots, not units per period."""
         return self.period_us == 0
 
     @property
     def per(self) -> str:
-        """The period as a rate writes it: "h", "15m"; of slots, nothing."""
+        """Return the period as written in a rate: "h", "15m"; empty for slots."""
         return str(self).partition("/")[2]
 
     @classmethod
@@ -194,9 +191,9 @@ class Rate:
 
 
 def duration(value: str | timedelta) -> str:
-    """A duration as people write it, in one way: a number and a letter.
+    """Return the canonical form of a duration: a number and a letter.
 
-    The whole text must match, and nothing is longer than ten years. Raises `LimitError`.
+    The whole text must match, and the maximum is ten years. Raises `LimitError`.
 
     >>> duration("90min"), duration("36hr"), duration(timedelta(hours=1))
     ('90m', '36h', '1h')
@@ -219,9 +216,8 @@ def duration(value: str | timedelta) -> str:
 def time_us(value: str | float | timedelta) -> int:
     """Return a duration in microseconds.
 
-    It is a text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta.
-
-    Raises `LimitError` if it is invalid, or not from one microsecond to ten years.
+    The value is text such as "30s", "10m" or "500ms", a number of seconds, or a timedelta. Raises
+    `LimitError` if it is invalid, or not from one microsecond to ten years.
 
     >>> time_us("2s"), time_us("1.5m"), time_us(0.25), time_us("500ms")
     (2000000, 90000000, 250000, 500000)
@@ -254,7 +250,7 @@ def time_us(value: str | float | timedelta) -> int:
 
 
 def time_text(microseconds: int) -> str:
-    """A length of time as `time_us` reads it.
+    """Return a duration as text that `time_us` can parse.
 
     >>> time_text(90_000_000), time_text(3_600_000_000), time_text(1_500_000), time_text(250_000)
     ('90s', '1h', '1.5s', '250ms')

@@ -1,7 +1,7 @@
 """Checks for the values of settings and options.
 
-A check returns the value as the package uses it, or raises `ValueError` with what would be right.
-The caller adds what was wrong, and where.
+A check returns the value as the package uses it, or raises `ValueError` with the valid values. The
+caller adds the invalid value and its place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Check = Callable[[object], T]
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[T]):
-    """One of a few values."""
+    """Check that a value is one of a few values."""
 
     values: Sequence[T]
     right: str = "must be one of"
@@ -30,7 +30,10 @@ class Choice(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole number from `least` to `most`; `what` it counts, and a `note` for the error."""
+    """Check for a whole number from `least` to `most`.
+
+    The error contains `what` the number counts, and a `note`.
+    """
 
     least: int = 0
     most: int | None = None
@@ -53,7 +56,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number from `least`, or above 0, to `most`."""
+    """Check for a number from `least` (or, with `is_above_0`, above 0) to `most`."""
 
     most: float
     what: str = "number"
@@ -87,5 +90,5 @@ def or_none(check: Check[T]) -> Check[T | None]:
 
 
 def gettext_noop(text: str) -> str:
-    """Mark a text, under the name `_`, that the admin translates when it is shown."""
+    """Mark a text for translation, under the name `_`. The admin translates the text."""
     return text

@@ -73,7 +73,7 @@ def add_length(*, default: str | None = None) -> Argument:
 
 
 def seconds_of(option: str, period: str, otherwise: str = "") -> int:
-    """Return the seconds of a time such as 30m.
+    """Return the seconds of a duration such as 30m.
 
     Raises:
         CommandError: It names the option, and the alternative (`otherwise`).
@@ -85,7 +85,7 @@ def seconds_of(option: str, period: str, otherwise: str = "") -> int:
 
 
 def format_moment(moment: datetime.datetime | None) -> str:
-    """Return a moment in the current time zone, with its name; an empty text for None."""
+    """Return a moment in the current time zone, with the zone's name; empty for None."""
     if moment is None:
         return ""
     return f"{local_moment(moment):%Y-%m-%d %H:%M:%S %Z}".rstrip()
@@ -98,7 +98,7 @@ def require_urlconf() -> None:
 
 
 def described(options: VerbOptions) -> HttpRequest:
-    """Return the request that options describe. Raises `CommandError`."""
+    """Return the request that the options describe. Raises `CommandError`."""
     address = options["ip"]
     if address is not None and parse_address(address) is None:
         raise CommandError(f"--ip {address!r} is not an address")
@@ -116,7 +116,7 @@ def described(options: VerbOptions) -> HttpRequest:
 
 
 def subject_of(options: VerbOptions) -> Subject:
-    """Return the one subject that options name. Raises `CommandError`."""
+    """Return the one subject that the options name. Raises `CommandError`."""
     subjects = subjects_of(options)
     if len(subjects) != 1:
         names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
@@ -127,7 +127,7 @@ def subject_of(options: VerbOptions) -> Subject:
 
 
 def subjects_of(options: VerbOptions) -> list[Subject]:
-    """Return the subjects that options name. Raises `CommandError`."""
+    """Return the subjects that the options name. Raises `CommandError`."""
     subjects = [Subject(field=field, value=value) for field, value in _fields(options)]
     address = options["ip"]
     if address is not None:
@@ -175,7 +175,7 @@ def require_confirmation(options: VerbOptions, warnings: Sequence[str]) -> None:
 
 
 def hints(explanation: Explanation) -> list[str]:
-    """Return options that would show more limits, or the right counts."""
+    """Return hints about options that would show more limits, or the right counts."""
     options = {kind: (option, mark) for option, (kind, mark, _help) in _FIELDS.items()}
     options["data"] = options["post"]
     lines = []
@@ -192,7 +192,7 @@ def hints(explanation: Explanation) -> list[str]:
 
 
 def verdict(explanation: Explanation) -> str:
-    """Return the result of the next such request, in a sentence."""
+    """Return the decision about the next request like this, in a sentence."""
     if explanation.stopped_by is not None:
         return f"{explanation.stopped_by.verdict}."
     if not explanation.decision.allowed:

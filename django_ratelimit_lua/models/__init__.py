@@ -1,7 +1,7 @@
 """The models: rules, tiers, overrides, and the history of their changes.
 
-Every change of a row raises the revision and writes the history in the same transaction. It imports
-rules and identity. It does not know Redis or the admin.
+Every change of a row raises the revision and writes the history in the same transaction. This
+package imports `rules` and `identity`. It does not know Redis or the admin.
 """
 
 from .change import RateLimitChange, RateLimitRevision

@@ -1,9 +1,7 @@
-"""Every change of a rule, tier or override is recorded and raises the revision.
+"""Records every change of a rule, tier or override, and raises the revision.
 
-It is done in the transaction of the change.
-
-Signals report rows that are saved or deleted, also by fixtures and cascades. `AuditedQuerySet`
-makes one change of what one call does to many rows.
+Both happen in the transaction of the change. Signals report rows that are saved or deleted, also by
+fixtures and cascades. `AuditedQuerySet` records a call that affects many rows as one change.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _batches: contextvars.ContextVar[Mapping[str, list[RateLimitChange]] | None] = (
 
 @contextmanager
 def acting(user: object) -> Iterator[None]:
-    """Record changes as made by a user, or by whatever is named."""
+    """Record changes as made by a user, or by anything with a name, such as a command."""
     token = _actor.set(str(user))
     try:
         yield
@@ -50,13 +48,13 @@ def acting(user: object) -> Iterator[None]:
 
 
 def current_actor() -> str:
-    """The user that makes changes at the moment; empty: unknown."""
+    """Return the user that makes changes at the moment, or an empty string if it is not known."""
     return _actor.get()
 
 
 @contextmanager
 def one_change(using: str) -> Iterator[None]:
-    """Record what is changed inside as one change, in one transaction, with one revision."""
+    """Record all changes in the block as one change, in one transaction, with one revision."""
     batches = _batches.get() or {}
     if using in batches:
         yield
@@ -74,8 +72,9 @@ def one_change(using: str) -> Iterator[None]:
 class AuditedQuerySet(models.QuerySet[M]):
     """Records bulk changes: one change for each call, however many rows.
 
-    Reads from the database that is written to, even if a router sends other reads to a replica,
-    which lags: a process that published from it would publish the rows before the edit.
+    It reads from the database for writes, even if a router sends other reads to a replica, which
+    lags: a process that published from the replica would publish the rows as they were before the
+    edit.
     """
 
     @property
@@ -139,7 +138,7 @@ class AuditedQuerySet(models.QuerySet[M]):
 
 
 class AuditedModel(models.Model):
-    """What all audited models share."""
+    """The base class of all audited models."""
 
     class Meta:
         """Options of the model."""
@@ -152,24 +151,24 @@ class AuditedModel(models.Model):
     """The fields that `prepare` fills in."""
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save and record in one transaction."""
+        """Save the row and record the change, in one transaction."""
         with one_change(kwargs.get("using") or router.db_for_write(type(self), instance=self)):
             super().save(*args, **kwargs)
 
     def delete(
         self, using: str | None = None, keep_parents: bool = False
     ) -> tuple[int, dict[str, int]]:
-        """Delete and record in one transaction, with whatever is deleted because of it."""
+        """Delete the row and those that depend on it, and record that, in one transaction."""
         with one_change(using or router.db_for_write(type(self), instance=self)):
             return super().delete(using, keep_parents)
 
     def declared(self) -> Declared:
-        """The row in the words of rules."""
+        """Return the row as a declaration, in the notation of rules."""
         raise NotImplementedError
 
     @classmethod
     def owners(cls, rows: Sequence[Self], using: str) -> Sequence[AuditedModel]:
-        """Return the stored rows with declarations that include these: these themselves."""
+        """Return the stored rows that declare these rows as a part. By default, the same rows."""
         return list(
             cls._base_manager.using(using)
             .in_bulk([row.pk for row in rows if row.pk is not None])
@@ -178,14 +177,14 @@ class AuditedModel(models.Model):
 
     @classmethod
     def complete(cls, rows: Sequence[Self], using: str) -> None:
-        """Read what `declared` needs of other tables, for all of these rows at once."""
+        """Load the data from other tables that `declared` needs, for all of these rows at once."""
 
     def prepare(self) -> None:
-        """Fill in what follows from other fields."""
+        """Set the fields that are computed from other fields."""
 
 
 def declare(model: type[M], rows: Sequence[M], using: str) -> dict[AuditedModel, Declared]:
-    """The stored rows that these are or belong to, each with its declaration."""
+    """Return the stored rows that these rows belong to, each with its declaration."""
     owners = model.owners(rows, using)
     for start in range(0, len(owners), BATCH):
         owners[start].complete(owners[start : start + BATCH], using)
@@ -204,7 +203,11 @@ def record_changes(
 
 
 def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
-    """If there are too many to record one by one, all overrides are published again."""
+    """Write the history, and raise the revision.
+
+    If there are too many changes to record one by one, one entry stands for all of them, and all
+    overrides are published again.
+    """
     if not lines:
         return
     is_bulk = len(lines) > MAX_RECORDED
@@ -224,7 +227,7 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
 
 
 def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
-    """One line for each row, from before its first change to after its last."""
+    """Return one entry for each row, from before its first change to after its last."""
     merged: dict[tuple[str, int | None], RateLimitChange] = {}
     for line in lines:
         first = merged.setdefault((line.kind, line.object_id), line)
@@ -257,7 +260,7 @@ def _set_words(line: RateLimitChange, before: Declared | None, after: Declared |
 
 
 def _before(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
-    """Keep the declarations that a row is part of; of a tier that changes its rule, both rules."""
+    """Store the declarations that a row belongs to; two if a tier moves to another rule."""
     rows = [*sender._base_manager.using(using).filter(pk=instance.pk), instance]
     vars(instance)[BEFORE] = rows, declare(sender, rows, using)
 
@@ -273,7 +276,7 @@ def _before_save(sender: type[M], instance: M, using: str, **kwargs: object) -> 
 
 
 def watch(model: type[AuditedModel]) -> None:
-    """Record what happens to the rows of a model."""
+    """Record the changes of a model's rows."""
     # Never without a sender: that would run this code for every saved row of the site, and disable
     # fast deletes for every model, because Django has to load each row that a receiver gets.
     pre_save.connect(_before_save, model)
@@ -285,12 +288,12 @@ def watch(model: type[AuditedModel]) -> None:
 
 
 def model_of(kind: str) -> type[AuditedModel] | None:
-    """The model of a kind of change; None if its annex is not installed."""
+    """Return the model of a kind of change; None if its annex is not installed."""
     return next((model for model in AUDITED.values() if kind == model.CHANGE_KIND), None)
 
 
 def connect() -> None:
-    """Start to record changes."""
+    """Start recording changes."""
     for model in apps.get_models():
         if issubclass(model, AuditedModel):
             watch(model)

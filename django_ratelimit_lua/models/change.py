@@ -1,4 +1,4 @@
-"""What was changed, and how often: the revision that every process compares its rules with."""
+"""The history, and the number of changes: the revision that every process compares."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..limits.call import NO_RULES, Revision
 
 
 def new_tag() -> str:
-    """Random, so that two histories with the same number differ."""
+    """Return a random tag, so that two histories with the same number differ."""
     return secrets.token_hex(8)
 
 
 def new_database() -> str:
-    """An id that no other database has."""
+    """Return an id that no other database has."""
     return secrets.token_hex(16)
 
 
@@ -35,12 +35,12 @@ annexes.
 
 
 def kind_choices() -> list[tuple[str, Any]]:
-    """The kinds of changes, for forms and filters."""
+    """Return the kinds of changes, for forms and filters."""
     return list(KINDS.items())
 
 
 class Risen(NamedTuple):
-    """The row of `RateLimitRevision` as it was read."""
+    """The values of the row of `RateLimitRevision` when it was read."""
 
     revision: int = 0
     rebuilt: int = 0
@@ -50,12 +50,12 @@ class Risen(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How often rules were changed."""
+        """Return the number of changes of rules so far."""
         return self.revision
 
     @property
     def text(self) -> bytes:
-        """The revision as it is published and compared: its number and its tag."""
+        """Return the revision as it is published and compared: its number and its tag."""
         if not self.revision:
             return NO_RULES.text
         return Revision.of(self.revision, self.tag).text
@@ -64,12 +64,10 @@ class Risen(NamedTuple):
 class RateLimitRevision(models.Model):
     """One row: the number of changes of rules and overrides.
 
-    Raised in the transaction of the change.
-
-    The number alone is not enough: a database that was restored from a backup, or whose replica has
-    taken over without the last edit, comes to the same number again with other rules. So each
-    number has a random `tag`. `database` is made once, and identifies the database of published
-    rules.
+    It is raised in the transaction of the change. The number alone does not identify the rules: a
+    database that was restored from a backup, or whose replica has taken over without the last edit,
+    reaches the same number again with other rules. So each number has a random `tag`. `database` is
+    set once, and identifies the database of published rules.
     """
 
     ROW = 1
@@ -93,7 +91,7 @@ class RateLimitRevision(models.Model):
 
     @classmethod
     def read(cls, using: str) -> Risen:
-        """The row. Without it, no rule was ever saved."""
+        """Return the row's values, or the defaults if no rule was ever saved."""
         row = cls.objects.using(using).filter(pk=cls.ROW).values_list(*Risen._fields).first()
         return Risen(*(row or ()))
 
@@ -101,12 +99,10 @@ class RateLimitRevision(models.Model):
     def rise(
         cls, using: str, *, rebuild: bool = False, beyond: int = 0, seen: Risen | None = None
     ) -> Risen:
-        """Raise it by one (or beyond a number), in the open transaction.
+        """Raise the number by one (or beyond another number), in the open transaction.
 
-        Its row is locked until that ends.
-
-        `seen`: only if the row is unchanged since it was read, so that only one of many processes
-        raises it.
+        The row is locked until the transaction ends. With `seen`, the number is raised only if the
+        row is unchanged since it was read, so that only one of many processes raises it.
         """
         rows = cls.objects.using(using).filter(pk=cls.ROW)
         row = rows
@@ -123,7 +119,7 @@ class RateLimitRevision(models.Model):
 
     @classmethod
     def lock(cls, using: str) -> None:
-        """Lock the row until the open transaction ends. Nothing is changed."""
+        """Lock the row until the open transaction ends, without changing it."""
         rows = cls.objects.using(using).filter(pk=cls.ROW)
         if not rows.update(revision=F("revision")):
             rows.get_or_create(pk=cls.ROW)
@@ -131,7 +127,7 @@ class RateLimitRevision(models.Model):
 
     @classmethod
     def rename(cls, using: str) -> str:
-        """Give the database an id of its own, if it has been copied from another; returns it."""
+        """Give the database a new id, if it is a copy of another one. Return the id."""
         cls.rise(using, rebuild=True)
         name = new_database()
         cls.objects.using(using).filter(pk=cls.ROW).update(database=name)
@@ -139,10 +135,10 @@ class RateLimitRevision(models.Model):
 
 
 class RateLimitChange(models.Model):
-    """One change of a rule (with its tiers) or an override: what was declared before and after."""
+    """One change of a rule (with its tiers) or an override: its declarations before and after."""
 
     class Action(models.TextChoices):
-        """What was done."""
+        """The action that was performed."""
 
         CREATED = "created", _("created")
         CHANGED = "changed", _("changed")
@@ -153,7 +149,7 @@ class RateLimitChange(models.Model):
         UNBANNED = "unbanned", _("ban lifted")
 
     class Kind:
-        """The kinds of the core, as `KINDS` names them."""
+        """The kinds of changes in the core, as in `KINDS`."""
 
         RULE = "rule"
         OVERRIDE = "override"

@@ -1,4 +1,4 @@
-"""Overrides as rows: for one subject, other numbers, an exemption or a block."""
+"""Overrides as rows: for one subject, another limit, an exemption or a block."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ LAST_YEAR = 9600
 
 
 class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
-    """Overrides, and which of them are in force."""
+    """A queryset of overrides that can be filtered by their times."""
 
     def lasting(self) -> OverrideQuerySet:
-        """Those that have not ended."""
+        """Return the overrides that have not ended."""
         return self.filter(models.Q(ends=None) | models.Q(ends__gt=timezone.now()))
 
     def between(self, start: datetime.datetime, end: datetime.datetime) -> OverrideQuerySet:
-        """Those that were in force at some time from one moment on, before another."""
+        """Return the overrides that were in force at some time between two moments."""
         began = models.Q(starts=None) | models.Q(starts__lt=end)
         lasted = models.Q(ends=None) | models.Q(ends__gt=start)
         return self.filter(began & lasted, created_at__lt=end)
@@ -77,7 +77,7 @@ class RateLimitOverride(RateFields, AuditedModel):
     PREPARED = ("kind", "subject", "network", "digested_by", "starts", "ends")
 
     class Effects(models.TextChoices):
-        """What applies to the subject."""
+        """The effect on the subject."""
 
         LIMIT = "limit", _("another limit")
         EXEMPT = "exempt", _("exempt: no limit")
@@ -182,7 +182,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return self.client()[:300]
 
     def client(self) -> str:
-        """Whom it is about, in words; nothing secret."""
+        """Return the subject in words, without secrets."""
         if self.user_id is not None:
             user: object = self.user_id
             with suppress(ObjectDoesNotExist):  # It may be on its way out.
@@ -196,7 +196,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return self.network or f"{self.field} ({self.label or _('without a label')})"
 
     def set_value(self, value: str) -> None:
-        """Set the digest of the field's value, in the spelling in which requests are compared.
+        """Set the digest of the field's value, normalized as in requests.
 
         It is empty if the value is empty or the field is invalid; `clean` reports which.
         """
@@ -209,7 +209,7 @@ class RateLimitOverride(RateFields, AuditedModel):
                 self.subject = digest(identity).decode()
 
     def named(self) -> list[str]:
-        """The fields that name a subject."""
+        """Return the names of the fields that define the subject."""
         values = {
             "user": self.user_id,
             "network": self.network,
@@ -219,9 +219,9 @@ class RateLimitOverride(RateFields, AuditedModel):
         return [name for name, value in values.items() if value not in (None, "")]
 
     def prepare(self) -> None:
-        """Set the kind and the digest from the subject. Every time zone can represent the times.
+        """Set the kind and the digest from the subject, and limit the times to a valid range.
 
-        Raises `ValueError` unless it names one subject.
+        Raises `ValueError` unless there is exactly one subject.
         """
         if len(self.named()) != 1:
             raise ValueError(str(ONE_SUBJECT))
@@ -241,13 +241,13 @@ class RateLimitOverride(RateFields, AuditedModel):
         self.kind = kind
 
     def has_value(self) -> bool:
-        """Whether the digest of the field's value is set."""
+        """Return whether the digest of the field's value is set."""
         return self.kind == self.field and bool(self.subject)
 
     def about(self) -> tuple[str, Identity]:
-        """The kind and the identity of its subject.
+        """Return the kind and the identity of the subject.
 
-        Of the value of a field, only the digest is kept: None.
+        For the value of a field, the identity is None, because only its digest is stored.
         """
         if self.user_id is not None:
             return USER, (USER, str(self.user_id))
@@ -260,10 +260,10 @@ class RateLimitOverride(RateFields, AuditedModel):
         return self.field, None
 
     def digests(self) -> list[str]:
-        """The digests under which it is published.
+        """Return the digests under which the override is published.
 
-        There is one for every known key, so that a process that has the earlier key finds it too.
-        Of the value of a field, there is only that of the key that it was digested with.
+        There is one for every known key, so that a process that has only the earlier key finds it
+        too. For the value of a field, there is only one, with the key of its digest.
         """
         _kind, identity = self.about()
         if identity is None:
@@ -272,7 +272,7 @@ class RateLimitOverride(RateFields, AuditedModel):
 
     @classmethod
     def complete(cls, rows: Sequence[Self], using: str) -> None:
-        """Read the rules and users that they are about."""
+        """Load the rules and users that the rows refer to."""
         users = get_user_model()._base_manager.using(using)
         rules = RateLimitRule._base_manager.using(using)
         models.prefetch_related_objects(
@@ -280,7 +280,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         )
 
     def override(self) -> Override:
-        """As the rules' room knows it."""
+        """Return the override in the form that `rules` uses."""
         effect: Effect = self.effect  # type: ignore[assignment]
         rate = None
         burst = None
@@ -298,7 +298,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         return Override(self.pk, self.rule_id, effect, rate, burst, starts, ends, block, kind)
 
     def declared(self) -> Declared:
-        """The override in words that history can keep."""
+        """Return the override as a declaration for the history."""
         values = {
             "rule": self._rule_name(),
             "client": self.client(),
@@ -320,14 +320,14 @@ class RateLimitOverride(RateFields, AuditedModel):
         return getattr(self.rule, "name", None)
 
     def is_active(self) -> bool:
-        """Whether it is in force now."""
+        """Return whether the override is in force now."""
         now = timezone.now()
         return (self.starts is None or self.starts <= now) and (
             self.ends is None or now < self.ends
         )
 
     def clean(self) -> None:
-        """Raises `ValidationError` that names the field."""
+        """Check the row. Raises `ValidationError`, which names the field."""
         if len(self.named()) != 1:
             raise ValidationError(ONE_SUBJECT)
         problems: dict[str, object] = {}
@@ -387,9 +387,9 @@ class RateLimitOverride(RateFields, AuditedModel):
         return problems
 
     def misfits(self) -> dict[str, object]:
-        """Why its numbers do not fit its rule, by field; empty if they do.
+        """Return why the override's numbers do not fit the rule, by field; empty if they fit.
 
-        Numbers that do not fit are skipped.
+        Numbers that do not fit are not applied.
         """
         if self.rate is None:
             return {"limit": _("Enter the other limit.")}
@@ -415,8 +415,9 @@ def within(moment: T) -> T:
 
 
 def microseconds(moment: datetime.datetime) -> int:
-    """Since 1970.
+    """Return the microseconds since 1970.
 
-    Without a zone, as moments are where `USE_TZ` is off, it is the process's, which Django sets.
+    A moment without a time zone, as with `USE_TZ = False`, is in the zone of the process, which
+    Django sets.
     """
     return round(moment.timestamp() * 1_000_000)

@@ -1,4 +1,4 @@
-"""The fields that rules, tiers and overrides share: units per period; and the labels of choices."""
+"""The fields of rates that rules, tiers and overrides share, and the labels of choices."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _NAMES = {
 
 
 def named(values: Iterable[str]) -> list[tuple[str, Any]]:
-    """Choices, with the names they have for people."""
+    """Return choices with their labels."""
     return [(value, _NAMES[value]) for value in values]
 
 
 def column(option: str) -> dict[str, Any]:
-    """Return the arguments of a field from the row of its option: label, help, choices and bounds.
+    """Return the arguments of a field for an option: label, help, choices and bounds.
 
-    Algorithms are no choices, so that another one needs no migration.
+    Algorithms are not choices of the field, so that another one needs no migration.
     """
     row = OPTIONS[option]
     arguments: dict[str, object] = {"verbose_name": _(row.label), "help_text": _(row.help)}
@@ -58,10 +58,10 @@ def column(option: str) -> dict[str, Any]:
 
 
 class RateFields(models.Model):
-    """So many units per period, and what a bucket holds."""
+    """The fields of a rate: units per period, and the burst of a bucket."""
 
     class Unit(models.TextChoices):
-        """Of time; or none, for the slots of a concurrency limit."""
+        """The unit of a period; or none, for the slots of a concurrency limit."""
 
         SECOND = "s", _("seconds")
         MINUTE = "m", _("minutes")
@@ -89,7 +89,7 @@ class RateFields(models.Model):
         abstract = True
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
-        """Raises `ValidationError`, also for text that no database takes."""
+        """Check the fields. Raises `ValidationError`, also for text that cannot be stored."""
         problems: dict[str, list[ValidationError]] = {}
         try:
             super().clean_fields(exclude)
@@ -113,7 +113,7 @@ class RateFields(models.Model):
             raise ValidationError(problems)
 
     def numbers(self) -> dict[str, object]:
-        """The values of these fields, by name."""
+        """Return the values of the fields of a rate, by name."""
         return {
             field.name: getattr(self, field.attname)
             for field in self._meta.concrete_fields
@@ -122,7 +122,7 @@ class RateFields(models.Model):
 
     @property
     def rate(self) -> str | None:
-        """The rate as rules write it: "100/m"; None if there is no limit."""
+        """Return the rate in the notation of rules, "100/m"; None if there is no limit."""
         if self.limit is None:
             return None
         return rate_text(self.limit, self.period, self.unit)
@@ -133,7 +133,7 @@ class RateFields(models.Model):
 
 
 class RatesFields(RateFields):
-    """Units per period, and further limits that apply as well."""
+    """The fields of a rate, and further limits that apply as well."""
 
     more_rates = models.JSONField(
         _("further limits"),
@@ -152,9 +152,9 @@ class RatesFields(RateFields):
 
     @property
     def rate(self) -> Any:
-        """The rate as rules write it, "100/m".
+        """Return the rate in the notation of rules, "100/m".
 
-        A list if there are several; None if there is no limit.
+        It is a list if there are several, and None if there is no limit.
         """
         first = RateFields.rate.fget(self)  # type: ignore[attr-defined]
         if first is None or self.more_rates == []:
@@ -168,14 +168,14 @@ class RatesFields(RateFields):
         self.more_rates = [written(rate) for rate in others]
 
     def rate_field(self) -> str:
-        """The field of the form for problems of the rates."""
+        """Return the field of the form that shows errors about the rates."""
         if self.more_rates:
             return "more_rates"
         return "limit"
 
 
 def written(rate: str | tuple[int, float] | Rate) -> str:
-    """A rate as rules write it, in the unit that was meant. Raises `LimitError`.
+    """Return a rate in the notation of rules, keeping its unit. Raises `LimitError`.
 
     >>> written("500/hour"), written("5/60s"), written("5 per 60 seconds")
     ('500/h', '5/60s', '5/60s')
@@ -184,7 +184,7 @@ def written(rate: str | tuple[int, float] | Rate) -> str:
 
 
 def problem_text(problem: LimitError) -> str:
-    """The problem in the language of the operator, with labels instead of the names of fields.
+    """Return an error in the language of the operator, with labels instead of field names.
 
     >>> text = "%(option)s needs %(other)s as well"
     >>> problem_text(LimitError(text, option="ban_after", other="ban_for"))
@@ -209,7 +209,7 @@ def _label(name: str, value: Any) -> object:
 
 
 def rate_text(limit: int, period: int, unit: str) -> str:
-    """Units per number of periods, as rules write it.
+    """Return units per number of periods in the notation of rules.
 
     >>> rate_text(5, 15, "m"), rate_text(5, 1, "x")
     ('5/15m', '5')
@@ -222,7 +222,7 @@ def rate_text(limit: int, period: int, unit: str) -> str:
 
 
 def _parts(value: str | tuple[int, float] | Rate) -> tuple[int, int, str]:
-    """Limit, how many units of time, and which."""
+    """Return the limit, the number of time units in the period, and the time unit."""
     rate = Rate.parse(value)
     if rate.is_slots:
         return rate.limit, 1, RateFields.Unit.AT_ONCE

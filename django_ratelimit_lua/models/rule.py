@@ -1,4 +1,4 @@
-"""Rules as rows: the same words as in `RATELIMIT_RULES`, one field each."""
+"""Rules as rows: one field for each field of `RATELIMIT_RULES`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
-    """Rules, also by untrusted names."""
+    """A queryset of rules that can be filtered by untrusted names."""
 
     def named(self, name: str) -> RuleQuerySet:
-        """The rule of that name.
+        """Return the rule of that name.
 
-        None for a name that no database could store, because some databases fail on such a query.
+        The result is empty for a name that no database could store, because some databases raise an
+        error for such a query.
         """
         if UNWRITABLE.search(name):
             return self.none()
@@ -183,12 +184,12 @@ class RateLimitRule(RatesFields, AuditedModel):
         )
 
     def switch(self, mode: str) -> None:
-        """Save only the mode: the rest may be invalid if the row was edited by hand."""
+        """Save only the mode: the other fields may be invalid if the row was edited by hand."""
         self.mode = mode
         self.save(update_fields=["mode"])
 
     def reading(self) -> str:
-        """The rule in one sentence."""
+        """Return the rule in one sentence."""
         return reading(self.declared())
 
     def declared(self) -> Declared:
@@ -233,7 +234,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         return self.ordered(given)
 
     def annexed(self) -> Declared:
-        """The values of the fields that annexes add, by name."""
+        """Return the values of the fields that annexes add, by name."""
         values = {word: self._part(annex).get(word) for word, annex in FIELDS_OF_ANNEXES.items()}
         return {word: value for word, value in values.items() if value}
 
@@ -247,18 +248,18 @@ class RateLimitRule(RatesFields, AuditedModel):
 
     @staticmethod
     def ordered(given: Declared) -> Declared:
-        """A declaration with its fields in the order in which rules are written."""
+        """Return a declaration with its fields in the usual order."""
         return {field: given[field] for field in (*FIELDS, *FIELDS_OF_ANNEXES) if field in given}
 
     def compiled(self, tiers: Sequence[Declared] | None = None) -> Rule:
-        """The compiled rule, with its tiers or with these. Raises `RuleError`."""
+        """Return the compiled rule, with its own tiers or with these. Raises `RuleError`."""
         given = {**self.declared(), "id": self.pk or 0}
         if tiers is not None:
             given["tiers"] = tiers
         return compile_rule(given, plain=True, where="Rules of the admin")
 
     def clean(self) -> None:
-        """Raises `ValidationError` that names the field."""
+        """Check the row. Raises `ValidationError`, which names the field."""
         if self.to_check == "nothing":
             return
         for field in ("methods", "groups"):
@@ -291,14 +292,14 @@ class RateLimitRule(RatesFields, AuditedModel):
             raise ValidationError(problems) from None
 
     def _form_field(self, word: str) -> str:
-        """The field of the form for a word of a rule."""
+        """Return the field of the form for a field of a rule's declaration."""
         field = {"method": "methods", "rate": self.rate_field()}.get(word, word)
         if field in {*rule_fields(), *(column.name for column in self._meta.concrete_fields)}:
             return field
         return NON_FIELD_ERRORS
 
     def values(self) -> Declared:
-        """The values of its fields, by name, with those that annexes add."""
+        """Return the values of the rule's fields, by name, including those that annexes add."""
         return {
             field.name: getattr(self, field.attname) for field in self._meta.concrete_fields
         } | self.annexed()
@@ -309,14 +310,14 @@ def _is_lower(name: str) -> bool:
 
 
 def _single(values: list[str]) -> str | list[str]:
-    """Return the value of a list that has only one, and a longer list as it is."""
+    """Return the only value of a list, or the list if it has several."""
     if len(values) == 1:
         return values[0]
     return values
 
 
 def _mapping(value: object) -> Declared:
-    """Return a JSON value if it is a mapping; a fixture may have anything."""
+    """Return a JSON value if it is a mapping, and an empty one otherwise."""
     if isinstance(value, dict):
         return value
     return {}

@@ -1,4 +1,4 @@
-"""Tiers as rows: other numbers of a rule for Django groups, or for values of registered keys."""
+"""Tiers as rows: other limits of a rule for Django groups, or for values of registered keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rule import RateLimitRule
 
 
 class RateLimitTier(RatesFields, AuditedModel):
-    """Other numbers of a rule for a Django group, or a value of a registered key (`plan:pro`)."""
+    """Another limit of a rule for a Django group, or a value of a registered key (`plan:pro`)."""
 
     CHANGE_KIND = RateLimitChange.Kind.RULE
 
@@ -45,18 +45,18 @@ class RateLimitTier(RatesFields, AuditedModel):
 
     @classmethod
     def owners(cls, rows: Sequence[Self], using: str) -> Sequence[RateLimitRule]:
-        """A change of a tier is a change of its rule."""
+        """Return the rules of these tiers: a change of a tier is a change of its rule."""
         return list(
             RateLimitRule._base_manager.using(using).in_bulk({row.rule_id for row in rows}).values()
         )
 
     def declared(self) -> Declared:
-        """The tier as `RATELIMIT_RULES` would have it."""
+        """Return the tier as `RATELIMIT_RULES` would declare it."""
         values = {"group": self.group, "rate": self.rate, "burst": self.burst}
         return {field: values[field] for field in TIER_FIELDS if values[field] is not None}
 
     def clean(self) -> None:
-        """Raises `ValidationError` that names the field."""
+        """Check the row. Raises `ValidationError`, which names the field."""
         if self.limit is None:
             raise ValidationError({"limit": _("A tier needs a limit.")})
         try:

@@ -1,7 +1,8 @@
 """The tasks of operators, as functions that the admin, the commands and scripts share.
 
-It explains a request, lists and lifts bans, imports and exports rules, forgets an identity. It
-imports web, publishing and whatever is below. It does not know forms, pages or the command line.
+They explain a request, list and lift bans, import and export rules, and forget an identity. This
+package imports `web`, `publishing` and lower packages. It does not know forms, pages or the command
+line.
 """
 
 from ..identity.address import ClientAddress, client_address

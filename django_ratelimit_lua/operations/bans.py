@@ -1,4 +1,4 @@
-"""The bans in force, for operators: the client, the limit, the times, and how to end a ban."""
+"""The bans in force, for operators: the client, the limit, the times, and lifting a ban."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ class ActiveBan:
 
     @property
     def is_shadow(self) -> bool:
-        """Whether its limit is in shadow mode at the moment, so that it refuses no request."""
+        """Return whether the limit is currently in shadow mode, so that it refuses no request."""
         return self.known is not None and self.known.mode == "shadow"
 
     @property
     def terms(self) -> BanTerms | None:
-        """The ban options of the limit; None: unknown here."""
+        """Return the ban options of the limit; None if this process does not have the limit."""
         if self.known is None:
             return None
         return self.known.ban
 
     @property
     def next_us(self) -> int | None:
-        """The length of the next ban, in microseconds; None: that is not known here."""
+        """Return the length of the next ban, in microseconds; None if it is not known."""
         if self.terms is None:
             return None
         return self.terms.duration_us(self.ban.times)
@@ -133,7 +133,7 @@ def _details(text: bytes | None) -> tuple[str, str, Name]:
 
 
 def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[tuple[Offence, ...]]:
-    """Return the last offences of each of these bans. Raises `StoreError`."""
+    """Return the latest offences of each of these bans. Raises `StoreError`."""
     return evidence_of([(active.key, active.ban) for active in bans])
 
 
@@ -176,7 +176,7 @@ def _unban(active: ActiveBan) -> PlannedCharge:
 
 
 def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = "") -> list[Ban]:
-    """Ban the identities of these charges by hand, as `RateLimiter.ban`.
+    """Ban the identities of these charges by hand, like `RateLimiter.ban`.
 
     The user in `acting` is recorded.
     """
@@ -191,10 +191,10 @@ def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = 
 
 
 def banning_limits() -> dict[str, KnownLimit]:
-    """Return the limits that ban, with their ban keys, if it is known by what they count.
+    """Return the limits that ban and have a known key, with that key.
 
-    They are by the names of their rules, and in the code by their own. Of a rule with several, the
-    first.
+    They are listed by the name of their rule, or by their own name if they are in the code. A rule
+    with several limits is listed with the first.
     """
     found: dict[str, KnownLimit] = {}
     ruled = set()
@@ -222,7 +222,7 @@ def ban_client(
     why: str,
     spared: Collection[str] = (),
 ) -> Ban:
-    """Ban a client by hand, as `ban`.
+    """Ban a client by hand, like `ban`.
 
     Args:
         banning: One of `banning_limits`.

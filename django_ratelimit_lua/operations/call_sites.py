@@ -1,4 +1,4 @@
-"""The limits that the code has, by the names of the rules that replace them."""
+"""The limits in the code, by the names of the rules that replace them."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ def rule_words(rule: RateLimitRule) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LimitInCode:
-    """A name under which the code limits.
+    """A name under which the code has limits.
 
-    `rule`: the rule of the admin that has its name; `beside`: those that are added to it.
+    - `sites`: its call sites;
+    - `rule`: the rule of the admin with this name, if there is one;
+    - `beside`: the rules of the admin that apply in addition.
     """
 
     name: str
@@ -55,17 +57,17 @@ class LimitInCode:
 
     @property
     def has_several_keys(self) -> bool:
-        """Whether no single rule can replace all of it."""
+        """Return whether the call sites have several keys. Then no single rule can replace them."""
         return len({site.key for site in self.sites}) > 1
 
     @property
     def is_rule(self) -> bool:
-        """Whether it is a rule of the settings."""
+        """Return whether one of the sites is a rule of the settings."""
         return any(site.kind == SETTINGS for site in self.sites)
 
 
 def limits_in_code() -> list[LimitInCode]:
-    """Return everything that the code limits, as far as it is imported, by name.
+    """Return everything in the imported code that has limits, by name.
 
     That is rules of the settings, decorators, throttles and limiters.
     """

@@ -29,7 +29,7 @@ WIDE = {4: 8, 6: 16}
 
 
 def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """Return what has to be confirmed before a rule is saved, each with its field.
+    """Return the warnings to confirm before a rule is saved, each with its field.
 
     Args:
         row: The rule.
@@ -60,7 +60,7 @@ def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> li
 
 
 def _refuses_all(rule: Rule) -> str:
-    """Return the field because of which no request is ever allowed; empty: some are."""
+    """Return the field because of which every request is refused; empty if some are allowed."""
     template = rule.template
     if template is None or rule.mode == "off":
         return ""
@@ -75,7 +75,7 @@ def _refuses_all(rule: Rule) -> str:
 
 
 def _covers_admin(rule: Rule, pages: Sequence[str], exempt: Sequence[str]) -> str:
-    """Return the field because of which a rule limits pages of the admin; empty: it does not."""
+    """Return the field because of which a rule limits pages of the admin; empty if it does not."""
     if rule.template is None or rule.mode == "off" or not pages or _match(exempt, pages):
         return ""
     if _match(rule.paths, pages):
@@ -90,7 +90,10 @@ def _match(paths: Sequence[str], pages: Sequence[str]) -> bool:
 
 
 def admin_pages() -> list[str]:
-    """Return pages of the admin as rules see their paths, the start first; none without it."""
+    """Return paths of admin pages, without the script prefix, the index first.
+
+    Empty if the admin is not installed.
+    """
     script = get_script_prefix().rstrip("/")
     try:
         names = ("index", "login", "django_ratelimit_lua_ratelimitrule_changelist")
@@ -100,7 +103,7 @@ def admin_pages() -> list[str]:
 
 
 def exempt_paths(without: Collection[str] = ()) -> list[str]:
-    """Return the paths that rules exempt, without those of rules of the admin of these names."""
+    """Return the paths that rules exempt, ignoring the admin's rules of these names."""
     paths = [path for rule in settings_rules() if rule.template is None for path in rule.paths]
     rows = RateLimitRule.objects.filter(exempt=True).exclude(name__in=without)
     for path in rows.values_list("path", flat=True):
@@ -109,7 +112,7 @@ def exempt_paths(without: Collection[str] = ()) -> list[str]:
 
 
 def _lost_of_call_sites(row: RateLimitRule, rule: Rule) -> list[tuple[str, str]]:
-    """The limits of the call sites that a rule replaces and does not keep."""
+    """Return warnings about the call sites' limits that a rule replaces and does not keep."""
     rates: Sequence[object] = ()
     if rule.template is not None and rule.mode != "off":
         rates = rule.template.rates
@@ -134,9 +137,10 @@ def replaced_call_sites(name: str, group: str) -> list[CallSite]:
 
 
 def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
-    """Return what an operator should know about a rule that is saved.
+    """Return the notices about a saved rule.
 
-    Its counts start again, its place does not exist, or clients share one count.
+    They report that its counts start again, that the code does not have its route or call site, or
+    that clients share one count.
 
     Args:
         row: The rule.
@@ -173,7 +177,7 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
 
 
 def _key_name(rule: Rule, sites: Sequence[CallSite] = ()) -> str:
-    """The key of a rule in the place of these call sites; empty: each call has its own."""
+    """Return the key of a rule that replaces these call sites; empty if each call chooses a key."""
     if any(site.kind == LIMITER for site in sites):
         return ""
     if rule.key is not None:
@@ -182,14 +186,14 @@ def _key_name(rule: Rule, sites: Sequence[CallSite] = ()) -> str:
 
 
 def _counts(limits: Sequence[Limit], key: str) -> dict[int, tuple[str, bytes]]:
-    """The counts of limits by their periods: by which key, and under which name."""
+    """Return the counts of limits by period: the key, and the name of the count."""
     return {limit.rate.period_us: (key, limit.key_part) for limit in limits}
 
 
 def enforcing(rule: RateLimitRule) -> list[tuple[str, str]]:
-    """Return what has to be confirmed before a rule is enforced that was not.
+    """Return the warning to confirm before a rule in another mode is enforced.
 
-    That is what it would have refused as it is now.
+    It contains what the rule would have refused so far.
     """
     if rule.exempt:
         return []
@@ -206,9 +210,9 @@ def rehearsal(rule: RateLimitRule) -> str:
 
 
 def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """Return what has to be confirmed of changes of rules, by their labels.
+    """Return the warnings to confirm for changes of rules, by their labels.
 
-    What a rule does already is not in it.
+    Effects that a rule has already are left out.
     """
     changes = [change for change in changes if change.word == RULE]
     after = {change.label: _row(change.after) for change in changes}
@@ -258,7 +262,7 @@ def _row(declared: Declared | None) -> RateLimitRule | None:
 
 
 def override_confirmations(given: Declared, peer: str | None = None) -> list[tuple[str, str]]:
-    """Return what has to be confirmed before an override is saved: it affects many clients.
+    """Return the warnings to confirm before an override that affects many clients is saved.
 
     Args:
         given: The values of its fields, and its `networks`.

@@ -1,4 +1,4 @@
-"""The refusal curve: for every limit N, how many requests and people it would have refused.
+"""The refusal curve: how many requests and identities each limit N would have refused.
 
 Requests are counted by the units they found used, themselves among them: a request that found more
 than N would have been refused by a limit of N. For a fixed window that is exact. Under other
@@ -25,7 +25,7 @@ MAX_TICKS = 9
 
 
 class Between(NamedTuple):
-    """Bounds of a number."""
+    """The lower and the upper bound of a number."""
 
     least: int
     most: int
@@ -62,9 +62,9 @@ class Curve:
         now: The limit in force, if it is known.
         requests: The number of all requests.
         people: The number of all identities.
-        find_requests: Returns how many requests found more than a number of units used.
-        find_people: Returns how many identities used, or wanted, more than a number of units.
-        most: The most that an identity used.
+        find_requests: Returns how many requests brought the used units above a number.
+        find_people: Returns how many identities used, or requested, more than a number of units.
+        most: The maximum number of units that one identity used.
         refused: The number of refused requests.
         others: Why requests met other limits than this one.
         is_exact: A limit refuses exactly as many, not at most; above today's only if that has
@@ -93,12 +93,12 @@ class Curve:
 
     @property
     def is_burst(self) -> bool:
-        """Whether N is the burst of a bucket."""
+        """Return whether the curve is about the burst of a bucket, not about its limit."""
         return self.now is not None and self.now.kind.is_bucket
 
     @property
     def today(self) -> int | None:
-        """The N that is in force."""
+        """Return the limit or burst that is in force, or None."""
         if self.now is None:
             return None
         if self.is_burst and self.now.burst:
@@ -106,7 +106,7 @@ class Curve:
         return self.now.rate.limit
 
     def at(self, limit: int) -> CurvePoint:
-        """Return what a limit would have refused."""
+        """Return the refusals that a limit would have made."""
         requests = self.find_requests(limit)
         people = self.find_people(limit)
         today = self.today
@@ -209,7 +209,7 @@ def plot_curve(
 
 
 def scale(limit: int, top: int) -> float:
-    """Return the place of a limit on a logarithmic axis from 0, as a share of its length."""
+    """Return the position of a limit on a logarithmic axis from 0, as a share of its length."""
     return math.log(limit + 1) / math.log(max(top, 2) + 1)
 
 
@@ -234,7 +234,7 @@ def ticks(top: int) -> list[int]:
 def _sentences(
     points: Sequence[CurvePoint], requests: int, people: int, per: str, today: int | None
 ) -> list[str]:
-    """The refusals of today's limit and of some others."""
+    """Return the refusals of today's limit and of some others, in sentences."""
     text = _(
         "%(limit)s per %(period)s refuses %(requests)s of the requests and meets %(identities)s "
         "of the identities."

@@ -1,4 +1,4 @@
-"""The limits of a request: every rule and limit, its state at the moment, and overrides."""
+"""The limits of a request: every rule and limit with its current state, and overrides."""
 
 from __future__ import annotations
 
@@ -51,11 +51,14 @@ MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 class ExplainedLimit:
     """A limit that applies to a request.
 
-    - `name`, `reading`: its name, and its sentence; `source`: where it is written; `rule`: None if
-      it is in the code; `planned`: its charge as it was planned;
-    - `state`: None: exempt; `override`: the override that replaces it; `is_skipped`: the override's
-      numbers do not fit this limit, so the limit applies;
-    - `is_advice`: it only informs the view, which may refuse.
+    - `name`, `reading`: its name, and its sentence;
+    - `source`: where it is defined;
+    - `rule`: its rule; None if it is in the code;
+    - `planned`: its planned charge;
+    - `state`: its state; None if the client is exempt;
+    - `override`: the override that replaces it;
+    - `is_skipped`: whether the override's numbers do not fit this limit, so that the limit applies;
+    - `is_advice`: whether it only informs the view, which may refuse.
     """
 
     name: str
@@ -74,17 +77,17 @@ class ExplainedLimit:
 
     @property
     def counted_as(self) -> str:
-        """The name of its statistics, which several rates share."""
+        """Return the name of the limit's statistics, which several rates share."""
         return self.planned.name
 
     @property
     def key(self) -> str:
-        """The name of its key; empty: a throttle decides that."""
+        """Return the name of the limit's key; empty if a throttle chooses the identity."""
         return _key_name(self.planned)
 
     @property
     def refuses(self) -> bool:
-        """Whether the request is refused by it."""
+        """Return whether the limit refuses the request."""
         state = self.state
         return bool(state and not state.allowed and state.enforced and not self.is_advice)
 
@@ -93,14 +96,14 @@ class ExplainedLimit:
 class Explanation:
     """All limits of a request.
 
-    - `exempt`: the rule, or "the view", that exempts it from rules; `block`: the override that
-      blocks it without any rule; `problems`: the rules and call sites that cannot be applied to
-      such a request, and why;
+    - `exempt`: the rule, or "the view", that exempts it from rules;
+    - `block`: the override that blocks it without any rule;
+    - `problems`: the rules and call sites that cannot be applied to such a request, and why;
     - `findings`: the effects of annexes at its view, outermost first;
-    - `notes`: further code that may refuse it, and is not examined; `missing`: the fields that its
-      limits count by and it does not have, as keys; `other_methods`: the methods with more limits
-      at this view;
-    - `unknown`: limited functions of which it is unknown whether the view calls them.
+    - `notes`: other code that may refuse it, and is not examined;
+    - `missing`: the keys for which the request has no value although its limits count by them;
+    - `other_methods`: the HTTP methods that have further limits at this view;
+    - `unknown`: functions with limits that the view may or may not call.
     """
 
     decision: Decision
@@ -116,17 +119,18 @@ class Explanation:
 
     @property
     def stopped_by(self) -> Finding | None:
-        """The annex that stops a request which no limit refuses, or None."""
+        """Return the finding of an annex that stops an otherwise allowed request, or None."""
         if not self.decision.allowed:
             return None
         return next((finding for finding in self.findings if finding.passes is False), None)
 
 
 def explain(request: HttpRequest) -> Explanation:
-    """Explain the limits of a request, each decision by itself.
+    """Explain the limits of a request, each decision separately.
 
-    They are those of the middleware, of each `@ratelimit` of its view and of the view's throttles,
-    and the effects of annexes. Counts nothing, and uses the rules as they are published now.
+    These are the limits of the middleware, of each `@ratelimit` of its view and of the view's
+    throttles, and the effects of annexes. Nothing is counted. The currently published rules are
+    used.
     """
     if conf.ENABLE:
         reload()
@@ -145,7 +149,7 @@ def explain(request: HttpRequest) -> Explanation:
 
 
 class _Explainer:
-    """Follows one request through the site, and collects what limits it."""
+    """Follows one request through the site, and collects its limits."""
 
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
@@ -319,7 +323,7 @@ class _Explainer:
             found.decision = found.decision._replace(source="fallback")
 
     def _is_missing(self, field: str) -> bool:
-        """Whether the description of the request could have a field, and does not."""
+        """Return whether a description of a request could have a value for a key, but lacks it."""
         is_registered = field in registered_keys()
         if not is_registered and field.partition(":")[0] not in SENT_KINDS:
             return False
@@ -332,7 +336,7 @@ class _Explainer:
 
 
 def _is_applied() -> bool:
-    """Whether a middleware applies rules: ours, or one that is made of it."""
+    """Return whether a middleware applies rules: this package's, or a subclass of it."""
     return any(
         name_of(cls) == MIDDLEWARE
         for path in settings.MIDDLEWARE
@@ -341,20 +345,20 @@ def _is_applied() -> bool:
 
 
 def _other_methods(view: object, method: str) -> list[str]:
-    """The methods that meet limits at a view which a request of this method does not meet."""
+    """Return the HTTP methods that have limits at a view which this method does not have."""
     here = _rules_for(view, method)
     others = ("GET", "POST", "PUT", "PATCH", "DELETE")
     return [other for other in others if _rules_for(view, other) - here]
 
 
 def _rules_for(view: object, method: str) -> set[int]:
-    """The call sites that count requests of a method, compared as objects."""
+    """Return the ids of the call sites that count requests of an HTTP method."""
     rules = [rule for stack in on_view(view, method).stacks for rule in stack.rules]
     return {id(rule) for rule in rules if rule.methods is None or method in rule.methods}
 
 
 def _view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:
-    """The view of Django REST framework that answers a request, as far as its throttles read it.
+    """Return the view of Django REST framework for a request, prepared for its throttles.
 
     Its `request` is DRF's.
     """
@@ -453,6 +457,12 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
     """Reset the counters that this request would hit, under these limits (None: all).
 
     The user in `acting` is recorded.
+
+    Returns:
+        The names of the limits that had counted anything.
+
+    Raises:
+        StoreError: Redis is unavailable.
 
     Returns:
         The names of those that had counted something.

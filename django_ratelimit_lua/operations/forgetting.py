@@ -53,18 +53,19 @@ _NAMING = ("client", "subject", "label", "reason", "message", "who", "why", "slo
 
 @dataclass(slots=True)
 class Forgotten:
-    """How much was erased, by kind; `kept`: what was found and could not be erased."""
+    """The number of erased items by kind; `kept` lists items that could not be erased."""
 
     erased: Counter[str] = field(default_factory=Counter)
     kept: list[str] = field(default_factory=list)
 
 
 class ForgottenIdentity:
-    """An identity that is to be forgotten.
+    """An identity to forget.
 
-    It is one subject, or a combination of several, as limits count them together.
+    It is one subject, or a combination of several that limits count together.
 
-    - `digests`: of what limits count; `published`: these, and those of overrides;
+    - `digests`: the digests that limits count;
+    - `published`: these, and those of overrides;
     - `subject`: the one subject; empty for a combination.
     """
 
@@ -96,7 +97,7 @@ class ForgottenIdentity:
         self._pattern = re.compile("|".join(patterns), re.IGNORECASE)
 
     def overrides(self) -> QuerySet[RateLimitOverride]:
-        """Return the overrides about this identity, also those that have ended."""
+        """Return the overrides about this identity, including those that have ended."""
         is_about = Q(subject__in=self.published) | Q(client_digest__in=self.published)
         if self.subject.user is not None:
             is_about |= Q(user=self.subject.user)
@@ -138,7 +139,7 @@ def _identities(subject: Subject) -> list[Identity]:
 
 
 def _throttled(ident: str) -> list[Identity]:
-    """The texts that DRF's throttle classes count a client by, one for each scope."""
+    """Return the identities by which DRF's throttle classes count a client, one per scope."""
     if find_spec("rest_framework") is None:
         return []
     from rest_framework.settings import api_settings
@@ -160,7 +161,7 @@ def _values(subject: Subject) -> list[str]:
 
 
 def single_address(text: str) -> str:
-    """Return an address in its one spelling.
+    """Return an address in its canonical form.
 
     Raises:
         ValueError: It is a network, which is many clients.
@@ -248,7 +249,10 @@ def _erase_in_database(
 
 
 def _mentions(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
-    """Texts that mention the identity and are not erased: which, how many, and what to do."""
+    """Yield the kinds of texts that mention the identity but are not erased.
+
+    Each has its number, and what to do about it.
+    """
     rules = [
         rule.name
         for rule in RateLimitRule.objects.all()
@@ -269,7 +273,7 @@ def _mentions(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
 
 
 def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bool:
-    """Erase an identity in one entry of the history; returns whether it was there."""
+    """Erase an identity in one entry of the history. Return whether the entry contained it."""
     if not identity.is_in(change.name, change.before, change.after, change.subjects):
         return False
     is_override = change.kind == RateLimitChange.Kind.OVERRIDE

@@ -34,7 +34,7 @@ def count_words(number: int, noun: str) -> str:
 
 
 def clients_words(number: int) -> str:
-    """Return the number of clients, if it is not exact.
+    """Return an approximate number of clients, in words.
 
     >>> clients_words(1), clients_words(2)
     ('about 1 client', 'about 2 clients')
@@ -45,7 +45,7 @@ def clients_words(number: int) -> str:
 
 
 def share_words(share: float) -> str:
-    """Return a share in percent; a small one is not shown as 0.
+    """Return a share in percent, in which a small share is not shown as 0.
 
     >>> share_words(0.5), share_words(0.00001), share_words(0)
     ('50%', '< 0.1%', '0%')
@@ -59,7 +59,7 @@ def share_words(share: float) -> str:
 
 
 def between_words(least: int, most: int) -> str:
-    """Return a number with its error: "38 ± 2".
+    """Return a number with its error from its bounds: "38 ± 2".
 
     >>> between_words(38, 38), between_words(36, 40)
     ('38', '38 ± 2')
@@ -71,7 +71,7 @@ def between_words(least: int, most: int) -> str:
 
 
 def rate_words(number: float) -> str:
-    """Return the number per minute; with tenths if it is small."""
+    """Return a number per minute, with one decimal if it is small."""
     if 0 < number < 10:
         return formats.number_format(round(number, 1), 1)
     return number_words(round(number))
@@ -88,7 +88,7 @@ def readable(text: str) -> str:
 
 
 def breakable(text: str) -> SafeString:
-    """Return a text for a page that may be broken only after the parts of names."""
+    """Return a text for a page that allows line breaks only after the parts of names."""
     parts = re.split(r"(?<=[.:/+_])", readable(text))
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 

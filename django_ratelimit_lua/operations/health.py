@@ -1,4 +1,4 @@
-"""Whether limits can be decided at the moment, for a health endpoint or a person."""
+"""A check of whether limits can be decided at the moment, for health endpoints and people."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from ..store import get_store
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a decision was made (`ok`), in how many `seconds`, or the `error`.
+    """The result of a health check.
 
-    `revision`: of the rules that this process uses (0: none, or none loaded yet); `is_paused`:
-    Redis is not called at the moment, after repeated failures; `problems`: the rules that this
-    process had to leave out, or could not publish, and why; `processes`: those that decide limits,
-    and their parts of split limits.
+    - `ok`: whether a decision was made, in how many `seconds`, or the `error`;
+    - `revision`: the revision of the rules that this process uses (0: none, or none loaded yet);
+    - `is_paused`: whether Redis is not called at the moment, after repeated failures;
+    - `problems`: the rules that this process had to leave out, or could not publish, and why;
+    - `processes`: the processes that decide limits, and their parts of split limits.
     """
 
     ok: bool
@@ -38,7 +39,7 @@ class Health:
 
 
 def health() -> Health:
-    """Ask Redis for a decision, within `RATELIMIT_TIMEOUT`; nothing is counted.
+    """Call Redis for a decision, within `RATELIMIT_TIMEOUT`, without counting anything.
 
     Raises:
         ImproperlyConfigured: The settings name no usable Redis.

@@ -16,7 +16,7 @@ MAX_NAMED = 10
 def record_change(
     action: RateLimitChange.Action, names: Iterable[str], after: Mapping[str, object]
 ) -> None:
-    """Record in the history what was done to identities under limits of these names.
+    """Record an action on identities under limits of these names in the history.
 
     The user in `acting` is recorded.
     """
@@ -33,7 +33,8 @@ def record_change(
 def history_names(names: Mapping[str, Sequence[Part]]) -> dict[str, object]:
     """Return the identities for a history entry.
 
-    They are their digests, and the names of the first, as `RATELIMIT_SHOW_IDENTITIES` allows.
+    The entry contains their digests, and the names of the first ones, as
+    `RATELIMIT_SHOW_IDENTITIES` allows.
 
     >>> history_names({"9d4e": [("ip", "203.0.113.0/24")], "07ab": []})
     {'digests': ['07ab', '9d4e'], 'who': {'9d4e': [['ip', '203.0.113.0/24']]}}

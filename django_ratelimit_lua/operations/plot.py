@@ -1,7 +1,7 @@
-"""The one plot of this package: bars, step lines, bands and marks as SVG.
+"""The plot of this package: bars, step lines, bands and marks as SVG.
 
-Shapes are paths with a class, coloured by static/django_ratelimit_lua/plot.css. A page needs
-nothing inline, which a strict Content-Security-Policy would refuse; a file of its own carries that
+Shapes are paths with a class, coloured by static/django_ratelimit_lua/plot.css. A page needs no
+inline style, which a strict Content-Security-Policy would refuse. A separate SVG file contains that
 style sheet.
 """
 
@@ -31,7 +31,7 @@ Points = Iterable[tuple[float, float]]
 
 
 class Mark(NamedTuple):
-    """A vertical line at a share of the width, with a short label and words that explain it."""
+    """A vertical line at a share of the width, with a short label and an explanation."""
 
     at: float
     label: str = ""
@@ -80,16 +80,16 @@ class Plot:
     paths: list[tuple[str, str]] = field(default_factory=list)
 
     def x(self, share: float) -> float:
-        """Return the place of a share of the width."""
+        """Return the x coordinate for a share of the width."""
         return round(self.left + share * (self.width - self.left - self.right), 1)
 
     def y(self, share: float) -> float:
-        """Return the place of a share of the height."""
+        """Return the y coordinate for a share of the height."""
         return round(self.ground - share * (self.ground - self.top), 1)
 
     @property
     def ground(self) -> float:
-        """The lower edge of bars and lines."""
+        """Return the y coordinate of the lower edge of bars and lines."""
         return self.height - self.bottom
 
     def bars(self, points: Sequence[Mapping[str, float]], most: float, gap: float = 0.15) -> None:
@@ -123,7 +123,7 @@ class Plot:
         self.paths.append((f"line {name}", self._steps(points)))
 
     def band(self, name: str, lower: Sequence[tuple[float, float]], upper: Points) -> None:
-        """Draw the area between two such lines."""
+        """Draw the area between two lines."""
         back = "".join(f"V{self.y(up):g}H{self.x(at):g}" for at, up in reversed(lower))
         self.paths.append((f"band {name}", f"{self._steps(upper)}{back}z"))
 
@@ -133,7 +133,7 @@ class Plot:
         return f"M{self.x(at):g} {self.y(up):g}{steps}H{self.x(1.0):g}"
 
     def svg(self, *, is_file: bool = False) -> SafeString:
-        """Return the picture, for a page that has the style sheet or for a file of its own."""
+        """Return the picture, for a page that has the style sheet or for a separate file."""
         context: dict[str, object] = {"plot": self}
         if is_file:
             context["style"] = read_style()
@@ -141,22 +141,22 @@ class Plot:
 
     @property
     def grid(self) -> Sequence[tuple[float, str]]:
-        """The labels on the left, by their place."""
+        """Return the labels on the left, with their y coordinates."""
         return [(self.y(share), label) for share, label in self.up]
 
     @property
     def columns(self) -> Sequence[tuple[float, str]]:
-        """The labels below, by their place."""
+        """Return the labels below, with their x coordinates."""
         return [(self.x(share), label) for share, label in self.across]
 
     @property
     def placed_marks(self) -> Sequence[Mark]:
-        """The marks, by their place."""
+        """Return the marks, with their x coordinates."""
         return [mark._replace(at=self.x(mark.at)) for mark in self.marks]
 
     @property
     def steps(self) -> Sequence[tuple[float, float, str]]:
-        """For each of `hovers` its left edge and its width."""
+        """Return the left edge, the width and the text for each of `hovers`."""
         width = (self.x(1.0) - self.left) / max(1, len(self.hovers))
         return [
             (self.left + place * width, width, words) for place, words in enumerate(self.hovers)
@@ -164,7 +164,7 @@ class Plot:
 
 
 def ticks(most: float) -> list[float]:
-    """Return a few round numbers from zero to about that.
+    """Return a few round numbers from zero to about `most`.
 
     >>> ticks(87), ticks(3), ticks(0)
     ([0, 20, 40, 60, 80, 100], [0, 1, 2, 3], [0, 1])
@@ -188,7 +188,7 @@ def largest(points: Iterable[Mapping[str, float]]) -> float:
 
 
 def sparkline(hours: Sequence[Mapping[str, int]], words: str) -> SafeString:
-    """Return a day at a glance: a bar for each hour."""
+    """Return a small plot of one day: a bar for each hour."""
     plot = Plot(
         words, kind="ratelimit-spark", width=120, height=29, left=0, right=0, top=0, bottom=1
     )

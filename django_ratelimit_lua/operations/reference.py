@@ -1,4 +1,4 @@
-"""The limits that this site has, and which of them a reference is about."""
+"""The limits of this site, and those that a reference may refer to."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class KnownLimit(NamedTuple):
 
     @property
     def key_label(self) -> str:
-        """What it counts by, in words."""
+        """Return what the limit counts by, in words."""
         return key_label(self.key.split("+"))
 
 
@@ -59,15 +59,17 @@ class KnownLimit(NamedTuple):
 class OpenedReference:
     """The contents of a reference.
 
-    - `reference`: as it was shown to the client and written to the log; `at`: when the request was
-      refused;
-    - `limits`: the limits that may have refused, mostly one; empty if the limit is gone, or is made
-      in code that this process has not imported. If not `is_exact`, these are now at the place of
-      the one that refused: of the same group, scope or rule;
-    - `is_block`: a block refused; `overrides`: those of its subject that still exist;
-    - `digest_prefix`: 8 of the 32 digits of the identity's digest, or of the block's subject;
-    - `is_of_earlier_key`: it was made with a secret that is a fallback now; the current one has new
-      counts.
+    - `reference`: the text as shown to the client and written to the log;
+    - `at`: when the request was refused;
+    - `limits`: the limits that may have refused, usually one; empty if the limit does not exist any
+      more, or is in code that this process has not imported;
+    - `is_exact`: whether `limits` have the name of the limit that refused. Otherwise they only have
+      the same group, scope or rule;
+    - `is_block`: whether a block refused;
+    - `overrides`: the overrides of the block's subject that still exist;
+    - `digest_prefix`: 8 of the 32 digits of the digest of the identity, or of the block's subject;
+    - `is_of_earlier_key`: whether it was made with an earlier secret, so that its digest cannot be
+      compared with current counts.
     """
 
     reference: str
@@ -81,9 +83,10 @@ class OpenedReference:
     _read: Reference
 
     def is_of(self, found: Explanation) -> bool | None:
-        """Return whether an explained request has the refused identity, or meets the same block.
+        """Return whether an explained request has the refused identity, or matches the same block.
 
-        None: it has no limit at the place of the one that refused, or the secret has changed.
+        None if the request has no limit of the same group, scope or rule, or if the secret has
+        changed.
         """
         if self.is_block:
             met = [found.block, *(limit.override for limit in found.met)]
@@ -100,7 +103,7 @@ class OpenedReference:
 
 
 def open_reference(text: str) -> OpenedReference:
-    """Read a reference, in any letter case, with or without hyphens and spaces.
+    """Parse a reference, in any letter case, with or without hyphens and spaces.
 
     Raises:
         BadReferenceError: It is not a reference of this site.
@@ -131,7 +134,7 @@ def open_reference(text: str) -> OpenedReference:
 
 
 def known_limits() -> Iterator[KnownLimit]:
-    """Return the limits that this site has, as far as they are known here: those of rules first."""
+    """Yield the limits of this site that this process knows, those of rules first."""
     for rule in reload().rules:
         keys = [site.key for site in known_call_sites.of(rule.name)]
         if rule.key is not None:
@@ -150,7 +153,7 @@ def known_limits() -> Iterator[KnownLimit]:
 
 
 def _of_throttles() -> Iterator[KnownLimit]:
-    """Those of Django REST framework's views, which need not be installed."""
+    """Yield the limits of throttles on views of Django REST framework, if it is installed."""
     for pattern, _space in url_patterns():
         view: Any = pattern.callback
         cls: Any = getattr(view, "cls", None)

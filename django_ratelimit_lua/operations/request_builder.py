@@ -45,16 +45,16 @@ def build_request(
     host: str | None = None,
     fields: Fields = (),
 ) -> HttpRequest:
-    """Return a request like the one described.
+    """Return a request that matches a description.
 
     Args:
         path: Its path, with a query.
-        method: Its method.
-        address: Its address; of a network, its first address.
-        user: The signed-in user; without one, the user of the session in its cookie.
+        method: Its HTTP method.
+        address: Its address; for a network, its first address is used.
+        user: The signed-in user; by default, the user of the session in its cookie.
         headers: Its headers. A `Cookie` replaces the cookies in `fields`.
-        host: The host it is for.
-        fields: Its values.
+        host: Its host.
+        fields: Its values, as pairs of a field and a value.
 
     Raises:
         LimitError: The request is impossible.
@@ -108,7 +108,7 @@ def build_request(
 
 
 def first_address(network: str) -> str:
-    """Return an address, or the first of a network, as text."""
+    """Return an address, or the first address of a network, as text."""
     try:
         return str(parse_network(network).network_address)
     except ValueError:
@@ -116,7 +116,7 @@ def first_address(network: str) -> str:
 
 
 def _body(posted: Fields, in_json: Fields) -> tuple[bytes, str]:
-    """The body, and its type."""
+    """Return the body and its content type."""
     if not in_json:
         return urlencode(posted).encode(), URLENCODED
     body: dict[str, Any] = {}

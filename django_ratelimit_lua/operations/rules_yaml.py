@@ -1,4 +1,4 @@
-"""The rules of the admin, and rows of annexes, as YAML that goes through review, and back."""
+"""The rules of the admin, and rows of annexes, exported to and imported from YAML."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def dump(rules: Sequence[Declared]) -> str:
 
 
 class Item(NamedTuple):
-    """An item of a YAML text: a rule, or what the annex of its `word` keeps there.
+    """An item of a YAML text: a rule, or a row of an annex with its `word`.
 
-    `built`: of a rule.
+    - `built`: the unsaved row and tiers of a rule.
     """
 
     word: str
@@ -65,7 +65,7 @@ def export() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """A change of a rule, or of a row of an annex: before and after it, or None."""
+    """A change of a rule, or of a row of an annex: its declarations before and after, or None."""
 
     name: str
     before: Declared | None
@@ -74,7 +74,7 @@ class RuleChange:
 
     @property
     def label(self) -> str:
-        """Its subject: a rule by its name alone."""
+        """Return the name of the changed rule, or the word and name of a changed row."""
         if self.word == RULE:
             return self.name
         return f"{self.word} {self.name}"
@@ -149,21 +149,21 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
 
 
 def _listed(value: Iterable[str] | None) -> list[str]:
-    """The names in a field that holds one or several."""
+    """Return the names in a field that contains one name or several."""
     if value and isinstance(value, str):
         return [value]
     return list(value or ())
 
 
 def load(text: str, source: str = "Rules") -> list[Item]:
-    """Return the items of a YAML text; not saved.
+    """Return the items of a YAML text, unsaved.
 
     Args:
         text: The YAML.
-        source: Its name in problems, such as its file.
+        source: Its name in errors, such as its file.
 
     Raises:
-        RuleError: With all problems, and their lines.
+        RuleError: The text is invalid. The error contains all problems, with their lines.
     """
     from .yaml_text import read_items
 
@@ -203,7 +203,7 @@ def _item(given: object, where: str) -> Item:
 
 
 def _refuse_absent(given: Declared, where: str) -> None:
-    """Refuse values for annexes that are not installed, except those that the rule's row keeps."""
+    """Refuse values for annexes that are not installed, except those that the row has already."""
     words = given.keys() & FIELDS_OF_ANNEXES.keys() - rule_fields().keys()
     if words:
         kept: Declared = {}
@@ -214,7 +214,7 @@ def _refuse_absent(given: Declared, where: str) -> None:
 
 
 def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
-    """Return the rules of a YAML text as they are declared; as `load`."""
+    """Return the declared rules of a YAML text; see `load`."""
     return [item.declared for item in load(text, source) if item.word == RULE]
 
 
@@ -252,7 +252,7 @@ def _stored_rules() -> Mapping[str, Declared]:
 
 
 def counted(words: Iterable[str]) -> str:
-    """Return how many rules and other items there are, in words.
+    """Return the numbers of rules and other items, in words.
 
     >>> counted(["rule", "breaker", "breaker"]), counted(["breaker"]), counted([])
     ('1 rule and 2 breakers', '1 breaker', '0 rules')
@@ -310,7 +310,7 @@ def apply(
         The changes.
 
     Raises:
-        RuleError: As in `load`, or rules would be deleted.
+        RuleError: The text is invalid, or rules would be deleted.
     """
     with one_change(router.db_for_write(RateLimitRule)):
         loaded = load(text)
@@ -339,7 +339,7 @@ def apply(
 def save_rule(
     rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None
 ) -> RateLimitRule:
-    """Save a rule and its tiers over the one with that key, or with that name, if there is one."""
+    """Save a rule and its tiers, replacing the rule with that key or name, if there is one."""
     found: dict[str, object] = {"name": rule.name}
     if pk is not None:
         found = {"pk": pk}

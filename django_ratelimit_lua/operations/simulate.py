@@ -1,4 +1,4 @@
-"""Simulates a burst and a steady flow, decided by the program in Redis on a clock of its own."""
+"""Simulates a burst and a steady flow, decided by the script in Redis on a simulated clock."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ PERIODS = 3
 
 @dataclass(frozen=True, slots=True)
 class SimulatedHit:
-    """Some requests that are sent at one moment.
+    """Requests that are sent at the same moment.
 
-    - `at`: seconds since the beginning; `count`: how many; `granted`: how many of them are allowed;
-      `wait`: seconds until they are.
+    - `at`: seconds since the beginning;
+    - `count`: the number of requests;
+    - `granted`: the number of allowed requests;
+    - `wait`: seconds until they are allowed.
     """
 
     at: float
@@ -36,7 +38,10 @@ class SimulatedHit:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The result of a burst and of the steady flow after it; `seconds`: the simulated time."""
+    """The result of a burst and of the steady flow after it.
+
+    - `seconds`: the simulated time.
+    """
 
     sent: tuple[SimulatedHit, ...]
     burst: int
@@ -81,7 +86,7 @@ def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int =
 
 
 def _totals(sent: Sequence[SimulatedHit]) -> tuple[int, int]:
-    """How many requests were sent, and how many were allowed."""
+    """Return the number of sent requests, and the number of allowed ones."""
     return sum(hit.count for hit in sent), sum(hit.granted for hit in sent)
 
 

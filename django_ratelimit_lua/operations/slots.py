@@ -16,7 +16,7 @@ _FURTHER = re.compile(r"(/[^/]*/).+", re.DOTALL)
 def slots_held(name: str = "") -> list[Holder]:
     """Return the slots held for longer than a quarter of `RATELIMIT_SLOT_SECONDS`, longest first.
 
-    They are those of all processes.
+    The slots of all processes are included.
 
     Args:
         name: The name of a rule, a call site or a limiter; empty: all.
@@ -28,9 +28,9 @@ def slots_held(name: str = "") -> list[Holder]:
 
 
 def is_named(holder: Holder, name: str) -> bool:
-    """Return whether a slot is one of a rule, call site or limiter.
+    """Return whether a slot belongs to a rule, call site or limiter of this name.
 
-    Some of their limits have names that begin so.
+    The names of some limits consist of that name, a colon and more.
     """
     return holder.limit == name or holder.limit.startswith(f"{name}:")
 
@@ -43,7 +43,7 @@ def names(held: Sequence[Holder]) -> list[str]:
 def brief(what: str) -> str:
     """Return the purpose of a slot for users who may not see names.
 
-    Further parts of a path may be a secret, as in a link for a new password, or identify a client.
+    Later parts of a path may be secret, as in a password reset link, or identify a client.
 
     >>> brief("GET /exports/7/"), brief("nightly import")
     ('GET /exports/…', 'nightly import')
@@ -52,9 +52,10 @@ def brief(what: str) -> str:
 
 
 def release_slot(holder_id: str, why: str = "") -> Holder | None:
-    """End a slot in every process. Its work continues. The user in `acting` is recorded.
+    """End a slot, whichever process holds it. Its work continues.
 
-    Returns its holder, or None if it has ended already. Raises `StoreError`.
+    The user in `acting` is recorded. Return its holder, or None if it has ended already. Raises
+    `StoreError`.
     """
     holder = end_slot(holder_id)
     if holder is not None:

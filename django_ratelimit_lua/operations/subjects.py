@@ -1,4 +1,4 @@
-"""The subjects of overrides, of a described request, and their overrides."""
+"""The subjects of overrides: those of a described request, and their overrides."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ MAX_SHOWN = 50
 
 
 class NetworkOverride(NamedTuple):
-    """An override about a network.
+    """An override about a network that overlaps another one.
 
-    `part`: it is about "all" of it, a "larger" network, or a "part". `blocks_all`: it blocks every
-    address of the network, except those with a more specific override.
+    - `part`: whether it is about "all" of the network, a "larger" network, or a "part" of it;
+    - `blocks_all`: whether it blocks every address of the network, except those with a more
+      specific override.
     """
 
     part: Literal["larger", "all", "part"]
@@ -42,8 +43,9 @@ class NetworkOverride(NamedTuple):
 class Subject(NamedTuple):
     """The subject of an override.
 
-    It is a user, an address or network, the value of a field, or the digest of a client. `label`: a
-    name for a client of which only the digest is known.
+    It is a user, an address or network, the value of a field, or the digest of a client.
+
+    - `label`: a name for a client of which only the digest is known.
     """
 
     user: User | None = None
@@ -59,7 +61,7 @@ class Subject(NamedTuple):
         return self._about().client()
 
     def client(self) -> str:
-        """Return the digest of the client that a limit counts by this subject alone."""
+        """Return the digest of the client that a limit counts if its key is this subject alone."""
         if self.digest:
             return self.digest
         identity: Identity = ("ip", self.address)
@@ -102,7 +104,7 @@ class Subject(NamedTuple):
         return override
 
     def confirmations(self, effect: Effect, peer: str | None = None) -> list[str]:
-        """Return what has to be confirmed before an override about it is saved.
+        """Return the warnings to confirm before an override about it is saved.
 
         See `override_confirmations`.
         """
@@ -110,7 +112,7 @@ class Subject(NamedTuple):
         return [str(problem) for _field, problem in override_confirmations(given, peer)]
 
     def blocks(self) -> list[RateLimitOverride]:
-        """Return the blocks of exactly this subject that have not ended, begun or not."""
+        """Return the blocks of exactly this subject that have not ended, including future ones."""
         about = self._about()
         about.ends = timezone.now()  # A digest is not valid without an end.
         about.full_clean(exclude=["subject", "kind"])
@@ -125,7 +127,7 @@ class Subject(NamedTuple):
         return list(blocks.select_related("rule", "user"))
 
     def wider_blocks(self) -> list[RateLimitOverride]:
-        """Return the blocks in force of larger networks that an address or network is in."""
+        """Return the blocks in force on larger networks that contain an address or network."""
         if not self.address:
             return []
         return [
@@ -135,7 +137,7 @@ class Subject(NamedTuple):
         ]
 
     def network_overrides(self) -> list[NetworkOverride]:
-        """Return the overrides in force about a network, larger ones, and parts of it."""
+        """Return the overrides in force on a network, on larger ones, and on parts of it."""
         own = parse_network(self.address)
         near: list[tuple[int, int]] = []
         of_version = RateLimitOverride.objects.active().filter(kind__startswith=f"ip{own.version}/")
@@ -179,9 +181,9 @@ class Subject(NamedTuple):
 
 
 def subjects(user: User | None, address: str | None, fields: Fields) -> dict[str, Subject]:
-    """Return the subjects of a described request.
+    """Return the subjects of a described request, by name.
 
-    They are by "user", "address" or the field as keys name it.
+    Their names are "user", "address", or the field as in keys.
     """
     named = {}
     if user:
@@ -224,7 +226,7 @@ def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
 
 
 def _are_equal(override: RateLimitOverride, other: RateLimitOverride) -> bool:
-    """Whether two overrides do the same at the same time, give or take a minute.
+    """Return whether two overrides have the same effect at the same time, within a minute.
 
     Reasons may differ.
     """
@@ -246,11 +248,11 @@ def _are_near(moment: datetime.datetime | None, other: datetime.datetime | None)
 def end(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
     """End overrides now, in one change.
 
-    With each end those in force that have the same effect on the same subject by the same rule, as
-    the effect would go on.
+    Other overrides with the same effect on the same subject under the same rule end as well,
+    because otherwise the effect would continue.
 
     Returns:
-        All that have ended.
+        All overrides that have ended.
     """
     with transaction.atomic(RateLimitOverride.objects.db):
         ending = {override.pk: override for override in overrides}

@@ -1,4 +1,4 @@
-"""Lists as YAML, and back. PyYAML takes long to import, so this module is imported when needed."""
+"""Lists as YAML, and back. PyYAML is slow to import, so this module is imported when needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .rules_yaml import MAX_TEXT_LENGTH
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes lists that occur twice without aliases, which `read_items` refuses."""
+    """Writes lists that occur twice without aliases, because `read_items` refuses aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -26,7 +26,7 @@ def read_items(text: str, source: str) -> Iterator[tuple[int, object]]:
     """Return the items of the YAML list in a text, each with the number of its first line.
 
     Raises:
-        RuleError: The text is too large, or is not YAML of a list.
+        RuleError: The text is too large, or is not a YAML list.
     """
     if len(text) > MAX_TEXT_LENGTH:
         raise RuleError(source, "yaml", f"the text has more than {MAX_TEXT_LENGTH} characters")
@@ -54,7 +54,7 @@ def read_items(text: str, source: str) -> Iterator[tuple[int, object]]:
 
 
 def _check(root: yaml.Node) -> None:
-    """Refuse aliases, which may stand for gigabytes, and keys that are given twice."""
+    """Refuse aliases, which may expand to gigabytes, and duplicate keys."""
     seen = set()
     nodes = [root]
     for node in nodes:

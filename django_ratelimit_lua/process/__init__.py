@@ -1,7 +1,7 @@
-"""What belongs to one process: forks, background tasks, and maps with a bound.
+"""State and work of one process: forks, background tasks, and bounded maps.
 
-It starts background work lazily and renews it after a fork. It imports nothing of this package
-except the ground floor. It does not know what the tasks do.
+This package starts background work lazily and renews it after a fork. It imports only the lowest
+floor of this package. It does not know what the tasks do.
 """
 
 __all__ = ["forks", "tasks"]

@@ -1,7 +1,8 @@
-"""The one map for everything that a process caches about requests, bounded in entries and in bytes.
+"""The map for everything that a process caches about requests, bounded in entries and bytes.
 
-Only for data that may be dropped at any time, because it can be fetched or made again. Other data
-is in `engine/counters`. Keys are digests, or short: a map never keeps a full text from a client.
+It is only for data that may be dropped at any time, because it can be fetched or made again. Other
+data is in `engine/counters`. Keys are digests, or short: a map never keeps a full text from a
+client.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ ENTRY_BYTES = 200
 
 
 class BoundedMap(Generic[K, V]):
-    """Keeps at most `most` entries of at most `most_bytes` together, and drops the oldest first.
+    """Keeps at most `most` entries of at most `most_bytes` in total, and drops the oldest first.
 
-    `weigh` returns the approximate size of an entry in bytes; None: it is small, and only the
-    number is bounded. An entry that is heavier than `heaviest` (a hundredth of the whole) is not
-    kept, so that no single entry drives out the others. `labels_of` returns labels by which an
-    entry can be dropped, in addition to its key. Reading takes no lock. `entries`: the entries,
-    with weights.
+    - `weigh`: returns the approximate size of an entry in bytes; None: entries are small, and only
+      their number is bounded;
+    - `heaviest`: the maximum size of an entry (default: a hundredth of the total). A larger entry
+      is not kept, so that no single entry evicts the others;
+    - `labels_of`: returns labels by which an entry can be dropped, in addition to its key;
+    - `entries`: the entries, with their sizes.
+
+    Reading takes no lock.
 
     >>> squares = BoundedMap(2)
     >>> for number in (1, 2, 3):
@@ -69,14 +73,14 @@ class BoundedMap(Generic[K, V]):
         return key in self.entries
 
     def get(self, key: K) -> V | None:
-        """The value of a key."""
+        """Return the value of a key, or None."""
         entry = self.entries.get(key)
         if entry is None:
             return None
         return entry[0]
 
     def put(self, key: K, value: V) -> None:
-        """Keep something, as the latest."""
+        """Store a value, as the latest entry."""
         if self._weigh is None and self._labels_of is None:
             self.entries[key] = (value, 0)  # Takes no lock: it is done on the way of every hit.
             while len(self.entries) > self.most:
@@ -100,12 +104,12 @@ class BoundedMap(Generic[K, V]):
                 self._drop(next(iter(self.entries)))
 
     def pop(self, key: K) -> V | None:
-        """Forget a key; returns what was kept under it."""
+        """Drop a key, and return its value, or None."""
         with self._lock:
             return self._drop(key)
 
     def pop_labelled(self, label: bytes) -> list[V]:
-        """Forget all that has a label; returns it."""
+        """Drop all entries that have a label, and return their values."""
         with self._lock:
             values = [self._drop(key) for key in list(self._labelled.get(label, ()))]
         return [value for value in values if value is not None]

@@ -1,9 +1,9 @@
-"""State that belongs to one process, and that a child has to renew after a fork.
+"""State that belongs to one process, and that a child process has to renew after a fork.
 
-A fork copies the memory of all threads, but only the thread that forks continues. So in the child a
-lock that another thread held stays locked for good, a thread that should run does not, and a
+A fork copies the memory of all threads, but only the forking thread continues. So in the child, a
+lock that another thread held stays locked for good, a background thread does not run, and a
 connection is the parent's. Every object with a lock, a thread, a connection or unwritten data
-registers here how to renew it. This is the only place that hooks forks.
+registers here how to renew it. This is the only module that hooks forks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _of_parent: list[object] = []
 
 
 def renew_after_fork(renew: Renew) -> Renew:
-    """Call this function in a child process after a fork, before anything else runs there.
+    """Call this function in a child process after a fork, before any other code runs there.
 
-    A bound method does not keep its object alive. The function replaces locks instead of releasing
-    them (the forking thread may hold one), and starts no thread: that is for the first use.
+    Registering a bound method does not keep its object alive. The function replaces locks instead
+    of releasing them (the forking thread may hold one), and starts no thread: the first use does
+    that.
     """
     number = next(_serial)
     if ismethod(renew):
@@ -59,9 +60,9 @@ def _draw_anew() -> None:
 
 
 def leave_to_parent(*objects: object) -> None:
-    """Keep objects that a child must neither use nor release.
+    """Keep objects that a child process must neither use nor release.
 
-    Their end would touch what the parent still uses.
+    Releasing them would affect resources that the parent still uses.
     """
     _of_parent.extend(objects)
 

@@ -1,7 +1,7 @@
-"""Background work of a process: tasks, each in its own thread while there is something to do.
+"""Background work of a process: tasks, each in its own thread while it has work.
 
 A task starts with the first caller that needs it, again in a child process, and ends with the
-process. `engine/background.py` lists all of them. This is the only place that starts threads, and
+process. `engine/background.py` lists all of them. This is the only module that starts threads, and
 that hooks the end of the process: by Python's `atexit`, or by multiprocessing, whose children end
 without it.
 """
@@ -47,21 +47,23 @@ def _hear_anew() -> None:
 
 
 def all_tasks() -> list[Task]:
-    """The tasks of this process, also while another thread makes one."""
+    """Return the tasks of this process, even while another thread makes one."""
     while True:
         with suppress(RuntimeError):  # The set has changed its size during the iteration.
             return list(tasks)
 
 
 class Task:
-    """Repeats `step`, from `start` on, until there is nothing more to do.
+    """Repeats `step`, from `start` on, until there is no more work.
 
-    `step` returns the seconds until it is repeated, or None if there is nothing more to do. If it
-    raises, the exception is kept as `error`, and the step is repeated. The log reports when that
-    begins and ends, with `meanwhile`: the consequence until then. `delay`: seconds from the start
-    to the first step; `wake`: ends a wait in a step, so that the task can be stopped at once;
-    `at_stop`: the last thing that its thread does then; `at_exit`: called when the process ends,
-    whether a thread runs or not.
+    - `step`: returns the seconds until it is repeated, or None if there is no more work. If it
+      raises, the exception is stored as `error`, and the step is repeated. The log reports the
+      first failure and the recovery;
+    - `meanwhile`: the consequence of a failure, for the log;
+    - `delay`: the seconds from the start to the first step;
+    - `wake`: ends a wait in a step, so that the task can be stopped at once;
+    - `at_stop`: called last by its thread when the task is stopped;
+    - `at_exit`: called when the process ends, whether a thread runs or not.
 
     If no thread can be started, `start` returns False. The caller works without the task, and later
     calls try again.
@@ -99,7 +101,7 @@ class Task:
         self.error: BaseException | None = None
 
     def start(self) -> bool:
-        """See to it that a step is done, or done once more; whether it will be."""
+        """Ensure that a step of the task runs, or runs once more. Return whether it will."""
         if self._is_wanted:
             return True
         with self._lock:
@@ -118,9 +120,9 @@ class Task:
             return self.is_running
 
     def stop(self) -> threading.Thread | None:
-        """Do no step after the current one, until the task is started again.
+        """Run no step of the task after the current one, until the task is started again.
 
-        Return the thread that comes to its end.
+        Return the thread that ends, if there is one.
         """
         with self._lock:
             thread = self._thread
@@ -185,10 +187,7 @@ class Task:
 
 
 class Errand:
-    """Work that is given by callers that may wait for the result.
-
-    Each piece is done in a thread of its own.
-    """
+    """One-off work for callers that may wait for the result. Each piece runs in its own thread."""
 
     def __init__(self) -> None:
         self._begin()
@@ -199,14 +198,14 @@ class Errand:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the latest work is still to be done."""
+        """Return whether the latest work is not done yet."""
         return self._latest is not None and not self._latest.done()
 
     def give(self, work: Callable[[], T]) -> Future[T] | None:
-        """Have work done.
+        """Start some work.
 
-        Return its result to come, which is cancelled if the process ends before the work begins;
-        None if no thread can be started.
+        Return its future, which is cancelled if the process ends before the work begins; None if no
+        thread can be started.
         """
         future: Future[T] = Future()
 
@@ -225,7 +224,7 @@ class Errand:
         return None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the latest work is done, for this time at most. Return whether it is."""
+        """Wait until the latest work is done, for at most `seconds`. Return whether it is done."""
         latest = self._latest
         with suppress(Exception):
             if latest is not None:
@@ -234,7 +233,7 @@ class Errand:
 
 
 def stop(seconds: float) -> None:
-    """End all tasks, and wait for their steps, for this time at most.
+    """End all tasks, and wait for their steps for at most `seconds`.
 
     Each starts again with the next caller that needs it.
     """
@@ -253,8 +252,7 @@ def _start_thread(
 ) -> threading.Thread | None:
     """Start a daemon thread. Return it, or None if it cannot be started.
 
-    A process may have no room for another thread, and Python 3.12 starts none while the interpreter
-    ends.
+    The system may refuse another thread, and Python 3.12 starts none while the interpreter ends.
     """
     try:
         thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
@@ -267,9 +265,8 @@ def _start_thread(
 def _hear_of_end() -> None:
     """Register the finalizer in children of multiprocessing.
 
-    They end by `os._exit`, without Python's `atexit`.
-
-    Not before a task starts: such a child drops earlier registrations when it begins.
+    They end by `os._exit`, without Python's `atexit`. It is registered when a task starts, and not
+    earlier, because such a child drops earlier registrations when it begins.
     """
     global _hears_of_end
     if _hears_of_end:
@@ -284,7 +281,7 @@ def _hear_of_end() -> None:
 
 @atexit.register
 def finish() -> None:
-    """Do the last work of the process. For servers that end processes without Python's `atexit`."""
+    """Do the last work of the process, for servers that end processes without `atexit`."""
     with suppress(Exception):
         stop(LAST_SECONDS)
     for task in all_tasks():

@@ -1,9 +1,9 @@
-"""Removes rows and keys that have ended, so that nothing grows without bound.
+"""Removes rows and keys that have ended, so that their number stays bounded.
 
-Each publication removes the subjects from Redis whose overrides have all ended since the one
-before, and rows from the database that ended or were recorded more than `RATELIMIT_HISTORY_DAYS`
-ago, and old rows of annexes. So no operator has to remember it: each new override is published, and
-without new ones nothing grows.
+Each publication removes, from Redis, the subjects whose overrides have all ended since the previous
+one; and from the database, rows that ended or were recorded more than `RATELIMIT_HISTORY_DAYS` ago,
+and old rows of annexes. So no operator has to do it: each new override is published, and without
+new overrides nothing grows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ one.
 
 
 def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverride] | None:
-    """The overrides that ended in between; None if they are too many to list."""
+    """Return the overrides that ended between two moments; None if they are too many to list."""
     rows = RateLimitOverride._base_manager.using(using).filter(ends__gt=since, ends__lte=until)
     overrides = list(rows[: BATCH + 1])
     if len(overrides) > BATCH:
@@ -34,7 +34,7 @@ def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverrid
 
 
 def outdated(using: str, before: datetime) -> dict[str, QuerySet[Model]]:
-    """The rows that are older, by kind: overrides that had ended, changes, and those of annexes."""
+    """Return the rows from before a moment: ended overrides, changes, and rows of annexes."""
     rows: dict[str, QuerySet[Model]] = {
         "ended overrides": RateLimitOverride._base_manager.using(using)
         .filter(ends__lt=before)
@@ -47,9 +47,9 @@ def outdated(using: str, before: datetime) -> dict[str, QuerySet[Model]]:
 
 
 def sweep(using: str) -> None:
-    """Delete what `RATELIMIT_HISTORY_DAYS` does not keep.
+    """Delete the rows that are older than `RATELIMIT_HISTORY_DAYS`.
 
-    Nothing that is in force changes, so nothing is noted.
+    Nothing that is in force changes, so no change is recorded.
     """
     if conf.HISTORY_DAYS is not None:
         prune(using, timezone.now() - timedelta(days=conf.HISTORY_DAYS), MAX_ENTRIES)
@@ -58,7 +58,7 @@ def sweep(using: str) -> None:
 def prune(using: str, before: datetime, most: int | None = None) -> dict[str, int]:
     """Delete the rows of `outdated`, a thousand at a time, with a maximum for each kind.
 
-    Return how many.
+    Return the number of deleted rows of each kind.
     """
     counts = {}
     for name, rows in outdated(using, before).items():

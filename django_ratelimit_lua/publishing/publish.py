@@ -3,10 +3,8 @@
 Publishing only moves forward, and publishes only committed rows: a process names the revision that
 was published when it read the database, and if another process has published since, it reads again.
 Subjects with changed overrides are written one by one; all are written if it is unknown which have
-changed.
-
-The snapshot names its database. The rules of another database are never replaced, unless an
-operator requests it.
+changed. The snapshot names its database. The rules of another database are never replaced, unless
+an operator requests it.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ SWEPT = b"swept"
 
 
 class DatabaseErrand(Errand):
-    """Work in a thread with its own database connections, which see only committed rows."""
+    """One-off work in a thread with its own database connections, which see only committed rows."""
 
     def give(self, work: Callable[[], T]) -> Future[T] | None:
         def close_after() -> T:
@@ -85,8 +83,9 @@ committed = DatabaseErrand()
 class Published(NamedTuple):
     """The state of the published snapshot.
 
-    `database`: the id of its database, or empty; `keys`: the ids of the keys that subjects were
-    digested with; `swept`: until when ended overrides were removed, if that is known.
+    - `database`: the id of its database, or empty;
+    - `keys`: the ids of the keys with which subjects were digested;
+    - `swept`: the moment up to which ended overrides were removed, if that is known.
     """
 
     revision: Revision
@@ -101,9 +100,9 @@ class Published(NamedTuple):
 
 
 class OwnerError(StoreError):
-    """Another database, or a newer version of this package, has published.
+    """Another database, or a newer version of this package, has published its rules.
 
-    What is published is left alone.
+    They are not replaced.
     """
 
 
@@ -117,7 +116,7 @@ def _newer_problem(form: int) -> str:
 
 
 def read_published() -> Published:
-    """Read it. Raises `StoreError`."""
+    """Read the state of the published snapshot. Raises `StoreError`."""
     fields = (provider.REVISION, provider.DATABASE, provider.KEYS, provider.FORMAT, SWEPT)
     text, database, keys, form, swept = get_store(background=True).execute(
         b"HMGET", rules_key(), *fields
@@ -135,15 +134,15 @@ def read_published() -> Published:
 
 
 def primary() -> str:
-    """The alias of the database that rules are written to, and read from to be published."""
+    """Return the alias of the database that rules are written to, and published from."""
     return router.db_for_write(RateLimitRule)
 
 
 def is_in_transaction(using: str) -> bool:
-    """Whether this thread is inside a transaction, which may be rolled back.
+    """Return whether this thread is inside a transaction, which may be rolled back.
 
-    That of a test case does not count: no other connection can see its rows, so its thread has to
-    publish.
+    The transaction of a test case does not count: no other connection can see its rows, so its
+    thread has to publish.
     """
     database = connections[using]
     if database.connection is None:
@@ -158,16 +157,14 @@ def is_in_transaction(using: str) -> bool:
 
 
 def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
-    """Publish the committed rows of the database, unless they are published.
+    """Publish the committed rows of the database, unless they are published already.
 
-    With `rebuild`, all overrides again.
+    With `rebuild`, publish all overrides again. With `take_over`, also replace the snapshot of
+    another database. If Redis has a revision that the database does not have, because the database
+    is an older copy, or one that was written to since, the database continues from that number.
+    Inside a transaction, a thread publishes, because it sees only committed rows.
 
-    If Redis has a revision that the database does not have, because this is an older copy of the
-    database, or one that was written to since, the database continues from there. `take_over`: also
-    replace the snapshot of another database. Inside a transaction, a thread does it that sees only
-    committed rows.
-
-    Returns the number of the revision. Raises `StoreError` (`OwnerError` if another database owns
+    Return the number of the revision. Raises `StoreError` (`OwnerError` if another database owns
     the prefix), and errors of the database.
     """
     using = primary()
@@ -245,7 +242,7 @@ def _sweep(using: str) -> None:
 
 
 def _has_to_rise(row: Risen, published: Published, rebuild: bool) -> bool:
-    """Whether every process has to see a revision that Redis has never had."""
+    """Return whether the revision must become one that Redis has never had."""
     if row.text != published.revision.text:
         return row.number <= published.revision.number
     # An older version may have left something out; and by a key that no subject was digested with,
@@ -268,7 +265,7 @@ def _in_a_thread(**options: bool) -> int:
 
 
 def snapshot_of(using: str) -> Snapshot:
-    """The contents of a database, as they would be published."""
+    """Return the snapshot of a database, as it would be published."""
     row = RateLimitRevision.read(using)
     snapshot: Snapshot = json.loads(_written(_snapshot(using, row)))
     return snapshot
@@ -308,7 +305,7 @@ def _rules(using: str) -> list[dict[str, object]]:
 
 
 def _parts(using: str) -> dict[str, object]:
-    """The parts of the annexes of this process, by name.
+    """Return the parts of the annexes of this process, by name.
 
     Rules are published even if an annex is not migrated.
     """
@@ -329,11 +326,10 @@ def _parts(using: str) -> dict[str, object]:
 def _changed_since(
     using: str, row: Risen, published: Published, moment: datetime
 ) -> list[str] | None:
-    """The digests of subjects whose overrides have changed since the published snapshot.
+    """Return the digests of subjects whose overrides have changed or ended since the snapshot.
 
-    Or that have ended by that moment. None if that is unknown: it is known only if the published
-    snapshot is of this database's history and of this format, and if the changes were recorded with
-    the current keys.
+    None if they are unknown. They are known only if the published snapshot is of this database's
+    history and of this format, and if the changes were recorded with the current keys.
     """
     number = published.revision.number
     if (
@@ -362,16 +358,16 @@ def _changed_since(
 
 
 def values_by_key(using: str) -> dict[str, int]:
-    """The number of overrides for values that were not digested with the current key, by key."""
+    """Return the number of overrides whose value was digested with an earlier key, by key."""
     overrides = RateLimitOverride.objects.using(using).lasting().order_by().exclude(field="")
     counted = overrides.exclude(digested_by=key_id()).values_list("digested_by")
     return dict(counted.annotate(models.Count("pk")))
 
 
 def _by_forgotten_keys(using: str) -> models.QuerySet[RateLimitOverride]:
-    """Overrides for users, networks and digests of clients, digested with an unknown key.
+    """Return overrides for users, networks and client digests whose key is unknown.
 
-    Read without recording changes, because nothing about them changes.
+    They are read without recording changes, because their content does not change.
     """
     return (
         RateLimitOverride._base_manager.using(using)
@@ -381,10 +377,10 @@ def _by_forgotten_keys(using: str) -> models.QuerySet[RateLimitOverride]:
 
 
 def _digest_anew(using: str) -> None:
-    """Make the digests of users and networks again that the current keys would not find.
+    """Renew the digests of users and networks that the current keys would not find.
 
-    For the value of a field there is only the digest: a system check reports it if no key is left
-    that it was made with.
+    For the value of a field there is only the digest: a system check reports it if its key is no
+    longer known.
     """
     forgotten = _by_forgotten_keys(using)
     rows = forgotten.iterator(chunk_size=BATCH)
@@ -395,9 +391,9 @@ def _digest_anew(using: str) -> None:
 
 
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
-    """The record of each subject, under each of its digests.
+    """Yield the record of each subject, under each of its digests.
 
-    A case-sensitive field and the same field otherwise are two kinds, but may have one digest.
+    A field in its case-sensitive and its normal form is two kinds, which may have one digest.
     """
     digest_of_values = models.Case(
         models.When(field="", then=models.Value("")), default=models.F("subject")
@@ -419,9 +415,9 @@ def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
 
 
 def first_records(using: str) -> dict[bytes, bytes]:
-    """The records of subjects: of all, or, if there are many, of a number of blocked ones.
+    """Return the records of all subjects or, if there are many, of a number of blocked ones.
 
-    For a process that begins while Redis is unavailable.
+    They are for a process that starts while Redis is unavailable.
     """
     overrides = RateLimitOverride.objects.using(using).lasting()
     if overrides.count() > MAX_SUBJECTS:
@@ -438,10 +434,10 @@ def _override(row: RateLimitOverride) -> list[Override]:
 
 
 def stage(overrides: OverrideQuerySet, row: Risen) -> bytes:
-    """All overrides, in a hash that expires unless it is renamed.
+    """Write all overrides to a hash that expires unless it is renamed. Return its key.
 
-    It contains its revision first: if Redis is emptied while it is made, that field is missing, and
-    the hash is not used.
+    The hash contains its revision first: if Redis is emptied while the hash is written, that field
+    is missing, and the hash is not used.
     """
     key = rules_key() + b":" + uuid.uuid4().hex.encode()
     store = get_store(background=True)

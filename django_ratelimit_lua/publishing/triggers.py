@@ -1,6 +1,7 @@
 """When rules are published.
 
-After each change, after migrations, when Redis was emptied, and again until it works.
+They are published after each change, after migrations, when Redis was emptied, and again until it
+succeeds.
 """
 
 from __future__ import annotations
@@ -42,14 +43,12 @@ UNMIGRATED = (
 
 
 def restore_rules(patience: float, rebuild: bool = False) -> bool:
-    """Publish the rules of the database, if they are not published, or to `rebuild` them.
+    """Publish the rules of the database if they are not published, or to `rebuild` them.
 
-    Returns whether the published rules are those of the database. If it cannot be read, the
-    background keeps trying.
-
-    A thread does it, whose connection sees only committed rows, and a request waits for it for this
-    number of seconds at most. Only in the transaction of a test case, whose changes no other thread
-    can see, it is done at once.
+    Return whether the published rules are those of the database. If the database cannot be read, a
+    background task keeps trying. A thread publishes, whose connection sees only committed rows, and
+    a request waits for it for at most `patience` seconds. Only in the transaction of a test case,
+    whose changes no other thread can see, the rules are published in the calling thread.
     """
     database = connections[primary()]
     if database.in_atomic_block and not is_in_transaction(database.alias):
@@ -67,9 +66,9 @@ def _heal(rebuild: bool) -> bool:
 
 
 def _publish(failure: str, *, rebuild: bool = False) -> bool:
-    """Publish what the database has.
+    """Publish the rules of the database.
 
-    Return whether it is published; if it is worth another try, that is made in the background.
+    Return whether they are published. If another try may succeed, it is made in the background.
     """
     global unpublished, _pause
     try:
@@ -92,8 +91,9 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
 def read_database(patience: float, begin: provider.Begin) -> Snapshot | None:
     """Return the rules of the database, as this version would publish them.
 
-    None if they cannot be read in this number of seconds. `begin` is called with them, however
-    late. While Redis is unavailable, overrides are cached as well, which have no other source then.
+    None if they cannot be read within `patience` seconds. `begin` is called with them, however
+    late. While Redis is unavailable, overrides are cached as well, because they have no other
+    source then.
     """
     using = primary()
     snapshots: list[Snapshot] = []
@@ -123,11 +123,11 @@ def read_database(patience: float, begin: provider.Begin) -> Snapshot | None:
 
 
 def look() -> None:
-    """Publish the rules of the database, in a thread, if others are published.
+    """Publish the rules of the database, in a thread, if the published rules differ.
 
-    Without an edit, they differ if the database was restored from a backup, or its replica has
-    taken over without the last edits, and if the published ones are lost or old and no process has
-    newer ones. One process of all does it.
+    Without an edit, they differ if the database was restored from a backup, if its replica has
+    taken over without the last edits, or if the published rules are lost or old and no process has
+    newer ones. Only one of all processes publishes.
     """
     if not problems.database:  # There is nothing to see before it is migrated.
         publishing.start()
@@ -165,7 +165,7 @@ def _turn_key() -> bytes:
 
 
 def after_migration(using: str) -> None:
-    """Publish the changes of migrations to the rules.
+    """Publish the changes that migrations have made to the rules.
 
     If they removed the tables, delete the published rules.
     """
@@ -198,7 +198,7 @@ unpublished = ""
 
 
 def _warn(message: str, error: Exception) -> None:
-    """Say it once, until it was mended."""
+    """Log a warning once, until the problem is resolved."""
     global _warned
     if not _warned:
         _warned = True
@@ -206,7 +206,7 @@ def _warn(message: str, error: Exception) -> None:
 
 
 def migration_problem(*, with_annexes: bool = False) -> str:
-    """What to do if the app, or one of its annexes, is installed but not migrated.
+    """Return what to do if the app, or one of its annexes, is installed but not migrated.
 
     Empty if it is migrated, or if the database is unavailable.
     """
@@ -231,7 +231,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 
 
 def _failed(message: str, error: Exception) -> bool:
-    """Report a failure, and return whether to try again: not before the app is migrated."""
+    """Report a failure. Return whether to try again: not before the app is migrated."""
     problem = migration_problem()
     if not problem:
         _warn(message, error)
@@ -256,9 +256,10 @@ def _publish_committed() -> None:
 
 
 def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: object) -> None:
-    """Publish once the transaction is committed; once, however many changes it has.
+    """Publish once when the transaction is committed, however many changes it has.
 
-    Before other callbacks: if one of them fails, Django runs none of those after it.
+    The publication runs before other callbacks: if one of them fails, Django runs none of those
+    after it.
     """
     database = connections[using]
     if any(callback[1] is _publish_committed for callback in database.run_on_commit):
@@ -273,6 +274,6 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: object) -> None:
 
 
 def connect() -> None:
-    """Publish whenever rules change, and whenever a process finds Redis empty."""
+    """Publish when rules change, and when a process finds Redis empty."""
     rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publishing.publish")
     provider.connect(restore_rules, read_database, look)

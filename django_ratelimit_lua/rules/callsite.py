@@ -1,6 +1,7 @@
 """Limits at call sites.
 
-The arguments of `@ratelimit` and `is_ratelimited`, and the list of call sites.
+This module compiles the arguments of `@ratelimit` and `is_ratelimited`, and keeps the list of call
+sites.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ LIMITER = "RateLimiter"
 class CallSite(NamedTuple):
     """A place in the code with limits.
 
-    `kind`: the construct it is written with; `rates`: constant ones, functions, or None for no
-    limit; `key`: empty if each call decides; `limits`: the compiled constant rates, if they are
-    known there; `algorithm`: the one that a throttle names.
+    - `kind`: the construct that declares it, such as a decorator;
+    - `rates`: constant rates, functions, or None for no limit;
+    - `key`: the name of the key; empty if each call decides;
+    - `limits`: the compiled constant rates, if they are known there;
+    - `algorithm`: the algorithm that a throttle names.
     """
 
     kind: str
@@ -62,7 +65,7 @@ class CallSite(NamedTuple):
 
     @classmethod
     def of(cls, rule: Rule, group: str) -> CallSite:
-        """The call site of a decorator at that place, whose rule has rates and a key."""
+        """Return the call site of a decorator at that place; its rule has rates and a key."""
         template = rule.template
         assert template is not None
         assert template.key is not None
@@ -70,7 +73,7 @@ class CallSite(NamedTuple):
         return cls("@ratelimit", group, template.rates, template.key.name, limits)
 
     def limits_at(self, name: str) -> tuple[Limit, ...]:
-        """What its constant rates become at a call site of that name."""
+        """Return the limits of the site's constant rates at a call site of that name."""
         if self.kind != THROTTLE or self.limits:
             return self.limits
         return tuple(
@@ -81,7 +84,7 @@ class CallSite(NamedTuple):
         )
 
     def words(self) -> str:
-        """Its limits, and its place."""
+        """Return the limits of the call site, and its place, in words."""
         return _("%(rates)s per %(client)s, in %(place)s") % {
             "rates": rate_words([rate_text(rate) for rate in self.rates]),
             "client": key_label(self.key.split("+")),
@@ -90,14 +93,14 @@ class CallSite(NamedTuple):
 
 
 def throttle_algorithm(rate: Rate, named: str | None) -> str:
-    """The algorithm of a throttle, if it is `named`; otherwise a log, if that keeps the rate."""
+    """Return the algorithm of a throttle: the `named` one, or a log if that can keep the rate."""
     if not named and rate.limit > MAX_LOG_LENGTH:
         return "sliding_window"
     return named or "sliding_log"
 
 
 def rate_text(rate: object) -> str:
-    """A rate of a call site, as rules write it."""
+    """Return a rate of a call site in the notation of rules."""
     if isinstance(rate, Rate):
         return str(rate)
     if rate is None:
@@ -106,9 +109,9 @@ def rate_text(rate: object) -> str:
 
 
 class KnownCallSites:
-    """The imported call sites, by name: rules of these names replace them.
+    """The imported call sites, by name. Rules of these names replace them.
 
-    Names that are made at run time may be any number, so only the first are kept. Once there were
+    Names that are made at run time may be any number, so only the first are kept. Once there are
     more, any name may be a call site.
     """
 
@@ -131,17 +134,18 @@ class KnownCallSites:
         return len(name) <= self.MAX_LENGTH and len(self._by_name) < self.MAX_ENTRIES
 
     def knows(self, name: str) -> bool:
-        """Whether there is a call site of that name for certain."""
+        """Return whether a call site of that name is known."""
         return name in self._by_name
 
     def names(self) -> list[str]:
-        """The names, in the order of the alphabet."""
+        """Return the names in alphabetical order."""
         return sorted(self._by_name)
 
     def add(self, name: str, site: CallSite | None = None) -> None:
         """Add a call site of that name.
 
-        The last added comes first: the outermost decorator, whose key a rule without one takes.
+        The last added comes first, because that is the outermost decorator. A rule without a key
+        takes the key of the first.
         """
         if not (name in self._by_name or self._has_room(name)):
             return
@@ -150,9 +154,9 @@ class KnownCallSites:
             self._by_name[name] = (site, *present)
 
     def keep_statistics(self, name: str) -> None:
-        """Call sites of that name are `durable`.
+        """Keep statistics for the call sites of that name, which are `durable`.
 
-        Raises `LimitError` if the database cannot keep their statistics.
+        Raises `LimitError` if the database cannot store their statistics.
         """
         if not is_installed("statistics"):
             raise LimitError(
@@ -165,7 +169,7 @@ class KnownCallSites:
             self.durable.add(name)
 
     def of(self, name: str) -> tuple[CallSite, ...]:
-        """The call sites of a name."""
+        """Return the call sites of a name."""
         return self._by_name.get(name, ())
 
 
@@ -173,9 +177,9 @@ known_call_sites = KnownCallSites()
 
 
 def limits_of(rule: Rule) -> list[Limit]:
-    """The limits of a rule with constant rates, and of its tiers.
+    """Return the limits of a rule with constant rates, and of its tiers.
 
-    If it takes the place of call sites, as they are counted there.
+    If the rule replaces call sites, the limits continue the counts of those.
     """
     template = rule.template
     if template is None:
@@ -195,11 +199,11 @@ def limits_of(rule: Rule) -> list[Limit]:
 def losses(
     sites: Sequence[CallSite], key: str, rates: Sequence[object]
 ) -> list[tuple[CallSite, Rate]]:
-    """The rates of call sites that a rule in their place does not keep.
+    """Return the rates of call sites that a rule with this key and these rates would lose.
 
-    The rule has that key (empty: that of the first call site) and these rates. It counts by another
-    key, or has no rate of the same period, and none that implies this one, as 3 a minute imply 500
-    an hour.
+    An empty key stands for that of the first call site. A rate is lost if the rule counts by
+    another key, or if it has no rate of the same period and none that implies the lost one, as 3 a
+    minute imply 500 an hour.
     """
     return [
         (site, rate)
@@ -214,7 +218,7 @@ def losses(
 
 
 def _is_kept(rate: Rate, by: Rate) -> bool:
-    """Whether the other rate is this one with another number, or implies it.
+    """Return whether the rate `by` has the same period as `rate`, or implies it.
 
     Slots imply no rate, and no rate implies slots.
     """
@@ -238,10 +242,10 @@ def call_site(
     reset_if: Outcome | None = None,
     cost_after: Outcome | None = None,
 ) -> Rule:
-    """The anonymous rule that a call site is.
+    """Return the unnamed rule of a call site.
 
     Its limits are named by group, methods, key and rate, so that no two share a count. Raises
-    `LimitError` for whatever is wrong with it.
+    `LimitError` if an argument is invalid.
     """
     for word in options.keys() & FIELDS_OF_ANNEXES.keys() - set(_ARGUMENTS):
         raise LimitError(
@@ -279,10 +283,10 @@ def call_site(
 
 
 def group_of(view: Any) -> str:
-    """The name of a view's counts if it names no group: module and qualified name.
+    """Return the default group of a view: its module and qualified name.
 
-    A method is named by the class of the view that runs, so that views that inherit it do not share
-    a count.
+    For a method, it is the class of the view that runs, so that views that inherit the method do
+    not share a count.
     """
     for attribute in ("view_class", "cls"):  # What `as_view()` of Django and of DRF returns.
         cls = getattr(view, attribute, None)

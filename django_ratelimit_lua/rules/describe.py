@@ -1,4 +1,4 @@
-"""A rule in one sentence, and what changed between two."""
+"""Describe a rule in one sentence, and the difference between two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .template import as_list
 
 
 def rate_words(rate: Any) -> str:
-    """A rate in words.
+    """Return a rate in words.
 
     >>> rate_words("100/m"), rate_words("5/15m"), rate_words(["10/s", "500/h"])
     ('100 per minute', '5 per 15 minutes', '10 per second and 500 per hour')
@@ -37,7 +37,7 @@ def rate_words(rate: Any) -> str:
 
 
 def period_words(rate: Rate) -> str:
-    """The period of a rate, after "per"; empty for slots.
+    """Return the period of a rate, as written after "per"; empty for slots.
 
     >>> period_words(Rate.parse("5/m")), period_words(Rate.parse("5/15m"))
     ('minute', '15 minutes')
@@ -57,7 +57,7 @@ def period_words(rate: Rate) -> str:
 
 
 def key_label(key: object, otherwise: str = "") -> str:
-    """What a key counts by; `otherwise`: the text if no key is given.
+    """Return what a key counts by, in words, or `otherwise` if there is no key.
 
     >>> key_label("ip"), key_label(["ip", "post:username"])
     ('address', 'address and post:username')
@@ -84,7 +84,7 @@ def field_words(field: str) -> str:
 
 
 def reading(given: Declared) -> str:
-    """A rule in one sentence.
+    """Return a rule in one sentence.
 
     >>> rule = {"name": "api", "key": "user", "rate": "100/m", "burst": 20, "path": "/api/"}
     >>> reading({**rule, "mode": "shadow"})
@@ -129,7 +129,7 @@ def _sentence(given: Declared) -> str:
 
 
 def where(given: Declared) -> str:
-    """The requests that a rule applies to, in words."""
+    """Return the requests that a rule applies to, in words."""
     parts: list[str] = []
     if given.get("method"):
         parts.append(_joined(given["method"]))
@@ -168,7 +168,7 @@ def _joined(words: object) -> str:
 
 
 def difference(before: Declared | None, after: Declared | None) -> list[str]:
-    """What changed, field by field, old and new.
+    """Return the changed fields, each with its old and its new value.
 
     >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m"})
     ['mode: shadow → —', 'rate: 100/m → 50/m']

@@ -1,4 +1,4 @@
-"""Views that the middleware leaves alone."""
+"""Views that are exempt from the middleware's rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _any_view_is = False
 def ratelimit_exempt(view: View) -> View:
     """Exempt a view, or all views of a class, from the middleware's rules.
 
-    Its own `@ratelimit` goes on counting.
+    Its own `@ratelimit` still applies.
 
     >>> @ratelimit_exempt
     ... def health(request):
@@ -32,7 +32,10 @@ def ratelimit_exempt(view: View) -> View:
 
 
 def is_exempt(request: HttpRequest) -> bool:
-    """Whether the view of a request is exempt. The request is resolved only if any view is."""
+    """Return whether the view of a request is exempt.
+
+    The request is resolved only if there are exempt views.
+    """
     if not _any_is(request):
         return False
     match = resolved(request)
@@ -40,7 +43,7 @@ def is_exempt(request: HttpRequest) -> bool:
 
 
 def _any_is(request: HttpRequest) -> bool:
-    """Whether any view of the URLconf is exempt, or any other imported one.
+    """Return whether any view of the URLconf, or any other imported view, is exempt.
 
     A process imports its views with its URLconf, when it first resolves a path. So the URLconf is
     loaded here, once: otherwise the first requests of a new process would miss every exemption.

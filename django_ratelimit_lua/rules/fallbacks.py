@@ -1,4 +1,4 @@
-"""`fallback=`: the answer to a call that is not made."""
+"""`fallback=`: the result of a refused call."""
 
 from __future__ import annotations
 

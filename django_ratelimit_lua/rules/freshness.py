@@ -1,11 +1,10 @@
-"""The last moment at which the rules of this process were known to be current.
+"""When the rules of this process were last known to be current.
 
-It is for decisions in which Redis does not compare them.
-
-On one server the call that counts compares them as well. If nothing is to be counted, if the rules
-are in another hash slot than the limits (a cluster), and if limits are decided in this process,
-this decides whether a separate comparison is needed. The listener (`engine/listener.py`) compares
-them in the background, twice a second and after each message, so requests rarely have to.
+This is for decisions in which Redis does not compare the rules. On one server, the call that counts
+compares them as well. If nothing is to be counted, if the rules are in another hash slot than the
+limits (a cluster), or if limits are decided in this process, this module decides whether a separate
+comparison is needed. The listener (`engine/listener.py`) compares them in the background, twice a
+second and after each message, so requests rarely have to.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ Known = tuple[bytes, Revision, float]
 
 
 class Freshness:
-    """When the rules of this process were last current, and the overrides that belong to them.
+    """When the rules of this process, and the known overrides, were last current.
 
-    Each change of an override raises the revision as well, so the known overrides of a subject hold
-    as long as the revision does.
+    Each change of an override raises the revision as well, so the known overrides of a subject are
+    current as long as the revision is.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class Freshness:
         self._known = None
 
     def is_due(self, call: Call) -> bool:
-        """Whether the caller has to compare its rules."""
+        """Return whether the caller has to compare its rules."""
         if call.revision is None:
             return False
         proof = self._known
@@ -66,7 +65,7 @@ class Freshness:
         return True
 
     def confirm(self, fence: bytes, revision: Revision, asked_at: float) -> None:
-        """These rules were the current ones at that moment (monotonic) or later."""
+        """Record that these rules were the current ones at that moment (monotonic) or later."""
         proof = self._known
         if proof is not None and proof[:2] == (fence, revision):
             asked_at = max(asked_at, proof[2])

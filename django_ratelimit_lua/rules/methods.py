@@ -1,4 +1,4 @@
-"""The HTTP methods that a rule or a call site names."""
+"""The HTTP methods that a rule or a call site limits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ would limit nothing.
 
 
 def method_name(name: object) -> str:
-    """An HTTP method by its name, in capitals. Raises `LimitError` if it is unknown.
+    """Return the name of an HTTP method in capitals. Raises `LimitError` if it is unknown.
 
     >>> method_name("get")
     'GET'
@@ -81,7 +81,7 @@ def method_name(name: object) -> str:
 
 
 def parse_methods(method: object) -> frozenset[str] | None:
-    """The methods to count; None: all. GET includes HEAD, which runs the same view."""
+    """Return the methods to count, or None for all. GET includes HEAD, which runs the same view."""
     if method is ALL:
         return None
     names = method
@@ -97,9 +97,9 @@ def parse_methods(method: object) -> frozenset[str] | None:
 
 
 def methods_label(methods: frozenset[str] | None) -> str:
-    """The methods in the name of a limit.
+    """Return the methods for the name of a limit.
 
-    A limit on GET includes HEAD, but its name has only GET, so that the name is the same as before
+    A limit on GET includes HEAD, but its name contains only GET, so that it is the same as before
     HEAD was included.
     """
     if methods is None:

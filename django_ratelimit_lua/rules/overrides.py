@@ -1,11 +1,10 @@
-"""Overrides: for one subject, other numbers, an exemption or a block.
+"""Overrides: another limit, an exemption or a block for one subject.
 
-A subject is a user, a network, the value of a field, or the client with a digest.
-
-There may be a hundred thousand of them, so no process reads all. The overrides of each subject are
-one field of the rules' hash in Redis. A call names its subjects with the tag of the overrides that
-this process knows (mostly none). If a tag differs from the stored one, the call decides nothing and
-returns the stored overrides, which are then cached. See `limits/program.lua`.
+A subject is a user, a network, the value of a field, or the client with a digest. There may be a
+hundred thousand of them, so no process loads all. The overrides of each subject are one field of
+the rules' hash in Redis. A call names its subjects, with the tag of the overrides that this process
+knows (mostly none). If a tag differs from the stored one, the call decides nothing and returns the
+stored overrides, which are then cached. See `limits/program.lua`.
 """
 
 from __future__ import annotations
@@ -42,13 +41,14 @@ _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """An override of one subject.
+    """An override for one subject.
 
-    It is for the rule of that row (None: for all), from and until a time in microseconds since 1970
-    (None: always).
-
-    `block`: how it is answered, if it is a block. `kind`: the kind of its subject, if that is a
-    case-sensitive field: "ada" has the digest there that "ADA" has in a field that ignores case.
+    - `pk`: the id of its row;
+    - `rule`: the id of the rule that it applies to (None: all rules);
+    - `starts`, `ends`: its beginning and end in microseconds since 1970 (None: unlimited);
+    - `block`: how a block is answered;
+    - `kind`: the kind of its subject, if that is a case-sensitive field. There "ada" has the same
+      digest that "ADA" has in a field that ignores case, so the kind is compared as well.
     """
 
     pk: int
@@ -62,22 +62,22 @@ class Override:
     kind: str = ""
 
     def is_active(self, now: int) -> bool:
-        """Whether it is in force at a time in microseconds."""
+        """Return whether the override is in force at a time in microseconds."""
         return (self.starts is None or self.starts <= now) and (
             self.ends is None or now < self.ends
         )
 
     def retry_after(self, now: int) -> float | None:
-        """Seconds until it ends; None: never."""
+        """Return the seconds until the override ends; None if it has no end."""
         if self.ends is None:
             return None
         return max(self.ends - now, 1) / SECOND
 
     def limit(self, limit: Limit) -> Limit:
-        """Return a limit with this override's numbers, or the limit itself if they do not fit it.
+        """Return a limit with this override's numbers, or the limit itself if they do not fit.
 
-        An override may apply to rules of all algorithms: if one has no burst, only the rate is
-        changed. Numbers that do not fit are logged.
+        An override may apply to rules of all algorithms: if an algorithm has no burst, only the
+        rate is changed. Numbers that do not fit are logged.
         """
         if self.rate is None:
             return limit
@@ -96,7 +96,7 @@ def _retuned(limit: Limit, rate: Rate, burst: int | None) -> Limit:
 
 
 def network_kind(version: int, prefix_length: int) -> str:
-    """The kind of subject that a network of that size is.
+    """Return the kind of subject for networks of that size.
 
     >>> network_kind(4, 24)
     'ip4/24'
@@ -105,7 +105,9 @@ def network_kind(version: int, prefix_length: int) -> str:
 
 
 def network_identity(address: Address, kind: str) -> Identity | None:
-    """An address as a subject of such a kind; None if it is of the other version.
+    """Return the identity of an address's network, for a kind of network subjects.
+
+    None if the address has another IP version.
 
     >>> network_identity(ipaddress.ip_address("203.0.113.9"), "ip4/24")
     ('network', '203.0.113.0/24')
@@ -117,7 +119,7 @@ def network_identity(address: Address, kind: str) -> Identity | None:
 
 
 def client_identity(client: str) -> Identity:
-    """The identity of the subject of an override about a client's digest.
+    """Return the identity of the subject of an override about a client's digest.
 
     It differs from the client's own identity, because overrides about a user or a value are
     published under that.
@@ -129,8 +131,8 @@ def client_identity(client: str) -> Identity:
 def strength(kind: str) -> int:
     """Return how specific a kind of subject is.
 
-    A client's digest goes before a user, a user before the value of a field, that before an
-    address, that before its network.
+    From the most to the least specific: a client's digest, a user, the value of a field, an
+    address, a network.
     """
     network = _NETWORK.fullmatch(kind)
     if network:
@@ -140,7 +142,7 @@ def strength(kind: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SubjectRef:
-    """A subject that a request is about."""
+    """A subject that a request matches."""
 
     kind: str
     digest: bytes
@@ -152,7 +154,7 @@ Record = tuple[bytes, tuple[Override, ...]]
 
 @lru_cache(maxsize=16_384)
 def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | None:
-    """The digest of an address as a subject of such a kind, under a secret."""
+    """Return the digest of an address's network under a secret, or None; see `network_identity`."""
     identity = network_identity(address, kind)
     if identity is None:
         return None
@@ -161,9 +163,9 @@ def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | 
 
 @dataclass(frozen=True, slots=True)
 class KnownOverrides:
-    """What was known of a request's subjects at one moment.
+    """The overrides of a request's subjects, as they were known at one moment.
 
-    Of each, the tag of its record and its overrides.
+    - `records`: each subject, with the tag of its record and its overrides.
     """
 
     records: tuple[tuple[SubjectRef, Record], ...]
@@ -172,14 +174,14 @@ class KnownOverrides:
         return any(overrides for _ref, (_tag, overrides) in self.records)
 
     def call_subjects(self) -> list[Subject]:
-        """The subjects of a call that uses this."""
+        """Return the subjects for a call that uses these overrides."""
         return [Subject(ref.digest, tag) for ref, (tag, _overrides) in self.records]
 
     def strongest_for(self, rule: int | None, now: int) -> Override | None:
         """Return the override in force for a rule: that of the most specific subject.
 
-        Of those, an override of the rule goes before one of all rules, a block before an exemption
-        before another limit, and the newer before the older.
+        For the same subject, an override of the rule precedes one of all rules, a block precedes an
+        exemption, an exemption another limit, and a newer override an older one.
         """
         matching = [
             (strength(ref.kind), override.rule is not None, override)
@@ -194,7 +196,7 @@ class KnownOverrides:
         return max(matching, key=_rank)[2]
 
     def subject_of(self, override: Override) -> bytes:
-        """The digest of the subject of one of these overrides."""
+        """Return the digest of the subject of one of these overrides."""
         return next(ref.digest for ref, (_tag, overrides) in self.records if override in overrides)
 
 
@@ -207,7 +209,7 @@ _NOBODY = KnownOverrides(())
 
 
 class OverrideCache:
-    """The known overrides of subjects, with an LRU bound."""
+    """An LRU cache of the overrides of subjects."""
 
     NOTHING: ClassVar[Record] = (b"", ())
 
@@ -221,9 +223,9 @@ class OverrideCache:
         )
 
     def get_many(self, subjects: Sequence[SubjectRef]) -> KnownOverrides:
-        """The known overrides of these subjects.
+        """Return the known overrides of these subjects.
 
-        A call and its plan have to use the same reading.
+        A call and its plan have to use the same result.
         """
         if not subjects:
             return _NOBODY
@@ -234,9 +236,9 @@ class OverrideCache:
     def get_each(
         self, groups: Sequence[Sequence[SubjectRef]]
     ) -> tuple[list[KnownOverrides], Sequence[Subject]]:
-        """The same for several, by one reading.
+        """Return the known overrides of each group of subjects, from one reading.
 
-        Return the known overrides of each, and the subjects of the call that uses them.
+        The second result is the subjects of the call that uses them.
         """
         if not any(groups):
             return [_NOBODY] * len(groups), ()
@@ -246,7 +248,7 @@ class OverrideCache:
         return each, known.call_subjects()
 
     def put_many(self, digests: Sequence[bytes], records: Sequence[bytes | None]) -> None:
-        """Remember what is written about subjects."""
+        """Cache the records of subjects."""
         for subject, written in zip(digests, records, strict=True):
             if written is None:
                 self._known.pop(subject)
@@ -277,11 +279,11 @@ def write_record(overrides: Sequence[Override]) -> bytes:
 
 
 def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Override, ...]:
-    """The overrides of a record that this version understands.
+    """Return the overrides of a record that this version can parse.
 
     An entry that cannot be parsed keeps its previous value from `before`, or is skipped, which is
-    logged. A block with unknown fields stays a block. An exemption or changed limit with unknown
-    fields may have been meant for fewer requests, so it is skipped.
+    logged. A block with unknown fields stays a block. An exemption or another limit with unknown
+    fields may apply to fewer requests, so it is skipped.
     """
     try:
         declared = json.loads(written[TAG_SIZE:])
@@ -335,14 +337,14 @@ def _is_whole(value: object) -> bool:
 
 
 def is_field(kind: str) -> bool:
-    """Whether a kind of subject is the value of a field."""
+    """Return whether a kind of subject is the value of a field."""
     return split_field(kind) is not None
 
 
 def is_kind(kind: object) -> bool:
-    """Whether that is a kind of subject.
+    """Return whether the value is a kind of subject.
 
-    It is a user, a network, a field, a registered key, or a client's digest.
+    Kinds are a user, a network, a field, a registered key, and a client's digest.
 
     >>> (
     ...     is_kind("ip4/24"),

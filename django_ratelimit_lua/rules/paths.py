@@ -1,4 +1,4 @@
-"""Paths as rules name them, and which of many rules a path may meet."""
+"""Paths of rules, and an index of the rules that a path may match."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MAX_REMEMBERED_LENGTH = 300
 
 
 class PathPattern:
-    """A prefix, or, with a star, a glob for the whole path.
+    """A prefix or, if it contains a star, a glob for the whole path.
 
-    `*` is any text without a slash, `**` any text, every other character is itself.
+    `*` matches any text without a slash, `**` any text, and every other character itself.
 
-    Matching a glob keeps all possible positions in the bits of one number, so it takes one step for
-    each character of the path: no backtracking, whatever the pattern (Thompson, 1968, "Regular
-    expression search algorithm"). After `MAX_LENGTH` characters the answer is `undecided`, unless
+    Matching a glob stores all possible positions in the bits of one number, so it takes one step
+    for each character of the path: no backtracking, whatever the pattern (Thompson, 1968, "Regular
+    expression search algorithm"). After `MAX_LENGTH` characters the result is `undecided`, unless
     nothing can match any more.
 
     >>> PathPattern("/api/").matches("/api/v1")
@@ -61,7 +61,7 @@ class PathPattern:
         self._end = bit
 
     def matches(self, path: str, undecided: bool = True) -> bool:
-        """Whether the path matches the pattern."""
+        """Return whether the path matches the pattern."""
         if not path.startswith(self.prefix) or not path.endswith(self._suffix):
             return False
         if not self._is_glob:
@@ -86,15 +86,14 @@ class PathPattern:
 
 @lru_cache(maxsize=4096)
 def path_pattern(text: str) -> PathPattern:
-    """The pattern that is written so."""
+    """Return the pattern for a text; cached."""
     return PathPattern(text)
 
 
 class PathIndex:
-    """Rules by the text that their paths begin with, of which a path only meets a few.
+    """Rules indexed by the prefixes of their paths, so that few are compared with each path.
 
-    The rules of a path that was asked for before are remembered, for a bounded number of short
-    paths.
+    The results for a bounded number of short paths are cached.
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:

@@ -1,4 +1,4 @@
-"""The places in the code that rules name: URL patterns and imported call sites."""
+"""The places in the code that rules refer to: URL patterns and imported call sites."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .stacks import on_view, url_patterns
 
 
 def route_names() -> set[str]:
-    """The names of all URL patterns, with their namespaces."""
+    """Return the names of all URL patterns, with their namespaces."""
     return {f"{space}{pattern.name}" for pattern, space in url_patterns() if pattern.name}
 
 
@@ -39,16 +39,16 @@ def look_for_call_sites() -> None:
 
 
 def meant_by(name: str) -> str:
-    """The closest match for an unknown name of a call site, or an empty text."""
+    """Return the closest match for an unknown name of a call site, or an empty string."""
     if not name or name in known_call_sites:
         return ""
     return next(iter(get_close_matches(name, known_call_sites.names(), n=1, cutoff=0.7)), "")
 
 
 def place_problems(rule: Rule) -> list[str]:
-    """Return the parts of a rule that have no effect because of the code, in words.
+    """Return the problems of a rule that has no effect because of the project's code.
 
-    They are an unknown route or call site, or a ban of an identity that all callers share.
+    Examples are an unknown route or call site, or a ban of an identity that all callers share.
     """
     look_for_call_sites()
     found = []

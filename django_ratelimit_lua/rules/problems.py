@@ -11,18 +11,18 @@ logger = logging.getLogger("django_ratelimit_lua")
 
 
 class Problems:
-    """What this process had to leave out of its rules.
+    """The rules that this process could not use, and why.
 
-    `database`: why there are no rules in the database, if that is so; `owner`: which other database
-    owns the prefix, if one does; `unpublished`: why a saved change is left to processes of a newer
-    version, while it is.
+    - `database`: why no rules of the database are used, if that is so;
+    - `owner`: the problem if another database owns the prefix;
+    - `unpublished`: why a saved change is left to processes of a newer version to publish.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all; for tests, which use new rules."""
+        """Clear all problems; for tests, which use new rules."""
         self.database = ""
         self.owner = ""
         self.unpublished = ""
@@ -31,9 +31,9 @@ class Problems:
         self._declared: Mapping[str, object] = {}
 
     def in_force(self, declared: Mapping[str, object], skipped: Sequence[str]) -> None:
-        """Other rules are in force, by name as they are declared, without what was skipped.
+        """Record that other rules are in force, and the problems of those that were skipped.
 
-        A failure is forgotten when its rule has changed.
+        The failure of a rule is dropped when the rule has changed.
         """
         for problem in skipped:
             if problem not in self._skipped:
@@ -47,7 +47,7 @@ class Problems:
         }
 
     def failed(self, name: str, error: Exception) -> None:
-        """A rule could not be applied to a request, which goes on without it."""
+        """Record that a rule could not be applied to a request, which continues without it."""
         if name not in self._failed:
             text = f"rule {name!r} cannot be applied: {type(error).__name__}: {error}"
             self._failed[name] = (self._declared.get(name), text)
@@ -56,7 +56,7 @@ class Problems:
             extension.on_failed_rule(name)
 
     def found(self) -> list[str]:
-        """All of them, in words."""
+        """Return all problems, in words."""
         general = [problem for problem in (self.database, self.owner, self.unpublished) if problem]
         return [*general, *self._skipped, *(text for _, text in self._failed.values())]
 

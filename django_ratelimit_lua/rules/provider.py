@@ -1,4 +1,4 @@
-"""The rules of this process, and the source of newer ones: Redis, the database, or its memory.
+"""The rules of this process, and where newer ones come from: Redis, the database, or memory.
 
 The published snapshot names its database. One database owns a prefix: a process of another database
 uses the rules that its own database had when they were loaded, publishes nothing, and reports which
@@ -114,7 +114,7 @@ def connect(
     read: Callable[[float, Begin], Snapshot | None],
     look: Callable[[], None],
 ) -> None:
-    """Set the functions that reach the database, when `publishing` starts."""
+    """Set the functions that read and publish the database's rules; `publishing` calls this."""
     global republish, read_database, compare
     republish = restore
     read_database = read
@@ -122,12 +122,12 @@ def connect(
 
 
 def is_others(owner: object) -> bool:
-    """Whether that is known to be the id of another database than this process's."""
+    """Return whether an id is known to be that of another database than this process's."""
     return database is not None and owner not in ("", database)
 
 
 def note_database(database_id: str) -> None:
-    """Note the id of this process's database, once it could be read."""
+    """Record the id of this process's database, once it could be read."""
     global database, _ruleset, _snapshot
     if database == database_id:
         return
@@ -156,7 +156,10 @@ def note_owner(owner: str) -> bool:
 
 
 def current() -> Ruleset | None:
-    """The rules of this process; None before it has loaded any. Raises `ImproperlyConfigured`."""
+    """Return the rules of this process, or None if none are loaded.
+
+    Raises `ImproperlyConfigured`.
+    """
     if time.monotonic() >= _compare_at:
         _compare_now_and_then()
     if _ruleset is None and _snapshot is not None:
@@ -180,15 +183,15 @@ def _compare_now_and_then() -> None:
 
 
 def in_force() -> Ruleset | None:
-    """The same for background work: it starts nothing, and raises nothing."""
+    """Return the rules of this process, or None; for background work, as it loads nothing."""
     return _ruleset
 
 
 def load(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
-    """Load the rules, the first time or because a call used stale ones.
+    """Load the rules, for the first time or because a call used stale ones.
 
-    If that takes longer than the patience (None: as long as a decision may take), return the known
-    ones. Blocks. Raises `ImproperlyConfigured` only for the rules of the settings.
+    If that takes longer than the patience (default: the time of a decision), return the known ones.
+    Blocks. Raises `ImproperlyConfigured` only for the rules of the settings.
     """
     patience = patience or Patience(conf.TIMEOUT)
     ruleset = _ruleset
@@ -246,7 +249,7 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
 def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset:
     """Use these rules from now on, unless settings have changed since `changes` was read.
 
-    Report their problems, and clear caches that depend on earlier rules.
+    Report their problems, and clear the caches that depend on earlier rules.
     """
     global _ruleset, _blind
     if changes != _changes:
@@ -267,9 +270,9 @@ def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset
 
 
 def _waited_for(lock: Lock, patience: Patience) -> bool:
-    """Whether a lock was acquired within half of the remaining time.
+    """Return whether a lock was acquired within half of the remaining time.
 
-    So only one request waits for a database that does not answer, and the others continue with the
+    So only one request waits for a database that does not reply, and the others continue with the
     known rules.
     """
     turn = patience.share(2)
@@ -281,10 +284,10 @@ def _waited_for(lock: Lock, patience: Patience) -> bool:
 
 
 def _within_half(patience: Patience, ask: Callable[..., T], argument: object) -> T:
-    """Call a function with a timeout: half of the remaining time.
+    """Call a function with a timeout of half of the remaining time.
 
-    So there is time left to decide by the known rules. It is at most half of the time of a request,
-    as others may wait for their turn.
+    That leaves time to decide by the known rules. The timeout is at most half of the time of a
+    request, because others may wait for the lock.
     """
     began = time.monotonic()
     most = max(0.0, min(patience.left, conf.TIMEOUT) / 2)
@@ -296,15 +299,16 @@ def _within_half(patience: Patience, ask: Callable[..., T], argument: object) ->
 def _from_database(patience: Patience, as_of: Revision) -> Snapshot | None:
     """Return the rules of the database, or None if that takes too long.
 
-    Then they are used as soon as it has answered.
+    In that case they are used as soon as the database has replied.
     """
     return _within_half(patience, read_database, partial(_begin_with, as_of))
 
 
 def _begin_with(as_of: Revision, snapshot: Snapshot) -> None:
-    """Use the rules of the database, which has answered late.
+    """Use the rules of the database, which has replied late.
 
-    Unless others are used by now, or it was read before the revision that these stand for.
+    Do nothing if other rules are in use by now, or if the rules were read before the revision that
+    they would replace.
     """
     with _lock:
         before = _blind
@@ -315,7 +319,7 @@ def _begin_with(as_of: Revision, snapshot: Snapshot) -> None:
 
 
 def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[Snapshot, bool]:
-    """Return the snapshot to use, and whether the database still has to answer.
+    """Return the snapshot to use, and whether the database still has to reply.
 
     The snapshot is that of `ruleset` if nothing is published and it cannot be restored now. Raises
     `StoreError`.
@@ -343,15 +347,15 @@ def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[Sna
 
 
 def reload(patience: Patience | None = None) -> Ruleset:
-    """The rules as they are published now. Blocks; raises as `load` does."""
+    """Load the published rules again. Blocks, and raises like `load`."""
     return load(StaleRules(Revision(-1, b"")), patience)
 
 
 def compare_with_published(*, loads: bool) -> bool:
     """Return whether the rules of this process are the published ones.
 
-    If not, caches are cleared, so that the next request notices, and loads the others; `loads`: or
-    they are loaded here. For background work. Raises `StoreError`.
+    If not, caches are cleared. With `loads`, the new rules are loaded here; otherwise the next
+    request loads them. It is for background work. Raises `StoreError`.
     """
     for may_load in (loads, False):
         ruleset = _ruleset
@@ -381,7 +385,7 @@ def doubt() -> None:
 
 
 def start_fresh() -> None:
-    """Use the settings alone, until Redis has other rules; for tests, which use new keys."""
+    """Use only the rules of the settings until Redis has others; for tests, which use new keys."""
     global _ruleset, _snapshot, _compare_at, _changes
     _ruleset = None
     _snapshot = {}
@@ -404,11 +408,11 @@ def take_back(prefix: bytes) -> None:
 
 
 def _may_be_wrong(snapshot: Snapshot, ruleset: Ruleset | None) -> bool:
-    """Whether what is published may not be what the database has, so that this has to be asked.
+    """Return whether the published rules may differ from those in the database.
 
-    It is not yet known which database that is; or Redis is new, or was emptied, or restored from an
-    older copy; or two histories of one database have come to the same number; or an older version
-    has published what may lack something.
+    That is so if the id of the database is not yet known; if Redis is new, was emptied, or was
+    restored from an older copy; if two histories of one database have reached the same number; or
+    if an older version, which may not know all fields, has published the rules.
     """
     revision: Revision = snapshot["revision"]
     if database is None or not revision.number or is_of_older_format(snapshot):

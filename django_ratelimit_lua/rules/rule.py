@@ -1,6 +1,6 @@
 """One rule: a limit, and when it applies.
 
-The same words in `RATELIMIT_RULES`, in the admin and in YAML.
+The fields are the same in `RATELIMIT_RULES`, in the admin and in YAML.
 """
 
 from __future__ import annotations
@@ -81,11 +81,12 @@ Outcome = Callable[[HttpRequest, Any], object]
 
 
 class RuleError(ImproperlyConfigured):
-    """A rule that cannot be understood.
+    """An invalid rule.
 
-    `problem` is what is wrong with `field`, `where` in which rule of which text, `tier` in which
-    tier (a group), if it is one. If there are several problems, this is the first of `each`, and
-    the message has the first hundred.
+    - `field`, `problem`: the invalid field, and what is wrong with it;
+    - `where`: the text and the rule that contain it;
+    - `tier`: the group of the tier that contains it, if it is in a tier;
+    - `each`: all errors. This error is the first of them, and its message lists up to a hundred.
     """
 
     MAX_SHOWN = 100
@@ -105,7 +106,7 @@ class RuleError(ImproperlyConfigured):
 
     @classmethod
     def of(cls, problems: Sequence[RuleError]) -> RuleError:
-        """One error for all of them."""
+        """Return one error that contains all of these errors."""
         each = [error for problem in problems for error in problem.each]
         first = cls(each[0].where, each[0].field, each[0].problem, tier=each[0].tier)
         first.each = each
@@ -118,17 +119,19 @@ class RuleError(ImproperlyConfigured):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """When a limit applies, and its effect. A call site is a rule too, one without a name.
+    """When a limit applies, and its effect. A call site is a rule without a name.
 
     - `template`: the amount and the key; None: requests that match are exempt;
-    - `paths`: prefixes or globs (none: every path); `route`: a URL pattern's name, with its
-      namespaces; `group`: only at call sites of that name; `methods` (None: all) and `audience`: of
-      its requests;
-    - `extra`: the compiled values of the fields that annexes add; `is_elsewhere`: it applies only
-      at the places of one of these, and to no request;
-    - `block`, `count_if`, `reset_if`, `cost_after`: as at a call site, see `ratelimit`;
+    - `paths`: prefixes or globs (empty: every path);
+    - `route`: the name of a URL pattern, with its namespaces;
+    - `group`: the rule applies only at call sites of that name;
+    - `methods`, `audience`: the HTTP methods (None: all) and the clients that it applies to;
+    - `extra`: the compiled values of the fields that annexes add;
+    - `is_elsewhere`: whether only an annex applies it, and no request of the site;
+    - `block`, `count_if`, `reset_if`, `cost_after`: the arguments of a call site, see `ratelimit`;
     - `replaces`: the call sites that it replaces;
-    - `given`: its declaration; `problems`: the parts that had to be left out.
+    - `given`: its declaration;
+    - `problems`: the parts that had to be left out.
     """
 
     name: str = ""
@@ -160,22 +163,25 @@ class Rule:
 
     @property
     def settles(self) -> bool:
-        """Whether something is left to do when the outcome is known."""
+        """Return whether the rule changes the count after the view has returned."""
         return self.count_if is not None or self.reset_if is not None or self.cost_after is not None
 
     @property
     def key(self) -> Key | None:
-        """The key that it counts by; None if a call site decides, or nothing is counted."""
+        """Return the key that the rule counts by.
+
+        None if a call site decides, or if nothing is counted.
+        """
         return getattr(self.template, "key", None)
 
     @property
     def is_for_requests(self) -> bool:
-        """Whether the middleware applies it, neither a call site nor an annex alone."""
+        """Return whether the middleware applies the rule, and not only a call site or an annex."""
         return self.group is None and not self.is_elsewhere
 
     @property
     def keys(self) -> list[Key]:
-        """The keys that it counts by and bans by, and those of its tiers."""
+        """Return the keys that the rule and its tiers count by and ban by."""
         if self.template is None:
             return []
         keys = (self.template.key, self.template.ban_key, *self.template.tier_keys)
@@ -183,7 +189,7 @@ class Rule:
 
     @property
     def needs_user(self) -> bool:
-        """Whether it can only be decided when the user is known."""
+        """Return whether the rule can only be decided when the user is known."""
         if self.template is None:
             return False
         of_key = any(key.needs_user for key in self.keys)
@@ -191,26 +197,26 @@ class Rule:
 
     @property
     def needs_session(self) -> bool:
-        """Whether it can only be decided when the session is known."""
+        """Return whether the rule can only be decided when the session is known."""
         return any(key.needs_session for key in self.keys)
 
     @property
     def needs_route(self) -> bool:
-        """Whether its key depends on the route."""
+        """Return whether the rule's key depends on the route."""
         return any(key.needs_route for key in self.keys)
 
     @property
     def lumps_strangers(self) -> bool:
-        """Whether it counts all requests without a signed-in user as one client.
+        """Return whether the rule counts all requests without a signed-in user as one client.
 
-        Its key uses the user alone.
+        That is so if its key uses only the user.
         """
         if self.key is None or {EVERYONE, "anonymous"}.isdisjoint(self.audience):
             return False
         return self.key.needs_user and self.key.lumps_strangers
 
     def matches_path(self, path: str) -> bool:
-        """Whether a path is one of its own."""
+        """Return whether the rule applies to a path."""
         # A path that is too long for a glob to decide about is limited, and not exempt.
         is_limit = self.template is not None
         return not self.paths or any(
@@ -218,32 +224,32 @@ class Rule:
         )
 
     def matches_route(self, request: HttpRequest) -> bool:
-        """Whether the request's route is its own."""
+        """Return whether the rule applies to the route of a request."""
         if self.route is None and not self.needs_route:
             return True
         match = resolved(request)
         return self.route is None or (match is not None and match.view_name == self.route)
 
     def matches(self, request: HttpRequest) -> bool:
-        """Whether path and route are its own."""
+        """Return whether the rule applies to the path and the route of a request."""
         return self.matches_path(request.path_info) and self.matches_route(request)
 
     def matches_method(self, request: HttpRequest) -> bool:
-        """Whether the request's method is one of those to be counted."""
+        """Return whether the rule applies to the HTTP method of a request."""
         return self.methods is None or request.method in self.methods
 
     def name_at(self, group: str) -> str:
-        """What its limits are named by.
+        """Return the name from which the names of its limits are made.
 
-        `group`: what those of a call site without a group are named by.
+        It is `group` for a call site without a group.
         """
         return self.name or self.group or group
 
     def in_place_of(self, call_sites: Sequence[Rule]) -> Rule:
-        """Return this rule with the values that only call sites have, in the place of these.
+        """Return this rule with the values that only call sites have, in place of these call sites.
 
-        It continues their counts by the same key. If several have its name, key, algorithm and
-        outcome are those of the first.
+        It continues their counts if it has the same key. If several have its name, key, algorithm
+        and outcome are those of the first.
         """
         first = call_sites[0]
         methods = self.methods
@@ -273,7 +279,7 @@ class Rule:
         )
 
     def limit_names(self) -> list[str]:
-        """The names of the limits that its constant rates become."""
+        """Return the names of the limits of its constant rates."""
         if self.template is None:
             return []
         templates = [self.template, *(template for _, template in self.template.tiers)]
@@ -305,10 +311,10 @@ _Compile = Callable[[object, object], LimitTemplate]
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one declaration and collects what is wrong with it.
+    """Reads one declaration, and collects its problems.
 
-    Unless it is `strict`, a tier that is wrong is left out, and named in `left_out`. If it is
-    `plain`, code has no place in the declaration.
+    If `strict` is false, an invalid tier is left out, and listed in `left_out`. If `plain` is true,
+    the declaration may not refer to code.
     """
 
     given: Declared
@@ -319,7 +325,10 @@ class _Reader:
     problems: list[RuleError] = field(default_factory=list)
 
     def read(self, word: str, function: Callable[..., T], *arguments: object) -> T | None:
-        """Call a function; if it raises, the problem is that of `word`, unless it names another."""
+        """Call a function. If it raises, record the problem of the field `word`.
+
+        If the error names another field, the problem is recorded for that.
+        """
         try:
             return function(*arguments)
         except WRONG as error:
@@ -388,7 +397,7 @@ class _Reader:
         return rule
 
     def check_text(self, word: str) -> None:
-        """Raises for text that no database takes, or that is not what it looks like."""
+        """Raise if the text of a field has characters that are invisible or cannot be stored."""
         for text in _texts(self.given[word]):
             if UNWRITABLE.search(text) or (
                 word not in ("description", "message") and _CONTROL.search(text)
@@ -419,7 +428,7 @@ class _Reader:
         return tuple(paths)
 
     def annexed(self, added: RuleField) -> object:
-        """The compiled value of a field that an annex adds."""
+        """Return the compiled value of a field that an annex adds."""
         return added.compile(added.clean(self.given[added.name]))
 
     def audience(self) -> tuple[str, ...]:
@@ -437,7 +446,7 @@ class _Reader:
         return tuple(names)
 
     def key(self, needs_key: bool) -> Key | None:
-        """What to count by. Raises for a key that is missing or unknown, or names code."""
+        """Return the key to count by. Raises if it is missing, unknown, or refers to code."""
         value = self.given.get("key")
         if not value and needs_key:
             raise LimitError(_("Choose what to count by, for example ip: the client address"))
@@ -460,7 +469,7 @@ class _Reader:
             )
 
     def template(self, name: str, *, needs_key: bool) -> LimitTemplate | None:
-        """The limits, or None if something is wrong with them."""
+        """Return the limits, or None if they are invalid."""
         given = self.given
         options: Any = {
             option: given[option] for option in OPTIONS if given.get(option) is not None
@@ -492,9 +501,10 @@ class _Reader:
         return compile_cost(value)
 
     def rates(self, value: object) -> list[CompiledRate]:
-        """Return one rate, or several that hold together. Raises also `LimitError`.
+        """Return the rates, which are decided together. Raises also `LimitError`.
 
-        Each is for a period of its own, as of two for one period the smaller decides alone.
+        Each needs another period, because of two rates with the same period only the smaller has an
+        effect.
         """
         if value is None:
             raise LimitError(_("A rule needs a limit, such as 100/m, unless it is exempt"))
@@ -521,7 +531,7 @@ class _Reader:
         return compiled
 
     def tiers(self, compiled: _Compile) -> tuple[tuple[str, LimitTemplate], ...]:
-        """The same rule with other numbers for Django groups, the most favourable first."""
+        """Return the templates of the tiers, by Django group or key, the most favourable first."""
         value = self.given.get("tiers") or ()
         if not isinstance(value, (list, tuple)):
             self.refuse("tiers", "; write a list of {'group': ..., 'rate': ...}")
@@ -581,7 +591,7 @@ def _favour(template: LimitTemplate) -> tuple[float, int]:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All text in a value."""
+    """Yield all text in a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -593,7 +603,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def refuse_absent(given: Declared, where: str) -> None:
-    """Raise `RuleError` if a declaration has a word of an annex that is not installed."""
+    """Raise `RuleError` if a declaration has a field of an annex that is not installed."""
     for word, annex in FIELDS_OF_ANNEXES.items():
         if word in given and word not in rule_fields():
             raise RuleError(
@@ -612,15 +622,15 @@ def compile_rule(
 ) -> Rule:
     """Compile a rule from its declaration.
 
-    Raises `RuleError` that names the rule and the fields that are wrong.
+    Raises `RuleError`, which names the rule and the invalid fields.
 
-    The only check of a rule, wherever it is written: a rule that it accepts can be applied to every
-    request.
+    This is the only check of a rule, wherever it is written: a rule that it accepts can be applied
+    to every request.
 
-    With `plain`, nothing in it may name code: no callable and no dotted path, because operators may
-    edit rules in the admin but not the site's code; and the fields of an annex that is not
-    installed are ignored, as rows keep them. Without `strict`, a tier that contradicts its rule is
-    left out, and named in the rule's `problems`, instead of rejecting the rule. That is for rules
+    With `plain`, no field may refer to code, by a callable or a dotted path, because operators may
+    edit rules in the admin but not the site's code. The fields of an annex that is not installed
+    are then ignored, because rows keep them. Without `strict`, a tier that contradicts its rule is
+    left out, and listed in the rule's `problems`, instead of rejecting the rule. That is for rules
     that are in force already.
 
     >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})

@@ -1,4 +1,4 @@
-"""All rules that are in force, and what they come to for a request or at a call site."""
+"""All rules in force, and those that apply to a request or at a call site."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ EVERY_RULE = ""
 
 
 def settings_rules() -> tuple[Rule, ...]:
-    """The rules of `RATELIMIT_RULES`. Raises `ImproperlyConfigured`."""
+    """Return the rules of `RATELIMIT_RULES`. Raises `ImproperlyConfigured`."""
     return compile_rules(conf.RULES)
 
 
 def settings_problems() -> list[str]:
-    """All that is wrong with `RATELIMIT_RULES`."""
+    """Return all problems of `RATELIMIT_RULES`."""
     found: list[str] = []
     try:
         settings_rules()
@@ -48,9 +48,9 @@ def settings_problems() -> list[str]:
 
 
 def compile_rules(given: Sequence[Declared]) -> tuple[Rule, ...]:
-    """Rules as they are declared, in that order.
+    """Compile declared rules, in their order.
 
-    Raises `ImproperlyConfigured`, also for two of one name.
+    Raises `ImproperlyConfigured` if one is invalid, or if two have the same name.
     """
     if not isinstance(given, (list, tuple)):
         raise ImproperlyConfigured("RATELIMIT_RULES must be a list of rules")
@@ -67,27 +67,27 @@ def compile_rules(given: Sequence[Declared]) -> tuple[Rule, ...]:
 
 
 class Ruleset:
-    """The rules of the settings with those of the admin over them, at one revision.
+    """The rules of the settings and of the admin at one revision; those of the admin prevail.
 
-    `fence` is the key under which Redis compares them (None: no comparison). `snapshot` is the
-    published one (see `publish`), or nothing:
+    - `fence`: the key under which Redis compares the revision (None: no comparison);
+    - `snapshot`: the published snapshot (see `publish`), or empty;
+    - `published`: the revision in Redis: that of these rules, or none if Redis was emptied and they
+      could not be restored yet;
+    - `before`: the previous rules. Unchanged ones are not compiled again, and unreadable ones stay
+      as they were.
 
-    - `revision`: counts the changes, with a random tag; 0: there never was one;
+    The snapshot contains:
+
+    - `revision`: the number of changes, with a random tag; 0 if there was no change;
     - `database`: the id of their database;
-    - `rules`: as declared, each with the `id` of its row. For those that are not fully understood,
-      see `rules.snapshot`, and the log;
-    - `kinds`: by rule name, or `EVERY_RULE`, the kinds of override subjects; `blocks`: the kinds of
-      those that are blocked for every rule;
+    - `rules`: their declarations, each with the `id` of its row. For those that cannot be parsed
+      completely, see `rules.snapshot`, and the log;
+    - `kinds`: the kinds of override subjects, by rule name, or by `EVERY_RULE`;
+    - `blocks`: the kinds of subjects that are blocked for every rule;
     - `parts`: the parts of annexes, by name; see `Extension.snapshot`;
-    - `keys`: the ids of the keys that digests of subjects were made with, of each subject by all of
-      them; and `field_keys`, by kind, of those whose value is unknown now, which have only the one
-      digest.
-
-    `published`: the revision in Redis: that of these rules, or none, if it was emptied and they
-    could not be restored yet.
-
-    `before`: the previous rules. Unchanged ones are not read again, and unreadable ones stay as
-    they were.
+    - `keys`: the ids of the keys with which each subject's digests were made;
+    - `field_keys`: by kind, the ids of the keys of subjects whose value is unknown now, which have
+      only one digest.
     """
 
     def __init__(
@@ -157,9 +157,9 @@ class Ruleset:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
 
     def _load_part(self, extension: Extension, before: Ruleset | None) -> object:
-        """The part of one annex.
+        """Return the part of one annex.
 
-        If it cannot be read at all, what was read before stays in force.
+        If it cannot be read at all, the earlier part stays in force.
         """
         part = self.snapshot.get("parts", {}).get(extension.name)
         earlier = before and before.parts.get(extension.name)
@@ -172,7 +172,7 @@ class Ruleset:
             return earlier
 
     def secrets(self, kind: str) -> Sequence[str | bytes]:
-        """The secrets that find a subject of that kind: mostly the one in force."""
+        """Return the secrets that find a subject of that kind: usually only the current one."""
         secrets = self._secrets.get(kind)
         if secrets is None:
             by_id = secrets_by_id()
@@ -190,11 +190,11 @@ class Ruleset:
         return {name: rule for rule in self.rules for name in rule.limit_names()}
 
     def rule_of(self, limit_name: str) -> Rule | None:
-        """The rule that a limit comes from, by its name."""
+        """Return the rule that a limit belongs to, by the limit's name."""
         return self._by_limit.get(limit_name)
 
     def matching(self, request: HttpRequest) -> list[Rule]:
-        """The rules for a request, in their order; those for call sites are not among them."""
+        """Return the rules for a request, in their order, without those for call sites."""
         return [
             rule for rule in self._index.matching(request.path_info) if rule.matches_route(request)
         ]
@@ -202,7 +202,10 @@ class Ruleset:
     def replacement_for(
         self, name: str, call_sites: Sequence[Rule], request: HttpRequest
     ) -> list[Rule] | None:
-        """The rule that replaces the call sites of that name, if there is one."""
+        """Return the rule that replaces the call sites of that name, or None.
+
+        Empty if the rule is off or exempts the call sites.
+        """
         rule = self.by_name.get(name)
         if rule is None or rule.group not in (None, name) or not rule.matches(request):
             return None
@@ -211,7 +214,7 @@ class Ruleset:
         return [rule.in_place_of(call_sites)]
 
     def additional_for(self, name: str, request: HttpRequest) -> list[Rule]:
-        """The rules for call sites of that group, which are added to their own."""
+        """Return the rules for call sites of that group, which apply in addition to their own."""
         return [rule for rule in self._beside.get(name, ()) if rule.matches(request)]
 
     def for_call_sites(

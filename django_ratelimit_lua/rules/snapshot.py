@@ -1,11 +1,11 @@
-"""Published rules, as far as this version of the package understands them.
+"""Published rules, as far as this version of the package can read them.
 
-A snapshot carries one `format` number. One of a newer format is not read: the process uses the
-rules of its database instead, see `rules.provider`, and never publishes over it.
+A snapshot has one `format` number. One of a newer format is not read: the process uses the rules of
+its database instead, see `rules.provider`, and never publishes over it.
 
-Values are also edited by hand. No request may fail because of that, and no limit may be lifted: of
-a rule that is invalid, the last valid version stays, and otherwise it is skipped. A snapshot with a
-part of a wrong type is not read at all, and published again from the database.
+Values may also have been edited by hand. That may neither break a request nor lift a limit: for an
+invalid rule, the last valid version stays; without one, the rule is skipped. A snapshot with a part
+of a wrong type is not read at all, and is published again from the database.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PARTS: Mapping[str, type] = {
 class UnreadableError(ValueError):
     """The published snapshot cannot be used.
 
-    It is invalid, or `is_kept`: it is of a newer format or of another database, and stays.
+    Either it is invalid, or it is of a newer format or another database and stays (`is_kept`).
     """
 
     def __init__(self, problem: str, *, is_kept: bool = False) -> None:
@@ -50,7 +50,7 @@ class UnreadableError(ValueError):
 
 
 class ReadRule(NamedTuple):
-    """A rule as it was declared, the compiled rule, and what is wrong with it."""
+    """A rule as it was declared, the compiled rule, and its problems."""
 
     given: object
     rule: Rule | None
@@ -78,7 +78,7 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
 
 
 def is_of_older_format(snapshot: Snapshot) -> bool:
-    """Whether an older version has published it, which may have left out what it does not know."""
+    """Return whether an older version has published the snapshot, and may have omitted fields."""
     return bool(snapshot.get("format", 1) < FORMAT)
 
 

@@ -1,8 +1,8 @@
-"""Which `@ratelimit` and which decorators of annexes stand on a view.
+"""The stacks of `@ratelimit`, and the decorators of annexes, on a view.
 
-A decorator leaves what it is on the function that it makes, under a name of its own.
-`functools.wraps`, `method_decorator` and `as_view` copy such attributes, so they are found on
-whatever a URL pattern leads to, and on the methods of its class.
+A decorator leaves its data as an attribute, under a unique name, on the function that it makes.
+`functools.wraps`, `method_decorator` and `as_view` copy such attributes, so they are found on the
+function of any URL pattern, and on the methods of its class.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ _numbers = count()
 def url_patterns(
     resolver: URLResolver | None = None, space: str = "", seen: frozenset[int] = frozenset()
 ) -> Iterator[tuple[URLPattern, str]]:
-    """All URL patterns of a resolver, each with the namespaces that it is in, as in "shop:".
+    """Yield all URL patterns of a resolver, each with its namespaces, as in "shop:".
 
-    By default those of the site; none without a `ROOT_URLCONF`, as in a project of workers alone.
+    By default, the resolver is that of the site. Nothing is yielded without a `ROOT_URLCONF`, as in
+    a project of workers alone.
     """
     if resolver is None:
         if not getattr(settings, "ROOT_URLCONF", None):
@@ -67,11 +68,14 @@ def url_patterns(
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The limits that stand together on one view, and are decided in one call.
+    """The limits of one view that are decided in one call.
 
-    `checker`: the function that checks them; `view`: what it guards; `group`: what is counted under
-    where a limit names no group; `fallback`: what answers refused requests; `method`: the method of
-    the view's class that it stands on.
+    - `checker`: the function that checks them;
+    - `view`: the function that it guards;
+    - `rules`: the rules of the call sites;
+    - `group`: the group of limits that name none;
+    - `fallback`: the response to refused requests;
+    - `method`: the method of the view's class that has the limits.
     """
 
     checker: Function
@@ -83,7 +87,7 @@ class Stack:
 
     @property
     def blocks(self) -> bool:
-        """Whether it refuses requests; otherwise it only informs the view."""
+        """Return whether the limits refuse requests. Otherwise they only inform the view."""
         return any(rule.block for rule in self.rules)
 
 
@@ -91,8 +95,10 @@ class Stack:
 class Mark:
     """The mark of an annex's decorator on a view, for `Extension.inspect`.
 
-    `checker`: the function that the decorator made; `annex`: its name; `value`: data of the annex;
-    `method`: as of a `Stack`.
+    - `checker`: the function that the decorator made;
+    - `annex`: the name of the annex;
+    - `value`: data of the annex;
+    - `method`: the method of the view's class that has the decorator.
     """
 
     checker: Function
@@ -108,13 +114,13 @@ name.
 
 
 def register(placed: Stack | Mark) -> Function:
-    """Leave a stack or a mark on its function. Returns that."""
+    """Attach a stack or a mark to its function, and return the function."""
     setattr(placed.checker, f"{_NAME}{next(_numbers):015}", placed)
     return placed.checker
 
 
 def stack_of(function: object) -> Stack | None:
-    """The stack that a function checks itself, not one that it wraps."""
+    """Return the stack that a function checks itself, not one of a function that it wraps."""
     own = (
         each
         for each in _placed(function).values()
@@ -128,8 +134,8 @@ class OnView:
     """The limits and marks of a view, outermost first.
 
     - `class_view`: the object with the attributes that `as_view()` sets; None if there is no class;
-    - `unknown`: the functions of which it is unknown whether the view calls them; `hidden`: the
-      known stacks on them.
+    - `unknown`: functions with limits that the view may or may not call;
+    - `hidden`: the stacks that are known on them.
     """
 
     stacks: list[Stack]
@@ -140,16 +146,16 @@ class OnView:
 
     @property
     def has_throttles(self) -> bool:
-        """Whether it is a view of Django REST framework."""
+        """Return whether the view is one of Django REST framework."""
         return hasattr(_class_of(self.class_view), "get_throttles")
 
 
 def on_view(view: object, method: str | None = None) -> OnView:
-    """The limits and marks that a request of that method (None: of any) meets at a view.
+    """Return the limits and marks of a view for a request of that method (None: any method).
 
-    They are looked for around the view, on `dispatch` of its class and of the parents, and on the
-    method that answers. Those on other methods of the class are `unknown`, unless these methods
-    answer other requests.
+    They are searched around the view, on `dispatch` of its class and of the parents, and on the
+    method that handles the request. Those on other methods of the class are `unknown`, unless these
+    methods handle other requests.
     """
     unknown: list[str] = []
     found: Placed = {}
@@ -186,7 +192,7 @@ def _outermost_first(placed: Placed) -> list[Stack | Mark]:
 
 
 def _stacks(placed: Placed) -> list[Stack]:
-    """The stacks, without those that another one checks as well."""
+    """Return the stacks, without those that another stack checks as well."""
     stacks: list[Stack] = []
     for each in _outermost_first(placed):
         if isinstance(each, Stack) and all(each.view is not other.view for other in stacks):
@@ -195,7 +201,10 @@ def _stacks(placed: Placed) -> list[Stack]:
 
 
 def is_behind_login(view: object, placed: Stack | Mark) -> bool:
-    """Whether Django's middleware, decorator or mixin requires a login before a stack or a mark."""
+    """Return whether Django requires a login before a stack or a mark is reached.
+
+    The login may be required by a middleware, a decorator or a mixin.
+    """
     if LOGIN_REQUIRED in settings.MIDDLEWARE and getattr(view, "login_required", True):
         return True
     # `login_required` leaves this on what it makes. Decorators around that copy it; those inside
@@ -210,7 +219,7 @@ def is_behind_login(view: object, placed: Stack | Mark) -> bool:
 
 
 def _class_of(view: object) -> type | None:
-    """The class that `as_view()` of Django or of DRF made a view of."""
+    """Return the class of a view that `as_view()` of Django or DRF made, or None."""
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
     if isinstance(cls, type):
         return cls
@@ -218,9 +227,9 @@ def _class_of(view: object) -> type | None:
 
 
 def _layers(view: Any, unknown: list[str]) -> list[Any]:
-    """A function and those that it wraps, outermost first.
+    """Return a function and those that it wraps, outermost first.
 
-    An object that is not a function, or has several that it may call, is `unknown`.
+    An object that is not a function, or may call several functions, is added to `unknown`.
     """
     found: list[Any] = []
     while view is not None:
@@ -243,9 +252,9 @@ def _layers(view: Any, unknown: list[str]) -> list[Any]:
 
 
 def _answering(class_view: object, cls: type, method: str | None) -> list[str]:
-    """The names of the methods that run for a request of a method.
+    """Return the names of the class's methods that run for a request of an HTTP method.
 
-    None: of any, also at other URLs of a `ViewSet`.
+    None stands for any HTTP method, also at other URLs of a `ViewSet`.
     """
     actions: dict[str, str] = getattr(class_view, "actions", None) or {}
     names = list(getattr(cls, "http_method_names", ()))
@@ -269,7 +278,10 @@ def _placed(function: object) -> Placed:
 
 
 def _on_method(inside: Sequence[Any], cls: type, name: str) -> Placed:
-    """What stands on a method; by `method_decorator` it counts under the class of the view."""
+    """Return the stacks and marks on a method.
+
+    Those that `method_decorator` has attached count under the class of the view.
+    """
     found: Placed = {}
     for layer in inside:
         for key, placed in _placed(layer).items():

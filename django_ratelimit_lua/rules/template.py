@@ -1,6 +1,6 @@
 """A limit as it is declared: the amount and the key.
 
-It becomes limits when its rates and algorithm are known.
+It is turned into limits when its rates and algorithm are known.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ CostLike = int | str | CostFunction
 
 
 def as_list(value: object) -> list[Any]:
-    """Return a list or tuple as a list, and any other value as a list of it."""
+    """Return a list or tuple as a list, and any other value as a list of one item."""
     if isinstance(value, (list, tuple)):
         return [*value]
     return [value]
 
 
 def as_rates(value: object) -> list[Any]:
-    """Return a list of rates as it is, and one rate, which may be a tuple, as a list of it."""
+    """Return a list of rates as it is, and one rate, which may be a tuple, as a list of one."""
     if isinstance(value, list):
         return value
     return [value]
 
 
 def compile_rate(rate: RateLike) -> CompiledRate:
-    """A constant rate, parsed; or what has to be called for one. Raises `LimitError`."""
+    """Return a constant rate parsed, or the function that returns the rate. Raises `LimitError`."""
     if rate is None or callable(rate):
         return rate
     if isinstance(rate, str) and "/" not in rate and "." in rate:
@@ -52,7 +52,7 @@ def compile_rate(rate: RateLike) -> CompiledRate:
 
 
 def compile_cost(cost: CostLike | None) -> int | CostFunction | None:
-    """A constant cost, or what has to be called for one. Raises `LimitError`."""
+    """Return a constant cost, or the function that returns the cost. Raises `LimitError`."""
     if cost is None or callable(cost):
         return cost
     if isinstance(cost, str):
@@ -68,7 +68,7 @@ def compile_cost(cost: CostLike | None) -> int | CostFunction | None:
 
 
 def ban_key(given: object) -> Key:
-    """Whom bans are of, by the option `ban_key`. Raises `LimitError`."""
+    """Return the key to ban by, from the option `ban_key`. Raises `LimitError`."""
     try:
         text: str = OPTIONS["ban_key"].check(given)
         parts: KeyLike = text
@@ -87,7 +87,7 @@ def ban_key(given: object) -> Key:
 def tier_key(name: str) -> Key | None:
     """Return the registered key of a tier such as `plan:pro`; None if it is for a Django group.
 
-    Raises `LimitError` for a name with a colon that is not a registered key and a value.
+    Raises `LimitError` if a name with a colon is not a registered key and a value.
     """
     key, colon, value = name.partition(":")
     if not colon:
@@ -104,20 +104,22 @@ def tier_key(name: str) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class LimitTemplate:
-    """The amount and the key.
+    """The amount and the key of a limit.
 
     - `key`: the key to count by, and `cost`: the units of a request; None: those of the call site
       that a rule replaces (by default, a cost of 1);
-    - `rates`: units per time, or functions that return them; `options`: of each limit;
-    - `ban_key`: the key to ban by; None: the same;
-    - `tiers`: what replaces it for the members of a Django group, or for a value of a registered
-      key (`plan:pro`), the most favourable first; `tier_keys`: these keys; `has_group_tiers`:
-      whether any is for a group;
-    - `label`: distinguishes its limits from others of the same name, in addition to the rate.
-      Empty: a rate is identified by its period alone, the longest by nothing: so a changed rate
-      keeps its count, and so does one that gets a shorter one next to it (one that is not the
-      longest any more starts a new count). A rate from a function next to other rates is identified
-      by the whole rate, so that it never shares a count with a written one;
+    - `rates`: units per time, or functions that return them;
+    - `options`: the options of each limit;
+    - `ban_key`: the key to ban by; None: `key`;
+    - `tiers`: the templates that replace it for the members of a Django group, or for a value of a
+      registered key (`plan:pro`), the most favourable first;
+    - `tier_keys`: the registered keys of the tiers; `has_group_tiers`: whether any tier is for a
+      group;
+    - `label`: distinguishes its limits from others of the same name, in addition to the rate. If it
+      is empty, only the period distinguishes a rate, and nothing the rate with the longest period.
+      So a changed rate keeps its count, and so does a rate that gets a shorter one next to it (one
+      that is not the longest any more starts a new count). A rate from a function next to other
+      rates is distinguished by the whole rate, so that it never shares a count with a written one;
     - `counted`: by period and algorithm, the names of the counts of the code that these continue,
       see `in_place_of`.
     """
@@ -153,7 +155,7 @@ class LimitTemplate:
         cost: CostLike | None,
         options: Options,
     ) -> LimitTemplate:
-        """Raises `LimitError` for whatever is wrong with it."""
+        """Return the compiled template. Raises `LimitError` if anything in it is invalid."""
         rates = tuple(map(compile_rate, as_rates(rate)))
         if not rates:
             raise LimitError("rate is an empty list; write at least one rate")
@@ -183,9 +185,9 @@ class LimitTemplate:
             Limit(name, rate, **self._options_of(rate, algorithm))
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
-        """The limit that keeps one rate.
+        """Return the limit for one rate.
 
-        Of several that would be named alike in one call, the one of that ordinal.
+        If several limits in one call would have the same name, `ordinal` distinguishes them.
         """
         algorithm = self.options.get("algorithm") or conf.ALGORITHM
         limit_key = (name, rate.limit, rate.period_us, ordinal, algorithm, self.counted)
@@ -211,7 +213,7 @@ class LimitTemplate:
     def _count_of(self, name: str, rate: Rate, options: Options, ordinal: int) -> str:
         """Return the name of the count of a limit.
 
-        It is never that of a limit of the code with another period or algorithm.
+        It is never that of a limit in the code with another period or algorithm.
         """
         counted = dict(self.counted)
         known = counted.get((rate.period_us, options["algorithm"]))
@@ -224,8 +226,8 @@ class LimitTemplate:
     def in_place_of(self, limits: tuple[Limit, ...]) -> LimitTemplate:
         """Return this template in place of limits of the code, which count by the same key.
 
-        A rate continues the count of the one with the same period and algorithm. If no algorithm is
-        named, it is that of the code, if the rates and options fit it.
+        A rate continues the count of the limit with the same period and algorithm. If the template
+        names no algorithm, it takes that of the code, provided that the rates and options fit it.
         """
         asked = (limits, conf.ALGORITHM)
         template = self._in_place.get(asked)
@@ -256,9 +258,10 @@ class LimitTemplate:
         return template
 
     def _options_of(self, rate: Rate, algorithm: str) -> Options:
-        """The options of one rate.
+        """Return the options of one rate.
 
-        If there are both slots and rates, each kind has its algorithm, with the options of that.
+        If there are both slots and rates, each kind has its own algorithm, with the options of that
+        algorithm.
         """
         options: Options = {**self.options, "algorithm": algorithm}
         kinds = {each.is_slots for each in self.rates if isinstance(each, Rate)}
@@ -279,10 +282,10 @@ class LimitTemplate:
         return cast(Options, kept)
 
     def limits(self, name: str) -> tuple[Limit, ...]:
-        """The limits that keep the constant rates."""
+        """Return the limits of the constant rates."""
         return tuple([self.limit(name, rate) for rate in self.rates if isinstance(rate, Rate)])
 
     @property
     def _longest(self) -> int:
-        """The longest of the periods that are known, in microseconds."""
+        """Return the longest of the constant rates' periods, in microseconds."""
         return max((rate.period_us for rate in self.rates if isinstance(rate, Rate)), default=0)

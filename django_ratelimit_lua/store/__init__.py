@@ -1,8 +1,8 @@
 """Connections to Redis: perform one call within one deadline, and flush collected data.
 
-It sends commands over connections that django-redis configures, and routes them by Sentinel and
-hash slot. It imports the ground floor. It does not know requests, identities or rules: it gets
-calls and keys as bytes.
+This package sends commands over connections that django-redis configures, and routes them by
+Sentinel and hash slot. It imports the lowest floor. It does not know requests, identities or rules:
+calls and keys reach it as bytes.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _get_ident = threading.get_ident
 
 @cache
 def get_store(background: bool = False) -> Store:
-    """The store of the alias that `RATELIMIT_USE_CACHE` names. Raises `ImproperlyConfigured`.
+    """Return the store of the alias in `RATELIMIT_USE_CACHE`. Raises `ImproperlyConfigured`.
 
-    `background`: for work that no request waits for. It has a longer timeout, and does not pause
-    after failures.
+    A `background` store is for work that no request waits for. It has a longer timeout, and does
+    not pause after failures.
     """
     while True:
         stores = _stores
@@ -93,9 +93,9 @@ def get_store(background: bool = False) -> Store:
 
 
 def take_turn(key: bytes, seconds: float) -> bool:
-    """Take a lock that expires after this time.
+    """Acquire a lock that expires after this time.
 
-    Return whether this process got it. Raises `StoreError`.
+    Return whether this process has acquired it. Raises `StoreError`.
     """
     store = get_store(background=True)
     lifetime = round(seconds * 1000)
@@ -106,20 +106,23 @@ def take_turn(key: bytes, seconds: float) -> bool:
 
 
 def store_at(url: str) -> Store:
-    """A new background store for the server at a URL. The caller closes it. Raises `ValueError`."""
+    """Return a new background store for the server at a URL. Raises `ValueError`.
+
+    The caller closes it.
+    """
     return Store(ConnectionParams.of_url(url), PATIENCE, background=True)
 
 
 def rules_key() -> bytes:
     """Return the key of the hash with the published rules.
 
-    It has the revision, the snapshot, and the overrides of each subject.
+    The hash contains the revision, the snapshot, and the overrides of each subject.
     """
     return conf.CACHE_PREFIX + b"{rules}"
 
 
 def _close_idle(last: Patience | None) -> bool:
-    """Close connections that are idle, as long as any is open."""
+    """Close idle connections. Return whether others are open."""
     others = [store.close_idle() for store in list(_stores.values())]
     return last is None and any(others)
 

@@ -1,10 +1,8 @@
 """Connections for coroutines: one for each event loop, shared by all of its coroutines.
 
-Each is closed with its loop.
-
-Commands that coroutines send in the same turn of the loop are written together. One task per
-connection reads the replies, in the order of the commands, so that a caller that is cancelled or
-gives up disturbs no other.
+A connection is closed with its loop. Commands that coroutines send in the same iteration of the
+loop are written together. One task per connection reads the replies, in the order of the commands,
+so a caller that is cancelled or times out disturbs no other.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ QUIET_SECONDS = 1.0
 class Countdown:
     """Call a function after `seconds` in which the event loop had time, unless it is cancelled.
 
-    Each sign of life of `pulse` restarts the wait.
+    Each reply that `pulse` records restarts the wait.
     """
 
     __slots__ = ("_call", "_due", "_handle", "_heard_at", "_left", "_loop", "_pulse", "_step")
@@ -100,7 +98,7 @@ async def within(
     awaitable: Awaitable[T],
     pulse: Pulse | None = None,
 ) -> T:
-    """The result of an awaitable, which is cancelled if the patience ends.
+    """Return the result of an awaitable, which is cancelled if the patience ends.
 
     Raises `TimeoutError` of redis-py.
     """
@@ -132,8 +130,8 @@ async def within(
 class Link:
     """One connection of one event loop, which any number of coroutines may use at once.
 
-    It is closed if a reply is not what it must be, and if the server does not reply for `timeout`
-    seconds. Then all callers that wait get an error.
+    It is closed if a reply is malformed, or if the server does not reply for `timeout` seconds.
+    Then all waiting callers get an error.
     """
 
     def __init__(
@@ -161,9 +159,9 @@ class Link:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a command can be sent at once.
+        """Return whether a command can be sent at once.
 
-        After some time without use, the server may have closed it.
+        After some time without use, the server may have closed the connection.
         """
         is_used = self._waiting or time.monotonic() - self._used_at < QUIET_SECONDS
         return self.is_usable and bool(is_used)
@@ -181,7 +179,7 @@ class Link:
         self._close_if_idle()
 
     async def ask(self, question: Question[T], patience: Patience) -> T:
-        """See `blocking.Link.ask`."""
+        """Send a command and return the answer; see `blocking.Link.ask`."""
         began = time.monotonic()
         seconds = patience.left
         try:
@@ -245,7 +243,7 @@ class Link:
             self._connection.write(b"".join(commands))
 
     def _retire(self) -> None:
-        """Let no other caller use it. Those that wait may still be answered."""
+        """Let no other caller use this connection. Waiting callers may still get their replies."""
         self.is_retired = True
         if not self._waiting:
             self.close()
@@ -300,9 +298,9 @@ class Link:
             future.set_result(answer)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close it.
+        """Close the connection.
 
-        The first caller that waits gets the error; those behind it get one that names it.
+        The first waiting caller gets the error. Those behind it get one that refers to it.
         """
         if self.error is not None:
             return
@@ -330,7 +328,7 @@ class Link:
 
 
 class LoopConnections:
-    """One event loop's connection to one server, and how it is made again."""
+    """The connection of one event loop to one server, reopened when needed."""
 
     def __init__(
         self,
@@ -357,7 +355,7 @@ class LoopConnections:
         """Send a command and return the answer.
 
         Raises `Unreachable` if nothing was sent, the errors of the question and of redis-py, and
-        what `check` raises, which is called if another caller failed to connect.
+        those of `check`, which is called if another caller failed to connect.
         """
         link = self._link
         if link is None or not link.is_ready:
@@ -413,7 +411,7 @@ class LoopConnections:
 
 
 class AsyncConnections:
-    """A process's connections to one server, for every event loop, in any thread."""
+    """The connections of a process to one server, for every event loop in any thread."""
 
     def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
         self._params = params
@@ -430,7 +428,7 @@ class AsyncConnections:
     def exchange(
         self, question: Question[T], patience: Patience, check: Callable[[], None]
     ) -> Awaitable[T]:
-        """See `LoopConnections.exchange`."""
+        """Send a command and return the answer; see `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)
         if connections is None:

@@ -68,10 +68,10 @@ class Link:
             raise self._ended(error)  # noqa: B904 - it has its cause
 
     def ask_all(self, questions: Iterable[Question[T]], patience: Patience) -> list[T]:
-        """Send commands together and return their answers. All call the same program, or none.
+        """Send commands together and return their answers. All call the same script, or none.
 
-        The first is sent with the source of the program: a command that did not find it could only
-        be run after its successors.
+        The first is sent with the source of the script: if the server did not have the script, a
+        command that is sent again would run after its successors.
         """
         self.begin(patience)
         asked: list[Question[T]] = []
@@ -102,7 +102,7 @@ class Link:
     def begin(self, patience: Patience, *, has_token: bool = False) -> None:
         """Begin an exchange.
 
-        `has_token`: its reply shows by a token whether it is the reply to it.
+        With `has_token`, the reply contains a token that proves that it belongs to the command.
         """
         self.turn.begin(patience)
         # Input that belongs to no command is the server hanging up, or was not meant for us.
@@ -115,7 +115,7 @@ class Link:
             self._connect(patience)
 
     def close(self) -> None:
-        """Close it. The next exchange connects again."""
+        """Close the connection. The next exchange connects again."""
         if self.connection is not None:
             self.connection.disconnect()
         self.connection = None
@@ -156,7 +156,7 @@ class Link:
 
 
 def find_master(params: ConnectionParams, patience: Patience) -> ConnectionParams:
-    """How to connect to the master that a Sentinel names; without Sentinels, the same.
+    """Return the parameters of the master that a Sentinel names; without Sentinels, the same.
 
     Raises `Unreachable`.
     """

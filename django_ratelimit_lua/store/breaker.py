@@ -1,10 +1,9 @@
-"""A circuit breaker, so that an outage costs microseconds per request.
+"""A circuit breaker for Redis, so that an outage costs a request only microseconds.
 
-After repeated failures no command is sent.
-
-The pattern is Nygard's ("Release It!", 2007): commands are sent while it is closed, and none while
-it is open, until a trial succeeds. A background thread makes the trials, so that no request pays
-for them, with jittered pauses, so that processes do not try at the same time.
+After repeated failures no command is sent. The pattern is Nygard's ("Release It!", 2007): commands
+are sent while the breaker is closed, and none while it is open, until a trial succeeds. A
+background thread makes the trials, so that no request pays for them, with jittered pauses, so that
+processes do not try at the same time.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ GROWTH = 1.5
 
 
 class Breaker:
-    """Whether commands may be sent.
+    """Whether commands may be sent to a server.
 
-    `answers`: makes a trial, and returns whether the server answered; `is_idle`: whether it never
-    opens.
+    - `answers`: makes a trial, and returns whether the server replied;
+    - `is_idle`: whether the breaker never opens.
 
     >>> breaker = Breaker(lambda: False)
     >>> for _ in range(FAILURES):
@@ -57,7 +56,7 @@ class Breaker:
         self._lock = threading.Lock()
 
     def may_ask(self) -> bool:
-        """Whether a command may be sent."""
+        """Return whether a command may be sent."""
         if not self.is_open:
             return True
         if not self._task.is_running:  # In a forked child, or if no thread could be started.
@@ -74,7 +73,7 @@ class Breaker:
         self._task.start()
 
     def succeeded(self) -> None:
-        """Record an answer."""
+        """Record a reply of the server."""
         if self.failures:
             with self._lock:
                 self.failures = 0

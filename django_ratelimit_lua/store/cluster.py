@@ -1,4 +1,4 @@
-"""Which node of a cluster has which hash slot: read from any node, and corrected by redirections.
+"""The nodes of a cluster and their hash slots, read from any node and updated by redirections.
 
 See https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ (MOVED, ASK, CLUSTER
 SLOTS).
@@ -41,7 +41,7 @@ _WHERE = command(b"CLUSTER", b"SLOTS")
 
 
 class Ask(NamedTuple):
-    """A step: send a command to a node, and return the answer."""
+    """A step for a driver: send a command to a node, and return the answer."""
 
     address: Address
     question: Question[object]
@@ -53,7 +53,7 @@ Steps = Generator[Ask | float, Any, T]
 
 
 class Cluster:
-    """The nodes that this process knows."""
+    """The nodes of a cluster that this process knows."""
 
     def __init__(self, nodes: Sequence[Address]) -> None:
         self._first = tuple(nodes)
@@ -70,16 +70,16 @@ class Cluster:
 
     @property
     def masters(self) -> set[Address]:
-        """The nodes that have hash slots."""
+        """Return the nodes that have hash slots."""
         return {address for address in self._masters if address is not None}
 
     @property
     def nodes(self) -> set[Address]:
-        """All nodes, with replicas and those that the alias names."""
+        """Return all nodes, including replicas and the nodes that the alias names."""
         return {*self.masters, *self._others, *self._first}
 
     def master(self, slot: int) -> Address | None:
-        """The node that has a hash slot, or None if none is known."""
+        """Return the node that has a hash slot, or None if it is not known."""
         if not self._masters:
             return None
         return self._masters[slot]
@@ -87,10 +87,8 @@ class Cluster:
     def exchange(self, slot: int, question: Question[T], patience: Patience) -> Steps[T]:
         """Send a command to the node that has the hash slot.
 
-        Yields steps, and raises what redis-py and the question raise.
-
-        A command that may have been carried out is not sent again. One that was redirected or could
-        not be sent is.
+        Yields steps, and raises the errors of redis-py and of the question. A command that may have
+        been executed is not sent again. One that was redirected, or could not be sent, is.
         """
         is_doubtful = bool(self._failing or self._is_moved)
         if not self._masters or (is_doubtful and self._may_look()):
@@ -131,9 +129,9 @@ class Cluster:
         raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
 
     def look(self, patience: Patience) -> Steps[None]:
-        """Read the map of hash slots from the first node that answers.
+        """Read the map of hash slots from the first node that replies.
 
-        Raises `RedisError` if none does.
+        Raises `RedisError` if no node does.
         """
         last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
         for address, share in patience.shares(self._candidates()):

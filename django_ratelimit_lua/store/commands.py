@@ -57,13 +57,13 @@ def _encoded(*parts: bytes) -> bytes:
 
 
 class Question(NamedTuple, Generic[T_co]):
-    """One command, and how to read its reply.
+    """One command, and how to parse its reply.
 
-    - `read`: makes the answer from the reply. Raises any error for a reply that the command cannot
-      have, and `StaleRules`;
-    - `key`: a key of the command, which names the node in a cluster;
-    - `program`: the program that the command calls by its digest;
-    - `ahead`: a command to send right before it.
+    - `read`: returns the answer from the reply. Raises `StaleRules`, and any error if the reply is
+      impossible for the command;
+    - `key`: a key of the command, which selects the node in a cluster;
+    - `program`: the script that the command calls by its digest;
+    - `ahead`: a command to send immediately before it.
     """
 
     command: bytes
@@ -73,7 +73,10 @@ class Question(NamedTuple, Generic[T_co]):
     ahead: bytes = b""
 
     def with_source(self) -> Question[T_co]:
-        """The same by the source of the program, after which the server has it."""
+        """Return the question with the source of the script instead of its digest.
+
+        The server stores the script when it runs it.
+        """
         assert self.program is not None
         by_digest = _encoded(b"EVALSHA", self.program.sha)
         by_source = _encoded(b"EVAL", self.program.source)
@@ -81,7 +84,7 @@ class Question(NamedTuple, Generic[T_co]):
 
 
 def to_decide(call: Call) -> Question[Decision]:
-    """Decide a call. The answer is the decision. Raises `StaleRules`."""
+    """Return the question that decides a call. The answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     is_usual = call.now is None and call.hit_at is None and not (call.slot or call.subjects)
     is_usual = is_usual and len(call.charges) <= MAX_LIMITS
@@ -109,11 +112,10 @@ def _evalsha(call: Call, token: bytes) -> bytes:
 
 @lru_cache(maxsize=MAX_FORMS)
 def _form(limits: Sequence[tuple[Limit, int, bool]], rest: tuple[Any, ...]) -> bytes:
-    """Return a command with places for the digests of identities and for the token.
+    """Return a command with placeholders for the digests of identities and for the token.
 
-    It is the same for calls that differ in their identities alone.
-
-    Empty if more than that differs. `rest`: the fields of the call after its charges.
+    It is the same for calls that differ only in their identities, and empty if calls differ in more
+    than that. `rest` contains the fields of the call after its charges.
     """
     names = {limit.key_part for limit, _, _ in limits}
     varies = any(limit.wants_more or not limit.packed for limit, _, _ in limits)
@@ -143,13 +145,12 @@ _TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 0"
 
 
 def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question[int]:
-    """Delete the counts and bans of a call's limits, and notify all processes.
+    """Return the question that deletes counts and bans, and notifies all processes.
 
-    An `unban` has lifted the bans: it only notifies, and counts stay. `keys`: only these of its
-    keys, without the register of bans.
-
-    The answer is the moment up to which units do not count any more, in microseconds since 1970 by
-    the clock of Redis.
+    After an `unban`, which has lifted the bans, it only notifies, and counts stay. `keys`: the keys
+    of the call to delete, without the register of bans; by default all keys. The answer is the
+    moment up to which units do not count any more, in microseconds since 1970 by the clock of
+    Redis.
     """
     if call.operation == "unban":
         message = [RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"]
@@ -167,7 +168,7 @@ def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question
 
 
 def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
-    """Read what follows `RESET` in a message.
+    """Parse the words after `RESET` in a message.
 
     Returns:
         The digests, and the moment up to which their units do not count any more: `FOREVER` if the
@@ -183,7 +184,7 @@ def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
 
 
 def to_execute(*parts: bytes) -> Question[Reply]:
-    """Any other command. The answer is its reply."""
+    """Return the question for any other command. The answer is its reply."""
 
     def read(reply: Reply) -> Reply:
         # Requests wait for this one, which loads the rules.
@@ -200,7 +201,7 @@ def to_execute(*parts: bytes) -> Question[Reply]:
 def to_run(
     program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]
 ) -> Question[list[Reply]]:
-    """Run a program that answers with an array."""
+    """Return the question that runs a script whose reply is an array."""
 
     def read(reply: Reply) -> list[Reply]:
         if not isinstance(reply, list):
@@ -212,9 +213,9 @@ def to_run(
 
 
 def to_find_master(service: str) -> Question[Address | None]:
-    """Ask a Sentinel.
+    """Return the question that asks a Sentinel for a master.
 
-    The answer is the master's address, or None if it does not know the service.
+    The answer is the master's address, or None if the Sentinel does not know the service.
     """
 
     def read(reply: Reply) -> Address | None:
@@ -224,7 +225,7 @@ def to_find_master(service: str) -> Question[Address | None]:
 
 
 def to_check_master() -> Question[None]:
-    """Ask a server for its role: a Sentinel may still name a master that was replaced."""
+    """Return the question for a server's role: a Sentinel may still name a replaced master."""
 
     def read(reply: Reply) -> None:
         if reply[0] != b"master":
@@ -236,7 +237,7 @@ def to_check_master() -> Question[None]:
 
 
 def to_ping() -> Question[object]:
-    """Send a PING."""
+    """Return the question for a PING."""
     return Question(command(b"PING"), lambda reply: reply)
 
 
@@ -251,8 +252,8 @@ def as_redis_error(
 ) -> BaseException:
     """Return the error to raise for one that ended an exchange.
 
-    An error that is not redis-py's becomes one of its errors, because a reply that cannot be
-    read is no answer.
+    An error of another library becomes one of redis-py's, because a reply that cannot be parsed is
+    no answer.
     """
     if not isinstance(error, Exception) or isinstance(error, StaleRules):
         return error

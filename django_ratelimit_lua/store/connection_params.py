@@ -1,10 +1,8 @@
-"""How to connect: servers, credentials and TLS options of a django-redis alias.
-
-The deadline is our own.
+"""The connection parameters of a django-redis alias: servers, credentials and TLS options.
 
 Only the options listed here are taken from the alias, so a new option of redis-py changes nothing.
-The cache's timeouts, retries, decoding and pool are right for the cache and stay as they are. A
-cache that uses up its pool takes no connection from the limiter.
+The cache's timeouts, retries, decoding and pool belong to the cache, and are not used: limits have
+their own deadline, and a cache that uses up its pool takes no connection from the limiter.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class ConnectionParams:
 
     @classmethod
     def of(cls, name: str) -> ConnectionParams:
-        """Those of an alias.
+        """Return the parameters of an alias.
 
         Raises `ImproperlyConfigured` if it cannot be used, and Django's `InvalidCacheBackendError`
         if it does not exist.
@@ -102,7 +100,7 @@ class ConnectionParams:
 
     @classmethod
     def of_url(cls, url: str) -> ConnectionParams:
-        """Those of the server at a URL. Raises `ValueError`."""
+        """Return the parameters of the server at a URL. Raises `ValueError`."""
         return cls._of_pool(url, ConnectionPool.from_url(url))
 
     @classmethod
@@ -113,23 +111,23 @@ class ConnectionParams:
         )
 
     def at(self, address: Address) -> ConnectionParams:
-        """The same for another server: a node of the cluster, or the master."""
+        """Return these parameters for another server: a node of the cluster, or the master."""
         return replace(self, options={**self.options, "host": address[0], "port": address[1]})
 
     @property
     def database(self) -> int:
-        """The number of the database."""
+        """Return the number of the database."""
         return int(self.options.get("db") or 0)
 
     def connection(self, turn: redis_py.Turn) -> redis_py.BlockingConnection:
-        """A connection for a thread, not connected yet.
+        """Return a connection for a thread, not connected yet.
 
-        Raises whatever redis-py raises for options that it refuses.
+        Raises the errors of redis-py for options that it rejects.
         """
         return redis_py.blocking_connection(self.connection_class, self.options, turn)
 
     def async_connection(self) -> redis_py.AsyncConnection:
-        """A connection for coroutines, not connected yet. Raises `ImproperlyConfigured`."""
+        """Return a connection for coroutines, not connected yet. Raises `ImproperlyConfigured`."""
         try:
             return redis_py.async_connection(self.connection_class, self.options)
         except TypeError as error:
@@ -139,7 +137,7 @@ class ConnectionParams:
 
 
 def why_unusable(alias: str) -> str | None:
-    """Why limits cannot use a cache alias, or None if they can."""
+    """Return why limits cannot use a cache alias, or None if they can."""
     if alias not in caches.settings:
         return f"CACHES has no alias {alias!r}"
     try:

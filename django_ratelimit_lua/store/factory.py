@@ -13,21 +13,20 @@ from ..process.forks import leave_to_parent, renew_after_fork
 
 
 class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # django-redis 6 has no types
-    """Make clients of `redis.cluster.RedisCluster` for a cache.
+    """A factory that makes clients of `redis.cluster.RedisCluster` for a cache.
 
-    It is the `"CONNECTION_FACTORY"` in the `OPTIONS` of an alias.
-
-    `LOCATION` names one node or several. One of them has to answer, so that a process finds the
-    others. All share user, password and TLS options. Each process keeps one client, as django-redis
-    keeps its pools. Limits do not use it: they have their own connections to each node.
+    It is the `"CONNECTION_FACTORY"` in the `OPTIONS` of an alias. `LOCATION` lists one node or
+    several. One of them has to reply, so that a process finds the others. All have the same user,
+    password and TLS options. Each process keeps one client, as django-redis keeps its pools. Limits
+    do not use it: they have their own connections to each node.
     """
 
     _clusters: ClassVar[dict[tuple[str, ...], RedisCluster]] = {}
 
     def connect(self, url: str) -> RedisCluster:
-        """A client for the cluster of a node.
+        """Return a client for the cluster of a node.
 
-        Raises what `RedisCluster` raises if no node answers.
+        Raises the errors of `RedisCluster` if no node replies.
         """
         urls = _siblings(url)
         if urls not in self._clusters:
@@ -65,7 +64,7 @@ def _renew() -> None:
 
 
 def _siblings(url: str) -> tuple[str, ...]:
-    """The nodes that an alias names, if it names this one."""
+    """Return the nodes of the alias that includes this one."""
     for config in settings.CACHES.values():
         urls: str | Sequence[str] = config.get("LOCATION", ())
         if isinstance(urls, str):

@@ -24,7 +24,7 @@ class Paused(RedisConnectionError):  # noqa: N818 - named as redis-py names its 
 
 
 def kind_of(error: BaseException) -> Kind:
-    """The kind of an error.
+    """Return the kind of an error.
 
     >>> (
     ...     kind_of(Paused()),

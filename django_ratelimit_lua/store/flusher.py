@@ -1,4 +1,4 @@
-"""The flusher: the one task that writes, once a second, what a process has collected in memory."""
+"""The flusher: the one task that writes collected data from memory, once a second."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ The argument is None, or the time that is left if the process ends.
 
 
 class Flusher(Task):
-    """Call each of its functions once a second, and once more when the process ends.
+    """Calls each of its functions once a second, and once more when the process ends.
 
-    It runs from `start` on, until no function has more to write.
-
-    A failure of one does not keep back the others.
+    It runs from `start` until no function has more to write. A failure of one function does not
+    delay the others.
     """
 
     def __init__(self) -> None:
@@ -40,7 +39,7 @@ class Flusher(Task):
     def add(self, flush: Flush, *, is_urgent: bool = False) -> None:
         """Call this function with each flush.
 
-        Urgent ones are called first, as others may take seconds.
+        Urgent functions are called first, because others may take seconds.
         """
         if is_urgent:
             self._flushes.insert(0, flush)

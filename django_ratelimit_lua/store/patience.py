@@ -1,10 +1,10 @@
-"""The time that a decision may wait for Redis.
+"""The time for which a decision may wait for Redis.
 
-A deadline by the clock cannot tell a silent server from a thread or an event loop that has no time
-to listen: in a burst the replies have arrived, and no thread has read them yet. So only the time in
-which a caller really waited counts. A thread waits in slices, and a slice counts for no more than
-its own length: a thread that returns late looks again before it gives up. An event loop does the
-same with more steps (`asynchronous.Countdown`).
+A deadline by the clock cannot distinguish a silent server from a thread or an event loop that had
+no time to read: in a burst, replies may have arrived that no thread has read yet. So only the time
+in which a caller really waited counts. A thread waits in slices, and a slice counts for no more
+than its own length: a thread that wakes up late looks again before it gives up. An event loop does
+the same with more steps (`asynchronous.Countdown`).
 
 A wait for a free connection lasts as long as the server is silent: each reply to another caller
 restarts it.
@@ -33,7 +33,7 @@ LAST_PATIENCE = 1.0
 
 
 class Patience:
-    """The seconds that are left."""
+    """The seconds of waiting that are left."""
 
     __slots__ = ("left", "slice", "whole")
 
@@ -47,15 +47,15 @@ class Patience:
 
     @property
     def next_slice(self) -> float:
-        """The seconds that a wait may take."""
+        """Return the seconds that one wait may take."""
         return max(0.0, min(self.left, self.slice))
 
     def spend(self, began: float, most: float) -> None:
-        """Count a wait that began at this moment (monotonic), for `most` seconds at most."""
+        """Count a wait that began at this moment (monotonic), as at most `most` seconds."""
         self.left -= min(time.monotonic() - began, most)
 
     def was_answered(self) -> None:
-        """Leave time for one more answer: Redis has answered, however late the caller read it."""
+        """Leave time for one more reply: Redis has replied, however late the caller read it."""
         self.left = max(self.left, min(GRACE, self.whole / 5))
 
     def wait(self, attempt: Callable[[float], bool]) -> bool:
@@ -72,7 +72,7 @@ class Patience:
                 return succeeded
 
     def share(self, among: int) -> Patience:
-        """A part of what is left, for one of several servers that are asked in turn.
+        """Return a part of the time left, for one of several servers that are called in turn.
 
         See `take_back`.
         """
@@ -83,9 +83,9 @@ class Patience:
         self.left -= share.whole - share.left
 
     def shares(self, among: Sequence[T]) -> Iterator[tuple[T, Patience]]:
-        """Each of several servers that are asked in turn, with its share, while any time is left.
+        """Yield each of several servers to call in turn, with its share, while time is left.
 
-        The time that a share has spent counts with the next turn, or with the end of the loop.
+        The time that a share has spent counts with the next iteration, or with the end of the loop.
         """
         for number, item in enumerate(among):
             share = self.share(len(among) - number)
@@ -98,7 +98,7 @@ class Patience:
 
 
 class Pulse:
-    """When a server last answered a caller in this process."""
+    """The time of the latest reply of a server to a caller in this process."""
 
     __slots__ = ("heard_at",)
 
@@ -110,9 +110,9 @@ _last: Patience | None = None
 
 
 def last_patience() -> Patience:
-    """The time that is left for everything that a process writes when it ends.
+    """Return the time left for everything that a process writes when it ends.
 
-    It begins with the first call.
+    It starts with the first call.
     """
     global _last
     if _last is None:

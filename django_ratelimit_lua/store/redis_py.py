@@ -1,9 +1,8 @@
-"""Everything that relies on the internals of redis-py and django-redis.
+"""All code that relies on the internals of redis-py and django-redis.
 
-It is tested with the oldest and the newest supported version of both.
-
-redis-py opens the connections (addresses, TLS, login) and reads the replies. Two of its private
-names are used: `_connect` of its connections, and `_writer` of its asyncio connections.
+It is tested with the oldest and the newest supported version of both. redis-py opens the
+connections (addresses, TLS, login) and parses the replies. Two of its private names are used:
+`_connect` of its connections, and `_writer` of its asyncio connections.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWant
 
 
 class Turn:
-    """The exchange that a connection is used for: its patience, and the bytes received so far."""
+    """The current exchange of a connection: its patience, and the number of bytes received."""
 
     __slots__ = ("cpu", "patience", "received")
 
@@ -74,10 +73,10 @@ class Turn:
 
 
 class DeadlineSocket:
-    """A connected socket. Its operations together take no longer than the patience of the turn.
+    """A connected socket. Its operations together take no longer than the turn's patience.
 
-    redis-py sets timeouts per operation, so a reply that arrives byte by byte would never run into
-    one. Its timeouts are ignored here, except for zero, which means not to wait.
+    redis-py sets a timeout for each operation, so a reply that arrives byte by byte would never
+    reach it. Its timeouts are ignored here, except for zero, which means not to wait.
     """
 
     __slots__ = ("_may_wait", "_timeout", "_turn", "sock")
@@ -116,7 +115,7 @@ class DeadlineSocket:
         return getattr(self.sock, name)
 
     def _within(self, operation: Callable[[A], T], argument: A) -> T:
-        """Wait in slices, each of which counts for its own length at most: see `Patience`."""
+        """Run an operation, and wait for it in slices of bounded length: see `Patience`."""
         patience = self._turn.patience
         if self._turn.received > LARGE:
             self._turn.count()
@@ -144,7 +143,7 @@ class DeadlineSocket:
 
 
 class BlockingConnection(synchronous.AbstractConnection):
-    """A mixin for connection classes of redis-py: everything ends with the patience of the turn."""
+    """A mixin for redis-py's connection classes: every operation ends with the turn's patience."""
 
     turn = Turn()
     deadline_socket: DeadlineSocket
@@ -152,7 +151,7 @@ class BlockingConnection(synchronous.AbstractConnection):
 
     @property
     def socket_timeout(self) -> float:
-        """The seconds left to connect. redis-py reads it before each step."""
+        """Return the seconds left to connect. redis-py reads this before each step."""
         return max(self.turn.patience.left - (time.monotonic() - self._began), 0.001)
 
     @socket_timeout.setter
@@ -173,20 +172,20 @@ class BlockingConnection(synchronous.AbstractConnection):
 
 
 class AsyncConnection(asynchronous.AbstractConnection):
-    """A mixin for asyncio connection classes of redis-py: many callers write without waiting."""
+    """A mixin for redis-py's asyncio connection classes: many callers write without waiting."""
 
     def write(self, data: bytes) -> None:
-        """Hand over bytes to be sent; they are buffered if the server does not read them."""
+        """Send bytes, or buffer them if the server does not read them yet."""
         self._writer.write(data)  # type: ignore[union-attr] # It fails like any reply that cannot be read.
 
     def abort(self) -> None:
-        """Close it at once. A read that waits for a reply fails."""
+        """Close the connection at once. A read that waits for a reply fails."""
         if self._writer is not None:
             with suppress(RuntimeError):  # The event loop is closed.
                 self._writer.transport.abort()
 
     def __del__(self, *args: object) -> None:
-        """Do not warn, as redis-py does, if the event loop was closed first."""
+        """Omit redis-py's warning if the event loop was closed first."""
 
 
 @cache
@@ -195,9 +194,9 @@ def _mixed(base: type, kind: ConnectionClass) -> Any:
 
 
 def blocking_connection(kind: ConnectionClass, options: Options, turn: Turn) -> BlockingConnection:
-    """A connection that is not connected yet.
+    """Return a connection that is not connected yet.
 
-    Raises whatever redis-py raises for options that it does not accept.
+    Raises the errors of redis-py for options that it rejects.
     """
     connection: BlockingConnection = _mixed(BlockingConnection, kind)(**options, protocol=2)
     connection.turn = turn
@@ -206,7 +205,7 @@ def blocking_connection(kind: ConnectionClass, options: Options, turn: Turn) -> 
 
 
 def async_connection(kind: ConnectionClass, options: Options) -> AsyncConnection:
-    """The same for coroutines.
+    """Return a connection for coroutines that is not connected yet.
 
     Raises `TypeError` if redis-py's asyncio connections lack the class or an option.
     """
@@ -234,11 +233,9 @@ def _remove_library_name(connection: Any) -> None:
 
 
 def pools_of(client: DefaultClient) -> list[ConnectionPool]:
-    """Return the pools of an alias, for their options.
+    """Return the pools of an alias, of which only the options are used.
 
-    There is one, or one for each node of a cluster that the alias names.
-
-    They do not connect.
+    There is one, or one for each node of a cluster that the alias lists. They do not connect.
     """
     factory = client.connection_factory
     if isinstance(factory, ClusterConnectionFactory):
@@ -250,7 +247,7 @@ def pools_of(client: DefaultClient) -> list[ConnectionPool]:
 
 
 def class_of(pool: ConnectionPool) -> ConnectionClass:
-    """The class of a pool's connections, or the plain class if they are managed by Sentinel."""
+    """Return the class of a pool's connections; for Sentinel, the plain class."""
     kind: ConnectionClass = pool.connection_class
     if not issubclass(kind, SentinelManagedConnection):
         return kind
@@ -260,7 +257,10 @@ def class_of(pool: ConnectionPool) -> ConnectionClass:
 
 
 def sentinel_pools_of(pool: ConnectionPool) -> tuple[str, list[ConnectionPool]]:
-    """The service that Sentinel watches, and the pools of the Sentinels; else None."""
+    """Return the service that Sentinel watches, and the pools of the Sentinels.
+
+    Both are empty if the pool does not use Sentinel.
+    """
     if not isinstance(pool, SentinelConnectionPool):
         return "", []
     return str(pool.service_name), [

@@ -1,4 +1,4 @@
-"""One server with its connections and its breaker, and the store that uses a single one."""
+"""One server with its connections and its breaker, and the store that uses one server."""
 
 from __future__ import annotations
 
@@ -49,12 +49,10 @@ STEADY_SECONDS = 1.0
 
 
 class Node:
-    """Exchanges commands with one server. After repeated failures it sends none for a moment.
+    """Exchanges commands with one server. After repeated failures it sends none for a while.
 
-    In the background it goes on.
-
-    Threads share a LIFO of connections, each used by one exchange at a time. redis-py's own pool
-    costs as much processor time as sending a command (`make bench`).
+    A background node does not pause. Threads share a LIFO of connections, each used by one exchange
+    at a time. redis-py's own pool costs as much processor time as sending a command (`make bench`).
     """
 
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
@@ -87,9 +85,8 @@ class Node:
     ) -> T:
         """Call a method of a free connection, and return its result.
 
-        `is_trial`: whether it is sent after repeated failures as well.
-
-        Raises what the method raises, and `TimeoutError` of redis-py if no connection gets free.
+        With `is_trial`, it is called after repeated failures as well. Raises the errors of the
+        method, and `TimeoutError` of redis-py if no connection becomes free.
         """
         if self.breaker.is_open and not is_trial:
             self._check()
@@ -119,9 +116,9 @@ class Node:
         return answer
 
     async def aexchange(self, question: Question[T], patience: Patience) -> T:
-        """The answer to a question, without blocking the event loop.
+        """Return the answer to a question, without blocking the event loop.
 
-        Raises what it and redis-py raise.
+        Raises the errors of the question and of redis-py.
         """
         if self.breaker.is_open:
             self._check()
@@ -137,13 +134,13 @@ class Node:
     def close(self) -> None:
         """Close the idle connections of threads, and stop trials.
 
-        Those of an event loop are closed with it.
+        The connections of an event loop are closed with the loop.
         """
         self.breaker.succeeded()
         self._close(unused_since=float("inf"))
 
     def close_idle(self) -> bool:
-        """Close the connections that were not used for a while. Return whether others are open."""
+        """Close the connections that were not used for a while. Return whether any are open."""
         return self._close(unused_since=time.monotonic() - IDLE_SECONDS)
 
     def _close(self, unused_since: float) -> bool:
@@ -201,14 +198,12 @@ class Node:
 
 
 class Store:
-    """Perform calls on one server, or on the master that Sentinel names.
+    """Performs calls on one server, or on the master that Sentinel names.
 
-    Each call ends within `timeout` seconds.
-
-    After repeated failures it sends nothing until the server answers again. A `background` store
-    does not pause, and leaves it to its caller to report failures. The log and the signals report
-    each change of state once: a server that answers some calls with errors is down until it has
-    decided for a while without one.
+    Each call ends within `timeout` seconds. After repeated failures it sends nothing until the
+    server replies again. A `background` store does not pause, and does not report failures itself.
+    The log and the signals report each change of state once: a server that replies to some calls
+    with errors is down until it has decided for a while without one.
     """
 
     compares_rules = True
@@ -233,12 +228,12 @@ class Store:
 
     @property
     def is_paused(self) -> bool:
-        """Whether a server is not used at the moment, after repeated failures."""
+        """Return whether a server is not used at the moment, after repeated failures."""
         return any(node.breaker.is_open for node in list(self._nodes.values()))
 
     @property
     def heard_at(self) -> float:
-        """When a server last answered a caller in this process (monotonic)."""
+        """Return when a server last replied to a caller in this process (monotonic)."""
         return max(
             (node.pulse.heard_at for node in list(self._nodes.values())), default=float("-inf")
         )
@@ -246,12 +241,12 @@ class Store:
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
         """Decide a call within a patience, or within the timeout.
 
-        Raises `StoreError`, `StaleRules`.
+        Raises `StoreError` or `StaleRules`.
         """
         return self._exchange(to_decide(call), patience)
 
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
-        """Decide calls that have a time of their own, one after the other, sent together.
+        """Decide calls that have their own time, in order, sent together.
 
         Raises `StoreError`. Then it is unknown how many of them were counted.
         """
@@ -262,7 +257,7 @@ class Store:
             self.execute(b"DEL", *[keys[place] for place in places])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
-        """Return the keys on all masters that begin with this text and match the pattern after it.
+        """Return the keys on all masters that consist of `begin` and a match of the pattern.
 
         Raises `StoreError`.
         """
@@ -287,7 +282,7 @@ class Store:
         return self._aexchange(to_decide(call), patience)
 
     def channel(self, prefix: bytes) -> bytes:
-        """The channel of processes that share a database and a prefix.
+        """Return the channel of the processes that share a database and a prefix.
 
         Its messages are: new rules (`RULES <revision>`), resets (`RESET <digest> <digest> ...
         @<moment>`), and messages of an annex (`ANNEX <annex> <word> <word> ...`).
@@ -298,9 +293,8 @@ class Store:
     def reset(self, call: Call) -> int:
         """Delete the state of every limit of a call, and notify all processes.
 
-        After an `unban` the state is kept.
-
-        Return the moment, see `to_reset`. Raises `StoreError`.
+        After an `unban` the state is kept. Return the moment up to which units do not count any
+        more, see `to_reset`. Raises `StoreError`.
         """
         return self._exchange(to_reset(call, self.channel(call.prefix)))
 
@@ -309,7 +303,7 @@ class Store:
         return self._aexchange(to_reset(call, self.channel(call.prefix)))
 
     def execute(self, *parts: bytes, patience: Patience | None = None) -> Reply:
-        """The reply to any other command. Raises `StoreError`."""
+        """Return the reply to any other command. Raises `StoreError`."""
         return self._exchange(to_execute(*parts), patience)
 
     def run(
@@ -319,7 +313,7 @@ class Store:
         arguments: Sequence[bytes],
         patience: Patience | None = None,
     ) -> list[Reply]:
-        """The reply to a program. Its keys must be in one hash slot. Raises `StoreError`."""
+        """Return the reply to a script. Its keys must be in one hash slot. Raises `StoreError`."""
         return self._exchange(to_run(program, keys, arguments), patience)
 
     def arun(
@@ -335,9 +329,9 @@ class Store:
     def execute_all(
         self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None
     ) -> list[Reply]:
-        """The replies to several other commands, sent together.
+        """Return the replies to several other commands, sent together.
 
-        Raises `StoreError` if one is an error.
+        Raises `StoreError` if one of the replies is an error.
         """
         questions = [to_execute(*parts) for parts in commands]
         return self._exchange_all(questions, patience)
@@ -349,10 +343,10 @@ class Store:
         items: Sequence[tuple[bytes, bytes]],
         patience: Patience,
     ) -> list[int | None]:
-        """The answers of a program that returns one for each key.
+        """Return the results of a script that returns one for each key.
 
-        Its arguments are the `common` ones and one for each key. None for keys of a server that did
-        not answer.
+        Its arguments are the `common` ones and one for each key. The result is None for the keys of
+        a server that did not reply.
         """
         answers: list[int | None] = [None] * len(items)
         failing: set[Address | None] = set()  # A server that failed is not tried again.
@@ -374,7 +368,7 @@ class Store:
         return answers
 
     def _portions(self, keys: Sequence[bytes]) -> Iterator[Sequence[int]]:
-        """The places of keys that one command may have."""
+        """Yield the positions of the keys that may be in one command."""
         for first in range(0, len(keys), MAX_KEYS):
             yield range(first, min(first + MAX_KEYS, len(keys)))
 
@@ -382,12 +376,12 @@ class Store:
         return None
 
     def close(self) -> None:
-        """Close the idle connections of threads. Those of an event loop are closed with it."""
+        """Close the idle connections of threads. A loop's connections are closed with the loop."""
         for node in list(self._nodes.values()):
             node.close()
 
     def close_idle(self) -> bool:
-        """Close the connections that were not used for a while. Return whether others are open."""
+        """Close the connections that were not used for a while. Return whether any are open."""
         others = [node.close_idle() for node in list(self._nodes.values())]
         return any(others)
 
@@ -437,7 +431,7 @@ class Store:
         return node
 
     def _patience(self, patience: Patience | None = None) -> Patience:
-        """Raises `StoreError` if no time is left.
+        """Return the patience for a call. Raises `StoreError` if no time is left.
 
         That does not count as a failure of the server.
         """

@@ -1,13 +1,12 @@
 """The store of a cluster.
 
-All limits of one identity are in one hash slot, and its node decides them.
-
-A call whose keys are in several hash slots is decided slot by slot, in its own order. Each slot
-decides its part atomically. Nothing is admitted that one limit refuses. After a refusal the
-remaining slots are only read, because the numbers of every limit are part of the answer. Units that
-were taken before the refusal are given back. Until then they count for others, so a client may be
-refused that a single server would have admitted, never the other way round. If the process dies in
-between, those units stay counted.
+All limits of one identity are in one hash slot, and its node decides them. A call whose keys are in
+several hash slots is decided slot by slot, in its own order. Each slot decides its part atomically.
+No units are admitted that one limit refuses. After a refusal the remaining slots are only read,
+because the decision contains the numbers of every limit. Units that were taken before the refusal
+are refunded. Until then other requests find them counted, so a client may be refused that a single
+server would have admitted, never the other way round. If the process dies in between, those units
+stay counted.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ hits. It has no state.
 
 
 class Part(NamedTuple):
-    """The charges of a call that one hash slot has taken, and their places in the call."""
+    """The charges of a call that one hash slot has taken, and their positions in the call."""
 
     slot: int
     places: Sequence[int]
@@ -120,8 +119,8 @@ class ShardedStore(Store):
     ) -> Steps[Decision]:
         """Decide a call with bans of other identities in other hash slots.
 
-        The bans are read first, then the limits are decided (only read if a ban refuses),
-        and then offences are recorded.
+        The bans are read first. Then the limits are decided, or only read if a ban refuses. Finally
+        offences are recorded.
         """
         is_hit = call.operation == "hit"
         is_banned = False
@@ -162,7 +161,7 @@ class ShardedStore(Store):
     def _ban_of(self, call: Call, charge: Charge, units: int, patience: Patience) -> Steps[Ban]:
         """Return the ban in its own hash slot.
 
-        The offences and the operation of the call are recorded there first.
+        Before that, the offences and the operation of the call are recorded there.
         """
         operation: Operation = "offend"
         if call.operation in ("ban", "unban"):
@@ -238,9 +237,9 @@ class ShardedStore(Store):
         states: dict[int, LimitState],
         patience: Patience,
     ) -> Steps[None]:
-        """Give back the units that were taken, except `keep` units of each limit.
+        """Refund the units that were taken, except `keep` units of each limit.
 
-        Units that cannot be given back stay counted.
+        Units that cannot be refunded stay counted.
         """
         for slot, places, charges, decision in taken:
             for place, charge, state in zip(places, charges, decision.limits, strict=True):
@@ -353,7 +352,7 @@ def _places_by_slot(keys: Sequence[bytes]) -> dict[int, list[int]]:
 
 
 def _is_offence(charge: Charge, state: LimitState) -> bool:
-    """Whether a decided hit is an offence."""
+    """Return whether a decided hit is an offence."""
     terms = charge.limit.ban
     if terms is None or charge.reports:
         return False
@@ -363,7 +362,7 @@ def _is_offence(charge: Charge, state: LimitState) -> bool:
 
 
 def _with_ban(state: LimitState, ban: Ban, moment: int, *, is_held: bool) -> LimitState:
-    """The state of a limit with a ban from another hash slot."""
+    """Return the state of a limit with a ban from another hash slot."""
     state = state._replace(ban=ban)
     if not ban.until:
         return state

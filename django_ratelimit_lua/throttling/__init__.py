@@ -1,7 +1,7 @@
 """The throttle classes of Django REST framework, with the same names.
 
-All throttles of a view are decided in one call. It imports web, engine, rules and identity. It is
-imported only by projects that use Django REST framework, and does not know models.
+All throttles of a view are decided in one call. This package imports `web`, `engine`, `rules` and
+`identity`. Only projects with Django REST framework import it. It does not know models.
 """
 
 from rest_framework.throttling import BaseThrottle

@@ -24,7 +24,7 @@ States = tuple[LimitState, ...]
 class BatchDecision:
     """The states of one decision, until each throttle of the view takes its own.
 
-    `refusal`: its content, if any.
+    - `refusal`: the content of the refusal, if there is one.
     """
 
     refusal: Refusal | None
@@ -72,7 +72,7 @@ class BatchDecision:
         return [caller]
 
     def take(self, caller: SimpleRateThrottle) -> States | None:
-        """Return the states for the next throttle of this class, or None if there are no more."""
+        """Return the states for the next throttle of this class, or None if none are left."""
         for place, (cls, states) in enumerate(self._states):
             if cls is type(caller):
                 del self._states[place]
@@ -83,7 +83,7 @@ class BatchDecision:
 def decision_for(request: Request, view: APIView, caller: SimpleRateThrottle) -> States:
     """Return the states for a throttle, from an earlier decision or from a new one.
 
-    Empty if it counts nothing.
+    Empty if the throttle counts nothing.
     """
     state = request_state(request)
     batch: BatchDecision | None = state.throttles

@@ -1,9 +1,8 @@
 """The throttle classes of Django REST framework, with the same names.
 
-To migrate, change the import line.
-
-DRF calls the throttles of a view one by one. Those of this package are decided in one call, all or
-nothing: a request that one of them refuses costs the others nothing.
+To migrate, change the import line. DRF calls the throttles of a view one by one. Those of this
+package are decided in one call, all or nothing: a request that one of them refuses takes no units
+of the others.
 """
 
 from __future__ import annotations
@@ -135,9 +134,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             ) from None
 
     def _counts_as(self, method: str | None) -> str:
-        """Return the method whose rate applies to a request.
+        """Return the HTTP method with the rate that applies to a request.
 
-        It is GET for HEAD, which runs the same view.
+        For HEAD it is GET, which runs the same view.
         """
         names = self._by_method()
         if method is not None and method in names:
@@ -168,7 +167,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def parse_rate(self, rate: Any) -> tuple[int | None, float | None]:
         """Return the number of requests and the period in seconds.
 
-        0 for slots, (None, None) for no limit.
+        The period is 0 for slots. Both are None for no limit.
         """
         if rate is None:
             return None, None
@@ -218,14 +217,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     @property
     def name(self) -> str:
-        """The name of its counts."""
+        """Return the name of the throttle's counts."""
         return self.scope or f"{type(self).__module__}.{type(self).__qualname__}"
 
     @property
     def is_decided_together(self) -> bool:
-        """Whether it is decided together with other throttles.
+        """Return whether the throttle is decided together with others.
 
-        Not if the project overrides `allow_request`.
+        That is not so if the project overrides `allow_request`.
         """
         return type(self).allow_request is SimpleRateThrottle.allow_request
 
@@ -372,7 +371,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
 
 def _latest(refused: Sequence[LimitState]) -> LimitState:
-    """Return the limit with the longest `retry_after`."""
+    """Return the state with the longest `retry_after`."""
     for state in refused:
         if state.retry_after is None:  # Never.
             return state
@@ -446,12 +445,11 @@ class ScopedRateThrottle(UserRateThrottle):
 
 
 class RuleThrottle(SimpleRateThrottle):
-    """Apply the rules of the settings and of the admin to a view.
+    """Applies the rules of the settings and of the admin to a view.
 
-    Their user is the one that DRF has authenticated.
-
-    It does for single views what `RateLimitMiddleware` does for all requests. Rules that the
-    middleware has counted for a request are not counted again.
+    The user is the one that DRF has authenticated. The throttle does for single views what
+    `RateLimitMiddleware` does for all requests. Rules that the middleware has counted for a request
+    are not counted again.
     """
 
     rate = ()
@@ -480,10 +478,9 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
     This is for DRF's setting `EXCEPTION_HANDLER`.
 
     The body is DRF's. Its `detail` begins with the message of the rule that refuses, and it has the
-    members `type`, `violated-policies` and `reference`, as in a problem document.
-
-    It is DRF's default if `django_ratelimit_lua` is in `INSTALLED_APPS`. A project's own handler
-    calls it instead of `rest_framework.views.exception_handler`.
+    members `type`, `violated-policies` and `reference`, as in a problem document. It is DRF's
+    default if `django_ratelimit_lua` is in `INSTALLED_APPS`. A project's own handler calls it
+    instead of `rest_framework.views.exception_handler`.
     """
     from rest_framework.exceptions import APIException, PermissionDenied, Throttled
     from rest_framework.views import exception_handler as drf_handler
@@ -523,7 +520,7 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
 
 
 def _detail(refusal: Refusal) -> str | None:
-    """Return the replacement for DRF's "Request was throttled.".
+    """Return the replacement for DRF's "Request was throttled.", or None to keep that.
 
     DRF adds the time to wait.
     """

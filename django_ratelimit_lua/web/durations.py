@@ -1,7 +1,4 @@
-"""Durations in words.
-
-There are two forms: a sentence for a refused client, and numbers that an operator can compare.
-"""
+"""Durations in words: as a sentence for a refused client, or as numbers for operators."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from django.utils.translation import ngettext
 
 
 def in_time(seconds: int) -> str:
-    """Return the time from now in words, never too short.
+    """Return the time from now in words, rounded up.
 
     It is exact up to 90 seconds, then rounded up to minutes, hours or days.
 
@@ -34,7 +31,7 @@ def in_time(seconds: int) -> str:
 
 
 def duration_words(seconds: float) -> str:
-    """A duration in words.
+    """Return a duration in words.
 
     >>> duration_words(0.26), duration_words(59.2), duration_words(886), duration_words(7300)
     ('0.3 s', '60 s', '14 min 46 s', '2 h 1 min')

@@ -17,7 +17,7 @@ _MAX_INTEGER = 10**15 - 1
 
 
 def add_headers(response: HttpResponseBase, decision: Decision, style: str | None = None) -> None:
-    """Add `limit_headers`. Adding again, with a later decision, replaces what was added."""
+    """Add `limit_headers` to a response. Adding those of a later decision replaces them."""
     for name, value in limit_headers(decision, style).items():
         response.headers[name] = value
 
@@ -60,9 +60,9 @@ def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str
 
 
 def violated_policies(decision: Decision) -> list[str]:
-    """The limits that refused, by the names that `RateLimit-Policy` gives them.
+    """Return the names that `RateLimit-Policy` gives to the limits that refused.
 
-    A block is no policy.
+    A block is not a policy.
     """
     states = [state for state in decision.limits if state.mode != "shadow"]
     named = zip(_names([state.name for state in states]), states, strict=True)
@@ -71,10 +71,11 @@ def violated_policies(decision: Decision) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[str]]:
-    """`RateLimit-Policy`, and the names in it.
+    """Return `RateLimit-Policy`, and the names in it.
 
-    It is cached, because it is the same in every answer and expensive to write. For each limit: the
-    name, the number, the period in seconds (0.0: slots), and whether a block replaces it.
+    It is cached, because it is the same in every response and expensive to write. `limits`
+    contains, for each limit, the name, the number, the period in seconds (0.0: slots), and whether
+    a block replaces it.
     """
     items: list[Any] = []
     for name, (_, limit, period, is_block) in zip(

@@ -1,8 +1,8 @@
 """Slots that a request holds until its response is closed.
 
 Django closes the request together with the final response: after the last byte of its body is sent,
-after the client has disconnected, and after an exception was converted. That is when its slots are
-released, for views, middleware and throttles. These cases do not get that far:
+after the client has disconnected, and after an exception was converted. Then its slots are
+released, for views, middleware and throttles. These cases are different:
 
 - an exception that passes a decorator, a method of a DRF view or the middleware: the slots taken
   there are released;
@@ -10,7 +10,7 @@ released, for views, middleware and throttles. These cases do not get that far:
 - under ASGI, a client that disconnects before there is a response, while a view in a thread
   continues: Django signals the end of the request when the thread is done. If a server cancels even
   that, asgiref's context of the request is dropped;
-- a response that is never closed: its slots become garbage with the request, and the background
+- a response that is never closed: its slots become garbage with the request, and a background task
   releases them.
 """
 
@@ -42,8 +42,8 @@ MAX_PATH_LENGTH = 180
 class _OfContext(list[list[Held]]):
     """The slots of the requests in one context of asgiref.
 
-    When it is dropped, the background releases them, because garbage is collected anywhere, also in
-    threads that cannot wait.
+    When it is garbage-collected, a background task releases the slots, because garbage collection
+    can run anywhere, also in threads that cannot wait.
     """
 
     def __del__(self) -> None:
@@ -58,7 +58,7 @@ _by_context: weakref.WeakKeyDictionary[object, _OfContext] = weakref.WeakKeyDict
 def hold_slots(request: Any, outcome: Outcome) -> Held | None:
     """Hold the slots of an outcome until the response to the request is closed.
 
-    Returns what is held, if any is.
+    Return the held slots, or None.
     """
     if not outcome.held:
         return None
@@ -90,8 +90,7 @@ def watch_body(request: object, response: R) -> R:
 def watched_method(request: object, held: Held, method: Callable[P, R]) -> Callable[P, R]:
     """A method that makes a response.
 
-    If it raises, also an exception that never becomes a response, such as `SystemExit`, the slots
-    are released.
+    This includes exceptions that never become a response, such as `SystemExit`.
     """
 
     @wraps(method)
@@ -108,7 +107,7 @@ def watched_method(request: object, held: Held, method: Callable[P, R]) -> Calla
 async def release_left(request: object, error: BaseException) -> None:
     """Release what a request holds that ends with an exception.
 
-    For a cancelled request, that comes after the work that still runs in its thread.
+    For a cancelled request, that happens after the work that still runs in its thread.
     """
     if not request_state(request).held:
         return

@@ -1,6 +1,6 @@
 """The subjects that overrides may match, and the effect of overrides on charges.
 
-A request has subjects, or a service names them.
+The subjects come from a request, or from a service that names them.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ REFUSED = (
 def override_kinds(
     ruleset: Ruleset, charges: Sequence[PlannedCharge], has_blocks: bool
 ) -> Collection[str]:
-    """The kinds of override subjects that may affect these charges.
+    """Return the kinds of override subjects that may affect these charges.
 
-    `has_blocks`: or may block the request even if nothing is charged.
+    With `has_blocks`, the kinds that may block the request are included even if nothing is charged.
     """
     # An exemption lifts a block, also if nothing is charged.
     names = [planned.name for planned in charges]
@@ -68,24 +68,27 @@ def override_kinds(
 
 
 class Who(Protocol):
-    """Reads the subjects of a client. Each method raises if its subject cannot be determined."""
+    """The interface that reads the subjects of a client.
+
+    Each method raises if its subject cannot be determined.
+    """
 
     def user(self) -> str | None:
-        """The primary key of the signed-in user as text, or None."""
+        """Return the primary key of the signed-in user as text, or None."""
 
     def address(self) -> Address | None:
-        """The full address, or None."""
+        """Return the full address, or None."""
 
     def fields(self, field: str) -> Sequence[Identity]:
         """Return the identities by the value of a field.
 
-        There is more than one if the field can be read in more than one way, and none if it
-        is missing.
+        There is more than one if the field can be read in more than one way, and none if it is
+        missing.
         """
 
 
 class Sender:
-    """The subjects of a request.
+    """Reads the subjects of a request.
 
     - `user`: returns the request's user, or raises;
     - `site_keys`: by name of a registered key, a function that returns its identity, or raises.
@@ -121,7 +124,7 @@ class Sender:
 def override_subjects(
     who: Who, ruleset: Ruleset, kinds: Collection[str], charges: Sequence[PlannedCharge] = ()
 ) -> list[SubjectRef]:
-    """The client's subjects of these kinds, if the client has these charges."""
+    """Return the client's subjects of these kinds, if the client has these charges."""
     subjects: list[SubjectRef] = []
     for kind in kinds:
         secrets = ruleset.secrets(kind)
@@ -143,7 +146,7 @@ def override_subjects(
 
 
 def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
-    """The client's subjects of one kind, one for each known secret."""
+    """Return the digests of the client's subjects of one kind, one for each known secret."""
     if kind == USER:
         user = who.user()
         if user is None:
@@ -161,10 +164,10 @@ def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]
 
 
 def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | bytes]) -> list[bytes]:
-    """The subjects that are about the digests of the clients that these charges count or would ban.
+    """Return the subjects for overrides about the digests of the charged or banned clients.
 
-    An operator may have been shown a digest that was made with an earlier key, so a client has
-    one for each key.
+    An operator may have copied a digest that was made with an earlier key, so a client has one
+    subject for each key.
     """
     clients: dict[bytes, None] = {}
     _present, *earlier = secrets_by_id().values()
@@ -185,7 +188,7 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
 def is_unknown(identity: Identity) -> bool:
     """Return whether an identity is shared by callers that have nothing else in common.
 
-    It is that of all callers, of all requests for a path, or of all that lack the value that
+    It is that of all callers, of all requests for a path, or of all requests without the value that
     the key reads.
 
     >>> is_unknown(("user", None)), is_unknown((("ip", "192.0.2.1"), ("path", "/")))
@@ -199,7 +202,7 @@ def is_unknown(identity: Identity) -> bool:
 
 
 class UnknownKinds:
-    """Kinds of subjects that could not be determined.
+    """The kinds of subjects that could not be determined.
 
     The log reports each once, until it can be determined again.
     """
@@ -218,7 +221,7 @@ class UnknownKinds:
             logger.error(text, kind, type(error).__name__, error, exc_info=error)
 
     def discard(self, kind: str) -> None:
-        """It can be found out."""
+        """Record that a kind of subject can be determined again."""
         self._kinds.discard(kind)
 
 
@@ -226,9 +229,10 @@ unknown_kinds = UnknownKinds()
 
 
 class Applied(NamedTuple):
-    """What overrides make of charges: those that are left, with other limits, or blocked.
+    """Charges after overrides were applied to them.
 
-    And those that are `exempt`.
+    - `charges`: the remaining ones, some of them with another limit, or blocked;
+    - `exempt`: those that an override has removed.
     """
 
     charges: Sequence[PlannedCharge]
@@ -244,9 +248,9 @@ def apply_overrides(
 ) -> Applied:
     """Apply overrides to these charges.
 
-    With `has_blocks`, a block applies even without charges: as a charge of `NOTHING`, for this
-    `owner`. If there is an enforced charge, its override decides: the block, or the override with
-    precedence over it.
+    With `has_blocks`, a block applies even without charges: as a charge of the limit `NOTHING`, for
+    this `owner`. If there is an enforced charge, its override decides: the block, or the override
+    that has precedence over it.
     """
     if not overrides:
         return Applied(charges)

@@ -1,4 +1,4 @@
-"""What is charged: gathered from a request, or from identities and limits, then planned.
+"""The charges of a call: gathered from a request, or from identities and limits, then planned.
 
 Gathering may wait: for the user, the user's groups and the session, and for rates, costs and keys
 that are functions. Planning never waits.
@@ -46,8 +46,10 @@ OnError = Callable[[str, Exception], None]
 class Place:
     """A place with rules, including those of call sites, and its charges.
 
-    - `rules`: the rules; `group`: the name without rules;
-    - `charges`: charges that do not depend on rules; `owner`: the face that gets the answer.
+    - `rules`: the rules;
+    - `group`: the name of counts without a rule;
+    - `charges`: the charges that do not depend on rules;
+    - `owner`: the face that receives the decision.
     """
 
     __slots__ = ("_is_mixed", "_taken", "charges", "group", "owner", "waiting")
@@ -76,9 +78,9 @@ class Place:
         identity: Identity,
         banned: Identity = None,
     ) -> None:
-        """Add the charges of a rule, all of them, or none if one raises.
+        """Add all charges of a rule, or none if one of them raises.
 
-        The numbers are those of a tier or its own.
+        `numbers` is the template of a tier, or the rule's own.
         """
         subject = digest(identity)
         ban_subject = b""
@@ -110,8 +112,8 @@ class Place:
 class Party(NamedTuple):
     """The charges of one client, and the `subjects` by which overrides may match it.
 
-    `has_blocks`: whether a block for all rules refuses it even if nothing is charged; `owner`: the
-    face that gets the answer in that case.
+    - `has_blocks`: whether a block for all rules refuses the client even if nothing is charged;
+    - `owner`: the face that receives the decision in that case.
     """
 
     charges: Sequence[PlannedCharge]
@@ -121,9 +123,10 @@ class Party(NamedTuple):
 
 
 class Planner:
-    """Plan one decision: the base class of each face's planner.
+    """Plans one decision: the base class of each face's planner.
 
-    A face adds its request, or its identities and limits.
+    A face adds its request, or its identities and limits. A subclass gathers `charges` by the rules
+    in force or, if overrides may apply to them, `parties`.
 
     A subclass gathers `charges` by the rules in force, and, if overrides may be about them, the
     same as `parties`.
@@ -151,16 +154,19 @@ class Planner:
         self.parties: Sequence[Party] = ()
 
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
-        """Find out the charges by these rules. May raise what users' functions raise."""
+        """Store the charges by these rules, after yielding the waits that this needs.
+
+        May raise the exceptions of users' functions.
+        """
         raise NotImplementedError
 
     def take(self, parties: Sequence[Party]) -> None:
-        """These are the parties, and their charges the charges."""
+        """Set the parties, and the charges to all charges of these parties."""
         self.parties = parties
         self.charges = [planned for party in parties for planned in party.charges]
 
     def plan(self, ruleset: Ruleset) -> Plan:
-        """The plan, from what was gathered and from the overrides that are known now."""
+        """Return the plan, from the gathered charges and the overrides that are known now."""
         charges = self.charges
         exempt: list[PlannedCharge] = []
         subjects: Sequence[Subject] = ()
@@ -189,7 +195,7 @@ class Planner:
         return Plan(call, charges, exempt)
 
     def request_of(self, planned: PlannedCharge) -> HttpRequest | None:
-        """The request of a charge. Without one, `limit_exceeded` is not sent."""
+        """Return the request of a charge. Without one, `limit_exceeded` is not sent."""
         return self.request
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
@@ -363,7 +369,7 @@ class RequestPlanner(Planner):
     def _numbers_for(self, rule: Rule, numbers: LimitTemplate) -> Waiting[LimitTemplate | None]:
         """Return the numbers of the most favourable tier, or the rule's own.
 
-        None if the audience does not match.
+        None if the user is not in the rule's audience.
         """
         names: frozenset[str] = frozenset()
         if numbers.has_group_tiers or "everyone" not in rule.audience:
@@ -395,7 +401,7 @@ class RequestPlanner(Planner):
     def _fail(self, rule: Rule, place: Place, error: Exception) -> None:
         """Leave out a rule that cannot be applied to this request, and log it.
 
-        The call sites that it replaces apply again. An error of a call site raises, because its
+        The call sites that it replaces apply again. An error of a call site is raised, because its
         developer has to see it.
         """
         name = rule.name_at(place.group)
@@ -444,7 +450,7 @@ class RequestPlanner(Planner):
     def _without_held(self, charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
         """Return the charges without the slots that the request holds already.
 
-        It is one request, however often it is decided.
+        A request that is decided several times still holds one slot.
         """
         counters = {counter for held in self.state.held for counter in held.counters}
         return [
@@ -456,7 +462,7 @@ class RequestPlanner(Planner):
 
 
 def is_never_banned(request: HttpRequest) -> bool:
-    """Whether a request comes from a network that is never banned.
+    """Return whether a request comes from a network that is never banned.
 
     A request without an address matches no network, unless no proxy setting is configured.
     """
@@ -470,7 +476,7 @@ def is_never_banned(request: HttpRequest) -> bool:
 
 
 def is_spared(address: Address) -> bool:
-    """Whether an address is of a network that is never banned."""
+    """Return whether an address is in a network that is never banned."""
     return any(
         address.version == network.version and address in network for network in conf.NEVER_BAN
     )
@@ -513,14 +519,14 @@ async def _alist(names: AsyncIterable[str]) -> list[str]:
 
 
 def _nothing() -> None:
-    """A session is loaded when it is read, where that may block."""
+    """Do nothing: without an event loop, a session is loaded when it is read."""
 
 
 def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> list[PlannedCharge]:
-    """The charges without duplicate counters.
+    """Return the charges without duplicate counters.
 
-    Two throttles of one scope differ by their rates. With `adds_up`, charges of the same limit are
-    added.
+    Two throttles of one scope are distinguished by their rates. With `adds_up`, charges of the same
+    limit are added up.
     """
     by_counter: dict[tuple[bytes, bytes], PlannedCharge] = {}
     for planned in charges:

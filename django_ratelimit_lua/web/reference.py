@@ -1,11 +1,14 @@
 """The reference of a refusal: the time, the limit and the client, in 20 letters and digits.
 
-    28 bits   the second, modulo 2**28 (8.5 years) 16 bits   a keyed hash of the limit: 10 bits of
-    its place, with which its name begins, and 6 of its full name 32 bits   the identity's digest,
-    which is keyed as well 24 bits   a MAC of these, which rejects mistyped and foreign references
+- 28 bits: the second, modulo 2**28 (8.5 years);
+- 16 bits: a keyed hash of the limit: 10 bits of its group, scope or rule, with which its name
+  begins, and 6 of its full name;
+- 32 bits: the beginning of the identity's digest, which is keyed as well;
+- 24 bits: a MAC of these, which rejects mistyped and foreign references.
 
-The reference contains all of it, so a flood of refusals writes nothing. Keyed hashes reveal no name
-and no client. A comparison of two references shows only whether they agree in one of these parts.
+The reference contains all of this itself, so a flood of refusals writes nothing. Keyed hashes
+reveal no name and no client. A comparison of two references shows only whether they agree in one of
+these parts.
 """
 
 from __future__ import annotations
@@ -38,9 +41,11 @@ class BadReferenceError(ValueError):
 class Reference(NamedTuple):
     """The contents of a reference.
 
-    - `text`: as shown to the client and written to the log;
-    - `moment`: seconds since 1970; `digest_prefix`: 8 of the 32 digits of the identity's digest;
-    - `limit`: the hash of the limit; `secret`: the secret that it was made with.
+    - `text`: the reference as shown to the client and written to the log;
+    - `moment`: seconds since 1970;
+    - `digest_prefix`: 8 of the 32 digits of the identity's digest;
+    - `limit`: the hash of the limit;
+    - `secret`: the secret with which it was made.
     """
 
     text: str
@@ -51,7 +56,7 @@ class Reference(NamedTuple):
 
     @property
     def is_block(self) -> bool:
-        """Whether a block refused, rather than a limit."""
+        """Return whether a block refused, rather than a limit."""
         return self.is_of_limit(_BLOCK)
 
     def is_of_limit(self, name: str) -> bool:
@@ -62,15 +67,15 @@ class Reference(NamedTuple):
         return _hash_of_limit(self.secret, name) == self.limit
 
     def is_of_place(self, name: str) -> bool:
-        """Return whether a limit in the same place may have refused.
+        """Return whether a limit of this group, scope or rule may have refused.
 
-        The place is the group, scope or rule.
+        Another name matches once in 1,024 times.
         """
         return _hash_of_limit(self.secret, name) >> 6 == self.limit >> 6
 
 
 def reference_of(decision: Decision) -> str:
-    """The reference of a refusal; empty if the refused identity is not known."""
+    """Return the reference of a refusal; empty if the refused identity is not known."""
     if not decision.identity:
         return ""
     state = decision.refusing[0]
@@ -82,7 +87,7 @@ def reference_of(decision: Decision) -> str:
 
 
 def open_reference(text: str) -> Reference:
-    """Read a reference, written in capitals or not, with or without hyphens and spaces.
+    """Parse a reference, in capitals or not, with or without hyphens and spaces.
 
     Raises `BadReferenceError`.
 
@@ -119,7 +124,7 @@ def _text(number: int) -> str:
 
 
 def _latest(second: int) -> int:
-    """The latest moment with that remainder; clocks of several hosts may differ by a day."""
+    """Return the latest moment with that remainder; clocks of several hosts may differ by a day."""
     limit = int(time.time()) + _DAY
     return limit - (limit - second) % _SECONDS
 

@@ -1,6 +1,6 @@
 """The content of a refusal in words, numbers and a reference.
 
-It is the same in every format of the answer.
+It is the same in every format of the response.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal reque
 
 
 class ErrorDetails:
-    """The answer to a client that is refused.
+    """The content of the response to a refused client.
 
-    - `page`: the template of a project for browsers; `folder`: the folder with ours; `status`: of
-      the answer;
+    - `page`: the template of a project for browsers; `folder`: the folder with this package's own;
+    - `status`: the status of the response;
     - `retry_after`: whole seconds, rounded up, and at least 1 (RFC 9110, 10.2.3); None: waiting
       does not help.
     """
@@ -56,22 +56,22 @@ class ErrorDetails:
     retry_after: int | None
 
     def detail(self) -> str:
-        """The whole in words, in the language in force."""
+        """Return the complete text, in the current language."""
         raise NotImplementedError
 
     def members(self) -> dict[str, object]:
-        """The members of a body for programs (RFC 9457), in addition to those of each format."""
+        """Return the members of the body for programs (RFC 9457) that not every format has."""
         return {}
 
     def context(self) -> dict[str, object]:
-        """The context of a page."""
+        """Return the context of a page."""
         raise NotImplementedError
 
     def lines(self) -> list[str]:
         return [self.detail()]
 
     def problem(self) -> dict[str, object]:
-        """A problem document (RFC 9457)."""
+        """Return a problem document (RFC 9457)."""
         # The title is for programs: not translated.
         body: dict[str, object] = {
             "type": "about:blank",
@@ -85,7 +85,7 @@ class ErrorDetails:
         return body | self.members()
 
     def headers(self) -> dict[str, str]:
-        """The headers of the answer, but for those of limits."""
+        """Return the headers of the response, except the rate-limit headers."""
         headers = {"Cache-Control": "no-store"}
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
@@ -93,22 +93,22 @@ class ErrorDetails:
 
 
 def details_of(error: Exception) -> ErrorDetails | None:
-    """The details with which an annex answers an exception that a view raised; None: none does."""
+    """Return an annex's details for the response to an exception of a view, or None."""
     found = (extension.error_details(error) for extension in extensions)
     return next((details for details in found if details is not None), None)
 
 
 @dataclass(frozen=True)
 class Refusal(ErrorDetails):
-    """The content for a decision that refuses.
+    """The content of the response to a decision that refuses.
 
     - `reason`: "wait": waiting helps; "at once": slots may be free at any moment; "banned": until a
       ban ends; "blocked": without an end; "unavailable": the limit is 0; "too large": more than the
       limit can ever allow; "unknown": no decision is known, as when `Ratelimited` is raised by
       hand;
-    - `message`: the message of the rule; empty: none;
-    - `reference`: see `web.reference`; empty: none;
-    - `is_forbidden`: a block answers 403 instead of 429, without its end;
+    - `message`: the message of the rule, or empty;
+    - `reference`: see `web.reference`; may be empty;
+    - `is_forbidden`: whether a block responds with 403 instead of 429, without its end;
     - `remedy`: for staff on the admin's own pages, the command that switches the rule off; empty
       for others;
     - `only_status`: the one status that the server can send; 0: any.
@@ -126,7 +126,7 @@ class Refusal(ErrorDetails):
 
     @property
     def status(self) -> int:
-        """The status of the answer."""
+        """Return the status of the response."""
         if self.only_status:
             return self.only_status
         if self.is_forbidden:
@@ -134,7 +134,7 @@ class Refusal(ErrorDetails):
         return 429
 
     def when(self) -> str:
-        """When to try again, or why not, in the language in force."""
+        """Return when to try again, or why not, in the current language."""
         if self.is_forbidden and self.message:
             return ""
         if self.is_forbidden:
@@ -153,9 +153,9 @@ class Refusal(ErrorDetails):
 
     @property
     def banned_until(self) -> str:
-        """The end of the ban that refuses, for programs (RFC 3339).
+        """Return the end of the ban that refuses, for programs (RFC 3339).
 
-        Empty without a ban, or if it is not disclosed.
+        Empty without a ban, or if its end is not disclosed.
         """
         until = self.decision.banned_until
         if self.retry_after is None or until is None:
@@ -163,9 +163,9 @@ class Refusal(ErrorDetails):
         return until.isoformat().replace("+00:00", "Z")
 
     def begin(self) -> str:
-        """The sentence that reports the refusal, in the current language.
+        """Return the sentence that reports the refusal, in the current language.
 
-        Empty for blocked clients, which get another one.
+        Empty for blocked clients, which get another sentence.
         """
         if self.is_forbidden:
             return ""
@@ -174,14 +174,14 @@ class Refusal(ErrorDetails):
         return _("Too many requests.")
 
     def detail(self) -> str:
-        """The message, and when to try again, or why not."""
+        """Return the message, and when to try again, or why not."""
         message = self.message
         if not message and self.reason == "at once":
             message = self.begin()
         return " ".join(filter(None, (message, self.when())))
 
     def members(self) -> dict[str, object]:
-        """Return the members of a body for programs (RFC 9457).
+        """Return the members of the body for programs (RFC 9457).
 
         They are type, title, the reference, and the names of the violated policies as in
         draft-ietf-httpapi-ratelimit-headers-10.
@@ -232,7 +232,7 @@ class Refusal(ErrorDetails):
 
 
 def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
-    """The content of a decision that refuses a request, made and logged once for each decision."""
+    """Return the content for a refused request, made and logged once for each decision."""
     state = request_state(request)
     refusal: Refusal | None = state.refusal
     if refusal is None or refusal.decision is not decision:
@@ -259,7 +259,7 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
 
 
 def _rule_and_message(refused: Sequence[LimitState]) -> tuple[str | None, str]:
-    """The rule that refuses first, and the messages of the rules that refuse."""
+    """Return the first rule that refuses, and the first message of the rules that refuse."""
     ruleset = current()
     if ruleset is None:
         return None, ""
@@ -292,7 +292,7 @@ def _reason(refused: Sequence[LimitState]) -> Reason:
 def language_of(request: HttpRequest) -> Iterator[None]:
     """Activate the language that the site will use for a client.
 
-    If `LocaleMiddleware` comes later, the active language is still that of the previous request.
+    If `LocaleMiddleware` runs later, the active language is still that of the previous request.
     """
     is_known = not settings.USE_I18N or hasattr(request, "LANGUAGE_CODE")
     if is_known or not _chooses_language(tuple(settings.MIDDLEWARE)):

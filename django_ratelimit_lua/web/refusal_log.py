@@ -25,7 +25,7 @@ class RefusalLog(LogSampler):
     def write(
         self, request: HttpRequest, decision: Decision, rule: str | None, reference: str
     ) -> None:
-        """Write one record, if there were not too many."""
+        """Write one record, unless there were too many."""
         if not logger.isEnabledFor(logging.WARNING):
             return
         limit = next(iter(decision.denied_by), "")

@@ -1,4 +1,4 @@
-"""A remedy for staff that a rule has locked out of the admin.
+"""The remedy for staff that a rule has locked out of the admin.
 
 It is the command that switches the rule off.
 """
@@ -23,7 +23,7 @@ from ..rules.rule import Rule
 
 
 def find_remedy(request: HttpRequest, decision: Decision) -> Waiting[str]:
-    """The remedy for a refusal on the admin's own pages, for signed-in staff.
+    """Return the remedy for a refusal on the admin's own pages, for signed-in staff.
 
     Empty for all others.
     """
@@ -43,7 +43,7 @@ def _is_staff(request: HttpRequest) -> bool:
 
 
 def _rule_of(request: HttpRequest, decision: Decision) -> Rule | None:
-    """The rule that refuses, on a page of the admin and for a request that may be signed in.
+    """Return the rule that refuses, if the request may be one of staff to the admin.
 
     Other requests, of which there may be a flood, cost nothing here.
     """

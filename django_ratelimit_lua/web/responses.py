@@ -1,4 +1,4 @@
-"""A decision as an HTTP answer: 429 with a true `Retry-After`."""
+"""The HTTP response for a decision: 429 with a correct `Retry-After`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 def projects_page(name: str) -> Any:
-    """The project's page of that name, or None."""
+    """Return the project's page of that name, or None."""
     try:
         return loader.get_template(name)
     except TemplateDoesNotExist as error:
@@ -49,7 +49,7 @@ def projects_page(name: str) -> Any:
 def our_page(name: str, folder: Path) -> Template:
     """Return the page of this package.
 
-    It is found with any template engine of the project, and if the package is not an installed
+    It is found with any template engine of the project, and even if the package is not an installed
     app.
     """
     engine = DjangoTemplates(
@@ -70,7 +70,7 @@ def _rendered(template: Any, request: HttpRequest, context: Mapping[str, object]
 
 
 def asked_for(request: HttpRequest) -> Literal["problem", "page", "text"]:
-    """The form of the answer, by what the client accepts."""
+    """Return the form of the response that the client accepts."""
     accept = request.META.get("HTTP_ACCEPT", "")
     # More is not needed, and a refusal must not cost more than the request.
     if len(accept) > MAX_ACCEPT_LENGTH or accept.count(",") >= MAX_TYPES:
@@ -93,9 +93,10 @@ def _preferred(accept: str) -> Literal["problem", "page", "text"]:
 
 
 def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse]:
-    """Compose an answer in the form that the client accepts.
+    """Compose a response in the form that the client accepts.
 
-    It is a problem document for JSON, the project's page, our page for browsers, or plain text.
+    It is a problem document for JSON, the project's page, this package's page for browsers, or
+    plain text.
     """
     form = asked_for(request)
     template = None
@@ -113,12 +114,10 @@ def compose(request: HttpRequest, details: ErrorDetails) -> Waiting[HttpResponse
 def brief_refusal(
     request: HttpRequest, decision: Decision, style: str | None = None, *, only_status: int = 0
 ) -> HttpResponse:
-    """Return the answer to a blocked request of another server.
+    """Return the response to a refused request of another server.
 
-    It is a problem document or plain text, by what the client accepts.
-
-    Nothing of the project's makes it, as its pages are not that server's. `style`: see
-    `add_headers`; `only_status`: see `Refusal`.
+    It is a problem document or plain text, as the client accepts. The project's pages are not used,
+    because they are not for that server. `style`: see `add_headers`; `only_status`: see `Refusal`.
     """
     refusal = replace(refusal_of(request, decision), only_status=only_status)
     response = _finished(_made(request, refusal, asked_for(request), None), refusal)
@@ -170,11 +169,11 @@ def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
 
 
 def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """The answer to a blocked request.
+    """Return the response to a refused request.
 
-    If `RATELIMIT_VIEW` is set, it makes the answer from the request and a `Ratelimited`. Otherwise
-    the answer is a 429, see `compose`. It is not to be stored, and carries the reference, and
-    `Retry-After` unless the request can never be allowed. A block may answer 403 instead.
+    If `RATELIMIT_VIEW` is set, that view makes the response from the request and a `Ratelimited`.
+    Otherwise the response is a 429, see `compose`. It forbids caching, and has the reference, and
+    `Retry-After` unless the request can never be allowed. A block may respond with 403 instead.
     """
     return run(_refuse(request, decision))
 
@@ -187,7 +186,7 @@ def add_ratelimit_headers(request: Any, response: R) -> R:
 
 
 def attach_decision(request: Any, decision: Decision) -> Decision:
-    """Leave on the request what the view may want to know; returns this decision."""
+    """Store a decision on the request for the view, merged with earlier ones, and return it."""
     is_limited = not decision.allowed
     for state in decision.limits:
         is_limited = is_limited or (state.mode == "advise" and not state.allowed)
@@ -202,16 +201,16 @@ def attach_decision(request: Any, decision: Decision) -> Decision:
 
 
 def refused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """The answer to a blocked request.
+    """Return the response to a refused request.
 
-    Raises what `RATELIMIT_EXCEPTION_CLASS` names, if anything.
+    Raises the exception of `RATELIMIT_EXCEPTION_CLASS`, if that is set.
     """
     _raise_instead(request, decision)
     return run(_refuse(request, decision))
 
 
 async def arefused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
-    """The same in a coroutine."""
+    """`refused_response`, for coroutines."""
     _raise_instead(request, decision)
     return await arun(_refuse(request, decision))
 

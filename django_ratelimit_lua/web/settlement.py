@@ -1,4 +1,4 @@
-"""The work after a view has answered or raised: refund, clear, charge.
+"""The work after a view has returned or raised: refund, reset, charge.
 
 A unit is taken before the view and refunded after it, so that simultaneous requests cannot all
 pass. A view that is cancelled or interrupted has an outcome, too. If a worker dies in between, its
@@ -22,9 +22,8 @@ def settle(
     """Settle the charges of a decision by the response, or by the exception that was raised.
 
     That exception may be the one that stopped the view: `CancelledError`, `KeyboardInterrupt`,
-    `SystemExit`, `GeneratorExit`.
-
-    An exception releases the `held` slots. Otherwise they are released when the response is closed.
+    `SystemExit` or `GeneratorExit`. An exception releases the `held` slots. Otherwise they are
+    released when the response is closed.
     """
     if held is not None and isinstance(response, BaseException):
         yield from held.releasing()

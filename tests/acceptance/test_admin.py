@@ -101,7 +101,7 @@ def errors(response: HttpResponse) -> str:
     )
 
 
-def test_a_rule_is_made_changed_and_deleted_by_form(operator: Client) -> None:
+def test_a_rule_is_created_changed_and_deleted_in_the_form(operator: Client) -> None:
     """Each holds for the next request."""
     operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=2))
     rule = RateLimitRule.objects.get()
@@ -113,7 +113,7 @@ def test_a_rule_is_made_changed_and_deleted_by_form(operator: Client) -> None:
     assert [change.by for change in RateLimitChange.objects.all()] == ["grace"] * 3
 
 
-def test_the_files_of_the_pages_are_there() -> None:
+def test_scripts_and_style_sheets_of_the_pages_exist() -> None:
     """Every script and style sheet that a page of ours names."""
     ours = [
         model_admin
@@ -129,7 +129,7 @@ def test_the_files_of_the_pages_are_there() -> None:
     assert [name for name in named if finders.find(name) is None] == []
 
 
-def test_tiers_are_given_in_the_rules_form(operator: Client) -> None:
+def test_tiers_are_edited_in_the_rule_form(operator: Client) -> None:
     """By the names of Django's groups."""
     Group.objects.create(name="pro")
     tier = {
@@ -168,13 +168,13 @@ def test_a_saved_rule_shows_its_notices(
     assert ('class="warning"' in page) is bool(notice)
 
 
-def test_a_rule_named_like_a_call_site_needs_no_path(operator: Client) -> None:
+def test_a_rule_with_the_name_of_a_call_site_needs_no_path(operator: Client) -> None:
     """It takes its place."""
     operator.post(f"{RULES}add/", given(name="search", limit=1))
     assert visits(2, where="/search") == [200, 429]
 
 
-def test_the_list_reads_switches_and_orders(operator: Client) -> None:
+def test_the_rule_list_shows_sentences_and_switches_modes_and_order(operator: Client) -> None:
     """In sentences, in place, by action and by one click."""
     rule = RateLimitRule.objects.create(
         name="api", path="/ok", key="user_or_ip", limit=1, unit="h", mode="shadow"
@@ -208,7 +208,7 @@ def test_the_list_reads_switches_and_orders(operator: Client) -> None:
     assert "Enforce now" in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
 
 
-def test_the_preview_shows_what_the_rule_would_do(
+def test_the_preview_shows_the_effect_of_an_unsaved_rule(
     operator: Client, direct: Any, prefix: str
 ) -> None:
     """Before it is saved, by the program that decides, and nothing stays counted."""
@@ -261,7 +261,7 @@ def test_the_preview_shows_what_the_rule_would_do(
         ({"split": "equal"}, "ignores the split"),
     ],
 )
-def test_the_preview_lists_what_it_leaves_out(
+def test_the_preview_lists_the_options_that_it_ignores(
     fields: dict[str, Any], note: str, operator: Client
 ) -> None:
     """Mode, lease and split are not played through."""
@@ -283,7 +283,9 @@ def test_the_preview_lists_what_it_leaves_out(
 @pytest.mark.parametrize(
     "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
 )
-def test_the_preview_counts_refusals_as_the_rule_does(operator: Client, algorithm: str) -> None:
+def test_the_preview_counts_refused_requests_as_the_rule_does(
+    operator: Client, algorithm: str
+) -> None:
     """Who goes on knocking stays outside in the preview as on the site; what is exempt is shown as
     that.
     """
@@ -326,7 +328,7 @@ def test_the_preview_counts_refusals_as_the_rule_does(operator: Client, algorith
     "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
 )
 @pytest.mark.parametrize("cost", [1, 2])
-def test_a_preview_of_many_at_once_is_that_of_one_by_one(
+def test_a_preview_of_many_requests_at_once_equals_one_by_one(
     monkeypatch: Any, algorithm: Any, cost: int
 ) -> None:
     """Where several are asked about together, as many are refused and counted as if each had come
@@ -338,7 +340,7 @@ def test_a_preview_of_many_at_once_is_that_of_one_by_one(
     assert simulate([limit], 30, None, cost).burst_granted == one_by_one.burst_granted == 9 // cost
 
 
-def test_overrides_are_made_by_form_and_ended_by_action(operator: Client) -> None:
+def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Client) -> None:
     """For an hour, until a time, for good; secrets are never shown."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     form = {"effect": "block", "period": 1, "unit": "m"}
@@ -410,7 +412,7 @@ def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operato
         ({"field": "exact:ip", "value": "x"}, "Enter one of header"),
     ],
 )
-def test_an_override_that_makes_no_sense_is_refused(
+def test_an_invalid_override_is_an_error_of_its_field(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
     """At its field."""
@@ -446,7 +448,9 @@ def test_an_invalid_value_is_not_reported_as_missing(
     assert found.count("<li>") == 1
 
 
-def test_an_override_ends_after_it_begins_and_fits_its_rule(operator: Client) -> None:
+def test_an_override_with_an_end_before_its_start_or_unfit_numbers_is_refused(
+    operator: Client,
+) -> None:
     """Times the wrong way round, and numbers that the rule's algorithm cannot keep, are refused."""
     rule = RateLimitRule.objects.create(
         name="log", path="/ok", key="ip", limit=1, unit="h", algorithm="sliding_log"
@@ -471,7 +475,7 @@ def test_an_override_ends_after_it_begins_and_fits_its_rule(operator: Client) ->
     )
 
 
-def test_the_form_finds_users_and_rules(operator: Client) -> None:
+def test_the_form_finds_users_and_rules_by_autocomplete(operator: Client) -> None:
     """By autocomplete."""
     user = User.objects.create(username="lovelace")
     page = operator.get(f"{OVERRIDES}add/").content.decode()
@@ -491,7 +495,7 @@ def test_the_form_finds_users_and_rules(operator: Client) -> None:
     assert RateLimitOverride.objects.get().client() == "user lovelace"
 
 
-def test_the_inspector_shows_and_acts(operator: Client) -> None:
+def test_the_inspector_shows_limits_and_resets_exempts_and_blocks(operator: Client) -> None:
     """Used, remaining, when it frees up and from which override; reset, exempt and block, each in
     the log.
     """
@@ -528,7 +532,7 @@ def test_the_inspector_shows_and_acts(operator: Client) -> None:
     assert "203.0.113.9" not in str(list(RateLimitChange.objects.filter(kind="identity").values()))
 
 
-def test_the_inspector_knows_users_headers_and_call_sites(operator: Client) -> None:
+def test_the_inspector_finds_users_headers_and_call_sites(operator: Client) -> None:
     """And says what is wrong with what was typed."""
     User.objects.create(username="ada")
     url = reverse("admin:django_ratelimit_lua_inspect")
@@ -566,7 +570,7 @@ def test_the_inspector_knows_users_headers_and_call_sites(operator: Client) -> N
     assert operator.post(url, {**asked, "action": "explode"}).status_code == 403
 
 
-def test_history_shows_and_restores_changes(operator: Client) -> None:
+def test_the_history_shows_and_restores_changes(operator: Client) -> None:
     """What changed, by whom, old and new; an earlier version restored, a deleted rule too."""
     operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=5))
     rule = RateLimitRule.objects.get()
@@ -591,7 +595,7 @@ def test_history_shows_and_restores_changes(operator: Client) -> None:
     assert "5 per hour per address" in operator.get(CHANGES).content.decode()
 
 
-def test_viewing_changing_and_blocking_are_permissions_apart() -> None:
+def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
     """Who may only look changes nothing; who may only block changes no rule; every change is a POST
     with a token.
     """
@@ -642,7 +646,7 @@ def test_viewing_changing_and_blocking_are_permissions_apart() -> None:
 
 
 @pytest.mark.parametrize("permissions", [("change",), ("view",), ("add", "change"), ("add",)])
-def test_pages_offer_only_what_may_be_done(permissions: tuple[str, ...]) -> None:
+def test_pages_offer_only_permitted_actions(permissions: tuple[str, ...]) -> None:
     """Whatever a list or a history offers somebody, the page behind it answers them."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     rule.limit = 2
@@ -665,7 +669,7 @@ def test_pages_offer_only_what_may_be_done(permissions: tuple[str, ...]) -> None
     assert restorable is (restored == 302) is ({"add", "change"} <= set(permissions))
 
 
-def test_the_inspector_links_only_to_visible_pages_and_lists_what_it_cannot_evaluate(
+def test_the_inspector_links_only_to_visible_pages_and_lists_unevaluated_code(
     settings: Any,
 ) -> None:
     """Who sees rules alone gets no link to overrides; a function that finds addresses is named."""
@@ -691,7 +695,7 @@ def whence(request: HttpRequest) -> str:
     return "198.51.100.7"
 
 
-def test_texts_of_several_lines_are_kept_by_form_and_file_alike(operator: Client) -> None:
+def test_multiline_texts_are_kept_by_form_and_file_alike(operator: Client) -> None:
     """The form shows a file's lines, and saving it again, with line breaks as browsers send them,
     changes nothing.
     """
@@ -727,7 +731,7 @@ def test_many_overrides_are_ended_in_few_statements(
     assert LogEntry.objects.filter(change_message="Ended.").count() == 60
 
 
-def test_the_admin_works_while_redis_is_away(
+def test_the_admin_works_while_redis_is_unavailable(
     operator: Client, settings: Any, monkeypatch: Any
 ) -> None:
     """And says so."""
@@ -775,7 +779,7 @@ def test_a_save_that_is_not_published_is_reported(
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_what_a_test_case_has_done_is_published_for_it(
+def test_changes_in_a_test_case_are_published_for_it(
     atomic: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the transaction that it never commits, as `captureOnCommitCallbacks` does it, and where
@@ -801,7 +805,7 @@ def test_what_a_test_case_has_done_is_published_for_it(
 
 
 @pytest.mark.parametrize("methods", [["PURGE"], ["GET", "CONNECT"], ["PROPFIND", "POST", "LOCK"]])
-def test_methods_that_the_form_has_no_name_for_are_kept(
+def test_methods_without_a_choice_in_the_form_are_kept(
     operator: Client, methods: list[str]
 ) -> None:
     """A rule for them is never widened to others by being saved; only by unticking them."""

@@ -148,7 +148,7 @@ def test_the_page_shows_the_client_and_the_reason(operator: Client) -> None:
         assert words in text, words
 
 
-def test_unbanning_holds_at_once(operator: Client) -> None:
+def test_unbanning_takes_effect_immediately(operator: Client) -> None:
     """For the next request; whoever offends again is banned for longer, unless earlier bans were
     forgotten. It stands in the history by whom.
     """
@@ -169,7 +169,7 @@ def test_unbanning_holds_at_once(operator: Client) -> None:
 
 
 @pytest.mark.parametrize("shows", ["plain", "off"])
-def test_a_ban_becomes_a_block_of_the_same_client_for_a_time(
+def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
     operator: Client, settings: Any, shows: str
 ) -> None:
     """By the digest, for at most 30 days, which are chosen first."""
@@ -242,7 +242,7 @@ def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
 
 @pytest.mark.parametrize("where", ["/ip/", "/user/", "/as-both/"])
 @pytest.mark.parametrize("secrets", [["old"], ["new", "old"]])
-def test_operators_do_not_block_themselves(
+def test_operators_cannot_ban_or_block_themselves(
     operator: Client, settings: Any, where: str, secrets: list[str]
 ) -> None:
     """By a ban of their own address, user or both, also from before the secret was changed."""
@@ -350,7 +350,7 @@ def test_masked_clients_can_be_distinguished(operator: Client, settings: Any) ->
         assert "203.0.113" not in other
 
 
-def test_ended_items_are_marked(operator: Client) -> None:
+def test_bans_that_have_ended_are_reported_as_ended(operator: Client) -> None:
     """Two operators, one ban; and a key that is none."""
     attack()
     (active,) = active_bans()
@@ -485,7 +485,7 @@ def test_what_attackers_send_is_text(operator: Client) -> None:
     assert "&lt;img src=x onerror=alert(1)&gt;\\x1b[1m" in page
 
 
-def test_it_speaks_german(operator: Client) -> None:
+def test_the_bans_page_is_translated_to_german(operator: Client) -> None:
     """All of it."""
     attack()
     with translation.override("de"):
@@ -499,7 +499,7 @@ def test_it_speaks_german(operator: Client) -> None:
         assert words not in text, words
 
 
-def test_without_redis_the_page_reports_it(operator: Client, settings: Any) -> None:
+def test_the_bans_page_reports_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
     """And nothing is done."""
     settings.CACHES = {
         "default": {

@@ -328,7 +328,7 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
     assert complaints(browser) == []
 
 
-def test_the_form_of_a_rule_speaks_in_words(browser: Any, demo: str) -> None:
+def test_the_rule_form_uses_words_and_hides_inapplicable_options(browser: Any, demo: str) -> None:
     """Whom it counts is chosen and makes the key; only the options that the algorithm takes are
     there; the name has the focus and says what it takes the place of; no error is shown before
     anything is typed.
@@ -512,7 +512,9 @@ def access_log(folder: str) -> Path:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_page_can_be_used_by_everyone(name: str, browser: Any, demo: str) -> None:
+def test_every_page_is_accessible_in_every_size_and_color_scheme(
+    name: str, browser: Any, demo: str
+) -> None:
     """Large and small, light and dark: axe finds nothing on our pages, a strict
     Content-Security-Policy keeps nothing out, a phone does not scroll sideways.
     """
@@ -630,7 +632,7 @@ LONG_PAGES = {
 
 
 @pytest.mark.parametrize("name", LONG_PAGES)
-def test_no_column_is_cut_off(name: str, browser: Any, places: Any) -> None:
+def test_no_column_is_cut_off_at_any_width(name: str, browser: Any, places: Any) -> None:
     """With names of 80 characters, in long lists, every cell and every button is on the screen; on
     a phone, rows are cards whose values have the names of their columns. Nothing there is a digest,
     moments are short, and a limit reads as a sentence.
@@ -696,7 +698,7 @@ return [...new Set(read.map(text => text.replace(/\\s+/g, " ").trim()))];
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_page_speaks_german(name: str, browser: Any, places: Any) -> None:
+def test_every_page_is_translated_to_german(name: str, browser: Any, places: Any) -> None:
     """To whose browser asks for it: no words are left that have a translation, or that the English
     page has, too; and on a phone nothing is cut off by longer ones.
     """
@@ -739,7 +741,9 @@ return broken;
 """
 
 
-def test_the_page_of_all_limits_breaks_no_word(browser: Any, places: Any) -> None:
+def test_the_page_of_all_limits_breaks_lines_only_between_parts_of_names(
+    browser: Any, places: Any
+) -> None:
     """Dotted names break after their dots, headings not at all; each limit is a card on a phone."""
     address, _printed = places(LIMITED)
     sign_in(browser, address)
@@ -757,7 +761,7 @@ def test_the_page_of_all_limits_breaks_no_word(browser: Any, places: Any) -> Non
         assert row.value_of_css_property("display") == ("block" if width < 500 else "table-row")
 
 
-def test_an_empty_list_shows_the_first_step(browser: Any, places: Any) -> None:
+def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> None:
     """With a link that leads there; what a search does not find is told apart from it."""
     address, _printed = places(EMPTY)
     sign_in(browser, address)
@@ -778,7 +782,7 @@ def test_an_empty_list_shows_the_first_step(browser: Any, places: Any) -> None:
     assert browser.find_elements("css selector", "#result_list")
 
 
-def test_the_demo_shows_the_limits_as_they_are_edited(browser: Any, demo: str) -> None:
+def test_the_demo_shows_edited_limits_immediately(browser: Any, demo: str) -> None:
     """Its page leads to the rules, and its cards have the numbers of this moment."""
     browser.get(demo)
     card = "label:has([value=webhook])"
@@ -794,7 +798,7 @@ def test_the_demo_shows_the_limits_as_they_are_edited(browser: Any, demo: str) -
     assert "3 per minute" in browser.find_element("css selector", card).text
 
 
-def test_an_override_about_a_client_is_made_by_form_and_by_inspector(
+def test_an_override_for_a_client_is_created_by_form_and_by_inspector(
     browser: Any, demo: str
 ) -> None:
     """An address with a form field: the inspector offers its digest, the form takes one, and the

@@ -41,7 +41,7 @@ def confirmed(client: Client, page: Any, **more: str) -> Any:
     return client.post(FILE, {**values, "confirm": "yes", **more}, follow=True)
 
 
-def test_what_is_downloaded_changes_nothing_when_it_is_uploaded(operator: Client) -> None:
+def test_uploading_a_downloaded_file_changes_nothing(operator: Client) -> None:
     """It is what `export` writes."""
     answer = operator.get(f"{FILE}rules.yaml")
     assert answer.content.decode() == export()
@@ -54,7 +54,7 @@ def test_what_is_downloaded_changes_nothing_when_it_is_uploaded(operator: Client
     )
 
 
-def test_a_file_is_applied_when_what_it_changes_was_confirmed(operator: Client) -> None:
+def test_a_file_is_applied_after_its_changes_are_confirmed(operator: Client) -> None:
     """Old and new are shown before; it holds for the next request, and the history says who did
     it."""
     page = looked_at(operator, export().replace("5/h", "1/h"))
@@ -140,7 +140,7 @@ def test_what_would_surprise_in_a_file_has_to_be_confirmed(operator: Client) -> 
     assert "rate: 4/h" in export()
 
 
-def test_what_was_seen_is_what_is_done(operator: Client) -> None:
+def test_a_file_is_shown_again_if_rules_have_changed_since_its_preview(operator: Client) -> None:
     """Where somebody has changed a rule meanwhile, the changes are shown anew."""
     page = looked_at(operator, export().replace("5/h", "1/h"))
     RateLimitRule.objects.filter(name="other").update(limit=8)
@@ -179,7 +179,7 @@ def test_all_errors_of_a_file_are_reported_and_nothing_is_imported(
     assert export() == before
 
 
-def test_a_user_with_view_permission_may_download() -> None:
+def test_a_user_with_view_permission_may_only_download() -> None:
     """And not upload; who may see no rules gets nothing."""
     looks, nobody = staff("view_ratelimitrule", name="looks"), staff(name="nobody")
     assert looks.get(f"{FILE}rules.yaml").content.decode() == export()

@@ -385,7 +385,7 @@ def asked(
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati"])
-def test_every_page_and_button_answers(
+def test_every_page_and_button_handles_odd_values(
     seed: int, zone: str, operator: Client, rows: None, settings: Any, caplog: Any
 ) -> None:
     """Forms, actions, queries and addresses with odd values: pages, redirects, refusals, never a
@@ -407,7 +407,7 @@ def test_every_page_and_button_answers(
         assert status < 500, (method, url, fields, failures[-1:])
 
 
-def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) -> None:
+def test_the_inspector_handles_odd_requests(operator: Client, rows: None) -> None:
     """Rules by session, paths that are no part of a URL, call sites that need what only a real
     request has.
     """
@@ -432,7 +432,7 @@ def test_the_inspector_looks_at_whatever_is_asked(operator: Client, rows: None) 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("page", ["ratelimitrule", "ratelimitoverride", "ratelimitchange"])
-def test_a_filter_that_no_database_takes_is_answered_as_django_answers_others(
+def test_a_filter_that_a_database_rejects_is_answered_like_other_invalid_filters(
     operator: Client, page: str
 ) -> None:
     """Also as PostgreSQL, which refuses texts with a null character."""
@@ -442,9 +442,7 @@ def test_a_filter_that_no_database_takes_is_answered_as_django_answers_others(
         assert (answer.status_code, answer["Location"]) == (302, f"{path}?e=1")
 
 
-def test_no_name_that_is_asked_for_reaches_a_database_that_refuses_it(
-    operator: Client, rows: None
-) -> None:
+def test_no_name_is_sent_to_a_database_that_rejects_it(operator: Client, rows: None) -> None:
     """Every query that has a name, and every command."""
     names = ("\x00", "a\x00b")
     asked = {
@@ -487,9 +485,7 @@ def test_no_name_that_is_asked_for_reaches_a_database_that_refuses_it(
 
 
 @pytest.mark.parametrize("action", ["block:nobody", "exempt:nobody", "block:admin"])
-def test_an_override_for_a_rule_that_is_not_there_is_an_error(
-    action: str, operator: Client
-) -> None:
+def test_an_override_for_a_missing_rule_is_an_error(action: str, operator: Client) -> None:
     """And never one for all rules."""
     asked = {
         "address": "203.0.113.9",
@@ -571,7 +567,9 @@ def test_a_version_with_a_taken_name_is_not_restored(operator: Client) -> None:
 
 @pytest.mark.parametrize("day", ["9999-12-31", "0001-01-01", "9700-02-28"])
 @pytest.mark.parametrize("field", ["starts", "ends"])
-def test_the_ends_of_the_calendar_are_no_dates(day: str, field: str, operator: Client) -> None:
+def test_dates_at_the_ends_of_the_calendar_are_refused_or_clamped(
+    day: str, field: str, operator: Client
+) -> None:
     """A form says so; what a script writes is moved to where every time zone can show it."""
     form = {"network": "203.0.113.9", "effect": "block", "period": 1, "unit": "m", "duration": ""}
     page = operator.post(f"{OVERRIDES}add/", {**form, f"{field}_0": day, f"{field}_1": "23:59:59"})
@@ -597,7 +595,7 @@ def test_the_ends_of_the_calendar_are_no_dates(day: str, field: str, operator: C
     )
 
 
-def test_a_tier_that_its_rule_cannot_have_is_refused_by_the_form(operator: Client) -> None:
+def test_a_tier_that_does_not_fit_its_rule_is_refused_by_the_form(operator: Client) -> None:
     """At its field, by the rule as it stands in the form; with both mended, both are saved."""
     Group.objects.create(name="pro")
     tier = {
@@ -640,7 +638,9 @@ def test_a_user_without_permission_on_tiers_cannot_contradict_them(operator: Cli
     assert answer.status_code == 302, errors(answer)
 
 
-def test_a_broken_rule_locks_neither_the_list_nor_its_switch(operator: Client, rows: None) -> None:
+def test_an_invalid_rule_blocks_neither_the_list_nor_its_own_switch(
+    operator: Client, rows: None
+) -> None:
     """The order of all can be changed, and it can be switched off."""
     every = list(RateLimitRule.objects.all())
     form: dict[str, Any] = {
@@ -663,7 +663,7 @@ def test_a_broken_rule_locks_neither_the_list_nor_its_switch(operator: Client, r
 
 
 @pytest.mark.parametrize("key", ["abc", "9" * 40, "²", "1_2_3", "%00"])
-def test_a_page_of_no_row_is_not_found(key: str, operator: Client) -> None:
+def test_a_page_for_a_missing_row_is_not_found(key: str, operator: Client) -> None:
     """Whatever stands in its address."""
     for page in (f"{RULES}{key}/history/", f"{RULES}restore/{key}/", f"{RULES}{key}/mode/off/"):
         assert operator.post(page).status_code in (404, 302)

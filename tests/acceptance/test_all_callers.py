@@ -15,7 +15,7 @@ from django_ratelimit_lua.rules.describe import reading
 from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 
 
-def test_a_limiter_without_an_identity_counts_all_callers(settings: Any) -> None:
+def test_a_limiter_without_an_identity_counts_all_callers_together(settings: Any) -> None:
     """As a call site with that key does, which a rule replaces by its name; and nobody is
     banned."""
     limiter = RateLimiter("everyone", "3/h", ban_after=1, ban_for="1h")
@@ -45,7 +45,7 @@ def test_a_limiter_without_an_identity_counts_all_callers(settings: Any) -> None
         ),
     ],
 )
-def test_what_would_be_a_mistake_is_refused(given: dict[str, Any], problem: str) -> None:
+def test_invalid_uses_of_the_key_all_are_refused(given: dict[str, Any], problem: str) -> None:
     """In code and in settings: nothing joins `all`, and nobody bans all callers."""
     with pytest.raises(RuleError, match=problem):
         compile_rule({"name": "x", "path": "/", "rate": "1/m", **given})
@@ -60,7 +60,7 @@ def test_what_would_be_a_mistake_is_refused(given: dict[str, Any], problem: str)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_operators_use_it(settings: Any) -> None:
+def test_the_admin_and_the_checks_support_the_key_all(settings: Any) -> None:
     """In the admin's words and checks; and a block needs a client."""
     rule = RateLimitRule(name="database", path="/ok", key="all", limit=500, unit="s")
     rule.full_clean()

@@ -87,7 +87,7 @@ def test_the_violated_policies_are_named_as_in_the_headers(
 @pytest.mark.parametrize(
     "accept", [BROWSER, "text/html", "TEXT/HTML", "text/html, application/json;q=0.9"]
 )
-def test_a_browser_gets_a_page(accept: str, client: Client) -> None:
+def test_a_browser_gets_an_html_page(accept: str, client: Client) -> None:
     """Without a template of the project: what happened, when to come back, and the reference."""
     response = blocked(client, accept=accept)
     page = response.content.decode()
@@ -98,7 +98,7 @@ def test_a_browser_gets_a_page(accept: str, client: Client) -> None:
 
 
 @pytest.mark.parametrize("accept", ["*/*", "image/png", "text/plain", "text/*"])
-def test_other_clients_get_plain_text(accept: str, client: Client) -> None:
+def test_clients_without_a_preference_get_plain_text(accept: str, client: Client) -> None:
     """curl, and whatever takes anything."""
     assert blocked(client, accept=accept)["Content-Type"].startswith("text/plain")
 
@@ -115,7 +115,9 @@ def test_other_clients_get_plain_text(accept: str, client: Client) -> None:
     ],
     ids=["without app directories", "strict", "no templates at all"],
 )
-def test_the_page_needs_nothing_of_the_project(engine: Any, client: Client, settings: Any) -> None:
+def test_the_429_page_works_without_the_projects_templates_and_app(
+    engine: Any, client: Client, settings: Any
+) -> None:
     """Neither its template engine nor the app: limits work without both."""
     settings.TEMPLATES = [] if engine is None else [engine]
     page = blocked(client, accept=BROWSER).content.decode()
@@ -123,7 +125,7 @@ def test_the_page_needs_nothing_of_the_project(engine: Any, client: Client, sett
     assert "BROKEN" not in page
 
 
-def test_the_page_has_no_script_and_loads_nothing(client: Client) -> None:
+def test_the_429_page_has_no_script_and_loads_nothing(client: Client) -> None:
     """So it works under any policy for contents; where there is a nonce, its style has it."""
     page = blocked(client, accept=BROWSER).content.decode()
     assert not re.search(
@@ -151,7 +153,7 @@ def test_the_documentation_has_the_hash_of_the_style(client: Client) -> None:
     assert f"'sha256-{digest}'" in (Path(__file__).parents[2] / "docs" / "refused.rst").read_text()
 
 
-def test_texts_of_a_rule_are_escaped(client: Client, settings: Any) -> None:
+def test_texts_of_a_rule_are_escaped_in_responses(client: Client, settings: Any) -> None:
     """And its lines stay lines."""
     message = "Too many searches.\nAsk <sales@example.org>."
     settings.MIDDLEWARE = [LIMITS]
@@ -191,7 +193,7 @@ def test_a_client_gets_the_message_in_its_language(
     )
 
 
-def test_a_site_of_one_language_speaks_it(client: Client, settings: Any) -> None:
+def test_a_site_with_one_language_uses_it(client: Client, settings: Any) -> None:
     """Without `LocaleMiddleware` it does not matter what a browser prefers."""
     settings.LANGUAGE_CODE = "de"
     translation.activate("de")  # As Django does at its start.
@@ -209,7 +211,7 @@ def templates(text: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_projects_template_is_used(client: Client, settings: Any) -> None:
+def test_the_projects_429_template_is_used(client: Client, settings: Any) -> None:
     """`429.html` gets what the documentation says."""
     settings.TEMPLATES = templates(
         "{{ retry_after }}|{{ decision.remaining }}|{{ decision.denied_by.0 }}|{{ reason }}|{{ "
@@ -223,7 +225,7 @@ def test_the_projects_template_is_used(client: Client, settings: Any) -> None:
     assert response["Content-Type"].startswith("text/html")
 
 
-def test_the_template_of_another_app_goes_before_ours(
+def test_the_429_template_of_another_app_precedes_the_default(
     client: Client, settings: Any, tmp_path: Path
 ) -> None:
     """In whatever order the apps are installed, and it may extend ours."""
@@ -242,7 +244,7 @@ def test_the_template_of_another_app_goes_before_ours(
     assert "<h1>Too many requests</h1>" in page
 
 
-def test_a_template_missing_inside_the_projects_is_not_hidden(
+def test_a_missing_template_inside_the_projects_429_template_is_an_error(
     client: Client, settings: Any
 ) -> None:
     """Only the absence of `429.html` itself means that there is none."""
@@ -253,7 +255,7 @@ def test_a_template_missing_inside_the_projects_is_not_hidden(
         blocked(client)
 
 
-def test_the_view_setting_replaces_it(client: Client, settings: Any) -> None:
+def test_ratelimit_view_replaces_the_default_response(client: Client, settings: Any) -> None:
     """`RATELIMIT_VIEW` gets the request and the exception; `Retry-After` is added."""
     settings.RATELIMIT_VIEW = "tests.acceptance.site.custom"
     responses = [client.get("/plain") for _ in range(3)]
@@ -262,7 +264,7 @@ def test_the_view_setting_replaces_it(client: Client, settings: Any) -> None:
     assert responses[-1]["Retry-After"]
 
 
-def test_the_view_setting_receives_the_refusal(client: Client, settings: Any) -> None:
+def test_ratelimit_view_receives_the_refusal(client: Client, settings: Any) -> None:
     """The rule's message, when to try again in the client's language, and the reference."""
     settings.MIDDLEWARE = [LIMITS, LOCALE]
     settings.RATELIMIT_RULES = [
@@ -285,7 +287,9 @@ def test_the_view_setting_receives_the_refusal(client: Client, settings: Any) ->
     assert response[REFERENCE]
 
 
-def test_an_exception_of_the_project_is_reported(rf: RequestFactory, settings: Any) -> None:
+def test_an_exception_class_of_the_project_has_the_message_of_the_rule(
+    rf: RequestFactory, settings: Any
+) -> None:
     """Where it is a `Ratelimited`; it still has it in another process. A rule without a message
     leaves its text.
     """
@@ -316,7 +320,7 @@ def test_an_exception_of_the_project_is_reported(rf: RequestFactory, settings: A
         (["5/m", "100/h"], 6, "This request is larger than the limit allows."),
     ],
 )
-def test_a_request_that_can_never_pass_gets_the_reason(
+def test_a_request_that_can_never_be_allowed_gets_the_reason(
     rate: Any, cost: int, detail: str, rf: RequestFactory
 ) -> None:
     """What is too large is too large; where nothing is let in, size is not the reason."""
@@ -327,7 +331,7 @@ def test_a_request_that_can_never_pass_gets_the_reason(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("has_rule", [True, False])
-def test_a_permanent_block_is_described_as_such(
+def test_a_permanent_block_is_described_as_permanent(
     has_rule: bool, client: Client, settings: Any
 ) -> None:
     """And no quota is named; who is blocked for a time is told when it ends."""
@@ -361,7 +365,7 @@ def test_a_permanent_block_is_described_as_such(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_real_browser_shows_the_page(
+def test_a_real_browser_renders_the_429_page(
     theme: str, browser: Any, live_server: Any, settings: Any
 ) -> None:
     """On a desk and on a phone, light and dark; whole under the strictest policy, and accessible

@@ -204,7 +204,7 @@ def promised(response: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-def test_a_page_that_knows_the_user(kind: str) -> None:
+def test_a_projects_429_page_can_use_session_and_user(kind: str) -> None:
     """The project's template asks session, user and groups of the database, whoever refuses."""
     client = Client()
     client.force_login(User.objects.create(username="ada"))
@@ -217,7 +217,7 @@ def test_a_page_that_knows_the_user(kind: str) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_of_either_kind_makes_the_answer(view: str, kind: str, settings: Any) -> None:
+def test_ratelimit_view_may_be_sync_async_or_a_class(view: str, kind: str, settings: Any) -> None:
     """`RATELIMIT_VIEW` may ask the database, be a coroutine, a class, or leave its page to be
     rendered.
     """
@@ -229,7 +229,7 @@ def test_a_view_of_either_kind_makes_the_answer(view: str, kind: str, settings: 
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-def test_drf_answers_429_too(kind: str, settings: Any) -> None:
+def test_drf_views_respond_with_429(kind: str, settings: Any) -> None:
     """A throttle, a `@ratelimit` on a method, and a `Ratelimited` however deep: 429, never 403."""
     for where in DRF:
         promised(last(where, kind))
@@ -245,7 +245,7 @@ def test_drf_answers_429_too(kind: str, settings: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("where", ["/drf/throttled", "/drf/deep"])
-def test_the_body_of_drf_has_the_members_of_a_problem_document(where: str, kind: str) -> None:
+def test_the_drf_body_has_the_members_of_a_problem_document(where: str, kind: str) -> None:
     """Beside its own detail: the type, which policies were violated, and the reference."""
     response = last(where, kind)
     body = response.json()
@@ -258,7 +258,7 @@ def test_the_body_of_drf_has_the_members_of_a_problem_document(where: str, kind:
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-def test_the_message_of_a_rule_is_in_every_answer(kind: str, settings: Any) -> None:
+def test_the_message_of_a_rule_is_in_every_response(kind: str, settings: Any) -> None:
     """By decorator, middleware and throttle, raised deep inside, as JSON, page, text and in DRF's
     body.
     """
@@ -314,7 +314,7 @@ def test_a_refusal_is_logged_once(kind: str, exception: Any, settings: Any, capl
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-def test_every_form_of_the_answer_is_not_to_be_stored(kind: str) -> None:
+def test_every_form_of_the_response_forbids_caching(kind: str) -> None:
     """Problem document and page, from every face."""
     for where, accept in itertools.product(DJANGO, ["application/json", "text/html", "*/*"]):
         promised(last(where, kind, accept=accept))
@@ -326,7 +326,7 @@ def own_handler(exc: Exception, context: Any) -> Response:
     return Response({"own": True}, status=response.status_code if response is not None else 500)
 
 
-def test_a_projects_own_handler_stays_its_own(settings: Any) -> None:
+def test_a_projects_own_exception_handler_is_kept(settings: Any) -> None:
     """It is asked, and not ours; a throttle's refusal is not stored all the same."""
     settings.REST_FRAMEWORK = {
         **settings.REST_FRAMEWORK,
@@ -341,7 +341,7 @@ def test_a_projects_own_handler_stays_its_own(settings: Any) -> None:
     )
 
 
-def test_other_exceptions_are_drfs(settings: Any) -> None:
+def test_other_exceptions_are_left_to_drf(settings: Any) -> None:
     """Ours leaves them as they are."""
     from django_ratelimit_lua.throttling import exception_handler as ours
 
@@ -352,7 +352,7 @@ def test_other_exceptions_are_drfs(settings: Any) -> None:
         )
 
 
-def test_what_can_never_be_allowed_names_no_time() -> None:
+def test_a_request_that_can_never_be_allowed_has_no_retry_after_in_drf() -> None:
     """No `Retry-After` in DRF's answer either."""
     from django_ratelimit_lua.throttling import exception_handler as ours
 
@@ -365,7 +365,7 @@ def test_what_can_never_be_allowed_names_no_time() -> None:
 
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-def test_the_cache_headers_of_the_view_stay(kind: str, settings: Any) -> None:
+def test_cache_headers_of_ratelimit_view_are_kept(kind: str, settings: Any) -> None:
     """`Cache-Control` and `Retry-After` of `RATELIMIT_VIEW` are its own."""
 
     def own(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
@@ -380,7 +380,9 @@ def test_the_cache_headers_of_the_view_stay(kind: str, settings: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("where", ["/ruled", "/adecorated"])
-def test_a_view_that_returns_nothing_is_named(where: str, kind: str, settings: Any) -> None:
+def test_a_ratelimit_view_that_returns_none_is_named_in_the_error(
+    where: str, kind: str, settings: Any
+) -> None:
     """By its setting."""
     settings.RATELIMIT_VIEW = lambda request, exception: None
     with pytest.raises(TypeError, match="RATELIMIT_VIEW returned None"):

@@ -188,7 +188,7 @@ def people() -> None:
 )
 @given(rules, st.lists(tiers, max_size=2), st.lists(requests, min_size=3, max_size=6))
 @example({"name": "site", "path": "/", "key": "ip", "limit": 5, "cost": 2**53 + 1}, [], [])
-def test_a_rule_that_is_accepted_can_be_applied(
+def test_a_valid_rule_can_be_applied_to_every_request(
     people: None,
     caplog: pytest.LogCaptureFixture,
     fields: dict[str, Any],
@@ -250,7 +250,7 @@ def test_a_rule_that_is_accepted_can_be_applied(
         ),
     ],
 )
-def test_an_option_that_cannot_be_applied_is_an_error_at_its_definition(
+def test_an_inapplicable_option_is_an_error_at_its_definition(
     fields: dict[str, Any], problem: str
 ) -> None:
     """By the model, and so by every form."""
@@ -279,7 +279,7 @@ def test_an_option_that_cannot_be_applied_is_an_error_at_its_definition(
     ],
 )
 @pytest.mark.parametrize("plain", [True, False])
-def test_settings_and_files_have_the_same_judge(
+def test_settings_and_files_are_checked_by_the_same_code(
     fields: dict[Any, Any], problem: str, plain: bool
 ) -> None:
     """An error that names the field, of whatever type a value is."""
@@ -406,7 +406,7 @@ def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
     "fields",
     [{"cost": 2**53 + 1}, {"algorithm": "fixed_window", "align": "day"}, {"audience": "nobody"}],
 )
-def test_settings_that_cannot_be_applied_start_no_server(
+def test_invalid_settings_prevent_the_middleware_from_starting(
     fields: dict[str, Any], settings: Any
 ) -> None:
     """They are refused when the middleware is made, before any request."""

@@ -65,7 +65,7 @@ def test_a_client_refused_too_often_is_banned() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_refusal_is_an_offence_each_time_and_a_ban_is_remembered() -> None:
+def test_each_refusal_is_an_offence_and_a_ban_is_cached() -> None:
     """What earns a ban is always asked; then the process answers a flood by itself."""
     limiter = login()
     sources = [limiter.hit("ada").source for _ in range(8)]
@@ -74,7 +74,7 @@ def test_a_refusal_is_an_offence_each_time_and_a_ban_is_remembered() -> None:
     assert [counted.hit("bob").source for _ in range(4)] == ["redis"] * 3 + ["deny-cache"]
 
 
-def test_offences_that_code_reports() -> None:
+def test_code_can_report_offences() -> None:
     """Of whatever it finds; they take nothing."""
     limiter = login(ban_on="reported")
     assert limiter.offend("ada")
@@ -87,7 +87,7 @@ def test_offences_that_code_reports() -> None:
         limiter.offend("ada", cost=-1)
 
 
-def test_a_ban_by_hand_and_its_end() -> None:
+def test_a_ban_by_hand_starts_and_ends() -> None:
     """For as long as is said, with a reason; lifted at once, and what was earned before is
     forgotten only if told.
     """
@@ -112,7 +112,7 @@ def test_a_ban_by_hand_and_its_end() -> None:
         RateLimiter("free", "5/m").ban("ada")
 
 
-def test_a_reset_starts_again() -> None:
+def test_a_reset_clears_count_ban_and_ban_history() -> None:
     """Count, ban and how often there was one."""
     limiter = login()
     for _ in range(5):
@@ -122,7 +122,7 @@ def test_a_reset_starts_again() -> None:
     assert ban_of(limiter.peek("ada")) == Ban()
 
 
-def test_coroutines_have_the_same(told: list[Any]) -> None:
+def test_bans_have_the_same_methods_for_coroutines(told: list[Any]) -> None:
     """Each by its name with an `a` in front."""
 
     async def bans() -> None:
@@ -144,7 +144,7 @@ def statuses(view: Any, rf: RequestFactory, times: int, **meta: str) -> list[int
     return [view(rf.get("/", **{**CLIENT, **meta})).status_code for _ in range(times)]
 
 
-def test_each_attempt_at_a_view_may_be_an_offence(rf: RequestFactory) -> None:
+def test_each_call_of_a_view_may_be_an_offence(rf: RequestFactory) -> None:
     """Banned at the limit: the last that goes earns the ban."""
 
     @ratelimit(key="ip", rate="100/m", ban_after=3, ban_for="10m", ban_on="counted")
@@ -190,7 +190,7 @@ def test_a_view_may_report_an_offence(is_async: bool, rf: RequestFactory, told: 
     assert heard["request"].GET["status"] == "401"
 
 
-def test_a_success_clears_the_count_and_no_offence(rf: RequestFactory) -> None:
+def test_a_success_clears_the_count_but_no_offence(rf: RequestFactory) -> None:
     """Who owns one account cannot have offences against others forgotten by it."""
 
     @ratelimit(
@@ -260,7 +260,7 @@ def test_shadow_mode_sends_no_signal(told: list[Any], caplog: Any) -> None:
     assert not [record for record in caplog.records if record.name == "django_ratelimit_lua.banned"]
 
 
-def test_the_response_shows_the_end(rf: RequestFactory) -> None:
+def test_the_response_to_a_banned_client_shows_the_end(rf: RequestFactory) -> None:
     """As a problem document of a type of its own, as text, as a page, and in German; `Retry-After`
     is the ban's end.
     """
@@ -290,7 +290,7 @@ def test_the_response_shows_the_end(rf: RequestFactory) -> None:
         assert "UTC gebannt." in ask("text/plain").content.decode()
 
 
-def test_headers_show_zero_remaining(rf: RequestFactory, settings: Any) -> None:
+def test_headers_show_zero_remaining_during_a_ban(rf: RequestFactory, settings: Any) -> None:
     """While a ban lasts, whatever the limit under it says."""
     settings.RATELIMIT_HEADERS = "draft-10"
 
@@ -305,7 +305,7 @@ def test_headers_show_zero_remaining(rf: RequestFactory, settings: Any) -> None:
     assert int(answer["RateLimit"].rpartition("=")[2]) == int(answer["Retry-After"])
 
 
-def test_throttles_ban(rf: RequestFactory, settings: Any) -> None:
+def test_throttle_classes_can_ban(rf: RequestFactory, settings: Any) -> None:
     """By the options of a class."""
 
     class Throttle(UserRateThrottle):
@@ -369,7 +369,7 @@ def test_a_ban_may_cover_more_clients_than_the_limit_counts(
         (7, "write a key such as"),
     ],
 )
-def test_a_ban_key_is_a_key(wrong: Any, message: str) -> None:
+def test_an_invalid_ban_key_is_an_error(wrong: Any, message: str) -> None:
     """What is none is an error where it is written; so is one where there is no request to read it
     from.
     """
@@ -396,7 +396,7 @@ PRIVATE = [
 ]
 
 
-def test_private_addresses_are_never_banned_while_no_proxy_is_named(
+def test_private_addresses_are_never_banned_without_a_proxy_setting(
     rf: RequestFactory, settings: Any
 ) -> None:
     """They may be a proxy, and all visitors behind it; where it is said who is trusted, they are
@@ -482,7 +482,7 @@ def test_an_outage_admits_no_client_with_a_known_ban(
             change("ada")
 
 
-def test_an_advisory_ban_leaves_the_other_limits_in_force_in_an_outage(
+def test_a_shadow_ban_leaves_the_other_limits_in_force_in_an_outage(
     own: Server,
 ) -> None:
     """Whom a limit in shadow mode would ban is counted by the others, as with Redis; and who looks

@@ -134,7 +134,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("judges", [False, True])
 @pytest.mark.django_db(transaction=True)
-def test_attacks_earn_exactly_the_bans_of_the_reference(
+def test_attacks_trigger_exactly_the_bans_of_the_reference_model(
     clock: Callable[[int], None], *, judges: bool
 ) -> None:
     """Each verdict, and each ban with its end, its offences and how often there was one, as it is

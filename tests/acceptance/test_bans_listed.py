@@ -65,7 +65,7 @@ def visit(url: str = "/login", address: str = ADDRESS, times: int = 1) -> int:
     return int([Client(REMOTE_ADDR=address).get(url) for _ in range(times)][-1].status_code)
 
 
-def test_bans_are_listed() -> None:
+def test_active_bans_are_listed() -> None:
     """By which limit, of whom as far as that may be shown, since when, until when, why, and how
     long the next would be; those that end first come first.
     """
@@ -106,7 +106,9 @@ def test_bans_are_listed() -> None:
 
 
 @pytest.mark.parametrize(("shows", "who"), [("plain", [("ip", ADDRESS)]), ("off", [])])
-def test_identities_are_listed_as_they_may_be_shown(shows: str, who: Any, settings: Any) -> None:
+def test_banned_identities_are_shown_as_the_setting_allows(
+    shows: str, who: Any, settings: Any
+) -> None:
     """Whole, or not at all; the digest names them."""
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     visit(times=4)
@@ -142,7 +144,7 @@ def test_the_history_names_the_first_of_many() -> None:
     assert words.endswith(", 3 more are lifted.")
 
 
-def test_a_ban_is_lifted_by_its_identity() -> None:
+def test_a_listed_ban_is_lifted_by_its_identity() -> None:
     """As it is listed; the next request goes, and the history says who has done it."""
     visit(times=4)
     visit(address="203.0.113.10", times=4)
@@ -176,7 +178,7 @@ def test_a_ban_is_lifted_by_its_identity() -> None:
     assert [ban.ban.times for ban in active_bans()] == [1]
 
 
-def test_a_reset_ends_the_bans_of_one_alone() -> None:
+def test_a_reset_ends_only_the_bans_of_that_identity() -> None:
     """Others stay banned, and stay on the list."""
     limiter = RateLimiter("resets", "1/h", ban_after=1, ban_for="10m", ban_on="reported")
     for name in ("ada", "bob"):
@@ -189,7 +191,7 @@ def test_a_reset_ends_the_bans_of_one_alone() -> None:
     assert left.key in build_call(limiter._counts("bob").charges, "peek").ban_keys()
 
 
-def test_an_advisory_ban_is_reported_as_one() -> None:
+def test_a_shadow_ban_is_reported_as_shadow() -> None:
     """Of a limit in shadow mode, and of whom it is; where that is enforced again, it holds."""
     rule = RateLimitRule.objects.create(
         name="login", rate="1/h", key="ip", mode="shadow", ban_after=1, ban_for="10m", group="login"
@@ -212,7 +214,7 @@ def test_an_advisory_ban_is_reported_as_one() -> None:
 
 @pytest.mark.skipif(not LIBFAKETIME, reason="libfaketime (Debian: faketime) is not installed")
 @pytest.mark.parametrize("hours", [1, -1])
-def test_bans_are_listed_by_the_clock_by_which_they_end(hours: int, settings: Any) -> None:
+def test_bans_are_listed_by_the_clock_of_redis(hours: int, settings: Any) -> None:
     """That of Redis, however far this host's is from it."""
     with stepped(hours) as hurt:
         settings.CACHES = hurt.caches
@@ -252,7 +254,7 @@ def test_what_was_lifted_before_redis_died_is_in_the_history(
     assert change.after == {"digests": [bans[0].identity], "who": {bans[0].identity: [["", "ad…"]]}}
 
 
-def test_a_ban_of_a_limit_that_is_gone_can_be_lifted(direct: redis.Redis) -> None:
+def test_a_ban_of_a_removed_limit_can_be_lifted(direct: redis.Redis) -> None:
     """By the key that it is kept under; what is known of earlier bans stays."""
     limit = RateLimiter("gone", "1/h", ban_after=1, ban_for="1m,30d")
     limit.ban("ada")
@@ -323,7 +325,9 @@ def test_the_list_uses_the_current_limits() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 44, None])
-def test_foreign_entries_are_left_out(damage: bytes | None, direct: redis.Redis) -> None:
+def test_invalid_entries_in_the_ban_register_are_skipped(
+    damage: bytes | None, direct: redis.Redis
+) -> None:
     """The others are listed."""
     visit(times=4)
     RateLimiter("mail", "1/h", ban_after=1, ban_for="1m").ban("ada")
@@ -337,7 +341,7 @@ def test_foreign_entries_are_left_out(damage: bytes | None, direct: redis.Redis)
     assert active_bans()[0].who == []
 
 
-def test_the_inspector_names_the_author_of_a_ban() -> None:
+def test_the_inspector_names_the_operator_who_made_a_ban() -> None:
     """In one sentence, with when it ends, and the offences that have earned it."""
     visit(times=4)
     (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
@@ -349,7 +353,7 @@ def test_the_inspector_names_the_author_of_a_ban() -> None:
     assert _reason(met).startswith("Banned by login by hand, since ")
 
 
-def test_rules_of_the_admin_ban() -> None:
+def test_rules_of_the_admin_can_ban() -> None:
     """By the same words, which YAML takes as well; a change of them is in the history."""
     rule = RateLimitRule(
         name="api",
@@ -383,7 +387,7 @@ def test_rules_of_the_admin_ban() -> None:
     )
 
 
-def test_resetting_keeps_the_register_of_the_others() -> None:
+def test_resetting_one_client_keeps_the_other_bans_registered() -> None:
     """Whose counts are reset is banned no more; everybody else is, and is listed."""
     limiter = RateLimiter("mail", "0/s", ban_after=1, ban_for="1m")
     limiter.hit("ada")

@@ -47,7 +47,7 @@ def said(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("policy", ["closed", "local", "open"])
-def test_rules_and_overrides_of_the_database_hold(policy: str, begin: Any) -> None:
+def test_rules_and_overrides_of_the_database_apply_without_redis(policy: str, begin: Any) -> None:
     """By each rule's policy; who is blocked is, who is exempt is, whatever the policy."""
     rule(on_store_error=policy)
     RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
@@ -70,9 +70,7 @@ def test_commands_report_that_redis_is_unavailable(begin: Any) -> None:
     assert "Redis is unavailable" in said("explain", "--path", "/ok")
 
 
-def test_a_slow_database_is_waited_for_by_a_thread(
-    begin: Any, settings: Any, monkeypatch: Any
-) -> None:
+def test_a_thread_waits_for_a_slow_database(begin: Any, settings: Any, monkeypatch: Any) -> None:
     """Requests go by the settings meanwhile, and by the database when it has answered."""
     settings.RATELIMIT_TIMEOUT = 0.05
     rule(limit=0)
@@ -93,7 +91,7 @@ def test_a_slow_database_is_waited_for_by_a_thread(
     pytest.fail("the rules of the database never came")
 
 
-def test_a_database_that_was_away_too_is_asked_again(begin: Any, monkeypatch: Any) -> None:
+def test_an_unavailable_database_is_tried_again(begin: Any, monkeypatch: Any) -> None:
     """Every few seconds, while there are requests."""
     rule(limit=0)
 
@@ -113,7 +111,7 @@ def test_a_database_that_was_away_too_is_asked_again(begin: Any, monkeypatch: An
     pytest.fail("the database was never asked again")
 
 
-def test_when_redis_is_back_its_rules_and_overrides_hold(begin: Any, settings: Any) -> None:
+def test_published_rules_and_overrides_apply_when_redis_is_back(begin: Any, settings: Any) -> None:
     """Also those that were edited meanwhile, and a block that was lifted."""
     working = settings.CACHES
     saved = rule(limit=1)

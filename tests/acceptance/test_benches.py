@@ -16,7 +16,7 @@ from tests.bench.peers.limiters import Limiter, ours
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_profile_of_a_hit_is_one_command_away() -> None:
+def test_a_command_prints_the_profile_of_a_hit() -> None:
     """It names the functions that took most, of a hit, of a request and of coroutines."""
     told = subprocess.run(
         [sys.executable, "-m", "tests.profile_hit", "200"],
@@ -46,7 +46,7 @@ def missing(limits: int) -> Any:
 @pytest.mark.usefixtures(
     "quiet"
 )  # Round trips are counted by the server: nobody else may make any.
-def test_missing_or_refused_extensions_are_reported() -> None:
+def test_benchmarks_report_missing_extensions() -> None:
     """Its row says why, and the others are measured."""
     limiters = [
         ours("fixed_window"),

@@ -52,7 +52,7 @@ FORM = {"effect": "block", "period": 1, "unit": "m", "duration": "3600"}
 CLIENT = {"REMOTE_ADDR": "203.0.113.9"}
 
 
-def test_a_block_answers_403_without_a_time_to_come_back(operator: Client) -> None:
+def test_a_403_block_has_no_retry_time(operator: Client) -> None:
     """In every form of the answer, with its own message; by default it is a 429 as before."""
     operator.post(f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.9"})
     answer = Client(**CLIENT).get("/ok")
@@ -83,7 +83,7 @@ def test_a_block_answers_403_without_a_time_to_come_back(operator: Client) -> No
     assert visits(address="203.0.113.10") == [200]
 
 
-def test_a_403_without_a_message_has_a_default_text(operator: Client) -> None:
+def test_a_403_block_without_a_message_has_a_default_text(operator: Client) -> None:
     """Or what the rule has to say that the block stands in the place of."""
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=5, unit="h", message="Slower, please."
@@ -95,9 +95,7 @@ def test_a_403_without_a_message_has_a_default_text(operator: Client) -> None:
     assert Client(**CLIENT).get("/ok").content.decode().splitlines()[0] == "You are blocked."
 
 
-def test_a_403_is_one_in_a_view_of_rest_framework_and_in_a_projects_view(
-    operator: Client, settings: Any
-) -> None:
+def test_a_403_block_is_a_403_in_drf_and_in_ratelimit_view(operator: Client, settings: Any) -> None:
     """DRF's body, and the exception's status."""
     settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "RateLimit" not in one]
     operator.post(
@@ -120,7 +118,7 @@ def test_a_403_is_one_in_a_view_of_rest_framework_and_in_a_projects_view(
 
 
 @pytest.mark.parametrize("fields", [{"forbids": "on"}, {"message": "No."}])
-def test_an_answer_is_a_blocks(fields: dict[str, str], operator: Client) -> None:
+def test_only_blocks_store_a_status_and_a_message(fields: dict[str, str], operator: Client) -> None:
     """Of an exemption or another limit nobody would read it."""
     answer = operator.post(
         f"{OVERRIDES}add/", {**FORM, **fields, "network": "203.0.113.9", "effect": "exempt"}
@@ -128,7 +126,7 @@ def test_an_answer_is_a_blocks(fields: dict[str, str], operator: Client) -> None
     assert "This is for blocks." in errors(answer)
 
 
-def test_a_list_of_networks_becomes_an_override_each(operator: Client) -> None:
+def test_a_list_of_networks_becomes_one_override_per_network(operator: Client) -> None:
     """In one change, all with the same words; each is in Django's log, and can be ended
     by itself."""
     before = RateLimitRevision.read("default").number
@@ -162,7 +160,7 @@ def test_a_list_of_networks_becomes_an_override_each(operator: Client) -> None:
         ),
     ],
 )
-def test_a_list_with_something_wrong_adds_nothing(
+def test_a_list_with_an_invalid_network_adds_no_override(
     pasted: str, problem: str, operator: Client
 ) -> None:
     """Which lines are wrong is said."""
@@ -171,7 +169,7 @@ def test_a_list_with_something_wrong_adds_nothing(
     assert not RateLimitOverride.objects.exists()
 
 
-def test_an_override_that_is_there_stays_for_one_network(operator: Client) -> None:
+def test_an_existing_override_is_edited_for_one_network_only(operator: Client) -> None:
     """Several are added by a new one."""
     row = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     answer = operator.post(

@@ -94,7 +94,7 @@ def answer(method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_a_view_finds_the_body_as_it_would_without_us(name: str, way: str) -> None:
+def test_a_view_finds_the_body_as_without_the_package(name: str, way: str) -> None:
     """However it takes it, for every kind of body and method, under both handlers. (Where it would
     have met an error because it reads the stream twice, it may find the body instead.)
     """
@@ -115,7 +115,7 @@ def test_a_view_finds_the_body_as_it_would_without_us(name: str, way: str) -> No
 @pytest.mark.parametrize(
     "name", ["form", "multipart", "multipart with a small file", "json", "upload"]
 )
-def test_drf_finds_the_body_as_it_would_without_us(method: str, name: str) -> None:
+def test_drf_finds_the_body_as_without_the_package(method: str, name: str) -> None:
     """Its parsers read the stream that Django kept."""
     with override_settings(RATELIMIT_ENABLE=False):
         without = answer(method, "/echo", *BODIES[name])
@@ -125,9 +125,7 @@ def test_drf_finds_the_body_as_it_would_without_us(method: str, name: str) -> No
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize("name", ["form", "multipart", "multipart with a small file", "json"])
-def test_a_small_body_is_looked_at_whatever_the_method(
-    method: str, name: str, rf: RequestFactory
-) -> None:
+def test_a_small_body_is_read_for_every_method(method: str, name: str, rf: RequestFactory) -> None:
     """As DRF parses it."""
     body, kind = BODIES[name]
     read = [
@@ -148,7 +146,7 @@ UNKNOWN = ["large form", "too many fields", "upload", "multipart without a bound
 
 @pytest.mark.parametrize("key", ["post:name", "data:name", "exact:post:name", ("post:name",)])
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_a_body_that_is_not_looked_at_counts_as_the_address(
+def test_a_body_that_is_not_read_counts_as_the_address(
     name: str, key: Any, rf: RequestFactory
 ) -> None:
     """So nobody uses up everybody's count, and nobody gains one."""
@@ -160,7 +158,7 @@ def test_a_body_that_is_not_looked_at_counts_as_the_address(
     )
 
 
-def test_what_was_parsed_already_is_used_whatever_its_size(rf: RequestFactory) -> None:
+def test_a_parsed_body_is_used_at_any_size(rf: RequestFactory) -> None:
     """Django's CSRF check has parsed what is posted to most views, uploads as well."""
     for name in ("large form", "upload"):
         request = rf.generic("POST", "/", *BODIES[name])
@@ -168,7 +166,7 @@ def test_what_was_parsed_already_is_used_whatever_its_size(rf: RequestFactory) -
         assert compile_key("post:name").read("", request, None) == ("post", "name", "ada")
 
 
-def test_only_small_bodies_are_looked_at(settings: Any, rf: RequestFactory) -> None:
+def test_only_small_bodies_are_read(settings: Any, rf: RequestFactory) -> None:
     """A body of exactly the bound is; none is that Django would refuse."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = None
     for size, is_read in ((MAX_BYTES, True), (MAX_BYTES + 1, False)):
@@ -181,7 +179,7 @@ def test_only_small_bodies_are_looked_at(settings: Any, rf: RequestFactory) -> N
 @pytest.mark.parametrize(
     "path", ["/sync/read", "/async/read", "/async/handlers", "/sync/body", "/async/body"]
 )
-def test_what_django_would_refuse_is_left_alone(path: str, settings: Any) -> None:
+def test_a_body_that_django_would_refuse_is_not_read(path: str, settings: Any) -> None:
     """A project that allows less than the bound: the view finds the whole stream, or Django's own
     refusal.
     """
@@ -192,7 +190,7 @@ def test_what_django_would_refuse_is_left_alone(path: str, settings: Any) -> Non
     assert answer("PUT", path, body, MULTIPART_CONTENT) == without
 
 
-def test_a_chunked_body_that_django_would_refuse_is_left_alone(settings: Any) -> None:
+def test_a_chunked_body_that_django_would_refuse_is_not_read(settings: Any) -> None:
     """Which does not say how long it is."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
     scope = {
@@ -222,7 +220,7 @@ class Untouched(io.RawIOBase):
 @pytest.mark.parametrize(
     "kind", [FORM, MULTIPART_CONTENT, "application/json", "text/plain", "application/octet-stream"]
 )
-def test_an_upload_is_not_read_at_all(kind: str) -> None:
+def test_an_upload_is_not_read(kind: str) -> None:
     """Not a byte of a large one, under both handlers, nor of a small one of another kind."""
     size = 4000 if kind.startswith(("text", "application/octet")) else 400 * 2**20
     environment = RequestFactory()._base_environ(
@@ -253,7 +251,7 @@ def test_an_upload_is_not_read_at_all(kind: str) -> None:
     upload.close()
 
 
-def test_a_client_that_hangs_up_is_not_a_failure(rf: RequestFactory) -> None:
+def test_a_client_that_disconnects_during_the_body_causes_no_error(rf: RequestFactory) -> None:
     """Nor is a stream that somebody has closed."""
 
     class Gone(io.RawIOBase):
@@ -277,7 +275,7 @@ def test_a_client_that_hangs_up_is_not_a_failure(rf: RequestFactory) -> None:
     body=st.binary(max_size=300),
     kind=st.sampled_from([*{kind for _, kind in BODIES.values()}, "\x00", "a/b+json"]),
 )
-def test_no_body_is_a_failure(body: bytes, kind: str) -> None:
+def test_no_body_causes_an_error(body: bytes, kind: str) -> None:
     """Whatever it holds, and whatever it says that it is."""
     for method in ("POST", "PUT"):
         request = RequestFactory().generic(method, "/", body, kind)
@@ -287,7 +285,7 @@ def test_no_body_is_a_failure(body: bytes, kind: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_override_by_a_field_of_the_body_leaves_uploads_alone() -> None:
+def test_an_override_by_a_body_field_does_not_read_uploads() -> None:
     """It looks at small bodies; of others nobody knows whose they are, and no override is about
     them.
     """
@@ -303,7 +301,7 @@ def test_an_override_by_a_field_of_the_body_leaves_uploads_alone() -> None:
     assert answer("PUT", "/async/nothing", *BODIES["form"])[0] == 429
 
 
-def test_a_decorator_leaves_the_body_alone_as_well(rf: RequestFactory) -> None:
+def test_a_decorator_does_not_read_uploads(rf: RequestFactory) -> None:
     """On a view that sets upload handlers of its own, forms are counted by name and uploads by
     address.
     """
@@ -375,7 +373,7 @@ def send(
     return response.status, json.loads(content) if response.status == 200 else None
 
 
-def test_real_servers(server: tuple[str, int]) -> None:
+def test_real_servers_count_fields_and_pass_uploads_through(server: tuple[str, int]) -> None:
     """A name is counted with a length and in chunks; an upload passes, its stream untouched, and
     counts as the address; a view that reads the server's own stream finds all of it.
     """

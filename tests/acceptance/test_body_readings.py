@@ -99,7 +99,7 @@ def block(**fields: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["/plain", "/method", "/function", "/asks"])
-def test_another_charset_buys_no_guess(where: str, settings: Any) -> None:
+def test_another_charset_allows_no_further_guess(where: str, settings: Any) -> None:
     """A name that is spelled anew in UTF-7, or escaped, and that DRF reads as the same."""
     settings.RATELIMIT_RULES = [
         {"name": "plain", "path": "/plain", "key": "data:name", "rate": "2/h"}
@@ -120,7 +120,7 @@ def test_another_charset_buys_no_guess(where: str, settings: Any) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("where", ["/method", "/function", "/asks"])
-def test_a_call_site_within_drf_counts_by_the_field(where: str, kind: str) -> None:
+def test_a_call_site_on_a_drf_method_counts_by_the_field(where: str, kind: str) -> None:
     """Whatever the type says beside its name: each name has a count of its own, at every
     address."""
     for name in (b"ada", b"eve"):
@@ -132,7 +132,7 @@ def test_a_call_site_within_drf_counts_by_the_field(where: str, kind: str) -> No
 
 
 @pytest.mark.parametrize("where", ["/method", "/function"])
-def test_one_name_is_counted_once_within_drf(where: str, settings: Any) -> None:
+def test_a_rule_with_the_name_of_a_drf_call_site_counts_once(where: str, settings: Any) -> None:
     """A rule that is named like the limit on a method of DRF's takes one unit of a request, not
     two.
     """
@@ -143,7 +143,7 @@ def test_one_name_is_counted_once_within_drf(where: str, settings: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("field", ["post:name", "data:name", "json:name"])
-def test_no_charset_is_a_failure(field: str, settings: Any) -> None:
+def test_no_charset_causes_an_error(field: str, settings: Any) -> None:
     """With an override by a field and a rule by it, whatever charset a stranger names: the request
     is answered as it would be without, the address counts, and no rule is said to be broken.
     """
@@ -172,7 +172,7 @@ def test_no_charset_is_a_failure(field: str, settings: Any) -> None:
         "Application/Json; charset=utf-7",
     ],
 )
-def test_no_type_is_a_way_past_a_block(kind: str) -> None:
+def test_no_content_type_evades_a_block(kind: str) -> None:
     """DRF hands a type with a `*` in it to its first parser."""
     block(field="data:name")
     assert code("/plain", b'{"name": "eve"}', kind) == 200
@@ -181,7 +181,7 @@ def test_no_type_is_a_way_past_a_block(kind: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_charset_is_a_way_past_a_block() -> None:
+def test_no_charset_evades_a_block() -> None:
     """Where DRF decodes it, a block sees what the view would see."""
     block(field="data:name")
     assert code("/plain", utf_7("ada", 5), "application/json; charset=utf-7") == 429
@@ -199,7 +199,7 @@ def test_no_charset_is_a_way_past_a_block() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_an_override_for_a_user_needs_no_database(
+def test_limits_that_do_not_need_the_user_work_while_the_database_is_unavailable(
     way: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While the database is away nobody knows who is logged in: limits that do not ask for it go

@@ -68,7 +68,7 @@ def fields(page: Any) -> dict[str, Any]:
 REFUSED = "Another user changed this while you were editing it, so your changes were not saved."
 
 
-def test_a_form_is_refused_if_the_rule_was_changed_while_it_was_open(
+def test_a_form_is_refused_if_the_rule_was_changed_since_it_was_opened(
     operator: Client, other: Client, rule: RateLimitRule
 ) -> None:
     """Also if it is sent a second time; after a reload it is saved."""
@@ -129,7 +129,7 @@ def of(sent: dict[str, Any], rule: RateLimitRule) -> str:
     ).removesuffix("id")
 
 
-def test_the_list_is_refused_if_a_rule_in_it_was_changed_while_it_was_open(
+def test_the_list_is_refused_if_a_listed_rule_was_changed_since_it_was_opened(
     operator: Client, other: Client, rule: RateLimitRule
 ) -> None:
     """Of fields that the list does not have, it overwrites none."""

@@ -85,7 +85,7 @@ def sizes(found: Cluster) -> list[int]:
     return counts
 
 
-def test_limits_and_the_cache_live_on_all_masters(cluster: Cluster) -> None:
+def test_limits_and_the_cache_use_all_masters(cluster: Cluster) -> None:
     """Plain and asynchronous hits of one identity share a count; identities spread; the cache works
     as a cache.
     """
@@ -118,7 +118,7 @@ def test_limits_and_the_cache_live_on_all_masters(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what the masters are asked.
-def test_several_limits_of_one_identity_are_one_call(cluster: Cluster) -> None:
+def test_several_limits_of_one_identity_are_one_call_to_one_node(cluster: Cluster) -> None:
     """To one node, all or nothing."""
     both = RateLimiter("x", ["2/h", "100/h"])
     both.hit("x")
@@ -149,7 +149,7 @@ ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log")
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_identities_in_several_slots_are_decided_as_one_server_would(
+def test_identities_in_several_slots_are_decided_as_on_one_server(
     seed: int, cluster: Cluster, settings: Any
 ) -> None:
     """All or nothing across slots: costs, partial hits, shadow limits, counted refusals. Every
@@ -204,7 +204,7 @@ def test_identities_in_several_slots_are_decided_as_one_server_would(
                 assert mine.retry_after == its.retry_after
 
 
-def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: Cluster) -> None:
+def test_concurrent_hits_on_two_slots_never_exceed_the_smaller_limit(cluster: Cluster) -> None:
     """Threads that hit two identities at once: as many go as the tighter one says; the other has
     counted just those.
     """
@@ -222,7 +222,7 @@ def test_a_crowd_on_two_slots_is_never_admitted_beyond_the_tighter_one(cluster: 
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what the masters are asked.
-def test_a_refused_hit_takes_nothing_and_reports_every_limit(cluster: Cluster) -> None:
+def test_a_refused_hit_takes_no_units_and_reports_every_limit(cluster: Cluster) -> None:
     """Slots are asked in the order of the call. What was taken before the one that refuses is given
     back; behind it the others only look, so that the numbers are those of all limits.
     """
@@ -246,7 +246,7 @@ def test_a_refused_hit_takes_nothing_and_reports_every_limit(cluster: Cluster) -
     assert [state.used for state in decide(build_call([full, ample], "peek")).limits] == [500, 0]
 
 
-def test_units_go_back_where_a_later_node_cannot_be_asked(mortal: Cluster, settings: Any) -> None:
+def test_units_are_returned_if_a_later_node_is_unavailable(mortal: Cluster, settings: Any) -> None:
     """The policy decides; nothing stays taken."""
     limits = [Limit("a", "9/h"), Limit("b", "10/h")]
     first = digest("x 0")
@@ -273,7 +273,7 @@ def test_units_go_back_where_a_later_node_cannot_be_asked(mortal: Cluster, setti
     "quiet"
 )  # It counts what the masters are asked, and has not heard of the edit.
 @pytest.mark.django_db(transaction=True)
-def test_edits_of_rules_hold_within_the_second(cluster: Cluster) -> None:
+def test_edited_rules_apply_in_a_cluster_within_a_second(cluster: Cluster) -> None:
     """The rules live in another slot: they are asked for apart, once a second, and an edit by
     anybody is found then.
     """
@@ -298,7 +298,7 @@ def test_edits_of_rules_hold_within_the_second(cluster: Cluster) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_overrides_hold_within_the_second(cluster: Cluster, client: Any) -> None:
+def test_overrides_apply_in_a_cluster_within_a_second(cluster: Cluster, client: Any) -> None:
     """A block, and its end."""
     addresses = (f"10.9.{number // 250}.{number % 250}" for number in itertools.count())
 
@@ -314,7 +314,7 @@ def test_overrides_hold_within_the_second(cluster: Cluster, client: Any) -> None
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the edits, and is the only process.
 @pytest.mark.django_db(transaction=True)
-def test_edits_of_split_rules_hold_within_the_second_too(
+def test_edited_split_rules_apply_in_a_cluster_within_a_second(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is decided in the process and what is asked apart in a cluster go by one look at the
@@ -333,7 +333,7 @@ def test_edits_of_split_rules_hold_within_the_second_too(
     until(lambda: limiter.hit("x").limits[0].limit == 80_000, "the second edit holds", 1.2)
 
 
-def test_a_slot_that_moves_under_load_loses_and_repeats_nothing(mortal: Cluster) -> None:
+def test_a_slot_that_moves_under_load_loses_and_repeats_no_hit(mortal: Cluster) -> None:
     """Threads hit an identity while its slot goes to another master, and back, key by key: each hit
     is counted once.
     """
@@ -364,7 +364,7 @@ def test_a_slot_that_moves_under_load_loses_and_repeats_nothing(mortal: Cluster)
     assert count > 50
 
 
-def test_a_process_that_knows_an_old_map_is_redirected(mortal: Cluster) -> None:
+def test_a_process_with_an_outdated_slot_map_is_redirected(mortal: Cluster) -> None:
     """MOVED is followed within the call, and the new map learnt."""
     limiter = RateLimiter("x", "100/h")
     limiter.hit("x")
@@ -385,7 +385,9 @@ def test_a_process_that_knows_an_old_map_is_redirected(mortal: Cluster) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_master_that_dies_or_hangs(how: int, mortal: Cluster, settings: Any) -> None:
+def test_a_master_that_dies_or_hangs_affects_only_its_slots(
+    how: int, mortal: Cluster, settings: Any
+) -> None:
     """Its slots are decided by the policy until its replica has taken over, with the count it had;
     other slots notice nothing, nobody waits beyond the deadline, and down and up are told once.
     """
@@ -421,7 +423,7 @@ def test_a_master_that_dies_or_hangs(how: int, mortal: Cluster, settings: Any) -
         os.kill(victim.pid, signal.SIGCONT) if how == signal.SIGSTOP else None
 
 
-def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(
+def test_a_hanging_master_of_the_rules_does_not_affect_other_slots(
     mortal: Cluster, settings: Any
 ) -> None:
     """A burst in the moment it hangs, the rules having been asked for a while ago: all other slots
@@ -465,7 +467,7 @@ def test_a_master_of_the_rules_that_hangs_keeps_no_other_slot_from_deciding(
     assert found == {"redis": 80}
 
 
-def test_one_asks_for_all_shortly_before_the_rules_are_too_old() -> None:
+def test_one_request_compares_the_rules_shortly_before_they_are_too_old() -> None:
     """While it asks, the others go on for as long as what they know is not too old; then everybody
     asks.
     """
@@ -489,7 +491,7 @@ def test_one_asks_for_all_shortly_before_the_rules_are_too_old() -> None:
     assert asks(0, one._replace(revision=Revision(1, b"1"))) == [True, True, True]
 
 
-def test_what_was_asked_before_a_change_confirms_nothing() -> None:
+def test_a_comparison_begun_before_a_change_confirms_nothing() -> None:
     """An answer that is still on its way while this process publishes, or hears that
     somebody has."""
     freshness, asked_at = Freshness(), time.monotonic()
@@ -501,7 +503,7 @@ def test_what_was_asked_before_a_change_confirms_nothing() -> None:
     assert not freshness.is_due(call)
 
 
-def test_a_process_starts_where_some_nodes_are_dead(mortal: Cluster, settings: Any) -> None:
+def test_a_process_starts_while_some_nodes_are_down(mortal: Cluster, settings: Any) -> None:
     """Any node that answers is enough to begin with; where none does, the policy decides, and
     nothing is a 500.
     """
@@ -575,7 +577,7 @@ def test_settings_of_the_alias_reach_every_node(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
+def test_bans_apply_in_every_hash_slot(cluster: Cluster) -> None:
     """Those of whoever is counted, in one call; and those of others, in a slot of their own: earned
     once, by exactly so many offences, listed and lifted.
     """
@@ -621,7 +623,7 @@ def test_bans_hold_in_every_slot(cluster: Cluster) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_advisory_ban_counts_nothing_in_any_hash_slot(cluster: Cluster) -> None:
+def test_a_shadow_ban_counts_nothing_in_any_hash_slot(cluster: Cluster) -> None:
     """As on one server: who would be banned, by a limit in shadow mode, is let through and not
     counted by it, and by the others as ever.
     """
@@ -642,7 +644,7 @@ def test_an_advisory_ban_counts_nothing_in_any_hash_slot(cluster: Cluster) -> No
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_reset_reaches_a_ban_in_another_slot(cluster: Cluster) -> None:
+def test_a_reset_lifts_a_ban_in_another_hash_slot(cluster: Cluster) -> None:
     """Whose counts are reset is not banned by their address any more, wherever that ban lives."""
     limit = Limit("wide", "1/h", algorithm="fixed_window", ban_after=1, ban_for="1h", ban_key="ip")
     for number in range(6):

@@ -121,7 +121,7 @@ def test_explain_lists_the_limits_of_a_request(settings: Any) -> None:
             said("explain", *wrong)
 
 
-def test_export_and_import_go_round(tmp_path: Path, settings: Any) -> None:
+def test_export_and_import_are_inverse(tmp_path: Path, settings: Any) -> None:
     """What was exported is imported without a change; a dry run says in words what would be done,
     and does nothing.
     """
@@ -183,9 +183,7 @@ def test_export_and_import_go_round(tmp_path: Path, settings: Any) -> None:
         ("- {name: x, key: ip, rate: 1/s, path: /, method: 5}", "method is 5"),
     ],
 )
-def test_a_file_that_makes_no_sense_changes_nothing(
-    text: str, problem: str, tmp_path: Path
-) -> None:
+def test_an_invalid_file_changes_nothing(text: str, problem: str, tmp_path: Path) -> None:
     """And `check` says the same."""
     RateLimitRule.objects.create(name="kept", path="/", key="ip", limit=5)
     file = tmp_path / "rules.yaml"
@@ -333,7 +331,7 @@ def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
     assert [line.partition("'")[2][0] for line in str(raised.value).splitlines()] == ["x", "y", "z"]
 
 
-def test_check_finds_what_is_wrong_with_the_rules_there_are() -> None:
+def test_check_finds_problems_of_existing_rules() -> None:
     """Also those broken by hand."""
     assert said("check") == "2 rules: no problem found\n"
     RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
@@ -341,7 +339,7 @@ def test_check_finds_what_is_wrong_with_the_rules_there_are() -> None:
         said("check")
 
 
-def test_a_rule_that_locks_the_admin_out_is_switched_off_from_a_terminal() -> None:
+def test_a_rule_that_locks_operators_out_is_switched_off_from_a_terminal() -> None:
     """By name; the history says from where."""
     RateLimitRule.objects.create(name="all", path="/", key="ip", limit=0)
     assert Client().get("/ok").status_code == 429
@@ -352,13 +350,13 @@ def test_a_rule_that_locks_the_admin_out_is_switched_off_from_a_terminal() -> No
         said("mode", "every", "off")
 
 
-def test_the_file_may_be_piped_in(monkeypatch: Any) -> None:
+def test_a_rules_file_can_be_piped_to_import(monkeypatch: Any) -> None:
     """`import -`."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("- {name: x, key: ip, rate: 1/s, path: /x}"))
     assert "+ x: 1 per second per address, on /x" in said("import", "-")
 
 
-def test_the_command_runs_in_a_terminal() -> None:
+def test_the_command_runs_in_a_separate_process() -> None:
     """From another process."""
     verb = ["ratelimit", "rules", "check", "example_project/rules.yaml"]
     command = [sys.executable, "-m", "example_project.manage", *verb]
@@ -411,7 +409,7 @@ declared = st.fixed_dictionaries(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(declared, max_size=4, unique_by=lambda one: one["name"]))
-def test_every_rule_goes_round(rules: list[dict[str, Any]]) -> None:
+def test_every_rule_survives_yaml_export_and_import(rules: list[dict[str, Any]]) -> None:
     """Whatever it says: YAML, rows, YAML are the same."""
     for one in rules:
         if not {"path", "route", "group"} & set(one):
@@ -442,7 +440,7 @@ def test_a_rule_error_names_its_field() -> None:
 
 
 @pytest.mark.parametrize("name", ["everyone", "anonymous", "authenticated", "staff"])
-def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
+def test_an_audience_in_a_list_is_not_a_group_of_that_name(name: str) -> None:
     """And no group of that name; a group that is called so is a group, and the command tells them
     apart.
     """
@@ -515,7 +513,7 @@ def test_an_audience_in_a_list_is_that_audience(name: str) -> None:
         ("{}", "Rules: must be a list of rules"),
     ],
 )
-def test_errors_of_a_file_have_the_line_the_rule_and_the_field(text: str, problem: str) -> None:
+def test_errors_of_a_file_name_the_line_the_rule_and_the_field(text: str, problem: str) -> None:
     """And writes nothing."""
     with pytest.raises(RuleError, match=re.compile(problem, re.DOTALL)):
         apply(text)
@@ -539,7 +537,7 @@ def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
     assert said("export") == "[]\n"
 
 
-def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch: Any) -> None:
+def test_checking_ten_thousand_rules_takes_linear_time(monkeypatch: Any) -> None:
     """Whether two have one name is found in one pass, and said of each once."""
     items = [(number, {"name": f"rule {number % 9_999}"}) for number in range(20_000)]
     monkeypatch.setattr(yaml_text, "read_items", lambda text, source: items)
@@ -553,7 +551,7 @@ def test_ten_thousand_rules_are_checked_in_time_that_grows_with_them(monkeypatch
     assert time.process_time() - before < 5
 
 
-def test_explain_lists_what_it_cannot_evaluate(settings: Any) -> None:
+def test_explain_lists_values_that_it_cannot_evaluate(settings: Any) -> None:
     """An address that is none is an error; a function that finds addresses may not see the one that
     is given.
     """
@@ -569,7 +567,7 @@ def whence(request: HttpRequest) -> str:
     return "198.51.100.7"
 
 
-def test_a_bomb_of_aliases_costs_nothing(tmp_path: Path) -> None:
+def test_yaml_aliases_and_endless_files_are_refused_before_parsing(tmp_path: Path) -> None:
     """A few hundred bytes that stand for gigabytes, and a file without an end, are refused before
     they are read.
     """
@@ -588,7 +586,7 @@ def test_a_bomb_of_aliases_costs_nothing(tmp_path: Path) -> None:
         said("check", str(file))
 
 
-def test_gcra_is_a_token_bucket_and_words_are_kept_as_they_are() -> None:
+def test_synonyms_and_field_orders_survive_yaml_export_and_import() -> None:
     """Synonyms, orders of methods and numbers come back as what they mean."""
     (item,) = load(
         "- {name: x, path: /, key: [ip, user], rate: 5/1m, algorithm: gcra, method: [post, GET, "
@@ -607,7 +605,7 @@ def test_gcra_is_a_token_bucket_and_words_are_kept_as_they_are() -> None:
 
 @example_settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(odd_rules, st.lists(odd_tiers, max_size=2)), max_size=3))
-def test_whatever_the_form_accepts_goes_round(
+def test_every_rule_that_the_form_accepts_survives_yaml_export_and_import(
     rows: list[tuple[dict[str, Any], list[dict[str, Any]]]],
 ) -> None:
     """Rows, YAML, rows: the same rules, however odd."""
@@ -683,7 +681,7 @@ texts = st.one_of(
     max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck)
 )
 @given(texts)
-def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
+def test_any_file_is_parsed_or_reported_with_a_clear_error(text: str) -> None:
     """Never a traceback; an error names the line or the rule, and nothing is written."""
     RateLimitRule.objects.all().delete()
     RateLimitRule.objects.create(name="kept", path="/", key="ip", limit=5)
@@ -712,7 +710,9 @@ def test_whatever_a_file_holds_it_is_rules_or_a_clear_error(text: str) -> None:
     ],
     ids=" ".join,
 )
-def test_a_command_that_needs_urls_asks_for_them(arguments: list[str], settings: Any) -> None:
+def test_a_command_that_needs_urls_reports_a_missing_urlconf(
+    arguments: list[str], settings: Any
+) -> None:
     """A project of workers alone has no `ROOT_URLCONF`."""
     del settings.ROOT_URLCONF
     with pytest.raises(CommandError, match="set ROOT_URLCONF"):

@@ -34,7 +34,7 @@ site = test_admin.site
         {"path": "/admin/", "mode": "shadow"},
     ],
 )
-def test_a_rule_that_limits_the_admin_itself_is_asked_about(
+def test_a_rule_that_limits_the_admin_has_to_be_confirmed(
     fields: dict[str, Any], operator: Client, settings: Any
 ) -> None:
     """It would lock its author out; not where the admin is exempt, by the settings or by another
@@ -60,7 +60,7 @@ def test_a_rule_that_limits_the_admin_itself_is_asked_about(
 @pytest.mark.parametrize(
     "fields", [{"path": "/ok"}, {"path": "/admin/", "mode": "off"}, {"path": "/administration"}]
 )
-def test_a_rule_that_leaves_the_admin_alone_is_saved_unasked(
+def test_a_rule_that_does_not_limit_the_admin_needs_no_confirmation(
     fields: dict[str, Any], operator: Client, settings: Any
 ) -> None:
     """Whatever its path looks like."""
@@ -69,7 +69,7 @@ def test_a_rule_that_leaves_the_admin_alone_is_saved_unasked(
     assert answer.status_code == 302, errors(answer)
 
 
-def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> None:
+def test_a_limit_of_0_has_to_be_confirmed_in_any_field(operator: Client) -> None:
     """As the limit, and as a further one."""
     form = given(path="/ok", key="ip", limit=1)
     for fields in ({"limit": 0}, {"more_rates": "0/s"}):
@@ -91,7 +91,7 @@ def test_a_limit_of_0_is_asked_about_wherever_it_stands(operator: Client) -> Non
         (1, "192.0.2.2", False),
     ],
 )
-def test_a_block_of_a_known_proxy_is_asked_about(
+def test_a_block_of_a_known_proxy_has_to_be_confirmed(
     trusted: Any, network: str, is_asked: bool, settings: Any
 ) -> None:
     """Known by the settings, or because the operator comes through it."""
@@ -132,13 +132,13 @@ def test_an_unlikely_override_needs_a_confirmation(
     assert RateLimitOverride.objects.exists()
 
 
-def test_a_network_of_a_usual_size_is_not_asked_about(operator: Client) -> None:
+def test_a_network_of_a_usual_size_needs_no_confirmation(operator: Client) -> None:
     """It is added at once."""
     form = {"effect": "block", "period": 1, "unit": "m", "network": "10.0.0.0/9 2001:db8::/32"}
     assert operator.post(f"{OVERRIDES}add/", form).status_code == 302
 
 
-def test_an_override_that_has_ended_can_be_changed_unasked(operator: Client) -> None:
+def test_changing_an_ended_override_needs_no_confirmation(operator: Client) -> None:
     """Its end is not what was changed."""
     row = RateLimitOverride.objects.create(
         network="203.0.113.9", effect="block", ends=timezone.now()
@@ -216,7 +216,7 @@ def test_counts_that_restart_are_reported(words: dict[str, str], operator: Clien
     assert (told in page) is bool(words)
 
 
-def test_what_is_confirmed_of_an_override_are_the_warnings_that_were_shown(
+def test_only_the_override_warnings_that_were_shown_are_confirmed(
     operator: Client,
 ) -> None:
     """A box that was ticked beforehand, or for another network, confirms nothing."""

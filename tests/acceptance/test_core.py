@@ -18,7 +18,7 @@ def view(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-def test_usage_counts_and_has_the_reset_time(rf: RequestFactory) -> None:
+def test_usage_contains_the_count_and_the_reset_time(rf: RequestFactory) -> None:
     """With `increment` each call counts; the refused one shows as one more than the limit."""
     usages = [
         get_usage(rf.get("/"), group="g", key="ip", rate="2/h", increment=True) for _ in range(3)
@@ -31,7 +31,7 @@ def test_usage_counts_and_has_the_reset_time(rf: RequestFactory) -> None:
     assert all(3600 <= usage["time_left"] <= 3960 for usage in usages)
 
 
-def test_without_increment_nothing_is_counted(rf: RequestFactory) -> None:
+def test_get_usage_without_increment_counts_nothing(rf: RequestFactory) -> None:
     """And the answer is what one more would be told: the pattern of counting failures only does
     block.
     """
@@ -43,14 +43,14 @@ def test_without_increment_nothing_is_counted(rf: RequestFactory) -> None:
     assert get_usage(**ask)["count"] == 2
 
 
-def test_the_count_is_the_decorators(rf: RequestFactory) -> None:
+def test_get_usage_reads_the_count_of_the_decorator(rf: RequestFactory) -> None:
     """For the same group, key, rate and method; or the view itself as `fn`."""
     ratelimit(key="ip", rate="2/h", method=UNSAFE)(view)(rf.post("/"))
     assert get_usage(rf.post("/"), fn=view, key="ip", rate="2/h", method=UNSAFE)["count"] == 1
     assert get_usage(rf.post("/"), fn=view, key="ip", rate="2/h")["count"] == 0
 
 
-def test_there_is_no_usage_without_a_limit(rf: RequestFactory, settings: Any) -> None:
+def test_get_usage_without_a_limit_returns_none(rf: RequestFactory, settings: Any) -> None:
     """No rate, another method, or switched off."""
     assert get_usage(rf.get("/"), group="g", key="ip", rate=None) is None
     assert get_usage(rf.get("/"), group="g", key="ip", rate=lambda group, request: None) is None
@@ -59,19 +59,21 @@ def test_there_is_no_usage_without_a_limit(rf: RequestFactory, settings: Any) ->
     assert not is_ratelimited(rf.get("/"), group="g", key="ip", rate="0/s", increment=True)
 
 
-def test_never_is_minus_one(rf: RequestFactory) -> None:
+def test_time_left_is_minus_one_if_never(rf: RequestFactory) -> None:
     """As django-ratelimit says where it does not know."""
     assert get_usage(rf.get("/"), group="g", key="ip", rate="0/s")["time_left"] == -1
 
 
-def test_a_count_needs_a_name(rf: RequestFactory) -> None:
+def test_get_usage_without_group_or_function_is_an_error(rf: RequestFactory) -> None:
     """As in django-ratelimit."""
     with pytest.raises(ImproperlyConfigured, match="group"):
         get_usage(rf.get("/"), key="ip", rate="1/h")
 
 
 @pytest.mark.parametrize("function", [get_usage, is_ratelimited])
-def test_methods_are_named_on_the_functions(rf: RequestFactory, function: Any) -> None:
+def test_method_constants_are_attributes_of_the_functions(
+    rf: RequestFactory, function: Any
+) -> None:
     """As in django-ratelimit, so that a call with `is_ratelimited.UNSAFE` needs no second
     import."""
     assert (function.ALL, function.UNSAFE) == (None, UNSAFE)

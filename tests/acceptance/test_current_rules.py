@@ -123,7 +123,7 @@ def hear(other: Ask) -> None:
         time.sleep(0.005)
 
 
-def test_the_first_request_after_a_save_obeys_it_in_a_process_that_asked_nothing_else(
+def test_the_first_request_after_a_save_obeys_it_in_any_process(
     other: Ask,
 ) -> None:
     """Whatever the rules were and are, and whatever asks: it is answered as by a process that has
@@ -151,7 +151,7 @@ def test_the_first_request_after_a_save_obeys_it_in_a_process_that_asked_nothing
     holds()
 
 
-def test_a_rule_that_is_new_is_obeyed_by_every_face(other: Ask) -> None:
+def test_a_new_rule_is_obeyed_by_every_face(other: Ask) -> None:
     """Where nothing applied, a limit of none does: for the method, the user and the place that was
     let through.
     """

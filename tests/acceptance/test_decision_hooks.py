@@ -22,7 +22,9 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return found
 
 
-def test_each_hit_is_given_with_its_request(decisions: list[Any], rf: RequestFactory) -> None:
+def test_decision_hooks_receive_each_hit_with_its_request(
+    decisions: list[Any], rf: RequestFactory
+) -> None:
     """Charges and states stand in the same order; a peek and a refund are no hits."""
 
     @ratelimit(group="outer", key="ip", rate="9/m")
@@ -49,7 +51,7 @@ def test_each_hit_is_given_with_its_request(decisions: list[Any], rf: RequestFac
     assert no_state is None
 
 
-def test_a_call_that_waits_for_a_slot_is_counted_once(decisions: list[Any]) -> None:
+def test_a_call_that_waits_for_a_slot_is_reported_once_to_hooks(decisions: list[Any]) -> None:
     """However often the queue is asked; with the time that the waiting took."""
     exports = RateLimiter("exports", "1", algorithm="concurrency")
     with exports.slot():

@@ -39,7 +39,7 @@ def of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_each_decision_is_a_record_with_its_numbers(records: Records, settings: Any) -> None:
+def test_each_decision_is_logged_with_its_numbers(records: Records, settings: Any) -> None:
     """Those of the decision and of each limit, whoever decided: as text and as attributes."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
     mail = RateLimiter("mail", ["1/h", "9/d"], algorithm="sliding_log")
@@ -84,7 +84,7 @@ def test_each_decision_is_a_record_with_its_numbers(records: Records, settings: 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_record_names_a_client(records: Records) -> None:
+def test_no_log_record_names_a_client(records: Records) -> None:
     """By digests alone, also if an override blocks a client, with or without a limit; no object of
     the request is on the record.
     """
@@ -113,7 +113,7 @@ def test_no_record_names_a_client(records: Records) -> None:
     ]
 
 
-def test_switched_off_nothing_is_made(
+def test_a_disabled_decision_log_creates_no_records(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As it is unless somebody sets the level: no record, and no look at the decision for one."""

@@ -61,7 +61,7 @@ def test_a_flood_is_refused_from_memory(kind: str, direct: redis.Redis) -> None:
     assert len({(decision.limits[1].remaining, decision.revision) for decision in found}) == 1
 
 
-def test_a_flood_costs_one_call_a_second_in_each_process(prefix: str, direct: redis.Redis) -> None:
+def test_a_flood_costs_one_call_per_second_and_process(prefix: str, direct: redis.Redis) -> None:
     """Three processes that are refused as fast as they can ask: two thousand times, and for two
     seconds or longer.
     """
@@ -89,7 +89,7 @@ print(time.monotonic() - began)
 """
 
 
-def test_it_ends_after_a_second(direct: redis.Redis, settings: Any) -> None:
+def test_a_cached_refusal_ends_after_a_second(direct: redis.Redis, settings: Any) -> None:
     """By default; and with `retry_after` if that is sooner."""
     del settings.RATELIMIT_DENY_CACHE_SECONDS
     limiter, soon = RateLimiter("x", "1/h"), RateLimiter("soon", "1/s", algorithm="sliding_log")
@@ -107,7 +107,7 @@ def test_it_ends_after_a_second(direct: redis.Redis, settings: Any) -> None:
     assert soon.hit("x").allowed
 
 
-def test_the_reported_time_is_never_too_early() -> None:
+def test_the_retry_time_of_a_cached_refusal_is_never_too_early() -> None:
     """Whoever waits as long as a repeated refusal says is let through."""
     limiter = RateLimiter("x", "5/s", algorithm="token_bucket", burst=1)
     for _ in range(10):
@@ -118,7 +118,7 @@ def test_the_reported_time_is_never_too_early() -> None:
         assert limiter.hit("x").allowed, decision
 
 
-def test_no_other_question_is_answered_by_it() -> None:
+def test_a_cached_refusal_applies_only_to_equal_calls() -> None:
     """Another identity, cost, limiter, rate, kind of hit: each is asked."""
     limiter = RateLimiter("x", "2/h")
     limiter.hit("x", cost=2)
@@ -137,7 +137,7 @@ def test_no_other_question_is_answered_by_it() -> None:
         assert numbers.hit(other).source == ("redis" if other != "1" else "deny-cache")
 
 
-def test_giving_back_and_resetting_end_it_at_once() -> None:
+def test_refunds_and_resets_end_a_cached_refusal_immediately() -> None:
     """In this process, whichever limiter does it, plain or async."""
     limiter, same = RateLimiter("x", "1/h"), RateLimiter("x", "1/h")
     for free in (
@@ -152,7 +152,7 @@ def test_giving_back_and_resetting_end_it_at_once() -> None:
     assert limiter.hit("x").allowed
 
 
-def test_what_was_asked_before_something_was_given_back_is_not_remembered() -> None:
+def test_a_refusal_requested_before_a_refund_is_not_cached() -> None:
     """A refusal that is on its way while another thread resets the identity."""
     limiter = RateLimiter("x", "1/h")
     limiter.hit("x")
@@ -167,14 +167,14 @@ def test_what_was_asked_before_something_was_given_back_is_not_remembered() -> N
     assert limiter.hit("x").allowed
 
 
-def test_limits_that_count_refusals_are_always_asked() -> None:
+def test_refusals_of_limits_that_count_them_are_not_cached() -> None:
     """Each knock counts."""
     limiter = RateLimiter("x", "1/h", algorithm="fixed_window", count_denied=True)
     limiter.hit("x")
     assert [limiter.hit("x").limits[0].used for _ in range(3)] == [2, 3, 4]
 
 
-def test_views_are_refused_from_memory_too(direct: redis.Redis) -> None:
+def test_views_are_refused_from_memory_as_well(direct: redis.Redis) -> None:
     """With the same answer, and `Retry-After`."""
 
     @ratelimit(key="ip", rate="1/h")
@@ -193,7 +193,7 @@ def test_views_are_refused_from_memory_too(direct: redis.Redis) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_edit_ends_it_at_once_in_the_process_that_makes_it(settings: Any) -> None:
+def test_an_edit_ends_cached_refusals_immediately_in_the_editing_process(settings: Any) -> None:
     """And with the next call in those that hear of it."""
     from django_ratelimit_lua.models import RateLimitRule
 
@@ -205,7 +205,7 @@ def test_an_edit_ends_it_at_once_in_the_process_that_makes_it(settings: Any) -> 
     assert mail.hit("ada").allowed
 
 
-def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deny_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first, and nothing of them is kept."""
     monkeypatch.setattr(deny_cache._denials, "most", 10)
     deny_cache.clear()
@@ -221,7 +221,7 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused(limiter, "who 28") == "redis"
 
 
-def test_threads_may_share_it() -> None:
+def test_threads_can_share_the_deny_cache() -> None:
     """Refused, reset and asked side by side: exactly as many are let through as there are units."""
     limiter = RateLimiter("x", "3/h")
     admitted: list[bool] = []
@@ -239,7 +239,7 @@ def test_threads_may_share_it() -> None:
     assert sum(admitted) == 15
 
 
-def test_it_can_be_switched_off(settings: Any) -> None:
+def test_the_deny_cache_can_be_switched_off(settings: Any) -> None:
     """By 0."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0
     limiter = RateLimiter("x", "1/h")

@@ -63,7 +63,7 @@ def own(settings: Any) -> Iterator[Server]:
         os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_silent_redis_keeps_no_process_from_ending(own: Server) -> None:
+def test_a_silent_redis_does_not_delay_the_end_of_a_process(own: Server) -> None:
     """All that a process has still to say when it ends has one second in all, however many leases
     it holds.
     """
@@ -113,7 +113,7 @@ async def fails_to_start(scope: Any, receive: Any, send: Any) -> None:
     ],
     ids=lambda application: getattr(application, "__name__", "django"),
 )
-def test_a_lifespan_is_that_of_the_application_and_ends_with_a_clean_end(application: Any) -> None:
+def test_the_asgi_lifespan_is_answered_once_and_ends_cleanly(application: Any) -> None:
     """Each event is answered once: by an application that supports them, also if it fails, or for
     one that does not. The last answer is sent when nothing runs any more beside requests.
     """
@@ -159,7 +159,7 @@ ASGI_SERVERS = {
 
 
 @pytest.mark.parametrize("kind", list(ASGI_SERVERS))
-def test_workers_of_an_asgi_server_end_as_processes_do(
+def test_workers_of_an_asgi_server_end_cleanly(
     kind: str, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
     """With `finish_at_shutdown`: workers that have served enough, that are replaced (HUP) and that
@@ -206,7 +206,7 @@ def test_workers_of_an_asgi_server_end_as_processes_do(
     assert answered >= 16
 
 
-def test_without_threads_nothing_fails_and_redis_is_found_again(
+def test_a_process_without_threads_decides_and_detects_when_redis_is_back(
     own: Server, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that may start no thread decides all the same, also in an outage, and asks Redis

@@ -117,7 +117,7 @@ def test_evidence_ends_with_the_ban(direct: redis.Redis, prefix: str) -> None:
     assert 590_000 < direct.pttl(evidence_key(key)) <= 600_000
 
 
-def test_what_comes_while_the_clock_is_behind_is_no_evidence(
+def test_requests_while_the_clock_is_behind_are_no_evidence(
     direct: redis.Redis, prefix: str
 ) -> None:
     """Only offences are, also when the clock was set back since the last one."""
@@ -134,7 +134,7 @@ def test_what_comes_while_the_clock_is_behind_is_no_evidence(
         assert len(offences) == 2
 
 
-def test_evidence_moves_along_with_a_clock_that_is_set_back(
+def test_evidence_stays_in_order_when_the_clock_is_set_back(
     direct: redis.Redis, prefix: str
 ) -> None:
     """As the ban does: what comes afterwards is later than what was before, and the last ten are
@@ -160,7 +160,7 @@ def test_evidence_moves_along_with_a_clock_that_is_set_back(
     assert last.first < moments[0] < moments[6] <= back_at + 10**6
 
 
-def test_ten_are_kept_whichever_process_saw_them(direct: redis.Redis, prefix: str) -> None:
+def test_the_last_ten_offences_of_all_processes_are_kept(direct: redis.Redis, prefix: str) -> None:
     """Those of the last moments, however many there were and whoever writes first."""
     view = login(ban_after=100)
     for number in range(25):
@@ -174,7 +174,7 @@ def test_ten_are_kept_whichever_process_saw_them(direct: redis.Redis, prefix: st
     assert direct.hlen(evidence_key(key)) == MAX_OFFENCES
 
 
-def test_text_of_clients_is_safe_for_readers(direct: redis.Redis, prefix: str) -> None:
+def test_client_text_in_evidence_is_escaped_and_cut(direct: redis.Redis, prefix: str) -> None:
     """It is cut, and what cannot be printed is escaped; a key of another type is none."""
     view = login(ban_after=50)
     for _ in range(2):
@@ -251,7 +251,7 @@ def test_no_evidence_is_lost_while_other_evidence_is_written(
     assert direct.hlen(evidence_key(only_key(direct, prefix))) == 3
 
 
-def test_evidence_costs_the_decision_no_trip(quiet: None, direct: redis.Redis) -> None:
+def test_evidence_costs_the_decision_no_round_trip(quiet: None, direct: redis.Redis) -> None:
     """It is written by the background, all of a second in one call."""
     view = login(ban_after=50, rate="0/s")
     view(request())
@@ -280,7 +280,7 @@ def test_the_command_shows_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     assert [offence["path"] for offence in found["last"]] == ["/login/2", "/login/3", "/login/4"]
 
 
-def test_a_limiter_reports_its_own_retry_time(direct: redis.Redis, prefix: str) -> None:
+def test_evidence_of_a_limiter_has_the_time_only(direct: redis.Redis, prefix: str) -> None:
     """Where there is no request, evidence says when."""
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
     for _ in range(2):
@@ -290,7 +290,7 @@ def test_a_limiter_reports_its_own_retry_time(direct: redis.Redis, prefix: str) 
     assert isinstance(offences[0], Offence)
 
 
-def test_without_redis_it_waits_and_is_bounded(
+def test_evidence_waits_for_redis_and_is_bounded(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What could not be written is written later; of too many identities, some are left out."""
@@ -325,7 +325,7 @@ def test_without_redis_it_waits_and_is_bounded(
     ]
 
 
-def test_offences_come_while_others_are_written() -> None:
+def test_an_offence_during_a_write_is_kept() -> None:
     """A request notes one while the background writes those before it."""
     noted, is_over = _Noted(b"key"), threading.Event()
 
@@ -344,7 +344,7 @@ def test_offences_come_while_others_are_written() -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_signal_carries_the_evidence(told: list[dict[str, Any]], is_async: bool) -> None:
+def test_the_ban_signal_contains_the_evidence(told: list[dict[str, Any]], is_async: bool) -> None:
     """Of all processes, the offence that has earned the ban among them."""
     view, expected = login(), [f"/{number}" for number in range(2, 5)]
     if is_async:

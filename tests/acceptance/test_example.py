@@ -37,7 +37,7 @@ def test_the_demos_redis_ends_with_the_demo(signal_number: int) -> None:
     pytest.fail("the embedded server outlived the demo")
 
 
-def test_a_redis_one_already_has_is_used_and_left_alone() -> None:
+def test_the_demo_uses_an_existing_redis_and_does_not_stop_it() -> None:
     """`REDIS_URL`."""
     process, _, address = start(REDIS_URL=url())
     assert address == url()
@@ -58,7 +58,7 @@ def told(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_a_busy_port_is_reported_before_anything_starts() -> None:
+def test_the_demo_reports_a_busy_port_before_it_starts() -> None:
     """In one line, with the way out; no address is shown that leads nowhere."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -75,7 +75,7 @@ def test_a_busy_port_is_reported_before_anything_starts() -> None:
             assert found.stderr == f"PORT={port} cannot be used: {why}. {way_out}\n"
 
 
-def test_the_demo_shows_its_limits() -> None:
+def test_the_help_option_of_the_demo_prints_its_limits() -> None:
     """With --help, which starts nothing; and an argument that it does not know is an error."""
     found = told("--help")
     assert (found.returncode, found.stderr) == (0, "")
@@ -135,7 +135,9 @@ def burst(browser: Any, target: str, count: int) -> str:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("size", [(1280, 1000), (390, 844)], ids=["desktop", "phone"])
-def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, demo: str) -> None:
+def test_the_demo_shows_how_many_requests_were_allowed(
+    size: tuple[int, int], browser: Any, demo: str
+) -> None:
     """Every target, at desktop and phone width, without an error in the console and without
     scrolling sideways.
     """
@@ -171,7 +173,7 @@ def test_a_visitor_sees_what_got_through(size: tuple[int, int], browser: Any, de
     screenshot(browser, f"home-{size[0]}")
 
 
-def test_the_login_form_is_a_login_form(browser: Any, demo: str) -> None:
+def test_the_login_form_of_the_demo_limits_guesses(browser: Any, demo: str) -> None:
     """The sixth guess meets a page that says when to come back; nobody is locked out under another
     name.
     """
@@ -186,7 +188,7 @@ def test_the_login_form_is_a_login_form(browser: Any, demo: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["desktop", "phone"])
-def test_a_visitor_sees_which_address_counts_and_why(
+def test_the_demo_shows_the_counted_address_and_the_reason(
     size: tuple[int, int], browser: Any, demo: str
 ) -> None:
     """For whoever sets up a proxy."""
@@ -201,7 +203,7 @@ def test_a_visitor_sees_which_address_counts_and_why(
     screenshot(browser, f"address-{size[0]}")
 
 
-def test_the_browsable_api_works_and_shows_the_remaining_units(browser: Any, demo: str) -> None:
+def test_the_browsable_api_shows_the_remaining_units(browser: Any, demo: str) -> None:
     """A page for people, and the headers of throttles and rules together."""
     browser.get(demo)
     forget(browser)

@@ -305,7 +305,7 @@ def visit(case: Case, name: str) -> int:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_what_is_explained_is_what_is_counted(name: str) -> None:
+def test_explained_limits_are_the_counted_limits(name: str) -> None:
     """Each limit of the view with the units it has counted, and the refusal with the limit that
     refuses; what is reset lets the next real request go.
     """
@@ -372,7 +372,7 @@ def test_a_rule_that_replaces_a_call_site_is_explained() -> None:
     assert [change.name for change in RateLimitChange.objects.filter(kind="identity")] == [name]
 
 
-def test_a_user_authenticated_by_the_view_is_found_the_same_way() -> None:
+def test_a_user_authenticated_by_the_view_is_explained_correctly() -> None:
     """By the headers that its authentication reads; or the user that was entered."""
     ada = User.objects.create(username="ada")
     statuses = [
@@ -386,7 +386,7 @@ def test_a_user_authenticated_by_the_view_is_found_the_same_way() -> None:
     assert explain(build_request("/known/", address=ADDRESS)).decision.allowed
 
 
-def test_what_cannot_be_known_is_named() -> None:
+def test_code_that_cannot_be_evaluated_is_named() -> None:
     """Functions of the project, throttles that count elsewhere, and those that decide
     themselves."""
     explanation = explain(build_request("/host/", address=ADDRESS, host="one.example"))
@@ -408,7 +408,7 @@ def test_what_cannot_be_known_is_named() -> None:
     )
 
 
-def test_a_placement_that_is_not_seen_is_unknown() -> None:
+def test_a_limit_that_cannot_be_found_is_reported_as_unknown() -> None:
     """Never "no limit": by the function, the command and, in what the code limits, by its name."""
     explanation = explain(build_request("/hides/", address=ADDRESS))
     assert (explanation.met, explanation.unknown) == ([], ["OnMethod.get"])
@@ -451,7 +451,7 @@ urlpatterns += [
 ]
 
 
-def test_a_request_that_the_site_refuses_is_reported() -> None:
+def test_a_request_that_the_site_refuses_is_explained() -> None:
     """What a key raises, of which Django makes an answer, is no failure of the page; nor is too
     long a header.
     """
@@ -462,7 +462,7 @@ def test_a_request_that_the_site_refuses_is_reported() -> None:
     assert explanation.problems[0].startswith("refused by the site: RequestDataTooBig: ")
 
 
-def test_throttles_of_ones_own_are_named() -> None:
+def test_custom_throttles_are_named() -> None:
     """One that decides itself whether it asks is not asked; one that says whom it counts is, and
     its function named.
     """
@@ -476,7 +476,9 @@ def test_throttles_of_ones_own_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["closed", "gated"])
-def test_limits_behind_a_login_apply_to_signed_in_users(name: str, settings: Any) -> None:
+def test_limits_behind_a_login_are_explained_for_signed_in_users_only(
+    name: str, settings: Any
+) -> None:
     """For nobody else, real requests lead to the login form, and what is explained says so."""
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
@@ -494,7 +496,7 @@ def test_limits_behind_a_login_apply_to_signed_in_users(name: str, settings: Any
     assert explanation.notes[0].endswith("Enter a user to see them.")
 
 
-def test_an_advisory_limit_never_refuses() -> None:
+def test_an_advisory_limit_is_explained_as_not_refusing() -> None:
     """It is shown as one over its limit that does not refuse."""
     assert [Client(REMOTE_ADDR=ADDRESS).get("/advice/").status_code for _ in range(3)] == [200] * 3
     explanation = explain(build_request("/advice/", address=ADDRESS))
@@ -503,7 +505,7 @@ def test_an_advisory_limit_never_refuses() -> None:
     assert explanation.decision.allowed
 
 
-def test_fields_and_methods_that_would_show_more_are_proposed() -> None:
+def test_fields_and_methods_that_would_show_more_limits_are_suggested() -> None:
     """The fields that limits count by and the request lacks, and the methods that meet more
     limits."""
     assert explain(build_request("/posted/")).other_methods == ["POST"]

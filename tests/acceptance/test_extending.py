@@ -73,7 +73,7 @@ def code_blocks() -> list[str]:
     return [textwrap.dedent(block).strip() + "\n" for block in found]
 
 
-def test_an_algorithm_is_added_as_documented(tmp_path: Path) -> None:
+def test_an_algorithm_can_be_added_as_documented(tmp_path: Path) -> None:
     """With two files and two lines, and without a migration: `RateLimiter`, rules and the rule form
     have it.
     """

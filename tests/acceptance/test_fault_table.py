@@ -30,7 +30,7 @@ def lacks_clock(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)
-def test_requests_are_answered_and_limits_hold(
+def test_faults_cause_no_500_and_exceed_no_limit(
     name: str, runs: dict[str, Future[faults.Outcome]]
 ) -> None:
     """Never a 500; nothing beyond the limit unless the server forgot it, and then no more than it
@@ -53,7 +53,7 @@ def test_requests_are_answered_and_limits_hold(
 
 
 @pytest.mark.parametrize("name", holders.FAULTS)
-def test_slots_hold_whatever_happens_to_their_holders(name: str) -> None:
+def test_slots_hold_their_limit_when_holders_fail(name: str) -> None:
     """Never more than there are, and no more run than those and one that lives and was hurt; the
     next one gets its slot when the time of the lost one is over, and whoever lives and has lost one
     is told, once.

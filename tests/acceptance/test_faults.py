@@ -113,7 +113,7 @@ def test_a_refused_connection_is_decided_by_the_policy(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_hung_server_costs_no_more_than_the_deadline(
+def test_a_hanging_server_costs_at_most_the_deadline(
     kind: str, warm: bool, own: Server, settings: Any
 ) -> None:
     """Whatever the alias says: it would wait 30 seconds, and retry."""
@@ -130,7 +130,7 @@ def test_a_hung_server_costs_no_more_than_the_deadline(
     assert seconds < DEADLINE + SCHEDULING
 
 
-def test_a_server_that_dribbles_costs_no_more_than_the_deadline(settings: Any) -> None:
+def test_a_server_that_sends_single_bytes_costs_at_most_the_deadline(settings: Any) -> None:
     """A byte now and then does not start the clock anew while connecting."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         settings.CACHES = cache(f"redis://127.0.0.1:{listener.getsockname()[1]}/3")
@@ -153,7 +153,7 @@ def dribble(listener: socket.socket, pause: float = 0.08) -> None:
         pass
 
 
-def test_a_server_that_talks_nonsense_is_a_failure(settings: Any) -> None:
+def test_a_server_with_another_protocol_is_a_store_failure(settings: Any) -> None:
     """Something answers on that port, but it is not our program."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         settings.CACHES = cache(f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
@@ -162,7 +162,7 @@ def test_a_server_that_talks_nonsense_is_a_failure(settings: Any) -> None:
         assert RateLimiter("x", "1/m").hit("x").source == "fallback"
 
 
-def test_what_only_blocking_connections_know_is_an_error(settings: Any) -> None:
+def test_connection_options_without_an_async_equivalent_are_an_error(settings: Any) -> None:
     """Rather than an asynchronous connection that silently checks less than the alias asks for."""
     options = {"ssl_validate_ocsp": True}
     settings.CACHES = cache("rediss://127.0.0.1:1/0", CONNECTION_POOL_KWARGS=options)
@@ -172,7 +172,9 @@ def test_what_only_blocking_connections_know_is_an_error(settings: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/plain", "/coroutine"])
 @pytest.mark.usefixtures("nobody")
-def test_a_view_is_never_a_500(path: str, settings: Any, client: Client) -> None:
+def test_a_view_never_responds_with_500_in_an_outage(
+    path: str, settings: Any, client: Client
+) -> None:
     """Open lets through, closed answers 429 with a second to wait."""
     settings.RATELIMIT_ON_STORE_ERROR = "open"
     assert [client.get(path).status_code for _ in range(3)] == [200] * 3
@@ -205,7 +207,7 @@ def test_a_restarted_server_is_used_again(own: Server, caplog: pytest.LogCapture
     ]
 
 
-def test_a_lost_channel_is_logged_once_and_its_return_once(
+def test_the_loss_and_return_of_the_channel_are_logged_once(
     own: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As soon as it has gone well for a while."""
@@ -232,7 +234,9 @@ def test_a_lost_channel_is_logged_once_and_its_return_once(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_an_outage_soon_costs_nothing(kind: str, own: Server, settings: Any) -> None:
+def test_an_outage_costs_no_time_after_three_failures(
+    kind: str, own: Server, settings: Any
+) -> None:
     """After three failures nobody asks for a moment: a hundred hits do not take a hundred
     deadlines.
     """
@@ -271,7 +275,7 @@ def test_an_outage_soon_costs_nothing(kind: str, own: Server, settings: Any) -> 
     assert not get_store().is_paused
 
 
-def test_a_server_that_answers_with_an_error_is_asked_again(own: Server) -> None:
+def test_a_server_that_replies_with_errors_is_called_again(own: Server) -> None:
     """A full server costs no deadline, so nobody stops asking."""
     limiter = RateLimiter("x", "100/m")
     with redis.Redis.from_url(own.url) as direct:
@@ -282,7 +286,7 @@ def test_a_server_that_answers_with_an_error_is_asked_again(own: Server) -> None
         assert limiter.hit("x").source == "redis"
 
 
-def test_an_open_breaker_is_not_probed_by_waiting_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_calls_do_not_probe_an_open_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread of its own tries, until it succeeds; who asks is told at once that it may not."""
     threads: set[int] = set()
     answers = iter([False] * 12 + [True])
@@ -305,7 +309,7 @@ def test_an_open_breaker_is_not_probed_by_waiting_calls(monkeypatch: pytest.Monk
     assert threads.isdisjoint({threading.get_ident()})
 
 
-def test_a_forked_process_tries_by_itself(own: Server, settings: Any) -> None:
+def test_a_forked_process_probes_redis_itself(own: Server, settings: Any) -> None:
     """A child of a process whose Redis is away finds out when it is back."""
     settings.RATELIMIT_TIMEOUT = DEADLINE
     limiter = RateLimiter("x", "100/m")
@@ -327,7 +331,7 @@ def test_a_forked_process_tries_by_itself(own: Server, settings: Any) -> None:
     until_asked(limiter)
 
 
-def test_a_connection_the_server_dropped_is_not_a_failure(own: Server) -> None:
+def test_a_connection_closed_by_the_server_is_not_a_failure(own: Server) -> None:
     """The server hung up while nothing was asked: the next hit connects anew, and counts once."""
     limiter = RateLimiter("x", "100/m")
     with redis.Redis.from_url(own.url) as direct:
@@ -371,7 +375,7 @@ def test_a_failed_reset_is_reported() -> None:
         asyncio.run(limiter.areset("x"))
 
 
-def test_a_cancelled_call_leaves_no_half_read_connection(own: Server) -> None:
+def test_a_cancelled_call_leaves_no_partly_read_connection(own: Server) -> None:
     """The next call on that event loop gets its own answer."""
     limiter, other = RateLimiter("x", "100/m"), RateLimiter("y", "7/m")
 
@@ -389,7 +393,7 @@ def test_a_cancelled_call_leaves_no_half_read_connection(own: Server) -> None:
     assert asyncio.run(calls()) == [7, 7]
 
 
-def test_event_loops_over_time_leave_no_connections(own: Server) -> None:
+def test_closed_event_loops_leave_no_connections(own: Server) -> None:
     """Each loop's connections are closed with it."""
     limiter = RateLimiter("x", "100/m")
 
@@ -410,7 +414,7 @@ def test_event_loops_over_time_leave_no_connections(own: Server) -> None:
     assert asyncio.run(limiter.ahit("x")).source == "redis"
 
 
-def test_a_full_pool_waits_and_gives_up_in_time(own: Server, settings: Any) -> None:
+def test_a_call_behind_a_full_pool_gives_up_in_time(own: Server, settings: Any) -> None:
     """With one connection for all, threads take turns; behind a hung server nobody waits beyond the
     deadline.
     """
@@ -434,7 +438,7 @@ def test_a_full_pool_waits_and_gives_up_in_time(own: Server, settings: Any) -> N
     assert time.monotonic() - started < DEADLINE + SCHEDULING + 0.1
 
 
-def test_a_forked_process_uses_connections_of_its_own(own: Server) -> None:
+def test_a_forked_process_opens_its_own_connections(own: Server) -> None:
     """A child that hits never reads its parent's answers."""
     limiter = RateLimiter("x", "10000/m")
     limiter.hit("x")
@@ -448,7 +452,7 @@ def test_a_forked_process_uses_connections_of_its_own(own: Server) -> None:
     assert [limiter.peek(who).limits[0].used for who in ("child", "parent")] == [200, 200]
 
 
-def test_the_caches_own_settings_are_left_alone(own: Server) -> None:
+def test_the_settings_of_the_cache_alias_are_not_changed(own: Server) -> None:
     """The alias goes on with its own timeouts and its own connections."""
     from django.core.cache import caches
 
@@ -458,7 +462,7 @@ def test_the_caches_own_settings_are_left_alone(own: Server) -> None:
     assert get_store() is get_store()
 
 
-def test_over_a_unix_socket_with_a_password(settings: Any, tmp_path: Any) -> None:
+def test_a_unix_socket_with_a_password_works(settings: Any, tmp_path: Any) -> None:
     """Where the alias connects, we connect, sync and async, with its credentials and its
     database."""
     path = f"{tmp_path}/redis.sock"

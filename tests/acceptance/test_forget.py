@@ -107,7 +107,7 @@ def erased(text: str) -> dict[str, int]:
     return {kind: int(number.replace(",", "")) for kind, _mark, number in lines}
 
 
-def test_nothing_of_an_address_is_left(
+def test_forgetting_an_address_leaves_no_trace(
     direct: redis.Redis, prefix: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts, bans, slots, statistics, overrides, their history and the admin's log, under earlier
@@ -161,7 +161,7 @@ def test_nothing_of_an_address_is_left(
     assert RateLimiter("banning", "1/h", ban_after=2, ban_for="1d").hit(IP).allowed
 
 
-def test_what_throttles_and_expired_bans_have_left_is_forgotten(
+def test_data_of_throttles_and_expired_bans_is_forgotten(
     soon: None, direct: redis.Redis, prefix: str
 ) -> None:
     """DRF's classes count by texts of their own; the register of bans may outlive a ban."""
@@ -183,7 +183,7 @@ def test_what_throttles_and_expired_bans_have_left_is_forgotten(
     assert traces(direct, prefix, digest(IP).decode()) == []
 
 
-def test_the_history_of_rules_with_tiers_is_no_obstacle(soon: None) -> None:
+def test_history_of_rules_with_tiers_can_be_searched(soon: None) -> None:
     """Their history holds lists of objects."""
     rule = RateLimitRule.objects.create(name="tiered", path="/", key="ip", limit=1, unit="h")
     RateLimitTier.objects.create(rule=rule, group="gold", limit=2, unit="h")
@@ -192,7 +192,7 @@ def test_the_history_of_rules_with_tiers_is_no_obstacle(soon: None) -> None:
     assert RateLimiter("counted", "1/h").hit(IP)
 
 
-def test_overrides_stay_unless_they_are_named(soon: None) -> None:
+def test_overrides_are_kept_without_the_option(soon: None) -> None:
     """Without a terminal nobody is asked; the command says what it left, and how to delete it."""
     said("block", "--ip", ADDRESS)
     text = said("forget", "--ip", ADDRESS)
@@ -202,7 +202,7 @@ def test_overrides_stay_unless_they_are_named(soon: None) -> None:
     assert not RateLimitOverride.objects.exists()
 
 
-def test_a_terminal_is_asked_about_overrides(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_asks_about_overrides(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a yes deletes them."""
     said("block", "--ip", ADDRESS)
     monkeypatch.setattr("sys.stdin", io.StringIO())
@@ -213,7 +213,7 @@ def test_a_terminal_is_asked_about_overrides(soon: None, monkeypatch: pytest.Mon
         assert RateLimitOverride.objects.exists() == is_left
 
 
-def test_a_user_is_forgotten_also_as_an_author(
+def test_a_user_is_forgotten_as_an_author_as_well(
     soon: None, direct: redis.Redis, prefix: str
 ) -> None:
     """The name goes from the history and from what they have written; undo of rules works on."""
@@ -275,7 +275,9 @@ def test_values_of_fields_and_combinations_are_forgotten(
         (("--digest", "7"), "32 hexadecimal digits"),
     ],
 )
-def test_what_cannot_be_forgotten_is_an_error(arguments: tuple[str, ...], problem: str) -> None:
+def test_an_identity_that_cannot_be_forgotten_is_an_error(
+    arguments: tuple[str, ...], problem: str
+) -> None:
     """It says what would be right."""
     with pytest.raises(CommandError, match=problem):
         call_command("ratelimit", "forget", *arguments)
@@ -318,14 +320,14 @@ def forget_what_another_process_knows(
         assert process("limiter.hit(('user', '1')).allowed") is True
 
 
-def test_another_process_forgets_within_a_second(
+def test_another_process_forgets_a_cached_refusal_within_a_second(
     direct: redis.Redis, prefix: str, tmp_path: Path
 ) -> None:
     """A refusal that it remembers."""
     forget_what_another_process_knows(direct, prefix, tmp_path)
 
 
-def test_nothing_is_left_on_any_node_of_a_cluster(cluster: Cluster, soon: None) -> None:
+def test_forgetting_leaves_no_data_on_any_cluster_node(cluster: Cluster, soon: None) -> None:
     """Every master is searched."""
     use_everything()
     time.sleep(1.5)

@@ -155,7 +155,7 @@ def ended(children: list[int]) -> list[int | None]:
 
 
 @pytest.mark.parametrize("redis_is", ["there", "away"])
-def test_children_decide_while_threads_of_the_parent_do(
+def test_children_decide_when_forked_during_decisions(
     redis_is: str, own: Server, settings: Any, ours_alone: None
 ) -> None:
     """Thirty children are forked at any moment of four threads' decisions, also during an outage:
@@ -196,7 +196,7 @@ def test_children_decide_while_threads_of_the_parent_do(
     assert codes == [0] * 30
 
 
-def test_whatever_lock_is_held_a_child_decides(own: Server, settings: Any) -> None:
+def test_a_child_decides_whatever_lock_was_held_at_the_fork(own: Server, settings: Any) -> None:
     """Every lock of the package that can be found is held by another thread in the moment of the
     fork.
     """
@@ -235,7 +235,7 @@ def test_whatever_lock_is_held_a_child_decides(own: Server, settings: Any) -> No
     assert codes == [0, 0]
 
 
-def test_a_child_of_a_loop_leaves_the_loops_connections_to_its_parent(own: Server) -> None:
+def test_a_child_forked_in_an_event_loop_opens_its_own_connections(own: Server) -> None:
     """A child that is forked in a coroutine decides in a loop of its own; the parent's goes on with
     its connection.
     """
@@ -259,7 +259,7 @@ def test_a_child_of_a_loop_leaves_the_loops_connections_to_its_parent(own: Serve
         assert direct.info("stats")["total_connections_received"] - connected <= 8
 
 
-def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
+def test_a_child_uses_no_object_of_its_parents_process(own: Server) -> None:
     """No lock, thread, timer, loop, socket or connection that the package leads to in a child was
     the parent's.
     """
@@ -295,7 +295,7 @@ def test_nothing_of_a_process_is_older_than_the_process(own: Server) -> None:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's list of descriptors")
-def test_a_child_keeps_no_connection_of_its_parent_open(own: Server) -> None:
+def test_a_child_closes_the_connections_of_its_parent(own: Server) -> None:
     """Neither of requests nor of what runs in the background: if a child lives longer than its
     parent, the server would send messages to it that nobody reads.
     """

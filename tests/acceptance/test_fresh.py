@@ -112,7 +112,7 @@ def test_a_health_check_is_exempt_from_the_first_request_on(kind: str, prefix: s
 
 @pytest.mark.skipif(os.name == "nt", reason="forks")
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-def test_however_a_view_is_exempt_its_first_request_is(kind: str, prefix: str) -> None:
+def test_every_kind_of_exempt_view_is_exempt_on_its_first_request(kind: str, prefix: str) -> None:
     """Functions, classes, DRF's views, `as_view()`, included and lazily imported URLs: each in a
     process of its own.
     """
@@ -124,7 +124,7 @@ def test_however_a_view_is_exempt_its_first_request_is(kind: str, prefix: str) -
     assert done.stdout.splitlines() == expected, done.stderr
 
 
-def test_a_check_knows_what_views_name_before_any_is_imported(prefix: str) -> None:
+def test_a_check_finds_the_paths_that_unimported_views_name(prefix: str) -> None:
     """`check --tag caches` in a new process finds a dotted path that leads nowhere."""
     code = (
         "from tests import fresh_site; from django.core.management import "
@@ -138,7 +138,7 @@ def test_a_check_knows_what_views_name_before_any_is_imported(prefix: str) -> No
     assert done.returncode == 1
 
 
-def test_a_script_name_in_a_header_walks_around_nothing(prefix: str) -> None:
+def test_a_script_name_in_a_header_evades_no_rule(prefix: str) -> None:
     """gunicorn takes it from who is on the same host; rules by path, glob, route and key meet the
     view all the same.
     """

@@ -52,7 +52,7 @@ def run(
     )
 
 
-def test_200_greenlets_admit_exactly_n_and_get_their_own_answers(prefix: str) -> None:
+def test_two_hundred_greenlets_admit_exactly_n_and_get_their_own_replies(prefix: str) -> None:
     """Also while others are killed in the middle of a decision; slots are free again, and the
     process ends.
     """

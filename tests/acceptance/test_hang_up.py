@@ -85,7 +85,7 @@ def settled(name: str, who: str, units: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_work_for_a_disconnected_client_is_charged(
+def test_an_expensive_view_is_charged_if_its_client_disconnects(
     site: tuple[int, str], kind: str, settings: Any
 ) -> None:
     """Whoever starts an expensive view again and again, and hangs up each time, is refused when the
@@ -107,7 +107,7 @@ UNITS = {"counts": (1, 0), "acounts": (1, 0), "returns": (0, 1), "resets": (0, 1
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_view_with_a_disconnected_client_has_an_outcome(
+def test_a_view_whose_client_disconnects_has_an_outcome(
     site: tuple[int, str], name: str, settings: Any
 ) -> None:
     """An asynchronous view ends with what cancelled it: by that, units are kept, given back or

@@ -18,7 +18,7 @@ def ok(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok")
 
 
-def test_there_are_none_by_default(client: Client) -> None:
+def test_there_are_no_headers_by_default(client: Client) -> None:
     """Only `Retry-After`, on a 429."""
     for _ in range(3):
         response = client.get("/plain")
@@ -26,7 +26,7 @@ def test_there_are_none_by_default(client: Client) -> None:
     assert response["Retry-After"]
 
 
-def test_draft_10_names_every_policy(rf: RequestFactory, settings: Any) -> None:
+def test_draft_10_headers_list_every_policy(rf: RequestFactory, settings: Any) -> None:
     """Several in one field, each with its quota, window, remainder and time."""
     settings.RATELIMIT_HEADERS = "draft-10"
     view = ratelimit("search", "ip", ["10/m", "500/h"], algorithm="fixed_window")(ok)
@@ -39,7 +39,9 @@ def test_draft_10_names_every_policy(rf: RequestFactory, settings: Any) -> None:
         )
 
 
-def test_x_headers_show_the_nearest_limit(rf: RequestFactory, settings: Any) -> None:
+def test_x_headers_show_the_limit_with_the_least_remaining(
+    rf: RequestFactory, settings: Any
+) -> None:
     """The one with the least left."""
     settings.RATELIMIT_HEADERS = "x"
     view = ratelimit(key="ip", rate=["2/m", "500/h"], algorithm="fixed_window")(ok)
@@ -51,7 +53,7 @@ def test_x_headers_show_the_nearest_limit(rf: RequestFactory, settings: Any) -> 
 
 
 @pytest.mark.parametrize("path", ["/plain", "/coroutine", "/on-class", "/async-on-class"])
-def test_every_kind_of_view_has_them(path: str, client: Client, settings: Any) -> None:
+def test_every_kind_of_view_gets_headers(path: str, client: Client, settings: Any) -> None:
     """Allowed and refused alike."""
     settings.RATELIMIT_HEADERS = "draft-10"
     responses = [client.get(path) for _ in range(3)]
@@ -60,7 +62,7 @@ def test_every_kind_of_view_has_them(path: str, client: Client, settings: Any) -
     ] == [1, 0, 0]
 
 
-def test_a_view_that_answers_nothing_is_djangos_to_judge(rf: RequestFactory, settings: Any) -> None:
+def test_a_view_that_returns_none_is_left_to_django(rf: RequestFactory, settings: Any) -> None:
     """We add headers to answers only."""
     settings.RATELIMIT_HEADERS = "x"
     assert ratelimit(key="ip", rate="5/m")(lambda request: None)(rf.get("/")) is None

@@ -31,7 +31,7 @@ def test_health_reports_that_limits_can_be_decided(direct: redis.Redis, prefix: 
     assert direct.keys(f"{prefix}*") == []
 
 
-def test_health_reports_problems(settings: Any) -> None:
+def test_health_reports_problems_within_the_deadline(settings: Any) -> None:
     """Within the deadline, and that asking is paused; the command exits with 1."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
@@ -45,7 +45,7 @@ def test_health_reports_problems(settings: Any) -> None:
         call_command("ratelimit", "health")
 
 
-def test_the_command_shows_the_state() -> None:
+def test_the_health_command_shows_the_state() -> None:
     """In one line; and then what the process does in the background, with the same words for all of
     it.
     """

@@ -139,7 +139,9 @@ def test_requests_without_a_body_end_as_well(slots: SlotsInUse, face: str, metho
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("ending", ["exits", "interrupted", "closed"])
-def test_what_stops_a_view_releases_its_slot(slots: SlotsInUse, face: str, ending: str) -> None:
+def test_an_exception_that_stops_a_view_releases_its_slot(
+    slots: SlotsInUse, face: str, ending: str
+) -> None:
     """`SystemExit`, `KeyboardInterrupt` and `GeneratorExit` pass Django, which makes no response of
     them: the slot is released as they go by.
     """
@@ -150,7 +152,7 @@ def test_what_stops_a_view_releases_its_slot(slots: SlotsInUse, face: str, endin
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_body_that_breaks_off_releases_its_slot(slots: SlotsInUse, face: str) -> None:
+def test_a_body_that_is_interrupted_releases_its_slot(slots: SlotsInUse, face: str) -> None:
     """A generator that raises in the middle, and a client that goes there: the server closes the
     response.
     """
@@ -167,7 +169,7 @@ def test_a_body_that_breaks_off_releases_its_slot(slots: SlotsInUse, face: str) 
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_response_that_is_never_closed_holds_its_slot_while_it_exists(
+def test_an_unclosed_response_holds_its_slot_until_it_is_garbage(
     slots: SlotsInUse, face: str, settings: Any
 ) -> None:
     """With the response goes what it holds: the background releases it."""
@@ -180,7 +182,7 @@ def test_a_response_that_is_never_closed_holds_its_slot_while_it_exists(
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_an_exception_that_django_lets_through_releases_the_slot(
+def test_a_propagated_exception_releases_the_slot(
     slots: SlotsInUse, face: str, settings: Any
 ) -> None:
     """Where `DEBUG_PROPAGATE_EXCEPTIONS` is set there is no response to what a view raises."""
@@ -251,7 +253,7 @@ def test_under_asgi_a_slot_is_released_with_the_response(
 
 
 @pytest.mark.parametrize(("face", "middleware"), PLACES)
-def test_under_asgi_a_client_that_goes_while_the_view_runs_holds_it_until_the_view_is_over(
+def test_under_asgi_a_client_that_leaves_holds_the_slot_until_the_view_ends(
     slots: SlotsInUse, face: str, middleware: list[str], settings: Any
 ) -> None:
     """A coroutine is cancelled, and a thread runs on to its end: the slot goes with it, not before,
@@ -283,7 +285,7 @@ def test_under_asgi_a_client_that_goes_while_the_view_runs_holds_it_until_the_vi
 
 @pytest.mark.parametrize(("face", "middleware"), PLACES)
 @pytest.mark.parametrize("ending", ["stream", "astream"])
-def test_under_asgi_a_client_that_goes_while_the_body_is_sent_releases_the_slot(
+def test_under_asgi_a_client_that_leaves_during_the_body_releases_the_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
     """The rest of the body is made for nobody."""
@@ -295,7 +297,7 @@ def test_under_asgi_a_client_that_goes_while_the_body_is_sent_releases_the_slot(
 
 @pytest.mark.parametrize(("face", "middleware"), PLACES)
 @pytest.mark.parametrize("ending", ["stream", "astream"])
-def test_under_asgi_a_body_that_breaks_off_releases_its_slot(
+def test_under_asgi_a_body_that_raises_releases_its_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
     """Django's handler closes no response whose body raises; the slot is released all the same."""
@@ -331,7 +333,7 @@ def hang_up(get_response: Any) -> Any:
 
 @pytest.mark.parametrize(("face", "middleware"), PLACES)
 @pytest.mark.parametrize("ending", ["plain", "astream"])
-def test_under_asgi_a_client_that_goes_at_any_moment_leaves_no_slot(
+def test_under_asgi_a_client_that_leaves_at_any_moment_holds_no_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
     """Above all while Redis is asked for the slot: Django cancels coroutines then, and threads run
@@ -353,7 +355,7 @@ def test_under_asgi_a_client_that_goes_at_any_moment_leaves_no_slot(
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("middleware", [False, True])
-def test_a_request_that_is_stopped_anywhere_leaves_no_slot(
+def test_a_request_that_is_stopped_at_any_point_holds_no_slot(
     slots: SlotsInUse, how: How, middleware: bool
 ) -> None:
     """By whatever calls an asynchronous view, or the middleware: at each point at which
@@ -375,7 +377,7 @@ def test_a_request_that_is_stopped_anywhere_leaves_no_slot(
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_a_server_that_cancels_a_request_releases_its_slot(
+def test_a_request_cancelled_by_the_server_releases_its_slot(
     slots: SlotsInUse, face: str, settings: Any
 ) -> None:
     """Django has no response then, and does not tell that the request is over."""
@@ -430,7 +432,7 @@ def test_slots_and_rates_on_a_view_are_one_decision(slots: SlotsInUse) -> None:
     assert slots.held == 0
 
 
-def test_a_request_holds_one_slot_of_a_limit_however_often_it_is_asked_about(
+def test_a_request_holds_one_slot_of_a_limit_even_if_decided_twice(
     slots: SlotsInUse,
 ) -> None:
     """A view that calls another with the same limit needs no second slot."""
@@ -452,7 +454,7 @@ def test_a_request_holds_one_slot_of_a_limit_however_often_it_is_asked_about(
     assert slots.held == 0
 
 
-def test_a_view_may_run_although_there_is_no_slot(slots: SlotsInUse) -> None:
+def test_an_advisory_limit_lets_a_view_run_without_a_slot(slots: SlotsInUse) -> None:
     """With `block=False` it is told, and holds none."""
 
     @ratelimit("advice", "get:who", "1", algorithm="concurrency", block=False)
@@ -469,7 +471,7 @@ def test_a_view_may_run_although_there_is_no_slot(slots: SlotsInUse) -> None:
     assert slots.held == 0
 
 
-def test_what_is_given_back_by_outcome_are_units_of_rates(slots: SlotsInUse) -> None:
+def test_count_if_refunds_rates_but_no_slots(slots: SlotsInUse) -> None:
     """`count_if` beside slots gives back the rate's unit, and not the slot, whose response is open
     still.
     """
@@ -502,7 +504,9 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("accept", ANSWERS)
-def test_a_refused_client_gets_the_reason(slots: SlotsInUse, accept: str, settings: Any) -> None:
+def test_the_response_explains_that_all_slots_are_in_use(
+    slots: SlotsInUse, accept: str, settings: Any
+) -> None:
     """Too many at the same time: in each form of the answer, with a guess when to try again."""
     settings.RATELIMIT_HEADERS = "draft-10"
 
@@ -524,7 +528,7 @@ def test_a_refused_client_gets_the_reason(slots: SlotsInUse, accept: str, settin
     first.close()
 
 
-def test_a_refused_throttle_gives_the_reason(slots: SlotsInUse) -> None:
+def test_a_throttle_explains_that_all_slots_are_in_use(slots: SlotsInUse) -> None:
     """In DRF's words, of our handler; a rate of the other kind is named with its scope."""
     bodies = [begin("/drf/plain/?who=ada") for _ in range(N)]
     status, refused = begin("/drf/plain/?who=ada")
@@ -582,7 +586,7 @@ def test_without_redis_requests_hold_slots_of_this_process(face: str, settings: 
         assert not held_slots.all()
 
 
-def test_operators_see_what_a_slot_is_held_for(slots: SlotsInUse, settings: Any) -> None:
+def test_operators_see_the_purpose_of_a_slot(slots: SlotsInUse, settings: Any) -> None:
     """Method and path, as they fit on a line: no line break of a client's is among it."""
     settings.RATELIMIT_SLOT_SECONDS = 0.8
     _, body = begin(f"/sync/plain%0A{'x' * 1000}/?who=ada&secret=1")

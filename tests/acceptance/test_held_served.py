@@ -87,7 +87,7 @@ def get(port: int, path: str, method: str = "GET") -> int:
 @pytest.mark.parametrize(
     "face", ["sync", "async", "class", "drf", "middleware", "middleware/async"]
 )
-def test_never_more_than_n_at_once_for_any_clients(site: tuple[str, Site], face: str) -> None:
+def test_never_more_than_n_requests_run_at_once(site: tuple[str, Site], face: str) -> None:
     """Fifty clients at a time, with bodies of every kind: N views and bodies run at the same time,
     measured inside them, and never more; all others are refused; afterwards nothing is held.
     """
@@ -114,7 +114,7 @@ def hang_up(port: int, path: str, when: Callable[[], bool], most: int = 0) -> No
 
 
 @pytest.mark.parametrize("face", ["sync", "async", "drf", "middleware"])
-def test_a_client_that_disconnects_during_the_body_holds_nothing(
+def test_a_client_that_disconnects_during_the_body_holds_no_slot(
     site: tuple[str, Site], face: str
 ) -> None:
     """The server finds nobody to send to, and closes the response."""
@@ -128,7 +128,7 @@ def test_a_client_that_disconnects_during_the_body_holds_nothing(
 
 
 @pytest.mark.parametrize("face", ["sync", "async", "drf", "middleware", "middleware/async"])
-def test_a_client_that_disconnects_during_the_view_holds_nothing_afterwards(
+def test_a_client_that_disconnects_during_the_view_holds_no_slot_afterwards(
     site: tuple[str, Site], face: str
 ) -> None:
     """Whether the view is cancelled or runs on to its end: its slot is released with it."""
@@ -139,7 +139,7 @@ def test_a_client_that_disconnects_during_the_view_holds_nothing_afterwards(
     assert slots.running(who) == 0
 
 
-def test_a_request_without_a_body_and_one_that_fails(site: tuple[str, Site]) -> None:
+def test_a_head_request_and_a_failing_one_leave_no_slot(site: tuple[str, Site]) -> None:
     """HEAD, an exception, and a view that returns nothing, again and again: none leaves
     anything."""
     _, (port, _, slots) = site
@@ -156,7 +156,7 @@ def workers(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_what_is_killed_holds_nothing_for_long(kind: str, client: redis.Redis) -> None:
+def test_a_killed_process_loses_its_slots_within_the_time(kind: str, client: redis.Redis) -> None:
     """A process that is killed releases nothing: its slots end by themselves, within
     `RATELIMIT_SLOT_SECONDS`; while it lived, it had them for longer than that.
     """
@@ -180,7 +180,7 @@ def test_what_is_killed_holds_nothing_for_long(kind: str, client: redis.Redis) -
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_a_server_that_is_asked_to_stop_releases_its_slots(kind: str, client: redis.Redis) -> None:
+def test_a_stopping_server_releases_its_slots(kind: str, client: redis.Redis) -> None:
     """What a worker still holds when it ends is free at once, as nobody runs there any more."""
     process, (port, _, slots) = start(kind, client)
     with socket.create_connection((ADDRESS, port)) as asking:

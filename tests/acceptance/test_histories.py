@@ -199,7 +199,7 @@ def histories(tmp_path: Path) -> Any:
             worker.__exit__()
 
 
-def test_whatever_happens_what_the_database_has_is_what_holds(histories: Any) -> None:
+def test_rules_in_force_match_the_database_after_any_history(histories: Any) -> None:
     """Edits, rollbacks, killed processes, an emptied or restored Redis at any moment, a restored
     database, a replica that takes over.
     """

@@ -60,7 +60,7 @@ def put(direct: redis.Redis, prefix: str, rules: list[dict[str, Any]]) -> Revisi
     return Revision.read(revision.encode())
 
 
-def test_an_edit_reads_again_only_the_rule_that_changed() -> None:
+def test_an_edit_compiles_only_the_changed_rule() -> None:
     """Of a thousand rules, the others stay the very same."""
     before = Ruleset((), {"rules": declared(1000, 5)})
     edited = declared(1000, 5)
@@ -73,7 +73,7 @@ def test_an_edit_reads_again_only_the_rule_that_changed() -> None:
     ).by_name.keys() == after.by_name.keys() - {"rule 1"}
 
 
-def test_the_old_rules_stay_until_all_new_ones_are_there(
+def test_the_old_rules_stay_until_all_new_ones_are_compiled(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request waits for as long as leaves it time to decide; the new rules hold as soon as a
@@ -109,7 +109,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_there(
     assert provider.load().revision == new
 
 
-def test_usual_numbers_of_rules_hold_on_the_next_request(direct: redis.Redis, prefix: str) -> None:
+def test_up_to_a_thousand_rules_apply_on_the_next_request(direct: redis.Redis, prefix: str) -> None:
     """Up to a thousand without a thread; and of many, where they are there in time, too."""
     rule("first", limit=1)
     for count in (provider.MANY, provider.MANY + 1):
@@ -122,7 +122,7 @@ def test_usual_numbers_of_rules_hold_on_the_next_request(direct: redis.Redis, pr
         assert Client(REMOTE_ADDR="203.0.113.7").get("/ok").status_code == 200
 
 
-def test_a_process_that_is_forked_while_it_loads_loads_itself(
+def test_a_process_forked_during_loading_loads_the_rules_itself(
     direct: redis.Redis, prefix: str
 ) -> None:
     """The thread is its parent's."""
@@ -141,7 +141,7 @@ def test_a_process_that_is_forked_while_it_loads_loads_itself(
     may_end.set()
 
 
-def test_without_threads_the_caller_reads_by_itself(
+def test_a_process_without_threads_compiles_in_the_caller(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old rules do not go on for good."""
@@ -155,7 +155,7 @@ def test_without_threads_the_caller_reads_by_itself(
 
 
 @pytest.mark.parametrize("change", ["_reread_settings", "_go_elsewhere", "start_fresh"])
-def test_rules_that_other_settings_were_read_by_are_not_gone_by(
+def test_rules_compiled_under_other_settings_are_not_used(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a thread was reading when settings changed."""

@@ -66,7 +66,7 @@ def post(username: str = "ada", address: str = ADDRESS, **meta: Any) -> int:
 
 
 @pytest.mark.parametrize("name", ["function", "both", "scoped", "form", "json", "header"])
-def test_what_was_used_up_is_shown_and_what_is_reset_goes(name: str, operator: Client) -> None:
+def test_the_inspector_shows_the_used_units_and_resets_them(name: str, operator: Client) -> None:
     """Of what was explained: real requests until one is refused, the page, its button, and the real
     request again.
     """
@@ -89,7 +89,7 @@ def test_what_was_used_up_is_shown_and_what_is_reset_goes(name: str, operator: C
     assert explained.visit(case, name) == 200
 
 
-def test_a_limit_that_is_not_seen_is_unknown(operator: Client) -> None:
+def test_the_inspector_reports_an_undetected_limit_as_unknown(operator: Client) -> None:
     """The page never says that there is none."""
     page = shown(operator, {"path": "/hides/", "address": ADDRESS})
     assert f"{ALLOWED}, as far as known" in page
@@ -97,7 +97,7 @@ def test_a_limit_that_is_not_seen_is_unknown(operator: Client) -> None:
     assert "No rule applies." not in page
 
 
-def test_a_locked_out_customer_is_let_in(operator: Client) -> None:
+def test_the_inspector_unlocks_a_customer(operator: Client) -> None:
     """As support does it: the path, the method that the page proposes, the field that it asks for,
     and one button.
     """
@@ -121,7 +121,7 @@ def test_a_locked_out_customer_is_let_in(operator: Client) -> None:
     ]
 
 
-def test_a_link_shows_the_same_request(operator: Client) -> None:
+def test_a_link_to_the_inspector_shows_the_same_request(operator: Client) -> None:
     """After a button, the address of the page has what was entered, and nothing else."""
     description = {
         **POSTED,
@@ -143,7 +143,7 @@ def test_a_link_shows_the_same_request(operator: Client) -> None:
     assert operator.get(INSPECTOR).status_code == 200
 
 
-def test_an_exemption_shows_which_limits_it_applies_to(operator: Client) -> None:
+def test_an_exemption_shows_the_limits_it_applies_to(operator: Client) -> None:
     """Of a user it does nothing for a form that nobody is logged in at, and the page says so; of
     the form's field it does.
     """
@@ -172,7 +172,7 @@ def test_an_exemption_shows_which_limits_it_applies_to(operator: Client) -> None
     ] == ["site"]
 
 
-def test_blocks_and_exemptions_for_good_are_confirmed(operator: Client) -> None:
+def test_permanent_blocks_and_exemptions_have_to_be_confirmed(operator: Client) -> None:
     """Nothing is done before; then it is done for as long as it says, and can be ended on the
     page."""
     description = {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"}
@@ -203,7 +203,7 @@ def test_blocks_and_exemptions_for_good_are_confirmed(operator: Client) -> None:
     assert RateLimitOverride.objects.lasting().filter(effect="exempt").get().ends is None
 
 
-def test_what_is_about_everybody_has_to_be_confirmed(operator: Client) -> None:
+def test_overrides_that_affect_most_clients_have_to_be_confirmed(operator: Client) -> None:
     """A large part of the internet, also if it is exempt for an hour only."""
     description, button = (
         {**POSTED, "address": "0.0.0.0/0"},
@@ -232,7 +232,7 @@ def test_the_client_of_the_refusing_limit_is_preselected(operator: Client) -> No
     assert "address" not in chosen
 
 
-def test_a_value_that_is_not_kept_may_have_a_label(operator: Client) -> None:
+def test_a_value_stored_as_a_digest_may_have_a_label(operator: Client) -> None:
     """It goes through the question, and stands in the list; an address needs none."""
     description = {**POSTED, "post": "username=ada"}
     assert 'name="label"' in operator.get(INSPECTOR, description).content.decode()
@@ -256,7 +256,7 @@ def test_an_operator_cannot_block_their_own_address(operator: Client) -> None:
     assert not RateLimitOverride.objects.exists()
 
 
-def test_of_a_network_its_first_address_is_looked_at(operator: Client) -> None:
+def test_the_inspector_uses_the_first_address_of_a_network(operator: Client) -> None:
     """And the page says so."""
     assert [post(address="203.0.113.0") for _ in range(3)] == [200, 200, 429]
     page = shown(operator, {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"})
@@ -284,7 +284,7 @@ def test_an_impossible_request_is_an_error_of_its_field(
     assert said in shown(operator, {"path": "/ok/", **entered})
 
 
-def test_the_index_leads_to_the_inspector(operator: Client) -> None:
+def test_the_admin_index_links_to_the_inspector(operator: Client) -> None:
     """For those who may see it."""
     entry = "/admin/django_ratelimit_lua/inspector/"
     assert f'href="{entry}"' in operator.get("/admin/").content.decode()
@@ -305,7 +305,7 @@ def test_the_index_leads_to_the_inspector(operator: Client) -> None:
     assert "Reset" not in text_of(looks.get(f"{INSPECTOR}?path=/class/"))
 
 
-def test_what_is_done_is_in_the_log(operator: Client) -> None:
+def test_actions_in_the_inspector_are_logged(operator: Client) -> None:
     """Overrides, ends of overrides and resets of rules, by whom."""
     RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=1, unit="h")
     Client(REMOTE_ADDR=ADDRESS).get("/ok/")
@@ -323,7 +323,7 @@ def test_what_is_done_is_in_the_log(operator: Client) -> None:
     ]
 
 
-def test_the_page_speaks_german(operator: Client) -> None:
+def test_the_inspector_is_translated_to_german(operator: Client) -> None:
     """With the same words for the same things."""
     assert [post() for _ in range(3)] == [200, 200, 429]
     with translation.override("de"):
@@ -339,7 +339,7 @@ def test_the_page_speaks_german(operator: Client) -> None:
 NETWORK = {"path": "/posted/", "address": "203.0.113.0/24"}
 
 
-def test_of_a_network_all_overrides_are_shown_that_are_about_it(operator: Client) -> None:
+def test_the_inspector_shows_all_overrides_that_overlap_a_network(operator: Client) -> None:
     """About it, about larger ones and about parts; neither what is beside it nor what has ended.
     Each can be ended.
     """
@@ -381,7 +381,7 @@ def test_of_a_network_all_overrides_are_shown_that_are_about_it(operator: Client
         ([("203.0.113.128/25", "block")], None),
     ],
 )
-def test_a_blocked_network_is_shown_at_refused_requests(
+def test_the_inspector_shows_a_blocked_network_at_refused_requests(
     overrides: list[tuple[str, Any]], blocked_by: str | None, operator: Client
 ) -> None:
     """By what goes before the others, where a rule is."""
@@ -394,7 +394,7 @@ def test_a_blocked_network_is_shown_at_refused_requests(
     assert (post(address="203.0.113.1") == 429) is (blocked_by is not None)
 
 
-def test_the_reason_is_a_sentence(operator: Client) -> None:
+def test_the_reason_of_a_refusal_is_a_sentence(operator: Client) -> None:
     """How much is used, since when, and when it frees up."""
     RateLimitRule.objects.create(
         name="hourly",

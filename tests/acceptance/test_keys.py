@@ -29,7 +29,7 @@ async def aok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
     return HttpResponse("ok")
 
 
-def test_a_user_key_without_authentication_names_the_middleware(rf: RequestFactory) -> None:
+def test_a_user_key_without_authentication_names_the_missing_middleware(rf: RequestFactory) -> None:
     """Both kinds of view name the middleware."""
     with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
         ratelimit(key="user", rate="5/m")(ok)(rf.get("/"))
@@ -149,7 +149,7 @@ def odd_site() -> Iterator[None]:
     cookie="\xff",
     forwarded="::ffff:192.0.2.1",
 )
-def test_no_request_is_too_odd_for_any_key(
+def test_no_request_makes_a_key_fail(
     way: str,
     method: str,
     name: str,

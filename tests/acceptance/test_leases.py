@@ -87,7 +87,7 @@ def test_rare_clients_get_no_lease(calls: Any) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
-def test_no_more_than_the_limit_in_one_process(algorithm: str) -> None:
+def test_one_process_with_leases_admits_at_most_the_limit(algorithm: str) -> None:
     """Threads at once, until all are refused: a window admits exactly N; a bucket no more than its
     burst and what flows in meanwhile.
     """
@@ -103,7 +103,7 @@ def test_no_more_than_the_limit_in_one_process(algorithm: str) -> None:
     assert 0.99 * 3000 - 501 < admitted <= most
 
 
-def test_numbers_are_those_of_all(direct: redis.Redis) -> None:
+def test_used_and_remaining_are_those_of_all_processes(direct: redis.Redis) -> None:
     """Used and remaining of a leased hit count what this process holds as unused; a peek says what
     a hit would be told, and holds nothing.
     """
@@ -119,7 +119,7 @@ def test_numbers_are_those_of_all(direct: redis.Redis) -> None:
     assert limiter.peek("x").limits[0].used == 3000
 
 
-def test_unused_units_go_back(calls: Any) -> None:
+def test_unused_leased_units_are_returned(calls: Any) -> None:
     """Within half a second or so, by themselves."""
     limiter = window("100000/h")
     sources(limiter, 3000)
@@ -129,7 +129,7 @@ def test_unused_units_go_back(calls: Any) -> None:
 
 
 @pytest.mark.alone
-def test_units_lapse_with_their_window() -> None:
+def test_leased_units_expire_with_their_window() -> None:
     """What was taken in one window is not spent in the next."""
     limiter = RateLimiter(
         "hot", Rate(2000, 500_000), algorithm="fixed_window", align="clock", lease=1000
@@ -146,7 +146,7 @@ def test_units_lapse_with_their_window() -> None:
 
 
 @pytest.mark.alone
-def test_a_bucket_is_kept_for_the_time_that_units_are_held() -> None:
+def test_a_bucket_admits_at_most_its_rate_with_leases() -> None:
     """Nothing beyond burst + rate x time, however late what was taken ahead is spent."""
     limiter = RateLimiter("hot", "20000/s", algorithm="token_bucket", burst=4000, lease=4000)
     plain = RateLimiter("hot", "20000/s", algorithm="token_bucket", burst=4000)
@@ -161,7 +161,7 @@ def test_a_bucket_is_kept_for_the_time_that_units_are_held() -> None:
     assert worst <= 0
 
 
-def test_several_limits_with_a_lease_are_all_or_nothing() -> None:
+def test_several_leased_limits_are_all_or_nothing() -> None:
     """What one refuses is given back to the others; each has counted what was admitted."""
     limiter = RateLimiter("hot", ["5000/h", "100000/h"], algorithm="fixed_window", lease=500)
     assert sum(limiter.hit("x").allowed for _ in range(6000)) == 5000
@@ -190,7 +190,7 @@ def test_a_leased_limit_works_with_an_unleased_one(rf: Any) -> None:
     assert usage(rf.get("/")).content == b"701"
 
 
-def test_a_partial_hit_and_one_of_a_larger_cost() -> None:
+def test_a_lease_serves_partial_and_large_hits() -> None:
     """A partial hit gets what there is; a cost is spent as a whole or not at all."""
     limiter = window("5000/h")
     assert sum(limiter.hit("x", cost=3).granted for _ in range(1000)) == 3000
@@ -199,7 +199,7 @@ def test_a_partial_hit_and_one_of_a_larger_cost() -> None:
     assert limiter.peek("x").remaining == 0
 
 
-def test_refund_reset_and_acquire() -> None:
+def test_refund_reset_and_acquire_work_with_a_lease() -> None:
     """Do what they do without a lease; a reset ends what this process holds."""
     limiter = window("4000/h")
     sources(limiter, 3000)
@@ -216,7 +216,7 @@ def test_refund_reset_and_acquire() -> None:
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("change", ["reset", "unban"])
-def test_a_late_message_takes_no_units_that_still_count(
+def test_a_delayed_reset_message_keeps_newer_leased_units(
     change: str, direct: redis.Redis, prefix: str
 ) -> None:
     """Units that were taken after a reset, before the process received the message about it, are
@@ -245,7 +245,7 @@ def test_a_late_message_takes_no_units_that_still_count(
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
-def test_a_leased_view_that_returns_its_units_uses_none(algorithm: str) -> None:
+def test_count_if_refunds_leased_units(algorithm: str) -> None:
     """With `count_if`, whichever units were spent: in the end nothing is used."""
 
     @ratelimit(
@@ -266,7 +266,7 @@ def test_a_leased_view_that_returns_its_units_uses_none(algorithm: str) -> None:
     assert limiter.peek(("ip", "127.0.0.1")).limits[0].used == 0
 
 
-def test_coroutines_share_the_units_of_their_process() -> None:
+def test_coroutines_share_the_leased_units_of_their_process() -> None:
     """Hundreds at once on one event loop, and another loop beside it: exactly N."""
     limiter = window("9000/h")
 
@@ -283,7 +283,7 @@ def test_coroutines_share_the_units_of_their_process() -> None:
         assert sum(pool.map(asyncio.run, [crowd(), crowd()])) == 9000
 
 
-def test_a_forked_process_has_nothing_of_its_parents() -> None:
+def test_a_forked_process_does_not_spend_its_parents_lease() -> None:
     """Units are spent once."""
     limiter = window("100000/h")
     sources(limiter, 2000)
@@ -298,7 +298,7 @@ def test_a_forked_process_has_nothing_of_its_parents() -> None:
     os.close(reading)
 
 
-def test_when_redis_goes_units_are_spent_until_they_lapse(settings: Any) -> None:
+def test_in_an_outage_leased_units_are_spent_until_they_expire(settings: Any) -> None:
     """Then the policy decides; nothing raises."""
     with Server() as server:
         settings.CACHES = {
@@ -319,7 +319,7 @@ def test_when_redis_goes_units_are_spent_until_they_lapse(settings: Any) -> None
 
 @pytest.mark.alone
 @pytest.mark.django_db(transaction=True)
-def test_a_rule_leases_and_an_edit_holds_within_the_second() -> None:
+def test_a_rule_with_a_lease_is_replaced_within_a_second() -> None:
     """What was taken under the old rule is spent or goes back; then the new one holds."""
     limiter = RateLimiter("hot", "5/h")
     RateLimitRule.objects.create(
@@ -372,7 +372,7 @@ def test_eight_processes_admit_exactly_n(prefix: str) -> None:
     assert min(admitted) > 0
 
 
-def test_a_process_that_ends_gives_back_what_it_held(prefix: str) -> None:
+def test_a_process_that_ends_returns_its_leased_units(prefix: str) -> None:
     """At once: what is counted then is what was admitted."""
     script = (
         WORKER.partition("admitted = 0")[0]
@@ -388,7 +388,7 @@ def test_a_process_that_ends_gives_back_what_it_held(prefix: str) -> None:
     )
 
 
-def test_a_killed_process_loses_no_more_than_it_held(prefix: str) -> None:
+def test_a_killed_process_loses_at_most_its_leased_units(prefix: str) -> None:
     """What it took stays counted: others are admitted less, by one batch at most."""
     worker = Born(WORKER, prefix, "10000000/h")
     worker.stdout.readline()

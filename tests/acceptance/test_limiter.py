@@ -14,7 +14,7 @@ from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 from django_ratelimit_lua.limits.algorithms.token_bucket import most_units
 
 
-def test_hit_peek_refund_reset() -> None:
+def test_hit_peek_refund_and_reset_change_the_count() -> None:
     """Take, look, give back, forget."""
     limiter = RateLimiter("x", "5/h")
     assert limiter.hit("ada", 3).granted == 3
@@ -30,7 +30,7 @@ def test_hit_peek_refund_reset() -> None:
     assert limiter.peek("ada").remaining == 5
 
 
-def test_a_limiter_can_be_sent_to_another_process(settings: Any) -> None:
+def test_a_limiter_can_be_pickled(settings: Any) -> None:
     """As `multiprocessing.Pool.map(limiter.hit, ...)` does: also one that was used, whatever the
     rules are.
     """
@@ -43,7 +43,7 @@ def test_a_limiter_can_be_sent_to_another_process(settings: Any) -> None:
     assert pickle.loads(pickle.dumps(limiter)).hit("ada").remaining == 3
 
 
-def test_the_same_for_coroutines() -> None:
+def test_coroutine_methods_behave_like_the_others() -> None:
     """The names with an a in front."""
     limiter = RateLimiter("x", "5/h")
 
@@ -59,7 +59,7 @@ def test_the_same_for_coroutines() -> None:
     assert asyncio.run(calls()) == [2, 2, 3, 5]
 
 
-def test_identities_are_apart(direct: Any, prefix: str) -> None:
+def test_identities_are_counted_separately(direct: Any, prefix: str) -> None:
     """However long or odd; and nothing of them is readable in Redis."""
     odd = [
         "",
@@ -102,7 +102,7 @@ def test_secrets_make_different_digests(settings: Any, direct: Any, prefix: str)
     assert len(direct.keys(f"{prefix}*")) == 3
 
 
-def test_an_edit_keeps_what_was_used() -> None:
+def test_a_changed_rate_keeps_the_used_units() -> None:
     """The rate is not part of the name: five used of ten are five used of six."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
         RateLimiter("edited", "10/h", algorithm=algorithm).hit("ada", 5)
@@ -112,7 +112,7 @@ def test_an_edit_keeps_what_was_used() -> None:
         assert not RateLimiter("edited", "3/h", algorithm=algorithm).peek("ada"), algorithm
 
 
-def test_acquire_waits_its_turn() -> None:
+def test_acquire_waits_for_its_turn() -> None:
     """One per 500 ms, in turn, and no longer than asked for."""
     limiter = RateLimiter("paced", "2/s", algorithm="leaky_bucket")
     started = time.monotonic()
@@ -138,7 +138,7 @@ def test_acquire_reserves_under_any_algorithm() -> None:
         assert not limiter.acquire("ada", timeout=0), algorithm
 
 
-def test_a_cancelled_turn_is_given_back() -> None:
+def test_a_cancelled_turn_is_returned() -> None:
     """Who is cancelled while waiting does not keep others waiting."""
     limiter = RateLimiter("cancelled", "1/m", algorithm="leaky_bucket", queue=1)
 
@@ -177,7 +177,7 @@ def test_any_function_can_be_limited() -> None:
     ("fallback", "expected"),
     [("later", "later"), (None, None), (lambda amount, by: f"{by} owes {amount}", "ada owes 5")],
 )
-def test_a_fallback_answers_a_refused_call(fallback: Any, expected: Any) -> None:
+def test_a_fallback_replaces_a_refused_call(fallback: Any, expected: Any) -> None:
     """A value, which may be None, or what a callable returns, with the arguments of the call; of
     coroutine functions, a coroutine function as well.
     """
@@ -225,7 +225,7 @@ def test_any_coroutine_can_be_limited() -> None:
 
 
 @pytest.mark.parametrize("cost", [-1, 1.5, True, "1", 2**60])
-def test_costs_are_whole_numbers(cost: Any) -> None:
+def test_a_cost_is_a_whole_number(cost: Any) -> None:
     """Anything else is an error that names the limit, and counts nothing."""
     limiter = RateLimiter("costly", "5/h")
     with pytest.raises(LimitError, match="'costly': cost is"):
@@ -237,7 +237,7 @@ def test_costs_are_whole_numbers(cost: Any) -> None:
     "algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"]
 )
 @pytest.mark.parametrize("rate", ["5/s", "5/d", "5/520w"])
-def test_the_largest_cost_there_is_can_be_charged(rate: str, algorithm: str) -> None:
+def test_the_maximum_cost_can_be_charged(rate: str, algorithm: str) -> None:
     """However slowly it is worked off: it is counted, and the next one is refused."""
     limiter = RateLimiter("largest", rate, algorithm=algorithm)
     charged = limiter.charge("ada", 2**53)
@@ -255,7 +255,7 @@ def test_timeouts_are_seconds(timeout: Any) -> None:
         RateLimiter("x", "5/h").acquire("ada", timeout=timeout)
 
 
-def test_switched_off_it_lets_everything_through(settings: Any) -> None:
+def test_a_disabled_limiter_allows_everything(settings: Any) -> None:
     """Without asking Redis."""
     settings.RATELIMIT_ENABLE = False
     limiter = RateLimiter("off", "1/h")
@@ -263,7 +263,7 @@ def test_switched_off_it_lets_everything_through(settings: Any) -> None:
     assert asyncio.run(limiter.ahit("ada")).allowed
 
 
-def test_the_clients_clock_where_redis_may_not_be_asked(settings: Any) -> None:
+def test_the_client_clock_can_replace_the_clock_of_redis(settings: Any) -> None:
     """`RATELIMIT_CLOCK = "client"`."""
     settings.RATELIMIT_CLOCK = "client"
     limiter = RateLimiter("clock", (2, 1), algorithm="sliding_log")
@@ -273,7 +273,7 @@ def test_the_clients_clock_where_redis_may_not_be_asked(settings: Any) -> None:
     assert limiter.hit("ada")
 
 
-def test_acquire_grants_more_than_fits_and_later_callers_pay() -> None:
+def test_acquire_with_debt_grants_any_cost_and_delays_later_callers() -> None:
     """With `debt`, at once; whoever comes next waits, or is refused with the time that it would
     have taken.
     """
@@ -290,7 +290,7 @@ def test_acquire_grants_more_than_fits_and_later_callers_pay() -> None:
     assert time.monotonic() - began >= refused.wait - 0.1
 
 
-def test_coroutines_may_owe_as_well() -> None:
+def test_coroutines_can_acquire_with_debt() -> None:
     """And a turn that is cancelled while it is waited for takes its debt back."""
     limiter = RateLimiter("reports", "10/h", algorithm="token_bucket")
 
@@ -307,7 +307,7 @@ def test_coroutines_may_owe_as_well() -> None:
     assert 50 * 360 - 60 < limiter.peek("ada").limits[0].reset_after <= 50 * 360
 
 
-def test_a_debt_is_for_token_buckets_and_for_what_is_exact() -> None:
+def test_debt_is_refused_for_other_algorithms_and_inexact_costs() -> None:
     """Else the error says what is right, before anything is taken."""
     with pytest.raises(
         LimitError, match="debt needs algorithm='token_bucket', not 'sliding_window'"

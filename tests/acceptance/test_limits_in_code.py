@@ -77,7 +77,7 @@ def filled_in(page: Any) -> dict[str, Any]:
     return sent
 
 
-def test_the_page_has_all_that_is_limited(operator: Client) -> None:
+def test_the_page_lists_all_limits_in_the_code(operator: Client) -> None:
     """With rates, who is counted, where that stands, and the rules that retune it."""
     RateLimitRule.objects.create(name="looks", limit=3, unit="s", more_rates=["500/h"])
     RateLimitRule.objects.create(name="slower", group="looks", key="ip", limit=1)
@@ -96,7 +96,7 @@ def test_the_page_has_all_that_is_limited(operator: Client) -> None:
     assert staff(name="nobody").get(LIMITS).status_code == 403
 
 
-def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) -> None:
+def test_a_rule_of_the_settings_is_copied_with_all_fields(operator: Client) -> None:
     """Saved as it is filled in, it changes nothing."""
     assert f'href="{RULES}add/?settings=everything"' in operator.get(LIMITS).content.decode()
     assert f'href="{RULES}add/?settings=everything"' in operator.get(RULES).content.decode()
@@ -114,7 +114,7 @@ def test_a_rule_of_the_settings_is_taken_over_with_everything(operator: Client) 
     assert re.search(rf'everything <a href="{RULES}\d+/change/">taken over</a>', page)
 
 
-def test_a_limit_that_cannot_be_taken_over_is_reported(operator: Client, settings: Any) -> None:
+def test_a_limit_that_cannot_be_copied_is_reported(operator: Client, settings: Any) -> None:
     """A rule that names code, or one that is not there."""
     settings.RATELIMIT_RULES = [
         {"name": "code", "path": "/", "key": f"{__name__}.looks", "rate": "5/m"}
@@ -143,7 +143,7 @@ def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) ->
     assert [Client().get("/looks").status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_of_several_limits_one_is_chosen_with_its_own_key(operator: Client) -> None:
+def test_a_rule_for_one_of_several_limits_has_its_key(operator: Client) -> None:
     """A rule counts by one key: it is filled in, and what would be lost is named, with the way to
     lose nothing.
     """
@@ -178,7 +178,7 @@ def test_of_several_limits_one_is_chosen_with_its_own_key(operator: Client) -> N
         assert operator.get(f"{RULES}add/?instead=signs+in&which={odd}").status_code == 200
 
 
-def test_a_rule_without_a_key_names_that_of_the_code(operator: Client) -> None:
+def test_a_rule_without_a_key_uses_the_key_in_the_code(operator: Client) -> None:
     """It is that of the outermost limit: it counts by that, and every other limit is named as
     lost."""
     form = {
@@ -227,6 +227,6 @@ def test_a_rule_is_duplicated_with_its_tiers(operator: Client) -> None:
         assert operator.get(f"{RULES}add/?{odd}").status_code == 200
 
 
-def test_a_name_that_is_made_up_at_run_time_is_offered_too() -> None:
+def test_a_name_made_at_run_time_is_listed_as_well() -> None:
     """As far as it is known."""
     assert "parcels in code" in known_call_sites.names()

@@ -51,7 +51,7 @@ def admitted(limiter: RateLimiter, times: int, who: str = "x") -> int:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_each_process_admits_its_share(algorithm: str, own: Server) -> None:
+def test_each_process_admits_its_share_in_an_outage(algorithm: str, own: Server) -> None:
     """A quarter of the limit, whatever the algorithm; then it says when to come back."""
     own.stop()
     limiter = RateLimiter("x", "100/h", algorithm=algorithm)
@@ -72,7 +72,7 @@ def test_a_local_share_starts_with_the_last_state_in_redis(own: Server) -> None:
     assert admitted(limiter, 60) == 10
 
 
-def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redis_decides_again_when_it_is_back(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what was admitted meanwhile; the next outage begins with what it says then, or with the
     share's own.
     """
@@ -99,7 +99,7 @@ def test_when_redis_is_back_it_decides_again(own: Server, monkeypatch: pytest.Mo
     )
 
 
-def test_until_the_others_are_back_each_uses_both_counts(
+def test_until_the_other_processes_are_back_both_counts_apply(
     own: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A share that is used up stays so for a moment, whatever Redis has heard; what Redis refuses
@@ -127,7 +127,7 @@ def test_until_the_others_are_back_each_uses_both_counts(
 @pytest.mark.parametrize(
     "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
 )
-def test_shares_are_refilled(algorithm: str, own: Server) -> None:
+def test_local_shares_are_refilled_over_time(algorithm: str, own: Server) -> None:
     """By the same time as the limit is, and not before."""
     own.stop()
     limiter = RateLimiter("x", "8/s", algorithm=algorithm)
@@ -161,7 +161,7 @@ def test_all_or_nothing_holds_in_memory_too(own: Server) -> None:
     assert admitted(opened, 5) == 5
 
 
-def test_giving_back_charging_and_looking(own: Server) -> None:
+def test_refund_charge_and_peek_work_in_memory(own: Server) -> None:
     """Do in memory what they do in Redis."""
     own.stop()
     for algorithm in ("sliding_log", "token_bucket"):
@@ -173,7 +173,7 @@ def test_giving_back_charging_and_looking(own: Server) -> None:
         assert limiter.charge("x", cost=1).limits[0].used == 5
 
 
-def test_small_and_odd_limits(own: Server) -> None:
+def test_small_and_unusual_limits_work_with_shares(own: Server) -> None:
     """Nobody is locked out by a share of less than one; 0 stays 0; one large hit goes where nothing
     else is counted.
     """
@@ -185,7 +185,7 @@ def test_small_and_odd_limits(own: Server) -> None:
     assert [large.hit("x", cost=80).allowed, large.hit("x").allowed] == [True, False]
 
 
-def test_views_and_shadow(own: Server, rf: Any) -> None:
+def test_views_and_shadow_limits_work_in_an_outage(own: Server, rf: Any) -> None:
     """A view is limited in an outage; a shadow limit refuses nobody."""
     own.stop()
 
@@ -199,7 +199,7 @@ def test_views_and_shadow(own: Server, rf: Any) -> None:
     assert [view(rf.get("/")).status_code for _ in range(4)] == [200, 200, 429, 429]
 
 
-def test_processes_know_how_many_they_are(own: Server) -> None:
+def test_processes_know_their_number(own: Server) -> None:
     """Each says so; one that is gone is forgotten."""
     several = [Heartbeat() for _ in range(3)]
     for one in several:
@@ -208,7 +208,7 @@ def test_processes_know_how_many_they_are(own: Server) -> None:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_no_history_of_outages_admits_more_than_the_limit(
+def test_outages_of_any_kind_admit_at_most_the_limit(
     algorithm: str, own: Server, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     """One process, whose Redis is silent, full or a replica, for long or for a moment, also while
@@ -267,7 +267,7 @@ def test_no_history_of_outages_admits_more_than_the_limit(
         assert sum(total) > 200
 
 
-def test_an_idle_process_writes_without_a_request(own: Server, settings: Any) -> None:
+def test_an_idle_process_reports_owed_units_without_a_request(own: Server, settings: Any) -> None:
     """A thread tells as soon as Redis is back; an error about one identity drops none of the
     others.
     """
@@ -314,7 +314,7 @@ with override_settings(CACHES=caches, RATELIMIT_CACHE_PREFIX="cut off:", RATELIM
 """  # noqa: E501
 
 
-def test_processes_that_are_cut_off_together_admit_about_the_limit() -> None:
+def test_processes_in_an_outage_together_admit_about_the_limit() -> None:
     """At least N, at most N + P - 1: four real processes, a Redis that is killed."""
     with Server() as server:
         workers = [Born(WORKER, server.url) for _ in range(PROCESSES)]
@@ -334,7 +334,7 @@ def test_processes_that_are_cut_off_together_admit_about_the_limit() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "token_bucket"])
-def test_redis_receives_what_was_admitted_in_the_outage(algorithm: str, own: Server) -> None:
+def test_redis_receives_the_units_admitted_in_an_outage(algorithm: str, own: Server) -> None:
     """So that an outage that loses nothing admits no more than the limit; what was given back is
     not told.
     """
@@ -349,7 +349,7 @@ def test_redis_receives_what_was_admitted_in_the_outage(algorithm: str, own: Ser
     until(lambda: limiter.peek("x").limits[0].used == 6, "it is told", 5)
 
 
-def test_an_emptied_redis_admits_no_more() -> None:
+def test_an_emptied_redis_admits_no_more_units() -> None:
     """Also where one process is told, heard of and asked before the other is: shares are what they
     were.
     """

@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Some, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_many_rows_are_one_change(case: str) -> None:
+def test_changes_of_many_rows_are_one_revision(case: str) -> None:
     """One revision, and a line of history for each row."""
     make, change = CASES[case]
     for count in (1, 20):
@@ -137,7 +137,7 @@ def test_many_rows_are_one_change(case: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40])
-def test_what_django_does_row_by_row_is_one_change_as_well(count: int) -> None:
+def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(count: int) -> None:
     """`bulk_update` in many statements, an import of rules as code, and the actions of
     the admin."""
     admin = User.objects.create_superuser("root", password="root")
@@ -171,7 +171,7 @@ def test_what_django_does_row_by_row_is_one_change_as_well(count: int) -> None:
     assert RateLimitRule.objects.count() == Tier.objects.count() == count
 
 
-def test_too_many_to_note_are_one_line_of_history() -> None:
+def test_too_many_changes_are_one_history_entry() -> None:
     """Deleting a rule with thousands of overrides: one change, and all is published."""
     of_a_rule(1100)
     assert get(REMOTE_ADDR="10.0.3.7") == [429]
@@ -211,7 +211,7 @@ def test_the_history_of_a_deletion_has_the_old_values() -> None:
     assert RateLimitChange.objects.first().before["key"] == "ip"
 
 
-def test_a_deletion_that_failed_is_noted_when_it_works() -> None:
+def test_a_failed_deletion_is_recorded_only_when_it_succeeds() -> None:
     """And not what it did not get to."""
     overrides(3)
     RateLimitChange.objects.all().delete()
@@ -232,7 +232,7 @@ def test_a_deletion_that_failed_is_noted_when_it_works() -> None:
 
 
 @isolate_apps("django_ratelimit_lua")
-def test_a_proxy_of_ours_is_ours() -> None:
+def test_changes_through_a_proxy_model_are_recorded() -> None:
     """What a project derives from our models is recorded like these."""
 
     class Block(RateLimitOverride):
@@ -253,7 +253,7 @@ def test_a_proxy_of_ours_is_ours() -> None:
     assert get() == [200]
 
 
-def test_other_models_of_the_site_are_left_alone() -> None:
+def test_other_models_of_the_site_are_not_affected() -> None:
     """Their rows are deleted without being loaded, as Django does it without us, and no code of
     ours hears of them.
     """
@@ -276,7 +276,7 @@ def test_other_models_of_the_site_are_left_alone() -> None:
             assert signal.has_listeners(model) == issubclass(model, AuditedModel), (model, signal)
 
 
-def test_a_migration_without_a_signal_is_published() -> None:
+def test_changes_of_a_migration_without_signals_are_published() -> None:
     """What a migration does with its own historical models holds when all migrations are done."""
     rule("search", path="", limit=50)
     historical = (

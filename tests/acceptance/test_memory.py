@@ -227,7 +227,7 @@ def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
 @pytest.mark.parametrize(
     "attacks", [(refused,), WITHOUT_REDIS], ids=["Redis is there", "Redis is away"]
 )
-def test_whatever_is_sent_what_is_kept_is_bounded(
+def test_memory_is_bounded_whatever_clients_send(
     attacks: tuple[Callable[[], None], ...], settings: Any
 ) -> None:
     """Three times as many of each kind as there is room for, some of 20,000 characters: no
@@ -252,7 +252,7 @@ def test_whatever_is_sent_what_is_kept_is_bounded(
     assert after - before < MAX_BYTES
 
 
-def test_a_long_name_is_shortened_and_none_is_another() -> None:
+def test_a_long_name_is_shortened_and_stays_unique() -> None:
     """Limits whose names differ after 500 characters count apart; an override keeps what is counted
     under the name.
     """
@@ -269,7 +269,7 @@ def test_a_long_name_is_shortened_and_none_is_another() -> None:
     assert limit.at(limit.rate, 5).key_part == limit.key_part
 
 
-def test_a_limiter_keeps_no_rules_that_are_not_in_force(settings: Any) -> None:
+def test_a_limiter_keeps_no_outdated_rules(settings: Any) -> None:
     """However many limiters there are that were asked once: a thousand rules take about a
     megabyte."""
     seen: list[weakref.ref[Any]] = []

@@ -133,7 +133,7 @@ def test_a_limit_on_get_counts_head(where: str, kind: str, first: str) -> None:
     assert runs == [method.upper() for method in methods]
 
 
-def test_head_named_by_itself_is_head_alone(rf: RequestFactory) -> None:
+def test_a_limit_on_head_counts_only_head(rf: RequestFactory) -> None:
     """A limit on HEAD lets GET pass, and a limit on other methods counts neither."""
     head = ratelimit("head", "ip", "1/m", "HEAD")(ok)
     assert [head(rf.get("/")).status_code for _ in range(3)] == [200, 200, 200]
@@ -150,7 +150,7 @@ def test_head_named_by_itself_is_head_alone(rf: RequestFactory) -> None:
     ]
 
 
-def test_a_throttle_may_give_head_a_rate_of_its_own() -> None:
+def test_a_throttle_may_give_head_its_own_rate() -> None:
     """Then it is a count of its own; and names are read in any case."""
 
     class Both(ByMethod):
@@ -182,7 +182,7 @@ def test_a_limit_on_get_keeps_its_name(rf: RequestFactory) -> None:
     assert [state.name for state in request.ratelimit.limits] == ["named:GET:ip:2/m"]
 
 
-def test_a_method_of_webdav_can_be_named(rf: RequestFactory) -> None:
+def test_webdav_methods_are_accepted(rf: RequestFactory) -> None:
     """What IANA registers is known, also with a hyphen in it."""
     middleware = RateLimitMiddleware(ok)
     view = ratelimit("dav", "ip", "1/m", ["PROPFIND", "VERSION-CONTROL"])(middleware)

@@ -79,7 +79,7 @@ def get(address: str, times: int = 1, kind: str = "sync", **headers: str) -> lis
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("address", ["/ok", "/aok", "/nowhere"])
-def test_a_rule_limits_what_it_is_about(kind: str, address: str, settings: Any) -> None:
+def test_a_rule_limits_matching_requests(kind: str, address: str, settings: Any) -> None:
     """Views of either kind, and paths that lead nowhere."""
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "2/m"}]
     fine = 404 if address == "/nowhere" else 200
@@ -87,7 +87,7 @@ def test_a_rule_limits_what_it_is_about(kind: str, address: str, settings: Any) 
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_paths_methods_and_routes(kind: str, settings: Any) -> None:
+def test_rules_match_paths_methods_and_routes(kind: str, settings: Any) -> None:
     """Prefixes, globs, lists of them, URL names with their namespaces; each rule is a count of its
     own.
     """
@@ -107,7 +107,7 @@ def test_paths_methods_and_routes(kind: str, settings: Any) -> None:
     assert Client().post("/search").status_code == 429
 
 
-def test_exemptions(settings: Any) -> None:
+def test_rules_and_decorators_can_exempt_requests(settings: Any) -> None:
     """By rule (path or route), and by decorator."""
     settings.RATELIMIT_RULES = [
         {"name": "all", "path": "/", "key": "ip", "rate": "1/m"},
@@ -120,7 +120,7 @@ def test_exemptions(settings: Any) -> None:
     assert get("/aok", 2) == [200, 429]
 
 
-def test_one_name_is_counted_once(settings: Any) -> None:
+def test_a_rule_and_a_decorator_of_one_name_count_once(settings: Any) -> None:
     """A rule and a decorator of one name: one count, and the rule's numbers."""
     settings.RATELIMIT_RULES = [{"name": "search", "path": "/search", "key": "ip", "rate": "2/m"}]
     client = Client()
@@ -148,7 +148,7 @@ def test_a_rule_keeps_its_count_when_its_rate_changes(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_is_raised_deep_inside_becomes_the_429(kind: str, settings: Any) -> None:
+def test_an_exception_raised_deep_inside_becomes_the_429(kind: str, settings: Any) -> None:
     """Also where the decorator is told to raise."""
     assert get("/deep", 1, kind) == [429]
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
@@ -156,12 +156,12 @@ def test_what_is_raised_deep_inside_becomes_the_429(kind: str, settings: Any) ->
     assert get("/search", 1, kind) == [200]
 
 
-def test_other_exceptions_are_not_ours(rf: RequestFactory) -> None:
+def test_other_exceptions_are_not_handled(rf: RequestFactory) -> None:
     """They go on."""
     assert RateLimitMiddleware(ok).process_exception(rf.get("/"), ValueError()) is None
 
 
-def test_shadow_rules_only_watch(settings: Any) -> None:
+def test_shadow_rules_refuse_no_request(settings: Any) -> None:
     """Counted and decided, never refused."""
     settings.RATELIMIT_RULES = [
         {"name": "watch", "path": "/", "key": "ip", "rate": "1/m", "mode": "shadow"}
@@ -191,7 +191,7 @@ def person(**attributes: Any) -> Any:
     ("audience", "limited"),
     [("everyone", "asp"), ("anonymous", "a"), ("authenticated", "sp"), ("staff", "s")],
 )
-def test_audiences(kind: str, audience: str, limited: str, settings: Any) -> None:
+def test_rules_match_audiences(kind: str, audience: str, limited: str, settings: Any) -> None:
     """Who a rule is about: a(nonymous), p(erson), s(taff)."""
     settings.RATELIMIT_RULES = [
         {"name": "who", "path": "/", "audience": audience, "key": "ip", "rate": "0/s"}
@@ -274,7 +274,9 @@ def test_a_django_group_is_an_audience(kind: str, settings: Any) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("order", ["in front", "behind"])
-def test_in_front_of_or_behind_the_authentication(kind: str, order: str, settings: Any) -> None:
+def test_rules_work_before_and_after_the_authentication_middleware(
+    kind: str, order: str, settings: Any
+) -> None:
     """Rules about users are decided when the user is known; others at once, and each
     counts once."""
     settings.MIDDLEWARE = (
@@ -290,7 +292,7 @@ def test_in_front_of_or_behind_the_authentication(kind: str, order: str, setting
     assert left == (0 if order == "in front" else 1), "behind, all or nothing"
 
 
-def test_a_rule_that_waits_holds_the_request(settings: Any) -> None:
+def test_a_rule_with_a_wait_holds_the_request(settings: Any) -> None:
     """A leaky bucket, under both handlers."""
     import time
 
@@ -301,7 +303,7 @@ def test_a_rule_that_waits_holds_the_request(settings: Any) -> None:
     assert time.monotonic() - started >= 0.15 - 0.01
 
 
-def test_switched_off_no_rule_applies(settings: Any) -> None:
+def test_a_disabled_site_applies_no_rule(settings: Any) -> None:
     """`RATELIMIT_ENABLE = False`: not even looked at."""
     settings.RATELIMIT_ENABLE = False
     settings.RATELIMIT_RULES = "nonsense"
@@ -329,7 +331,7 @@ def test_switched_off_no_rule_applies(settings: Any) -> None:
         ({"name": "x", "key": "ip", "rate": "5/m", "method": 7}, "method is 7"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_an_error(
+def test_an_invalid_rule_is_an_error(
     rule: Any, message: str, settings: Any, no_others: None
 ) -> None:
     """It names the rule and the field, at `check` and when it is used."""
@@ -339,7 +341,7 @@ def test_a_rule_that_makes_no_sense_is_an_error(
     assert [found.id for found in run_checks(tags=["caches"])] == ["django_ratelimit_lua.E004"]
 
 
-def test_rules_as_a_whole(settings: Any, no_others: None) -> None:
+def test_rules_are_checked_together(settings: Any, no_others: None) -> None:
     """A list, of different names, that a middleware applies, behind whatever finds the user."""
     with pytest.raises(ImproperlyConfigured, match="list of rules"):
         compile_rules({"name": "x"})

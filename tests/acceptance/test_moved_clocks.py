@@ -48,7 +48,7 @@ def zone_at_noon() -> str:
 
 @pytest.mark.parametrize("align", list(RATES))
 @pytest.mark.parametrize("seconds", WRONG)
-def test_a_calendar_limit_admits_n_whatever_the_clocks_of_hosts_are(
+def test_a_calendar_limit_admits_n_with_any_host_clocks(
     align: str, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if only the wrong host asks; and no client is refused for longer than one window."""
@@ -87,9 +87,7 @@ def test_a_calendar_limit_admits_n_whatever_the_clocks_of_hosts_are(
 
 @pytest.mark.parametrize("align", list(RATES))
 @pytest.mark.parametrize("days", [100, 365, 15_000])
-def test_a_server_clock_that_was_far_ahead_locks_no_client_out_of_a_calendar_limit(
-    align: str, days: int
-) -> None:
+def test_a_calendar_limit_recovers_from_a_server_clock_far_ahead(align: str, days: int) -> None:
     """What was counted stays counted in the window that is current when the clock is
     right again."""
     ask = Asker(RateLimiter("ahead", RATES[align], algorithm="fixed_window", align=align).limits[0])
@@ -104,7 +102,7 @@ def test_a_server_clock_that_was_far_ahead_locks_no_client_out_of_a_calendar_lim
     assert [bool(ask(then)) for _ in range(6)] == [True] * 5 + [False]
 
 
-def test_a_turn_ends_though_the_servers_clock_was_set_back(
+def test_a_lock_expires_although_the_server_clock_was_set_back(
     direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process has it, for no longer than ever."""

@@ -42,7 +42,7 @@ def admin(name: str, *args: Any) -> str:
     return reverse(f"admin:django_ratelimit_lua_{name}", args=args)
 
 
-def test_a_rule_is_live_on_the_next_request() -> None:
+def test_a_rule_applies_to_the_next_request() -> None:
     """Saved, edited, and as a process sees it that has just started."""
     saved = rule(limit=1)
     assert get(times=2) == [200, 429]
@@ -72,7 +72,7 @@ def test_overrides_begin_and_end_on_time() -> None:
     assert 3500 <= retry_after <= 3600
 
 
-def test_what_has_ended_is_swept(
+def test_ended_overrides_are_removed(
     monkeypatch: pytest.MonkeyPatch, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
     """From Redis with the next publication, from the database when its days are over."""
@@ -91,7 +91,7 @@ def test_what_has_ended_is_swept(
     assert (RateLimitOverride.objects.count(), RateLimitChange.objects.count()) == (0, 1)
 
 
-def test_the_admin_shows_and_saves(root: Client) -> None:
+def test_the_admin_shows_and_saves_naive_times(root: Client) -> None:
     """Lists, forms, filters, history, the inspector: with times and without."""
     saved = rule(limit=100)
     pages = [admin(f"{page}_changelist") for page in PAGES]
@@ -132,7 +132,7 @@ def test_the_admin_shows_and_saves(root: Client) -> None:
     assert [root.get(page).status_code for page in pages] == [200] * len(pages)
 
 
-def test_commands(tmp_path: Path) -> None:
+def test_commands_work_with_naive_times(tmp_path: Path) -> None:
     """Each that reads or writes rules."""
 
     def said(*arguments: str) -> str:

@@ -103,9 +103,8 @@ class Hand:
         self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
         goes_on(self.browser, element.click)
         self.clicks += 1
-        if (
-            self.site.scheme == "dark"
-        ):  # In the light, test_every_page_can_be_used_by_everyone looks at most of them.
+        if self.site.scheme == "dark":
+            # The light pages are checked by the tests in a browser.
             assert problems_of(self.browser) == []
         name = (
             f"task-{self.task.replace(' ', '-')}-{self.clicks}-{self.site.width}-{self.site.scheme}"
@@ -154,7 +153,9 @@ def hand_for(browser: Any, site: Site) -> Callable[[str], Hand]:
     return lambda task: Hand(browser, site, task)
 
 
-def test_a_limit_of_the_code_is_lowered(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_an_operator_lowers_a_limit_in_the_code(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
     """500 an hour become 4; the 10 a second of the same call site stay, as the answers' headers
     say.
     """
@@ -173,7 +174,7 @@ def test_a_limit_of_the_code_is_lowered(site: Site, hand_for: Callable[[str], Ha
     assert {("10", "1"), ("4", "3600")} <= set(re.findall(r"q=(\d+);w=(\d+)", policies))
 
 
-def test_a_customer_locked_out_at_login_is_let_in(
+def test_an_operator_unlocks_a_customer_at_the_login(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
     """By what support is told: name and address. Then the right password opens."""
@@ -196,7 +197,9 @@ def test_a_customer_locked_out_at_login_is_let_in(
     assert site.ask("/login/", "POST", customer, username="ada", password="lovelace").status == 302
 
 
-def test_a_network_is_blocked_for_an_hour(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_an_operator_blocks_a_network_for_an_hour(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
     """Everybody in it is refused at once, on every path; their neighbours are not."""
     assert site.ask("/", source="127.0.4.4").status == 200
     hand = hand_for("block a network for an hour")
@@ -213,7 +216,9 @@ def test_a_network_is_blocked_for_an_hour(site: Site, hand_for: Callable[[str], 
     assert site.ask("/", source="127.0.5.4").status == 200
 
 
-def test_a_reference_shows_the_refusing_limit(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_an_operator_finds_the_limit_of_a_reference(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
     """Read aloud by who was refused: the limit that refused."""
     visitor = "127.0.6.6"
     answers = [
@@ -230,7 +235,9 @@ def test_a_reference_shows_the_refusing_limit(site: Site, hand_for: Callable[[st
     hand.is_done()
 
 
-def test_a_rule_of_the_settings_is_taken_over(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_an_operator_takes_over_a_rule_of_the_settings(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
     """Everything but the numbers stays as it is: it still looks for scanners, and leaves others
     alone.
     """
@@ -247,7 +254,9 @@ def test_a_rule_of_the_settings_is_taken_over(site: Site, hand_for: Callable[[st
     assert site.statuses("/", 3, "127.0.7.8") == [200] * 3
 
 
-def test_the_version_of_yesterday_is_restored(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_an_operator_restores_yesterdays_version(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
     """It is found by its day, and holds from the next request on."""
     assert site.statuses("/address/", 3) == [200] * 3
     hand = hand_for("restore the version of yesterday")
@@ -265,7 +274,9 @@ def test_the_version_of_yesterday_is_restored(site: Site, hand_for: Callable[[st
     assert site.statuses("/address/", 1) == [429]
 
 
-def test_a_shadow_rule_is_judged_and_enforced(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_an_operator_checks_and_enforces_a_shadow_rule(
+    site: Site, hand_for: Callable[[str], Hand]
+) -> None:
     """Its numbers say what it would have refused; then it does."""
     assert site.statuses("/clock/", 3) == [200] * 3
     assert site.statuses("/clock/", 1, "127.0.8.8") == [200]

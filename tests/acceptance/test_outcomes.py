@@ -47,7 +47,7 @@ def ask(view: Any, *passwords: str) -> list[int]:
 
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
-def test_only_what_counts_counts(algorithm: str) -> None:
+def test_count_if_refunds_successes(algorithm: str) -> None:
     """Successes are given back; failures and exceptions count."""
     login = ratelimit("login", "ip", "3/15m", count_if=failed, algorithm=algorithm)(answer)
     assert ask(login, *["right"] * 10, "wrong", "right", "wrong") == [302] * 10 + [200, 302, 200]
@@ -56,7 +56,7 @@ def test_only_what_counts_counts(algorithm: str) -> None:
     assert ask(login, "right", "wrong") == [429, 429]
 
 
-def test_a_hundred_parallel_guesses_meet_five(rf: RequestFactory) -> None:
+def test_a_hundred_parallel_guesses_reach_the_view_five_times(rf: RequestFactory) -> None:
     """Five reach the view. The next password that gets through, a right one, clears what still
     counts.
     """
@@ -85,7 +85,7 @@ def test_a_hundred_parallel_guesses_meet_five(rf: RequestFactory) -> None:
     assert [login(rf.get("/", {"name": "ada"})).status_code for _ in range(6)] == [200] * 5 + [429]
 
 
-def test_one_right_password_clears_the_failures() -> None:
+def test_reset_if_clears_failures_after_a_success() -> None:
     """`reset_if`: four failures, a success, and there are five tries again."""
     login = ratelimit("login", "ip", "5/15m", count_if=failed, reset_if=succeeded)(answer)
     assert ask(login, *["wrong"] * 4, "right", *["wrong"] * 6) == [200] * 4 + [302] + [200] * 5 + [
@@ -93,7 +93,7 @@ def test_one_right_password_clears_the_failures() -> None:
     ]
 
 
-def test_coroutines_settle_too() -> None:
+def test_outcomes_of_coroutines_are_settled() -> None:
     """With plain predicates and coroutines, also when the view raises."""
 
     @ratelimit(
@@ -130,14 +130,14 @@ def test_coroutines_settle_too() -> None:
     ]
 
 
-def test_an_asynchronous_predicate_on_a_plain_view() -> None:
+def test_an_asynchronous_predicate_works_on_a_plain_view() -> None:
     """It is waited for."""
     login = ratelimit("login", "ip", "2/15m", count_if=afailed)(answer)
     assert ask(login, "right", "right", "wrong", "wrong", "wrong") == [302, 302, 200, 200, 429]
 
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
-def test_a_cost_known_only_afterwards(algorithm: str) -> None:
+def test_cost_after_charges_beyond_the_limit(algorithm: str) -> None:
     """Charged after, once for each request, even beyond the limit; then others wait until it is
     worked off.
     """
@@ -152,7 +152,7 @@ def test_a_cost_known_only_afterwards(algorithm: str) -> None:
     assert ask(export, "3", "20", "0") == [200, 200, 429]
 
 
-def test_a_cost_afterwards_is_charged_once_for_a_request(rf: RequestFactory) -> None:
+def test_cost_after_is_charged_once_per_request(rf: RequestFactory) -> None:
     """Also if the request goes through the view again."""
     export = ratelimit("export", "ip", "100/h", cost=1, cost_after=lambda request, outcome: 10)(
         answer
@@ -165,7 +165,7 @@ def test_a_cost_afterwards_is_charged_once_for_a_request(rf: RequestFactory) -> 
     assert RateLimiter("export:*:ip:100/h", "100/h").peek(("ip", "127.0.0.1")).limits[0].used == 23
 
 
-def test_a_cost_afterwards_is_a_whole_number() -> None:
+def test_cost_after_is_a_whole_number() -> None:
     """Anything else is an error."""
     view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: -1)(answer)
     with pytest.raises(LimitError, match="cost_after gave -1"):
@@ -181,7 +181,7 @@ def test_a_cost_afterwards_is_a_whole_number() -> None:
         ratelimit("x", "ip", "10/h", count_if="failed")
 
 
-def test_charge_counts_what_was_already_used() -> None:
+def test_charge_counts_used_units_beyond_the_limit() -> None:
     """By hand: beyond the limit, and no more than told."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
         limiter = RateLimiter("used", "10/h", algorithm=algorithm)
@@ -194,7 +194,7 @@ def test_charge_counts_what_was_already_used() -> None:
     assert 7100 < bucket.peek("ada").retry_after <= 7560, "twenty tokens and one"
 
 
-def test_a_worker_that_dies_loses_its_unit_until_it_lapses() -> None:
+def test_a_killed_worker_loses_its_unit_until_it_expires() -> None:
     """Killed between the hit and its outcome: one unit is gone, and comes back with its period."""
 
     def dies(request: HttpRequest) -> HttpResponse:
@@ -214,7 +214,7 @@ def test_a_worker_that_dies_loses_its_unit_until_it_lapses() -> None:
     assert ask(view(answer), "wrong", "wrong", "wrong") == [200, 200, 429]
 
 
-def test_settled_where_redis_is_gone(settings: Any) -> None:
+def test_an_outcome_during_an_outage_raises_nothing(settings: Any) -> None:
     """Nothing is raised; what could not be given back is forgotten in time."""
     view = ratelimit("x", "ip", "2/h", count_if=failed, reset_if=succeeded)
 
@@ -227,7 +227,7 @@ def test_settled_where_redis_is_gone(settings: Any) -> None:
     assert ask(view(breaks), "right") == [302]
 
 
-def test_what_was_never_taken_is_not_given_back(settings: Any) -> None:
+def test_units_that_were_not_taken_are_not_refunded(settings: Any) -> None:
     """Redis was gone for the request, and is back for its outcome: others' units stay where they
     are.
     """

@@ -97,7 +97,7 @@ def row(said: Said, number: int, rule: RateLimitRule) -> RateLimitOverride:
     return made
 
 
-def test_of_any_two_overrides_the_one_that_docs_name_counts() -> None:
+def test_override_precedence_is_as_documented() -> None:
     """The more particular subject first, there what names the rule; a block for all rules also
     where none refuses.
 
@@ -155,7 +155,7 @@ def test_a_block_for_all_rules_applies_to_rules_without_an_override_of_their_own
     assert Client(REMOTE_ADDR="10.0.0.7").get("/enforced/").status_code == 429
 
 
-def test_a_rule_that_is_named_block_is_no_block() -> None:
+def test_a_rule_named_block_is_not_a_block() -> None:
     """What refuses whatever rule there is, is told by its effect and never by a name."""
     RateLimitRule.objects.create(name="block", path="/free/", key="ip", limit=5, unit="h")
     RateLimitOverride.objects.create(
@@ -171,7 +171,7 @@ def test_a_rule_that_is_named_block_is_no_block() -> None:
 
 
 @pytest.mark.parametrize("effect", ["exempt", "limit"])
-def test_an_override_of_a_call_site_alone_lifts_no_block_for_all_rules(effect: str) -> None:
+def test_an_override_of_a_call_site_lifts_no_block_for_all_rules(effect: str) -> None:
     """The middleware refuses before the view is asked, and the inspector says so."""
     rule = RateLimitRule.objects.create(name="site", key="ip", limit=5, unit="h")
     RateLimitOverride.objects.create(network="10.0.0.0/8", effect="block")
@@ -200,7 +200,7 @@ def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
     )
 
 
-def test_explain_names_what_it_does_not_look_at() -> None:
+def test_explain_names_code_that_it_does_not_examine() -> None:
     """Throttles that count elsewhere, and a path that leads nowhere."""
     text = said("explain", "--path", "/throttled/")
     assert (
@@ -215,7 +215,7 @@ def test_explain_names_what_it_does_not_look_at() -> None:
     "algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"]
 )
 @pytest.mark.parametrize("names_rule", [True, False])
-def test_another_limit_with_a_burst_is_kept_by_every_algorithm(
+def test_another_limit_with_a_burst_applies_to_every_algorithm(
     algorithm: str, names_rule: bool
 ) -> None:
     """For all rules, the limit applies to each; the burst, to those that have one."""

@@ -117,7 +117,7 @@ def logged_in(username: str) -> Client:
     return client
 
 
-def test_a_block_of_a_digest_holds_for_every_limit_of_a_request_that_counts_that_client() -> None:
+def test_a_block_by_digest_applies_to_every_limit_that_counts_the_client() -> None:
     """At call sites, also asynchronous ones, in rules and at throttles; by a function, and by whom
     a ban would be of. Not where another client is counted, or where nothing counts this one.
     """
@@ -157,7 +157,7 @@ def test_the_digest_of_a_missing_value_identifies_no_client() -> None:
     assert [post(page) for page in ("/person/", "/rule/", "/partner/", "/free/")] == [200] * 4
 
 
-def test_an_exemption_of_a_digest_goes_before_a_block_of_the_user_and_of_the_network() -> None:
+def test_an_exemption_by_digest_precedes_a_block_of_the_user_and_the_network() -> None:
     """It names exactly whom a limit counts. Another limit holds for the rule that it names."""
     rule = RateLimitRule.objects.create(
         name="rule", path="/rule/", key="user+ip", limit=1, unit="h"
@@ -177,7 +177,7 @@ def test_an_exemption_of_a_digest_goes_before_a_block_of_the_user_and_of_the_net
     assert ada.get("/free/").status_code == 429
 
 
-def test_a_digest_and_a_user_with_that_digest_are_two_subjects() -> None:
+def test_a_digest_and_the_user_with_that_digest_are_two_subjects() -> None:
     """What is published about one is not published in the place of the other, one by one or all
     anew.
     """
@@ -194,7 +194,7 @@ def test_a_digest_and_a_user_with_that_digest_are_two_subjects() -> None:
     assert ada.get("/free/").status_code == 200
 
 
-def test_a_block_of_a_digest_ends_when_its_key_is_no_fallback_any_more(settings: Any) -> None:
+def test_a_block_by_digest_ends_when_its_key_is_no_fallback(settings: Any) -> None:
     """Until then it holds for rules, throttles and functions, though their counts begin afresh."""
     RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
     settings.SECRET_KEY = "before"
@@ -216,7 +216,7 @@ def test_a_block_of_a_digest_ends_when_its_key_is_no_fallback_any_more(settings:
     assert answers() == [200] * 3
 
 
-def test_a_row_that_names_several_subjects_is_not_saved() -> None:
+def test_a_row_with_several_subjects_is_not_saved() -> None:
     """Whoever saves it: it would hold for more clients than was meant. So it is with one that names
     none.
     """
@@ -247,7 +247,7 @@ def test_the_value_of_another_subject_is_not_used() -> None:
         assert Client().get("/free/", {field.removeprefix("get:"): "X"}).status_code == 429
 
 
-def test_a_kind_that_is_not_known_is_left_out(
+def test_an_unknown_kind_of_subject_is_skipped(
     direct: redis.Redis, prefix: str, caplog: Any
 ) -> None:
     """A newer version may have published it; the others hold."""
@@ -263,7 +263,7 @@ def test_a_kind_that_is_not_known_is_left_out(
     assert "overrides by 'moon' match no request: the key is not registered" in caplog.text
 
 
-def test_only_what_is_known_of_the_subject_is_asked_about() -> None:
+def test_only_kinds_with_overrides_are_looked_up() -> None:
     """A process that has just started learns of the block in the call that decides; of others, it
     learns nothing.
     """
@@ -280,13 +280,13 @@ def test_only_what_is_known_of_the_subject_is_asked_about() -> None:
 @pytest.mark.parametrize(
     "name", ["a & post:b", "X, post", "ä\u2028", "exact:x", "a:b", "%", "digest"]
 )
-def test_names_of_fields_may_be_odd(name: str) -> None:
+def test_field_names_may_contain_any_characters(name: str) -> None:
     """Whatever a request may have as a name."""
     override("v", field=f"get:{name}")
     assert [Client().get("/free/", {name: value}).status_code for value in ("v", "w")] == [429, 200]
 
 
-def test_two_kinds_of_one_field_are_written_as_one_subject() -> None:
+def test_two_kinds_of_one_field_are_stored_as_one_subject() -> None:
     """Who is blocked letter by letter is blocked by no other spelling; one by one and all anew,
     both are written, however the database orders them.
     """
@@ -332,7 +332,7 @@ HEX = digest(("ip", ADDRESS)).decode()
         ({"user": "own"}, "you would lock yourself out"),
     ],
 )
-def test_a_form_names_one_subject(
+def test_a_form_accepts_exactly_one_subject(
     fields: dict[str, str], problem: str | None, operator: Client
 ) -> None:
     """Else it says what is wrong, and saves nothing."""
@@ -344,7 +344,7 @@ def test_a_form_names_one_subject(
     assert problem is None or problem in errors(answer)
 
 
-def test_a_form_stores_no_value_and_refuses_to_overwrite_newer_changes(
+def test_a_form_stores_no_value_and_does_not_overwrite_newer_changes(
     operator: Client,
 ) -> None:
     """Which another operator did while it was open: also where that was the value alone."""
@@ -436,7 +436,7 @@ def test_the_inspector_acts_on_the_counted_client_by_its_digest(operator: Client
         ("all", {"address": ADDRESS}, None),
     ],
 )
-def test_what_a_key_counts(
+def test_the_inspector_offers_the_clients_that_limits_count(
     key: str, asked: dict[str, str], whom: str | None, operator: Client
 ) -> None:
     """Unless it was entered by itself, is several addresses, or all who visit the path."""
@@ -446,7 +446,7 @@ def test_what_a_key_counts(
     assert found.get(key) is None if whom is None else whom in found[key]
 
 
-def test_the_inspector_knows_when_operators_would_lock_themselves_out(operator: Client) -> None:
+def test_the_inspector_prevents_operators_from_blocking_themselves(operator: Client) -> None:
     """By the digest of themselves at their own address; not of a value that they send."""
     RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", limit=5, unit="h")
     asked = {"path": "/rule/", "address": OPERATOR, "user": "grace"}
@@ -458,7 +458,7 @@ def test_the_inspector_knows_when_operators_would_lock_themselves_out(operator: 
     assert "(address and get:q) for 1 hour?" in page
 
 
-def test_commands_name_one_subject() -> None:
+def test_commands_accept_exactly_one_subject() -> None:
     """`ratelimit block` and `ratelimit unblock`; the second names a block of a larger network that
     goes on.
     """
@@ -483,7 +483,7 @@ def test_commands_name_one_subject() -> None:
     assert "is still blocked" not in said("unblock", "--ip", STRANGER)
 
 
-def test_a_check_warns_of_more_kinds_than_a_request_should_look_for() -> None:
+def test_a_check_warns_about_too_many_kinds_of_subjects() -> None:
     """Not of many overrides: those about networks of one size, and about a field of one name, are
     one kind.
     """

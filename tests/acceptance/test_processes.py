@@ -91,7 +91,7 @@ def ask(port: int, path: str) -> dict[str, int]:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
-def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
+def test_no_request_after_a_save_is_decided_by_older_rules(
     server: tuple[int, str], direct: redis.Redis
 ) -> None:
     """Many edits under load; every answer tells its revision, and the limit is that of the
@@ -158,7 +158,7 @@ def test_no_request_that_starts_after_a_save_is_decided_by_older_rules(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
-def test_a_block_holds_and_ends_for_every_process_at_once(server: tuple[int, str]) -> None:
+def test_a_block_starts_and_ends_for_all_processes_at_once(server: tuple[int, str]) -> None:
     """Blocked and unblocked many times under load: who asks after the save is refused, or
     is not."""
     port, path = server
@@ -212,7 +212,7 @@ def test_a_block_holds_and_ends_for_every_process_at_once(server: tuple[int, str
 @pytest.mark.skipif(
     connection.vendor == "sqlite", reason="its readers see one state, and keep writers waiting"
 )
-def test_what_is_published_is_one_revision_whenever_others_commit(
+def test_a_publication_is_one_revision_whenever_others_commit(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change of a rule and its tier is committed, and not published yet, before each of the

@@ -83,7 +83,7 @@ SERVERS = [one, tls, socket, one, sentinel, cluster]
 
 
 @pytest.mark.parametrize(("example", "servers"), list(zip(EXAMPLES, SERVERS, strict=True)))
-def test_an_example_works_as_it_stands(
+def test_an_example_works_as_written(
     example: str, servers: Callable[[Path], Any], settings: Any, tmp_path: Path
 ) -> None:
     """Plain and asynchronous hits are counted where the example says."""

@@ -104,7 +104,7 @@ EDITS = [
 ]
 
 
-def test_every_edit_is_published_where_reads_go_to_a_replica(
+def test_every_edit_is_published_when_reads_use_a_replica(
     empty: Path, tmp_path: Path, prefix: str, started: Any
 ) -> None:
     """Whatever a router says, what is published is what the primary has: the replica here never
@@ -192,7 +192,7 @@ def test_a_site_without_its_database_uses_the_published_rules(
     until(lambda: late("ask()") == {"site": 2000}, "it has found out")
 
 
-def test_what_may_be_rolled_back_is_never_published(
+def test_uncommitted_changes_are_never_published(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any, direct: Any
 ) -> None:
     """Redis is emptied in the middle of a transaction that asks for decisions: what it has changed
@@ -210,7 +210,7 @@ def test_what_may_be_rolled_back_is_never_published(
     assert [other("ask()"), one("ask()")] == [{"site": 6}, {"site": 6}]
 
 
-def test_no_override_is_lost_where_redis_is_emptied_while_they_are_published(
+def test_no_override_is_lost_if_redis_is_emptied_during_publication(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
     """Before, between and after the parts in which they are written."""
@@ -225,7 +225,7 @@ def test_no_override_is_lost_where_redis_is_emptied_while_they_are_published(
         ], emptied_at
 
 
-def test_what_was_published_of_a_lost_history_is_not_built_upon(
+def test_published_rules_of_a_lost_history_are_replaced(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
     """A backup is restored, and comes past the number that is published before anything is
@@ -299,7 +299,7 @@ def test_rotating_the_key_lifts_no_block(
     assert last("ask('203.0.113.9')") == MANY
 
 
-def test_a_block_of_a_digest_holds_in_old_and_new_processes_until_its_key_is_gone(
+def test_a_block_by_digest_applies_until_its_key_is_removed(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
     """Whichever of them showed the digest, and whichever edits."""
@@ -320,7 +320,7 @@ def test_a_block_of_a_digest_holds_in_old_and_new_processes_until_its_key_is_gon
     assert last(asked) == [MANY, "refused"]
 
 
-def test_a_key_that_is_rotated_without_fallbacks_still_finds_users_and_networks(
+def test_users_and_networks_are_found_after_a_key_rotation_without_fallbacks(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
     """They are digested anew when the first process with the new key starts, without an edit."""

@@ -109,7 +109,7 @@ CHANGES = [
 *_, RESET = [change[:2] for change in CHANGES]
 
 
-def test_a_change_is_obeyed_by_every_process_within_50_milliseconds(start: Start) -> None:
+def test_every_process_obeys_a_change_within_50_milliseconds(start: Start) -> None:
     """Edits, blocks, unblocks, exemptions and resets, also for who sits in the deny cache there for
     a minute.
     """
@@ -187,7 +187,7 @@ def test_without_messages_changes_apply_within_a_second(start: Start, direct: re
     assert median(edits(workers)) < SOON
 
 
-def test_a_connection_that_dies_without_a_word_is_believed_for_a_second(start: Start) -> None:
+def test_a_silent_connection_is_trusted_for_a_second(start: Start) -> None:
     """Nothing comes on it any more, and nobody hangs up, as where a firewall forgets it; whatever
     the deny cache may do else. While it answers, refusals are repeated for as long as the setting
     says.
@@ -213,7 +213,7 @@ def test_a_connection_that_dies_without_a_word_is_believed_for_a_second(start: S
         assert median(edits(workers)) < SOON
 
 
-def test_a_resumed_process_repeats_no_ended_state(start: Start) -> None:
+def test_a_resumed_process_repeats_no_outdated_state(start: Start) -> None:
     """A process that was stopped while others went on; and one whose threads have no turn, as uWSGI
     runs Python.
     """
@@ -288,7 +288,7 @@ def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> Non
         until(lambda worker=worker: worker(revision) == workers[0](saved))
 
 
-def test_sites_in_other_databases_of_a_server_do_not_hear_each_other(
+def test_sites_in_different_databases_of_a_server_have_separate_channels(
     start: Start, prefix: str
 ) -> None:
     """A channel is the same in all databases, so its name has the number: of one prefix, each is
@@ -308,7 +308,7 @@ def test_sites_in_other_databases_of_a_server_do_not_hear_each_other(
         assert lags(sites[1], *RESET)
 
 
-def test_without_threads_changes_hold_within_a_second(start: Start) -> None:
+def test_without_threads_changes_apply_within_a_second(start: Start) -> None:
     """Requests ask by themselves, once a second."""
     refuse = 'def refuse(thread): raise RuntimeError("can\'t start new thread")'
     workers = start(
@@ -322,7 +322,7 @@ def test_without_threads_changes_hold_within_a_second(start: Start) -> None:
     assert workers[1]("[count for count in [asked(100)]][0]") <= 2
 
 
-def test_a_child_hears_by_itself(start: Start) -> None:
+def test_a_child_process_has_its_own_listener(start: Start) -> None:
     """A process that was forked from one that hears, as by a server that loads the site first."""
     workers = start(2)
     workers[0]("rule(limit=0)")
@@ -358,7 +358,7 @@ def test_a_redis_user_without_channels_polls_once_a_second(right: str, start: St
         assert max(lags(workers, *RESET)) < AT_LAST
 
 
-def test_it_hears_again_when_redis_was_restarted(start: Start) -> None:
+def test_the_listener_reconnects_after_redis_restarts(start: Start) -> None:
     """What was edited meanwhile is obeyed, and what is edited then is pushed."""
     with Server() as server:
         workers = start(at=server.url)
@@ -439,7 +439,9 @@ def test_no_request_waits_while_the_listener_waits_for_the_database(
     )
 
 
-def test_wrong_messages_only_make_it_ask(start: Start, direct: redis.Redis, prefix: str) -> None:
+def test_forged_messages_only_cause_a_comparison(
+    start: Start, direct: redis.Redis, prefix: str
+) -> None:
     """Whoever can write to the channel can say what is not so, in any number: nothing is loosened,
     and not every one is a question.
     """
@@ -474,7 +476,7 @@ def test_wrong_messages_only_make_it_ask(start: Start, direct: redis.Redis, pref
     assert median(edits(workers)) < SOON
 
 
-def test_in_a_cluster_it_is_pushed_from_node_to_node(start: Start) -> None:
+def test_in_a_cluster_messages_reach_processes_on_every_node(start: Start) -> None:
     """Whichever node a process listens to; also when the node that has the rules dies."""
     with clusters.cluster() as cluster:
         workers = start(CACHES=cluster.cache())
@@ -489,7 +491,7 @@ def test_in_a_cluster_it_is_pushed_from_node_to_node(start: Start) -> None:
         assert max(found) < AT_LAST
 
 
-def test_an_isolated_node_costs_a_second(start: Start) -> None:
+def test_a_process_on_an_isolated_node_obeys_changes_within_a_second(start: Start) -> None:
     """In a cluster, nodes pass on what is published. One that the others have forgotten answers as
     ever, and hears nothing of it: changes hold within the second for who listens there, whatever
     the deny cache may do else.
@@ -512,7 +514,7 @@ def test_an_isolated_node_costs_a_second(start: Start) -> None:
         assert all(worker("listener.is_listening") for worker in workers)
 
 
-def test_it_follows_the_master_that_sentinels_name(start: Start) -> None:
+def test_the_listener_follows_the_master_that_sentinels_name(start: Start) -> None:
     """The master dies; the listeners find the one that takes over."""
     with clusters.watched() as watched:
         workers = start(CACHES=watched.cache(), RATELIMIT_TIMEOUT=1)

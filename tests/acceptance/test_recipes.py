@@ -71,7 +71,7 @@ def test_viewing_a_login_form_locks_no_client_out(
     assert status("post", "192.0.2.1", **{field: "ada", "password": "guess"}) == 200
 
 
-def test_similar_user_names_gain_no_more_than_the_address_has(settings: Any) -> None:
+def test_similar_user_names_allow_no_more_guesses_than_the_address(settings: Any) -> None:
     """Logging in as ADA clears the failures at ada from that address, as the page says, but no
     other limit: thirty guesses in all; without `reset_if`, five.
     """
@@ -95,7 +95,7 @@ def test_similar_user_names_gain_no_more_than_the_address_has(settings: Any) -> 
     assert guesses(names["login"]) == 5
 
 
-def test_rules_for_a_login_let_everybody_look_at_the_form(settings: Any) -> None:
+def test_login_rules_allow_viewing_the_form(settings: Any) -> None:
     """Those of the middleware's page: sixty who look, and then who logs in."""
     text = (DOCS / "middleware.rst").read_text()
     (block,) = re.findall(r"^   (RATELIMIT_RULES = \[\n(?:   .*\n)+?   \]\n)", text, re.MULTILINE)
@@ -122,7 +122,7 @@ ROWS = st.one_of(
 )
 
 
-def test_the_cost_of_rows_is_within_bounds_whatever_a_client_writes() -> None:
+def test_the_cost_of_rows_is_bounded_whatever_a_client_sends() -> None:
     """Never free, never more than the bucket holds, never an error."""
     rows = recipe("quickstart.rst", "export")["rows"]
 
@@ -157,7 +157,7 @@ def test_the_cost_of_rows_is_within_bounds_whatever_a_client_writes() -> None:
     assert rows("", RequestFactory().get("/")) == 1
 
 
-def test_odd_rows_run_out_as_others_do() -> None:
+def test_odd_row_numbers_use_up_the_bucket_like_others() -> None:
     """A bucket of fifty: of seventy who ask for odd rows, fifty or so are served, and none meets an
     error.
     """
@@ -175,7 +175,7 @@ def test_odd_rows_run_out_as_others_do() -> None:
 @pytest.mark.parametrize(
     "cost", [-1, -(10**40), 0.5, 1.0, "1", None, True, MAX_COST + 1, [], float("nan")]
 )
-def test_an_invalid_cost_is_an_error_of_the_developer_and_no_free_pass(cost: Any) -> None:
+def test_an_invalid_cost_is_a_developers_error_and_serves_no_request(cost: Any) -> None:
     """Of a callable, of a throttle and of a view: nothing is served, and the message says what is
     right.
     """
@@ -206,7 +206,7 @@ def test_an_invalid_cost_is_an_error_of_the_developer_and_no_free_pass(cost: Any
     assert served == []
 
 
-def test_a_host_is_one_however_it_is_spelled() -> None:
+def test_a_host_has_one_count_in_every_spelling() -> None:
     """Capitals, a port, a dot at the end: one count."""
     by_host = recipe("keys.rst", "by_host")["by_host"]
     hosts = [
@@ -224,7 +224,7 @@ def test_a_host_is_one_however_it_is_spelled() -> None:
     assert by_host("", RequestFactory().get("/", HTTP_HOST="other.example")) == "other.example"
 
 
-def test_text_that_a_callable_returns_counts_letter_by_letter() -> None:
+def test_text_from_a_callable_is_case_sensitive() -> None:
     """As the page on keys says: a callable decides itself what is the same."""
     view = ratelimit(key=lambda group, request: request.GET["k"], rate="1/m")(
         lambda request: HttpResponse("ok")

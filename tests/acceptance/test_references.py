@@ -129,7 +129,7 @@ def only(opened: OpenedReference) -> tuple[str, str]:
         ("/deep", "deep in"),
     ],
 )
-def test_what_refused_in_the_code_is_found(where: str, name: str) -> None:
+def test_a_reference_finds_the_limit_in_the_code(where: str, name: str) -> None:
     """The one of several limits, by decorators, throttles and `RateLimiter`s."""
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     opened = open_reference(refused(where))
@@ -175,7 +175,7 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
     assert not [met for met in explain_client("0" * 32).found.met if met.state and met.state.limit]
 
 
-def test_a_rule_is_found_as_it_is_now() -> None:
+def test_a_reference_finds_the_current_rule() -> None:
     """With what it says now; one that is gone is not known."""
     rule = RateLimitRule.objects.create(
         name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
@@ -193,7 +193,7 @@ def test_a_rule_is_found_as_it_is_now() -> None:
     assert "Unknown limit: it was removed" in explained(reference)
 
 
-def test_a_call_site_with_a_changed_rate_is_found() -> None:
+def test_a_reference_finds_a_call_site_with_a_changed_rate() -> None:
     """What stands there now, and that it is not the one."""
     earlier = ratelimit("search", "ip", lambda group, request: "1/w")(ok)
     answers = [earlier(RequestFactory().get("/")) for _ in range(2)]
@@ -204,7 +204,7 @@ def test_a_call_site_with_a_changed_rate_is_found() -> None:
 
 
 @pytest.mark.parametrize("has_rule", [True, False])
-def test_a_block_is_found_with_its_override(has_rule: bool) -> None:
+def test_a_reference_finds_a_block_with_its_override(has_rule: bool) -> None:
     """Whether a rule is there or not; and that it is gone."""
     if has_rule:
         RateLimitRule.objects.create(name="all", key="ip", limit=5, period=60, path="/")
@@ -222,7 +222,7 @@ def test_a_block_is_found_with_its_override(has_rule: bool) -> None:
     assert "The override does not exist any more." in explained(reference)
 
 
-def test_after_a_change_of_the_secret_it_is_still_opened(settings: Any) -> None:
+def test_an_earlier_secret_still_opens_a_reference(settings: Any) -> None:
     """As long as the earlier one is a fallback; but no request can be compared with it."""
     reference = refused("/decorated")
     before, settings.SECRET_KEY = settings.SECRET_KEY, "another"
@@ -236,7 +236,7 @@ def test_after_a_change_of_the_secret_it_is_still_opened(settings: Any) -> None:
     assert "made with an earlier secret" in explained(reference)
 
 
-def test_what_is_no_reference_is_an_error_of_the_command() -> None:
+def test_an_invalid_reference_is_an_error_of_the_command() -> None:
     """With what is wrong with it."""
     for text, problem in (
         ("hello", "a reference has 20 letters"),
@@ -246,7 +246,7 @@ def test_what_is_no_reference_is_an_error_of_the_command() -> None:
             explained(text)
 
 
-def test_another_process_opens_it(prefix: str, tmp_path: Path) -> None:
+def test_another_process_opens_a_reference(prefix: str, tmp_path: Path) -> None:
     """One that serves nobody, of the same site; it need not have refused anybody. Another site
     cannot.
     """
@@ -296,7 +296,7 @@ def admin_site(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("admin_site")
-def test_the_inspector_opens_it_and_acts_on_the_request() -> None:
+def test_the_inspector_opens_a_reference_and_resets_the_client() -> None:
     """It shows the rule and the second; the described request has the counts, and is reset."""
     rule = RateLimitRule.objects.create(
         name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
@@ -338,7 +338,7 @@ def test_the_inspector_explains_an_invalid_reference() -> None:
 
 @pytest.mark.usefixtures("admin_site")
 @pytest.mark.parametrize("is_block", [True, False])
-def test_the_inspector_compares_the_client(is_block: bool) -> None:
+def test_the_inspector_compares_the_client_of_a_reference(is_block: bool) -> None:
     """Of whom one has in mind: who is counted as the refused one was, or met by the same block. No
     digest is shown.
     """

@@ -191,7 +191,7 @@ def assert_as_cheap(answer: Callable[[Any], Any], make: Callable[[int], Any], *s
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_large_is_refused_as_cheaply_as_what_is_small(case: str, settings: Any) -> None:
+def test_refusing_a_large_request_costs_no_more_than_a_small_one(case: str, settings: Any) -> None:
     """Within a wide margin, for whatever part of a request we read, from 4 KB to 800 KB."""
     make, rule, given = CASES[case]
     for name, value in given.items():
@@ -204,7 +204,9 @@ def test_what_is_large_is_refused_as_cheaply_as_what_is_small(case: str, setting
 
 @pytest.mark.parametrize("proxies", [None, 2])
 @pytest.mark.parametrize("name", ["HTTP_X_FORWARDED_FOR", "HTTP_COOKIE", "HTTP_X_KEY"])
-def test_a_throttle_refuses_as_cheaply(name: str, proxies: int | None, settings: Any) -> None:
+def test_a_throttle_refuses_large_requests_at_the_same_cost(
+    name: str, proxies: int | None, settings: Any
+) -> None:
     """Under DRF, which parses `Accept` by itself."""
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": proxies}
     assert_as_cheap(Api.as_view(), sends(name, "1.2.3.4,"), MAX_ENTRIES)
@@ -238,7 +240,7 @@ READ = {
 }
 
 
-def test_the_list_names_all_that_is_read() -> None:
+def test_the_list_of_bounded_values_is_complete() -> None:
     """Every part of a request that the core looks at is in the list, and is made large; outside of
     the admin.
     """
@@ -308,7 +310,7 @@ def parts_read(folder: Path, *without: str) -> set[str]:
     return found
 
 
-def test_more_than_any_client_sends_is_a_bad_request(settings: Any) -> None:
+def test_an_oversized_value_is_a_bad_request(settings: Any) -> None:
     """Where a rule reads it, as Django answers too many parameters; where none does, it is nobody's
     business.
     """

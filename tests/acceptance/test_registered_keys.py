@@ -112,14 +112,14 @@ def rule(**fields: Any) -> RateLimitRule:
     )
 
 
-def test_a_rule_counts_by_tenant() -> None:
+def test_a_rule_can_count_by_tenant() -> None:
     """From its save on, and each tenant by itself."""
     rule()
     assert [get("acme") for _ in range(3)] == [200, 200, 429]
     assert get("globex") == 200
 
 
-def test_a_key_is_read_again_when_another_user_is_known() -> None:
+def test_a_key_is_read_again_when_the_view_knows_another_user() -> None:
     """DRF finds the user only in its view, after the middleware has read the plan of a visitor."""
     request = build_request("/ok/")
     plans = [
@@ -129,7 +129,7 @@ def test_a_key_is_read_again_when_another_user_is_known() -> None:
     assert plans == [("plan", "free"), ("plan", "pro")]
 
 
-def test_a_view_counts_by_tenant_and_address(rf: Any) -> None:
+def test_a_view_can_count_by_tenant_and_address(rf: Any) -> None:
     """Alone and in a combination, plain and async. Without a value, requests share a count."""
 
     def view(name: str) -> Any:
@@ -173,7 +173,9 @@ def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None
         ({"tenant": Key("tenant", tenant, needs_user=True)}, "must accept \\(request, user\\)"),
     ],
 )
-def test_a_wrong_setting_is_an_error_of_the_check(keys: Any, problem: str, settings: Any) -> None:
+def test_an_invalid_key_setting_is_an_error_of_the_check(
+    keys: Any, problem: str, settings: Any
+) -> None:
     """It names the setting, and the key."""
     settings.RATELIMIT_KEYS = keys
     with pytest.raises(ImproperlyConfigured, match=problem):
@@ -184,7 +186,7 @@ def test_a_wrong_setting_is_an_error_of_the_check(keys: Any, problem: str, setti
     assert compile_key("ip").name == "ip"
 
 
-def test_the_rule_form_offers_the_keys_of_the_site(operator: Client) -> None:
+def test_the_rule_form_offers_registered_keys(operator: Client) -> None:
     """With their labels; an unknown key is an error."""
     page = operator.get(f"{RULES}add/").content.decode()
     assert '<option value="tenant">Tenant</option>' in page
@@ -202,12 +204,12 @@ def test_the_rule_form_offers_the_keys_of_the_site(operator: Client) -> None:
     )
 
 
-def test_no_migration_follows_from_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_registered_key_needs_no_migration(capsys: pytest.CaptureFixture[str]) -> None:
     """Fields of models have no choices of keys."""
     call_command("makemigrations", check=True, dry_run=True, verbosity=0)
 
 
-def test_rules_go_round_in_yaml() -> None:
+def test_rules_with_registered_keys_survive_yaml_export_and_import() -> None:
     """With their key, and tiers for its values."""
     row = rule()
     RateLimitTier.objects.create(rule=row, group="plan:pro", limit=5)
@@ -216,7 +218,7 @@ def test_rules_go_round_in_yaml() -> None:
     assert plan(text) == []
 
 
-def test_a_tenant_is_blocked_and_exempt_by_overrides() -> None:
+def test_a_tenant_can_be_blocked_and_exempt_by_overrides() -> None:
     """Also at rules that count by something else, and where no rule is."""
     rule(key="ip", limit=100)
     block = RateLimitOverride(field="tenant", effect="block")
@@ -238,7 +240,7 @@ def test_an_override_needs_a_key_and_a_value() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("plan", "pro"), ("groups", "gold")])
 @pytest.mark.parametrize("url", ["/ok/", "/aok/"])
-def test_overrides_by_what_a_user_has_hold_in_both_worlds(field: str, value: str, url: str) -> None:
+def test_keys_that_use_the_user_work_under_wsgi_and_asgi(field: str, value: str, url: str) -> None:
     """Rules, tiers and overrides use the signed-in user, and may ask the database, under WSGI and
     ASGI.
     """
@@ -267,7 +269,7 @@ def test_overrides_by_what_a_user_has_hold_in_both_worlds(field: str, value: str
     assert [Client().get(url).status_code, get("acme", url)] == [200, 200]
 
 
-def test_without_the_middleware_an_override_by_plan_is_reported(settings: Any, caplog: Any) -> None:
+def test_an_override_by_plan_reports_a_missing_middleware(settings: Any, caplog: Any) -> None:
     """It names the middleware that is missing, and the request goes on."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     block = RateLimitOverride(field="plan", effect="block")
@@ -278,7 +280,7 @@ def test_without_the_middleware_an_override_by_plan_is_reported(settings: Any, c
     assert "add django.contrib.auth.middleware.AuthenticationMiddleware" in caplog.text
 
 
-def test_a_plan_is_the_audience_of_a_tier() -> None:
+def test_a_plan_can_be_the_audience_of_a_tier() -> None:
     """Without a Django group, and beside one."""
     row = rule(key="user_or_ip", limit=1)
     RateLimitTier.objects.create(rule=row, group="plan:pro", limit=3)
@@ -315,7 +317,7 @@ def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
     assert asyncio.run(admitted("acme")) == 3
 
 
-def test_tiers_are_given_by_key_in_the_form(operator: Client) -> None:
+def test_tiers_with_keys_are_edited_in_the_form(operator: Client) -> None:
     """An unknown group or key is an error."""
     tiers = {
         "tiers-INITIAL_FORMS": 0,
@@ -334,7 +336,7 @@ def test_tiers_are_given_by_key_in_the_form(operator: Client) -> None:
     assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "plan:pro", "rate": "9/h"}]
 
 
-def test_the_inspector_takes_the_value_of_a_key(operator: Client) -> None:
+def test_the_inspector_accepts_the_value_of_a_key(operator: Client) -> None:
     """A block holds for it; without a value, the page names the key."""
     rule(limit=1)
     get("acme")
@@ -351,7 +353,7 @@ def test_the_inspector_takes_the_value_of_a_key(operator: Client) -> None:
     assert not explanation.decision.allowed
 
 
-def test_commands_name_a_tenant(
+def test_commands_accept_a_tenant(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`ratelimit explain`, `block` and `forget`."""
@@ -379,7 +381,7 @@ def test_commands_name_a_tenant(
     assert get("acme") == 200
 
 
-def test_a_tenant_is_banned_and_shown(operator: Client) -> None:
+def test_a_tenant_can_be_banned_and_is_shown(operator: Client) -> None:
     """By its offences, and by an operator who enters the value."""
     rule(limit=1, ban_after=2, ban_for="10m")
     assert [get("acme") for _ in range(4)] == [200, 429, 429, 429]
@@ -397,7 +399,7 @@ def test_a_key_masks_its_values(settings: Any) -> None:
     assert shown(("plan", "pro")) == [("plan", "pro")]
 
 
-def test_a_key_that_is_removed_leaves_its_rules_out_loudly(
+def test_rules_with_a_removed_key_are_skipped_and_reported(
     caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
     """Others go on, and the check of the site names nothing else."""
@@ -408,7 +410,7 @@ def test_a_key_that_is_removed_leaves_its_rules_out_loudly(
     assert "Unknown key 'tenant'" in caplog.text
 
 
-def test_a_key_that_is_removed_is_reported_to_operators(operator: Client, settings: Any) -> None:
+def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -> None:
     """By the check with the database, and on the list of rules; a tier of it is left out, and its
     rule is not.
     """
@@ -436,7 +438,9 @@ def test_a_key_that_is_removed_is_reported_to_operators(operator: Client, settin
 
 
 @pytest.mark.parametrize("group", ["plam:pro", "plan:", "plan: pro", "plan:pro "])
-def test_a_tier_for_no_key_is_a_problem_of_files_and_settings(group: str, settings: Any) -> None:
+def test_a_tier_with_an_unknown_key_is_an_error_in_files_and_settings(
+    group: str, settings: Any
+) -> None:
     """The error shows the form, and the keys of the site."""
     declared = {
         "name": "api",
@@ -454,7 +458,9 @@ def test_a_tier_for_no_key_is_a_problem_of_files_and_settings(group: str, settin
     assert "is not KEY:VALUE" in " ".join(str(message.msg) for message in check_rules())
 
 
-def test_what_a_middleware_would_set_is_entered_instead(settings: Any, operator: Client) -> None:
+def test_the_inspector_asks_for_a_value_that_a_middleware_would_set(
+    settings: Any, operator: Client
+) -> None:
     """The explanation asks for the key whose function fails on a request that is only described."""
     settings.RATELIMIT_KEYS = {"tenant": lambda request: request.tenant}
     rule(limit=1)
@@ -465,7 +471,7 @@ def test_what_a_middleware_would_set_is_entered_instead(settings: Any, operator:
         build_request("/ok/", fields=[("tenat", "acme")])
 
 
-def test_an_ended_override_of_a_tenant_is_over() -> None:
+def test_an_ended_override_of_a_tenant_is_ignored() -> None:
     """As of any subject."""
     block = RateLimitOverride(
         field="tenant", effect="block", ends=datetime.datetime.now(datetime.UTC)

@@ -41,7 +41,9 @@ def test_the_suggested_command_switches_the_rule_off(accept: str, operator: Clie
     assert operator.get(RULES).status_code == 200
 
 
-def test_other_users_get_no_hint(operator: Client, django_assert_num_queries: Any) -> None:
+def test_clients_other_than_staff_get_no_hint(
+    operator: Client, django_assert_num_queries: Any
+) -> None:
     """Neither on other pages, nor strangers, nor who is no staff; strangers are not even looked
     for.
     """
@@ -54,7 +56,7 @@ def test_other_users_get_no_hint(operator: Client, django_assert_num_queries: An
         assert stranger.get("/admin/login/").status_code == 429
 
 
-def test_coroutines_report_the_same_and_name_a_rule_of_the_settings(
+def test_coroutines_get_the_same_hint_that_names_a_rule_of_the_settings(
     operator: Client, settings: Any
 ) -> None:
     """There is no command for that one."""

@@ -25,7 +25,7 @@ ADDRESS = "203.0.113.9"
 FORM = {"effect": "block", "period": 1, "unit": "m", "network": ADDRESS, "duration": "3600"}
 
 
-def test_a_form_that_is_sent_twice_adds_one(operator: Client) -> None:
+def test_a_form_sent_twice_adds_one_override(operator: Client) -> None:
     """The page says so, and nothing else is said to be added."""
     assert (
         "was added successfully"
@@ -62,7 +62,7 @@ def test_a_form_that_is_sent_twice_adds_one(operator: Client) -> None:
         {"starts_0": "2099-01-01", "starts_1": "00:00"},
     ],
 )
-def test_what_differs_is_added(fields: dict[str, str], operator: Client) -> None:
+def test_different_overrides_are_added(fields: dict[str, str], operator: Client) -> None:
     """In whom it is about, in what it does, or in how long."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     operator.post(f"{OVERRIDES}add/", FORM)
@@ -72,7 +72,7 @@ def test_what_differs_is_added(fields: dict[str, str], operator: Client) -> None
     assert RateLimitOverride.objects.count() == 2
 
 
-def test_numbers_are_compared(operator: Client) -> None:
+def test_overrides_with_different_numbers_are_different(operator: Client) -> None:
     """Another limit is another override; one that has ended is none any more."""
     limit = {**FORM, "effect": "limit", "limit": 5}
     for number, fields in (
@@ -88,7 +88,7 @@ def test_numbers_are_compared(operator: Client) -> None:
     assert RateLimitOverride.objects.count() == 4
 
 
-def test_of_many_at_once_one_adds_it() -> None:
+def test_concurrent_equal_requests_add_one_override() -> None:
     """Each is told of the one that is there."""
 
     def block(_number: int) -> Any:
@@ -102,7 +102,7 @@ def test_of_many_at_once_one_adds_it() -> None:
     assert RateLimitOverride.objects.count() == 1
 
 
-def test_a_button_and_a_command_that_are_repeated_add_one(operator: Client) -> None:
+def test_a_repeated_button_or_command_adds_one_override(operator: Client) -> None:
     """Each says that it is there."""
     asked = {"path": "/ok", "address": ADDRESS}
     for action in ("exempt", "block"):
@@ -120,7 +120,7 @@ def test_a_button_and_a_command_that_are_repeated_add_one(operator: Client) -> N
     )
 
 
-def test_what_is_ended_in_the_inspector_refuses_no_more(operator: Client) -> None:
+def test_an_override_ended_in_the_inspector_refuses_no_more(operator: Client) -> None:
     """Also where there are two blocks of an address, as for another time; what is by a rule, or
     another's, stays.
     """

@@ -47,7 +47,7 @@ def status(path: str = "/ok/", address: str = ADDRESS, **meta: Any) -> int:
 @pytest.mark.parametrize(
     "name", ["both", "throttled", "form", "json", "header", "cookie", "query", "data", "host"]
 )
-def test_what_is_reset_lets_the_real_request_go(name: str) -> None:
+def test_a_reset_lets_the_next_request_pass(name: str) -> None:
     """Described by options, several of each; first `explain` says that it would be refused."""
     case = VIEWS.get(name) or explained.Case(
         None, 1, "host/", sends={"headers": {"host": "one.example"}}
@@ -88,7 +88,7 @@ def test_a_reset_without_effect_is_reported() -> None:
     assert not RateLimitChange.objects.exists()
 
 
-def test_one_limit_of_several_is_reset() -> None:
+def test_one_of_several_limits_can_be_reset() -> None:
     """By its name; one that such a request does not meet is an error with the names of those that
     it meets.
     """
@@ -105,7 +105,7 @@ def test_one_limit_of_several_is_reset() -> None:
         said("reset", "--path", "/both/", "--limit", "nothing")
 
 
-def test_block_and_unblock() -> None:
+def test_block_and_unblock_commands_work_for_every_subject() -> None:
     """An address, a network, a user, or whoever sends a value; an hour, as long as is said, or for
     good.
     """
@@ -136,7 +136,7 @@ def test_block_and_unblock() -> None:
     }
 
 
-def test_what_was_blocked_under_an_earlier_secret_is_unblocked(settings: Any) -> None:
+def test_a_block_under_an_earlier_secret_is_unblocked(settings: Any) -> None:
     """Whoever it is about."""
     settings.RATELIMIT_KEY_SECRET = "old"
     User.objects.create(username="ada")
@@ -156,7 +156,7 @@ def test_what_was_blocked_under_an_earlier_secret_is_unblocked(settings: Any) ->
     assert status(headers=headers) == 200
 
 
-def test_a_block_of_a_large_part_of_the_internet_is_confirmed(settings: Any) -> None:
+def test_a_block_of_a_large_network_has_to_be_confirmed(settings: Any) -> None:
     """And that of a proxy, which everybody comes through."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["192.0.2.0/24"]
     for network, problem in (
@@ -181,7 +181,7 @@ def test_a_block_for_one_rule_refuses_only_its_requests() -> None:
         said("block", "--ip", ADDRESS, "--rule", "nothing")
 
 
-def test_unblock_lists_what_it_did_not_end() -> None:
+def test_unblock_lists_the_blocks_that_it_did_not_end() -> None:
     """Where no block is about them; and the blocked networks that an address is in."""
     said("block", "--ip", "203.0.112.0/20")
     text = said("unblock", "--ip", ADDRESS)
@@ -210,7 +210,7 @@ def test_unblock_lists_what_it_did_not_end() -> None:
         (("reset", "--field", "a=1", "--json", "b=2"), "both form fields and JSON fields"),
     ],
 )
-def test_errors_are_explained(arguments: tuple[str, ...], problem: str) -> None:
+def test_errors_of_block_and_reset_are_explained(arguments: tuple[str, ...], problem: str) -> None:
     """With what would be right, and nothing is done."""
     with pytest.raises(CommandError, match=problem):
         said(*arguments)

@@ -28,7 +28,7 @@ def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     counters.clear()
 
 
-def test_an_identity_that_keeps_hitting_is_never_forgotten() -> None:
+def test_an_active_identity_is_never_evicted() -> None:
     """A split limit of 100/h admits 100 of an identity that hits between 5,000 others."""
     limiter = RateLimiter("x", "100/h", split="equal")
     admitted = 0
@@ -39,7 +39,7 @@ def test_an_identity_that_keeps_hitting_is_never_forgotten() -> None:
     assert admitted == 100
 
 
-def test_in_an_outage_one_more_share_takes_as_many_hits_of_others_as_there_is_room_for(
+def test_in_an_outage_evicting_a_count_takes_as_many_hits_as_there_is_room_for(
     settings: Any,
 ) -> None:
     """Not one hit earlier."""

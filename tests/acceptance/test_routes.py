@@ -137,7 +137,7 @@ def asked(
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("middleware", [[MIDDLEWARE, LOCALE], [LOCALE, MIDDLEWARE]])
 @pytest.mark.parametrize("conf", [__name__, Unprefixed])
-def test_alternating_languages_are_limited(
+def test_alternating_languages_share_a_limit(
     conf: Any, middleware: list[str], kind: str, settings: Any
 ) -> None:
     """By one count, wherever the middleware stands, and whichever language the thread served
@@ -163,7 +163,7 @@ def test_alternating_languages_are_limited(
     accept=st.sampled_from(["en", "de", "fr", "*"]),
 )
 @hypothesis_settings(max_examples=examples(40), deadline=None)
-def test_whatever_the_order_of_languages_every_request_to_the_view_counts(
+def test_every_request_that_reaches_the_view_counts_in_any_order_of_languages(
     data: list[tuple[str, str]], unprefixed: bool, accept: str
 ) -> None:
     """As many as the limit says reach the view, and the rest of those that would are refused."""
@@ -192,7 +192,7 @@ test_number.__test__ = False  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_urlconf_that_is_chosen_later_is_the_one_that_counts(kind: str, settings: Any) -> None:
+def test_a_urlconf_that_is_chosen_later_decides_the_rules(kind: str, settings: Any) -> None:
     """Rules by route, keys by route and argument, and exemptions go by the view that
     Django finds."""
     settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.elsewhere"]
@@ -213,7 +213,7 @@ def test_a_urlconf_that_is_chosen_later_is_the_one_that_counts(kind: str, settin
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_looking_ahead_leaves_nothing_behind(kind: str, settings: Any) -> None:
+def test_early_resolution_does_not_set_resolver_match(kind: str, settings: Any) -> None:
     """`request.resolver_match` is Django's: between the middleware and the view there is none, nor
     on a 404.
     """
@@ -225,7 +225,9 @@ def test_looking_ahead_leaves_nothing_behind(kind: str, settings: Any) -> None:
     assert seen == [None, None, None]
 
 
-def test_a_foreseen_view_is_decided_once(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_correctly_predicted_view_is_decided_once(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Together with the rules by path, in one call: only what was not foreseen is decided just
     before the view.
     """
@@ -306,7 +308,7 @@ PIECES = [
     st.booleans(),
 )
 @hypothesis_settings(max_examples=examples(400), deadline=None)
-def test_what_django_resolves_to_the_view_meets_its_rules(
+def test_every_path_that_django_resolves_to_the_view_matches_its_rules(
     pieces: list[str], script: str, quoted: bool
 ) -> None:
     """However the path is written and whatever script it is said to be below: by route, by prefix
@@ -342,7 +344,7 @@ def test_what_django_resolves_to_the_view_meets_its_rules(
                 ]
 
 
-def test_the_key_path_is_the_path_that_is_resolved(settings: Any) -> None:
+def test_the_key_path_is_the_resolved_path(settings: Any) -> None:
     """Whatever script a request is said to be below, it is one count."""
     settings.ROOT_URLCONF = Paths
     settings.RATELIMIT_RULES = [{"name": "x", "path": "/", "key": "path", "rate": "3/h"}]

@@ -97,7 +97,7 @@ def test_a_tier_deleted_by_another_user_is_reported(operator: Client) -> None:
     assert "Tiers were deleted while you were editing: pro." in page
 
 
-def test_the_browser_gets_the_list_of_limits(operator: Client) -> None:
+def test_the_browser_gets_the_bounds_of_the_limit(operator: Client) -> None:
     """And not which numbers the database can store."""
     widget = operator.get(f"{RULES}add/").context["adminform"].form.fields["limit"].widget
     assert (widget.attrs["min"], widget.attrs["max"]) == (0, 10**12)
@@ -239,7 +239,7 @@ def test_a_rule_that_refuses_every_request_has_to_be_confirmed(
         assert client.get("/ok").status_code == 429
 
 
-def test_what_is_confirmed_are_the_warnings_that_were_shown(operator: Client) -> None:
+def test_only_the_warnings_that_were_shown_are_confirmed(operator: Client) -> None:
     """A box that was ticked before anything was shown, or for other warnings, confirms nothing."""
     add, form = f"{RULES}add/", given(key="ip", limit=0, path="/zzz/")
     answer = operator.post(add, {**form, "confirm": "on"})

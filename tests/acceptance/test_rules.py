@@ -106,7 +106,7 @@ def stale_process(function: Any) -> Any:
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
-def test_a_new_rule_holds_for_the_next_request() -> None:
+def test_a_new_rule_applies_to_the_next_request() -> None:
     """Also where no rule applied before, and in a process that knows the old rules."""
     assert get(times=3) == [200, 200, 200]
     known = stale_process(rule)
@@ -130,7 +130,7 @@ def _one_override() -> None:
 @pytest.mark.parametrize("address", ["/search", "/ok"], ids=["a call site", "a path"])
 @pytest.mark.parametrize("overrides", [None, _no_overrides, _another_override, _one_override])
 @pytest.mark.parametrize("change", ["a new rule", "a stricter rule", "a deleted rule"])
-def test_rules_and_overrides_that_change_together_hold_for_the_next_request(
+def test_simultaneous_changes_of_rules_and_overrides_apply_to_the_next_request(
     address: str, overrides: Any, change: str
 ) -> None:
     """Whether there were overrides before, and whether there are any after it. None of them is
@@ -161,7 +161,7 @@ def test_rules_and_overrides_that_change_together_hold_for_the_next_request(
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_every_kind_of_change_holds_for_the_next_request(kind: str) -> None:
+def test_every_kind_of_change_applies_to_the_next_request(kind: str) -> None:
     """save, update, delete, bulk_create, bulk_update, QuerySet.delete: each raises the revision and
     is obeyed.
     """
@@ -205,7 +205,7 @@ def test_every_kind_of_change_holds_for_the_next_request(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
-def test_fixtures_are_changes_too(tmp_path: Any, direct: redis.Redis, prefix: str) -> None:
+def test_fixtures_are_published_as_changes(tmp_path: Any, direct: redis.Redis, prefix: str) -> None:
     """`loaddata`; and our own migrations may be reversed and applied again."""
     rule("search", path="", limit=50)
     fixture = tmp_path / "rules.json"
@@ -219,7 +219,7 @@ def test_fixtures_are_changes_too(tmp_path: Any, direct: redis.Redis, prefix: st
     assert Client().get("/search").content == b"search=40"
 
 
-def test_the_migrations_are_those_of_the_models() -> None:
+def test_the_migrations_match_the_models() -> None:
     """Nobody's `makemigrations` finds something to do in our app."""
     call_command(
         "makemigrations",
@@ -232,7 +232,7 @@ def test_the_migrations_are_those_of_the_models() -> None:
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
-def test_what_is_rolled_back_changes_nothing(direct: redis.Redis, prefix: str) -> None:
+def test_a_rolled_back_change_has_no_effect(direct: redis.Redis, prefix: str) -> None:
     """Neither in the database, nor in Redis, nor for a request."""
     rule("search", path="", limit=50)
     before = direct.hgetall(f"{prefix}{{rules}}")
@@ -253,7 +253,7 @@ def test_what_is_rolled_back_changes_nothing(direct: redis.Redis, prefix: str) -
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
-def test_one_transaction_is_published_once(direct: redis.Redis) -> None:
+def test_a_transaction_is_published_once(direct: redis.Redis) -> None:
     """However much is changed in it."""
     rule("search", path="")
     direct.config_resetstat()
@@ -290,7 +290,7 @@ def test_an_older_publication_never_wins(direct: redis.Redis, prefix: str) -> No
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["knows the rules", "has just started"])
-def test_an_emptied_redis_is_filled_by_the_next_request(
+def test_an_emptied_redis_is_restored_by_the_next_request(
     known: bool, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
     """From the database, with the overrides."""
@@ -305,7 +305,7 @@ def test_an_emptied_redis_is_filled_by_the_next_request(
     assert get(times=2, REMOTE_ADDR="203.0.113.9") == [200, 200]
 
 
-def test_an_older_copy_of_redis_is_brought_up_to_date(direct: redis.Redis, prefix: str) -> None:
+def test_an_older_copy_of_redis_is_updated(direct: redis.Redis, prefix: str) -> None:
     """A replica that lost the last writes, a snapshot from yesterday."""
     one = rule(limit=1)
     key = f"{prefix}{{rules}}"
@@ -317,7 +317,7 @@ def test_an_older_copy_of_redis_is_brought_up_to_date(direct: redis.Redis, prefi
     assert get(times=2) == [200, 429]
 
 
-def test_an_older_copy_of_the_database_goes_on_where_redis_is(
+def test_an_older_copy_of_the_database_continues_from_the_revision_in_redis(
     direct: redis.Redis, prefix: str
 ) -> None:
     """Otherwise no edit would be obeyed until the revisions met again."""
@@ -329,7 +329,7 @@ def test_an_older_copy_of_the_database_goes_on_where_redis_is(
     assert RateLimitRevision.read("default")[0] == 1001
 
 
-def test_without_the_database_rules_go_on(
+def test_rules_continue_without_the_database(
     direct: redis.Redis, prefix: str, monkeypatch: Any, caplog: Any, settings: Any
 ) -> None:
     """From Redis and from memory, also where Redis is emptied as well; and it is logged once."""
@@ -358,7 +358,7 @@ def test_without_the_database_rules_go_on(
     assert get("/other", 2) == [200, 429]
 
 
-def test_what_could_not_be_published_is_published_when_it_can(
+def test_an_unpublished_change_is_published_as_soon_as_possible(
     settings: Any, caplog: Any, monkeypatch: Any, prefix: str
 ) -> None:
     """A save while Redis is away succeeds, and holds as soon as Redis is back."""
@@ -379,7 +379,7 @@ def test_what_could_not_be_published_is_published_when_it_can(
     pytest.fail("the change was never published")
 
 
-def test_a_row_broken_by_hand_is_skipped_loudly(caplog: Any) -> None:
+def test_an_invalid_row_is_skipped_and_logged(caplog: Any) -> None:
     """The other rules apply."""
     rule("broken", limit=1)
     rule("whole", path="/other", limit=1)
@@ -393,7 +393,7 @@ def test_a_row_broken_by_hand_is_skipped_loudly(caplog: Any) -> None:
     assert "Skipped: Rules of the admin: rule 'broken': Unknown key 'nonsense'" in caplog.text
 
 
-def test_what_cannot_even_be_read_is_skipped_loudly(
+def test_unreadable_rows_and_records_are_skipped_and_logged(
     caplog: Any, direct: redis.Redis, prefix: str
 ) -> None:
     """A field that is no JSON, an override of no kind and of no unit, a record that is garbage: the
@@ -434,7 +434,7 @@ def test_what_cannot_even_be_read_is_skipped_loudly(
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
-def test_requests_that_meet_no_rule_go_unasked(
+def test_requests_without_a_matching_rule_make_no_call(
     monkeypatch: pytest.MonkeyPatch, direct: redis.Redis
 ) -> None:
     """As long as it is known that there is none: by what was asked less than a second ago, by
@@ -454,7 +454,7 @@ def test_requests_that_meet_no_rule_go_unasked(
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
-def test_a_blocked_client_without_a_rule_is_looked_up_once(direct: redis.Redis) -> None:
+def test_overrides_of_a_blocked_client_are_read_once(direct: redis.Redis) -> None:
     """What is known to be written about an address holds as long as the revision does."""
     block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     assert get("/other", 3) == [200] * 3
@@ -468,7 +468,7 @@ def test_a_blocked_client_without_a_rule_is_looked_up_once(direct: redis.Redis) 
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
-def test_a_view_without_a_limit_is_limited_by_a_rule_of_its_name() -> None:
+def test_a_rule_can_limit_a_view_with_rate_none() -> None:
     """`rate=None` is a place for a rule."""
 
     @ratelimit("hook", "ip", None)
@@ -491,13 +491,13 @@ def test_raw_sql_is_republished_by_a_command() -> None:
     assert Client().get("/search").content == b"search=20"
 
 
-def test_code_named_by_a_rule_of_the_admin_is_never_run() -> None:
+def test_a_rule_of_the_admin_never_runs_code_that_it_names() -> None:
     """Whoever may edit rules may not call what is importable."""
     rule(key="os.system", limit=0)
     assert get() == [200]
 
 
-def test_a_rule_takes_the_place_of_a_call_site() -> None:
+def test_a_rule_replaces_a_call_site() -> None:
     """With its own key or the call site's, its methods or the call site's; off means no limit."""
     rule("upload", path="", key="", limit=5)
     assert Client().get("/upload").content == b"upload=5"
@@ -512,7 +512,7 @@ def test_a_rule_takes_the_place_of_a_call_site() -> None:
     "place", [{}, {"group": "search"}, {"path": "/"}], ids=["bare", "by group", "whole site"]
 )
 @pytest.mark.parametrize("source", ["settings", "a file"])
-def test_a_rule_means_the_same_wherever_it_is_written(
+def test_a_rule_has_the_same_meaning_wherever_it_is_declared(
     source: str, place: dict[str, str], settings: Any
 ) -> None:
     """One that names no place is for the call site of its name; the path / is the whole site."""
@@ -571,7 +571,7 @@ def test_a_rule_that_replaces_a_call_site_continues_its_count(algorithm: str, ta
 
 
 @KEPT
-def test_a_rule_goes_on_with_each_count_of_the_code_for_the_same_period(taking: Any) -> None:
+def test_a_rule_continues_only_counts_of_the_same_period(taking: Any) -> None:
     """A rate of another period has a count of its own, and the code's stays as it is until the rule
     is gone.
     """
@@ -589,7 +589,7 @@ def test_a_rule_goes_on_with_each_count_of_the_code_for_the_same_period(taking: 
     assert [(state.limit, state.remaining) for state in take(1).limits] == [(20, 2), (500, 482)]
 
 
-def test_limits_that_count_apart_in_the_code_count_apart_under_a_rule() -> None:
+def test_separate_counts_in_the_code_stay_separate_under_a_rule() -> None:
     """Views of one group with other rates or methods, and stacked keys."""
     first, second = (
         take_from_view("sliding_window", "10/h"),
@@ -603,7 +603,7 @@ def test_limits_that_count_apart_in_the_code_count_apart_under_a_rule() -> None:
     assert not first(1).allowed
 
 
-def test_a_rule_by_another_algorithm_or_key_counts_for_itself() -> None:
+def test_a_rule_with_another_algorithm_or_key_has_its_own_count() -> None:
     """And the code's count stays."""
     take = take_from_view("token_bucket", "500/h")
     assert take(450).allowed
@@ -621,7 +621,7 @@ def test_a_rule_applies_in_addition_to_a_call_site() -> None:
     assert Client().get("/search").content == b"search:*:ip:100/m=100,search daily=9"
 
 
-def test_the_admin_goes_before_the_settings_and_these_before_the_call_site(settings: Any) -> None:
+def test_rules_of_the_admin_precede_the_settings_and_these_the_call_site(settings: Any) -> None:
     """By name."""
     settings.RATELIMIT_RULES = [{"name": "search", "group": "search", "key": "ip", "rate": "70/m"}]
     assert Client().get("/search").content == b"search=70"
@@ -631,7 +631,7 @@ def test_the_admin_goes_before_the_settings_and_these_before_the_call_site(setti
     assert Client().get("/search").content == b"search=70"
 
 
-def test_an_edit_keeps_what_is_counted() -> None:
+def test_an_edit_keeps_the_used_units() -> None:
     """Three used of five are three used of four."""
     one = rule(limit=5)
     assert get(times=3) == [200, 200, 200]
@@ -641,7 +641,7 @@ def test_an_edit_keeps_what_is_counted() -> None:
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
-def test_a_limiter_is_retuned_by_a_rule_of_its_name() -> None:
+def test_a_rule_with_the_name_of_a_limiter_replaces_its_rate() -> None:
     """Beside views, too: a Celery task obeys the admin."""
     mail = RateLimiter("mail", "100/h")
     assert mail.peek("ada").limits[0].limit == 100
@@ -661,7 +661,7 @@ def test_a_limiter_is_retuned_by_a_rule_of_its_name() -> None:
     assert mail.hit("ada").revision == RateLimitRevision.read("default")[0]
 
 
-def test_tiers_are_other_numbers_for_groups_the_most_favourable_first() -> None:
+def test_tiers_set_other_limits_for_groups_the_most_favourable_first() -> None:
     """Who is in none has the rule's own; the count goes on."""
     one = rule("search", path="", limit=1)
     Tier.objects.create(rule=one, group="free", limit=2, unit="h")
@@ -682,7 +682,7 @@ def test_tiers_are_other_numbers_for_groups_the_most_favourable_first() -> None:
     ]
 
 
-def test_chosen_groups_are_an_audience() -> None:
+def test_selected_groups_are_an_audience() -> None:
     """Several, and nobody else."""
     rule("search", path="", limit=1, audience="groups", groups=["free", "trial"])
     ada, bob = (User.objects.create(username=name) for name in ("ada", "bob"))
@@ -691,7 +691,7 @@ def test_chosen_groups_are_an_audience() -> None:
     assert as_user(bob).content == b""
 
 
-def test_overrides_about_an_address_apply() -> None:
+def test_overrides_by_address_apply() -> None:
     """Another limit, an exemption, a block; the narrower network goes before the wider."""
     one = rule(limit=1)
     other = "198.51.100.7"
@@ -710,7 +710,7 @@ def test_overrides_about_an_address_apply() -> None:
     assert as_json.json()["detail"] == "You are blocked."
 
 
-def test_an_override_holds_for_the_next_request_and_ends_by_itself() -> None:
+def test_an_override_applies_to_the_next_request_and_ends_by_itself() -> None:
     """Made, changed, ended, deleted; with `Retry-After` until its end."""
     rule(limit=100)
     soon = timezone.now() + datetime.timedelta(seconds=3600)
@@ -748,7 +748,7 @@ def test_a_block_for_all_rules_needs_no_rule() -> None:
     assert get("/ok", REMOTE_ADDR="203.0.113.12") == [200]
 
 
-def test_a_block_counts_nothing() -> None:
+def test_a_blocked_request_counts_nothing() -> None:
     """Who is blocked is refused, and no limit is the fuller for it."""
     rule(limit=2)
     block = RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
@@ -757,9 +757,7 @@ def test_a_block_counts_nothing() -> None:
     assert get(times=3) == [200, 200, 429]
 
 
-def test_overrides_about_a_user_and_about_a_header_combine(
-    direct: redis.Redis, prefix: str
-) -> None:
+def test_overrides_by_user_and_by_header_combine(direct: redis.Redis, prefix: str) -> None:
     """The value is kept as a digest, and nowhere in clear."""
     one = rule("search", path="", limit=1)
     ada, bob = (User.objects.create(username=name) for name in ("ada", "bob"))
@@ -789,7 +787,7 @@ def test_overrides_about_a_user_and_about_a_header_combine(
         ("::ffff:0:0/96", "0.0.0.0/0"),
     ],
 )
-def test_an_address_is_met_however_it_is_written(network: str, kept: str, settings: Any) -> None:
+def test_an_address_matches_in_every_spelling(network: str, kept: str, settings: Any) -> None:
     """IPv4 that is written as IPv6 is the IPv4 client: in overrides, where it asks from, and behind
     proxies.
     """
@@ -808,7 +806,7 @@ def test_an_address_is_met_however_it_is_written(network: str, kept: str, settin
 
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
-def test_overrides_that_know_each_other_cost_one_call(direct: redis.Redis) -> None:
+def test_known_overrides_cost_one_call(direct: redis.Redis) -> None:
     """The first request of a process that meets one asks twice; the next ones once."""
     rule(limit=1000)
     RateLimitOverride.objects.create(network="203.0.113.9", limit=500)
@@ -821,7 +819,7 @@ def test_overrides_that_know_each_other_cost_one_call(direct: redis.Redis) -> No
         assert not {"cmdstat_hget", "cmdstat_hgetall", "cmdstat_mget"} & set(statistics)
 
 
-def test_ten_thousand_overrides_are_read_by_no_process(direct: redis.Redis, prefix: str) -> None:
+def test_no_process_loads_ten_thousand_overrides(direct: redis.Redis, prefix: str) -> None:
     """The snapshot stays small; all are published anew in one go, and one edit writes one."""
     one = rule(limit=1)
     networks = [f"10.{number >> 8}.{number & 255}.1" for number in range(10_000)]
@@ -843,7 +841,7 @@ def test_ten_thousand_overrides_are_read_by_no_process(direct: redis.Redis, pref
     one.delete()
 
 
-def test_shadow_never_refuses(settings: Any) -> None:
+def test_shadow_rules_never_refuse(settings: Any) -> None:
     """What it would have refused is sent as a signal; one step makes it enforce."""
     one = rule(limit=1, mode="shadow")
     sent: list[dict[str, Any]] = []
@@ -879,7 +877,7 @@ def test_each_rule_has_its_policy_for_store_failures(policy: str, settings: Any)
     assert get("/search") == [{"open": 200, "closed": 429}[policy]]
 
 
-def test_a_refused_client_gets_the_rules_message() -> None:
+def test_a_refused_client_gets_the_message_of_the_rule() -> None:
     """In the page and in the problem document."""
     rule(limit=0, message="Come back tomorrow.")
     assert b"Come back tomorrow." in Client().get("/ok").content
@@ -889,7 +887,7 @@ def test_a_refused_client_gets_the_rules_message() -> None:
     )
 
 
-def test_history_records_the_change_and_its_author() -> None:
+def test_the_history_records_each_change_and_its_author() -> None:
     """Old and new, for rules and overrides."""
     with acting("ada"):
         one = rule(limit=100)
@@ -904,7 +902,7 @@ def test_history_records_the_change_and_its_author() -> None:
     assert (changes[1].before["rate"], changes[1].after["rate"]) == ("100/h", "50/h")
 
 
-def test_two_concurrent_saves_are_both_published() -> None:
+def test_concurrent_saves_are_both_published() -> None:
     """In threads of their own, many times."""
     rules = [rule(f"rule {number}", path=f"/{number}", limit=1000) for number in range(2)]
 
@@ -934,7 +932,7 @@ def test_two_concurrent_saves_are_both_published() -> None:
     }
 
 
-def test_a_process_that_lost_its_turn_has_published_nothing(
+def test_a_process_that_lost_the_lock_publishes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """One of all processes compares what is published with the database: the others have not seen

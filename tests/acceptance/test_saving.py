@@ -30,7 +30,7 @@ def site(settings: Any) -> None:
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
 
 
-def test_a_change_is_live_whatever_else_is_done_on_commit() -> None:
+def test_a_change_is_published_whatever_other_on_commit_callbacks_do() -> None:
     """Django runs no callback after one that fails; whoever's fails, ours has run, and never before
     the commit.
     """
@@ -66,7 +66,7 @@ def test_a_change_is_live_whatever_else_is_done_on_commit() -> None:
     ("column", "value"),
     [('"limit"', "'abc'"), ("period", "'x'"), ("cost", "'x'"), ("max_wait", "'x'"), ("key", "''")],
 )
-def test_a_row_broken_by_hand_can_be_switched_off(
+def test_an_invalid_row_can_be_switched_off(
     column: str, value: str, admin_client: Client, settings: Any
 ) -> None:
     """In the list of the admin and by the command, whatever is in the other fields."""

@@ -111,7 +111,7 @@ URLS = ["/plain", "/aplain", "/ruled/ok", "/ruled/aok"]
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("order", [[SESSIONS, OURS], [OURS, SESSIONS]], ids=["behind", "in front"])
-def test_a_made_up_cookie_buys_no_count(
+def test_a_made_up_session_cookie_creates_no_count(
     url: str, order: list[str], backend: str, settings: Any
 ) -> None:
     """All of one address share one, with any cookie and without; no session is made of it; others
@@ -129,7 +129,7 @@ def test_a_made_up_cookie_buys_no_count(
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("order", [[SESSIONS, OURS], [OURS, SESSIONS]], ids=["behind", "in front"])
-def test_a_session_that_exists_has_a_count_of_its_own(
+def test_an_existing_session_has_its_own_count(
     url: str, order: list[str], backend: str, settings: Any
 ) -> None:
     """Wherever it comes from. Where sessions are kept in cookies, whose keys do not last, the
@@ -144,7 +144,7 @@ def test_a_session_that_exists_has_a_count_of_its_own(
 
 
 @pytest.mark.parametrize("url", ["/visits", "/avisits"])
-def test_a_visitor_with_a_new_session_per_request_is_limited(url: str, backend: str) -> None:
+def test_a_client_with_a_new_session_per_request_is_limited(url: str, backend: str) -> None:
     """One who keeps the cookies, and one who drops them or brings back the oldest."""
     newest: Any = None
     codes = []
@@ -193,7 +193,7 @@ def test_a_flushed_session_does_not_identify_a_client(backend: str, rf: RequestF
 @hypothesis_settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30)
 )
-def test_no_cookie_is_a_failure(cookie: str, backend: str) -> None:
+def test_no_cookie_causes_an_error(cookie: str, backend: str) -> None:
     """Whatever it holds: the address counts."""
     from importlib import import_module
 
@@ -206,7 +206,7 @@ def test_no_cookie_is_a_failure(cookie: str, backend: str) -> None:
     assert not request.session.modified
 
 
-def test_without_sessions_the_address_counts(settings: Any, rf: RequestFactory) -> None:
+def test_without_sessions_the_address_is_counted(settings: Any, rf: RequestFactory) -> None:
     """No request fails, and the check says what is missing, for rules and for views."""
     settings.MIDDLEWARE = [OURS]
     assert [get("/ruled/ok", made_up()).status_code for _ in range(3)] == [200, 200, 429]
@@ -231,7 +231,7 @@ def test_the_session_is_loaded_once(settings: Any, django_assert_num_queries: An
         get("/plain")
 
 
-def test_explaining_a_rule_by_session(settings: Any, capsys: Any) -> None:
+def test_a_rule_by_session_is_explained_by_the_address(settings: Any, capsys: Any) -> None:
     """A request that is only imagined has no session: it is explained as one of its address."""
     call_command("ratelimit", "rules", "explain", "--path", "/ruled/ok", "--ip", "192.0.2.1")
     assert "ruled (settings)" in capsys.readouterr().out

@@ -67,13 +67,13 @@ def test_all_rates_of_a_rule_replace_those_of_a_call_site(operator: Client) -> N
     assert "500/h\n3/d</textarea>" in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
 
 
-def test_a_rule_of_several_rates_takes_the_place_of_a_limiter() -> None:
+def test_a_rule_with_several_rates_replaces_a_limiter() -> None:
     """All of them."""
     RateLimitRule.objects.create(name="several.post", limit=5, unit="m", more_rates=["2/d"])
     assert [post.hit("ada").allowed for _ in range(3)] == [True, True, False]
 
 
-def test_a_rule_goes_on_with_what_the_rates_of_a_limiter_have_counted() -> None:
+def test_a_rule_continues_the_counts_of_a_limiters_rates() -> None:
     """So who lowers one of them in the admin gives nobody a fresh start; nor does who changes a
     number in the code.
     """
@@ -91,7 +91,7 @@ def test_a_rule_goes_on_with_what_the_rates_of_a_limiter_have_counted() -> None:
     ]
 
 
-def test_counts_stay_whichever_rate_is_changed() -> None:
+def test_counts_are_kept_whichever_rate_changes() -> None:
     """A rate is told from the others by its period alone: a lower number, or a shorter rate beside,
     forgets nothing.
     """
@@ -112,7 +112,7 @@ def of_pages(group: str, request: HttpRequest) -> str | None:
 @pytest.mark.parametrize(
     "rates", [[of_pages, "3/h"], ["3/h", of_pages], [of_pages, lambda group, request: "3/h"]]
 )
-def test_a_rate_of_a_function_has_a_count_of_its_own(rates: list[Any], settings: Any) -> None:
+def test_a_rate_from_a_function_has_its_own_count(rates: list[Any], settings: Any) -> None:
     """Also for the same period, and whether or not it says anything of a request: 3 an hour are
     never more.
     """
@@ -123,7 +123,7 @@ def test_a_rate_of_a_function_has_a_count_of_its_own(rates: list[Any], settings:
     assert client.post("/ok").status_code == 429
 
 
-def test_tiers_have_several_rates_too(operator: Client) -> None:
+def test_tiers_can_have_several_rates(operator: Client) -> None:
     """In the form, in the database and for who is in the group."""
     Group.objects.create(name="pro")
     tier = {
@@ -145,7 +145,7 @@ def test_tiers_have_several_rates_too(operator: Client) -> None:
     assert [client.get("/ok").status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_several_rates_go_through_files_and_history() -> None:
+def test_several_rates_survive_export_import_and_restore() -> None:
     """What is exported is what is imported; an earlier version comes back with all its rates."""
     text = (
         '- {name: site, path: /ok, key: ip, rate: ["10/s", "500/hour"], tiers: [{group: a, '
@@ -174,7 +174,7 @@ def test_several_rates_go_through_files_and_history() -> None:
         ([f"{number}/{number}d" for number in range(1, 11)], "at most 10 limits"),
     ],
 )
-def test_rates_that_make_no_sense_together_are_refused(rates: Any, problem: str) -> None:
+def test_contradicting_rates_are_refused(rates: Any, problem: str) -> None:
     """At their field, by the model; and what somebody wrote by hand leaves the site as it is."""
     rule = RateLimitRule(name="site", path="/ok", key="ip", limit=1, unit="h", more_rates=rates)
     with pytest.raises(ValidationError) as raised:
@@ -190,7 +190,7 @@ def test_rates_that_make_no_sense_together_are_refused(rates: Any, problem: str)
     assert "more_rates" in raised.value.message_dict
 
 
-def test_an_invalid_rate_line_is_explained_in_the_forms_words(operator: Client) -> None:
+def test_an_invalid_rate_line_is_explained_with_the_labels_of_the_form(operator: Client) -> None:
     """Which line, and what would be right; the lines stay as they were typed."""
     answer = operator.post(
         f"{RULES}add/", given(path="/ok", key="ip", limit=1, more_rates="500/h\nmany")
@@ -211,7 +211,7 @@ def test_an_invalid_rate_line_is_explained_in_the_forms_words(operator: Client) 
         ),
     ],
 )
-def test_what_the_code_limits_is_dropped_only_if_that_is_confirmed(
+def test_dropping_a_limit_of_the_code_has_to_be_confirmed(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
     """Said with its place; a tick is enough."""
@@ -234,7 +234,7 @@ def test_what_the_code_limits_is_dropped_only_if_that_is_confirmed(
         {"limit": 3, "unit": "s", "path": "/ok", "name": "elsewhere", "key": "ip"},
     ],
 )
-def test_what_keeps_the_limits_of_the_code_needs_no_confirmation(
+def test_keeping_the_limits_of_the_code_needs_no_confirmation(
     fields: dict[str, Any], operator: Client
 ) -> None:
     """All rates are there, or implied, or the rule stands beside."""
@@ -242,7 +242,7 @@ def test_what_keeps_the_limits_of_the_code_needs_no_confirmation(
     assert answer.status_code == 302, errors(answer)
 
 
-def test_the_form_shows_what_a_name_replaces_while_it_is_typed(operator: Client) -> None:
+def test_the_form_shows_the_call_sites_that_a_name_replaces(operator: Client) -> None:
     """The rates, who is counted and where that stands; a slip of the finger is asked about."""
     url = f"{RULES}call-site/"
     page = operator.get(url, {"name": "finds"}).content.decode()
@@ -264,7 +264,7 @@ def test_the_form_shows_what_a_name_replaces_while_it_is_typed(operator: Client)
     assert stranger.get(url, {"name": "finds"}).status_code == 403
 
 
-def test_the_preview_plays_all_rates_through(operator: Client) -> None:
+def test_the_preview_simulates_all_rates(operator: Client) -> None:
     """The smaller of a burst decides, and the preview says where it ends too early to show the
     other.
     """

@@ -57,7 +57,7 @@ def id_of(what: str) -> str:
     return next(holder.id for holder in slots_held() if what in holder.what)
 
 
-def test_the_page_lists_the_holders_of_slots(held: tuple[RateLimiter, RateLimiter]) -> None:
+def test_the_slot_page_lists_the_holders(held: tuple[RateLimiter, RateLimiter]) -> None:
     """What for, of which limit, whose, how many of how many, since when and in which process; by
     rule, if asked.
     """
@@ -90,7 +90,7 @@ def test_the_page_lists_the_holders_of_slots(held: tuple[RateLimiter, RateLimite
     )
 
 
-def test_names_need_the_permission_to_see_identities(
+def test_names_of_holders_require_the_permission_to_view_identities(
     held: tuple[RateLimiter, RateLimiter],
 ) -> None:
     """Others see a part of the digest, and of paths the first part; who may not see rules sees
@@ -105,7 +105,7 @@ def test_names_need_the_permission_to_see_identities(
     assert "Slots" in staff("view_ratelimitrule", name="eve").get("/admin/").content.decode()
 
 
-def test_one_is_released_everywhere(held: tuple[RateLimiter, RateLimiter]) -> None:
+def test_releasing_a_slot_affects_every_process(held: tuple[RateLimiter, RateLimiter]) -> None:
     """Its place is free at once, and it is in the history by whom; it stays released."""
     exports, _ = held
     ada = staff("view_ratelimitrule", "block_identity", "view_ratelimitchange", name="ada")
@@ -184,7 +184,7 @@ def _assert_nobody_holds(client: Client, slot: str) -> None:
         call_command("ratelimit", "slots", "release", slot)
 
 
-def test_an_empty_list_and_an_outage_are_shown(settings: Any) -> None:
+def test_the_slot_page_shows_an_empty_list_and_an_outage(settings: Any) -> None:
     """An empty page says what gives slots; one without Redis says that, and nothing of slots."""
     ada = staff("view_ratelimitrule", name="ada")
     assert "No slot is held." in ada.get(HERE).content.decode()
@@ -219,7 +219,7 @@ def test_the_command_lists_and_releases(held: tuple[RateLimiter, RateLimiter]) -
             call_command("ratelimit", "slots", "release", odd)
 
 
-def test_what_is_released_is_counted_no_more(settings: Any) -> None:
+def test_a_released_slot_is_not_in_flight(settings: Any) -> None:
     """As what is in flight, by limits."""
     with RateLimiter("short", "3", algorithm="concurrency").slot("ada"):
         until(lambda: in_flight() == {"short": 1}, "it is told", 20)

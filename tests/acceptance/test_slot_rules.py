@@ -65,7 +65,7 @@ def ada(settings: Any) -> Client:
 
 
 @SITE
-def test_a_rule_of_the_admin_limits_what_runs_at_the_same_time(ada: Client, tmp_path: Any) -> None:
+def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -> None:
     """It reads as a sentence, holds the slots of open responses, is explained by what is in use,
     leads to who holds them, and comes back from a file as it was.
     """
@@ -106,7 +106,7 @@ def test_a_rule_of_the_admin_limits_what_runs_at_the_same_time(ada: Client, tmp_
         {"count_denied": "on"},
     ],
 )
-def test_what_contradicts_itself_is_refused_at_its_field(
+def test_contradicting_slot_options_are_refused_at_their_field(
     ada: Client, changed: dict[str, str]
 ) -> None:
     """Slots of a period, of another algorithm, or with an option that is for rates."""
@@ -117,7 +117,7 @@ def test_what_contradicts_itself_is_refused_at_its_field(
 
 
 @SITE
-def test_slots_of_a_call_site_are_slots_of_the_rule_that_replaces_it(ada: Client) -> None:
+def test_slots_of_a_call_site_continue_under_the_rule_that_replaces_it(ada: Client) -> None:
     """By the same key, they go on to be counted, so nothing is asked."""
     form = FORM | {"name": "slow exports", "path": ""}
     assert ada.post(f"{RULE}add/", form).status_code == 302
@@ -151,7 +151,7 @@ def test_the_form_has_no_period_for_concurrency_limits(browser: Any, demo: str) 
     assert algorithm.first_selected_option.get_attribute("value") == "concurrency"
 
 
-def test_the_demos_report_takes_a_slot_until_it_is_sent(demo: str) -> None:
+def test_the_demo_report_holds_a_slot_until_it_is_sent(demo: str) -> None:
     """Two are sent at the same time; the third is refused, and gets in when one has hung up."""
 
     def ask() -> Any:

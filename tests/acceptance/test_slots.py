@@ -40,7 +40,7 @@ def used(limiter: RateLimiter, identity: Any = "ada") -> int:
     return limiter.peek(identity).limits[-1].used
 
 
-def test_never_more_than_the_limit_at_once() -> None:
+def test_never_more_slots_are_held_than_the_limit() -> None:
     """The next is refused, says which limit refused and when to come back at the latest, and finds
     a slot as soon as one is released.
     """
@@ -62,7 +62,7 @@ def test_never_more_than_the_limit_at_once() -> None:
     assert not held_slots.all()
 
 
-def test_a_slot_is_free_whatever_ends_its_work() -> None:
+def test_a_slot_is_released_however_its_work_ends() -> None:
     """An exception, a cancelled task, a coroutine that is closed, and one that was forgotten."""
     limiter = exports("1")
     with pytest.raises(ZeroDivisionError), limiter.slot("ada"):
@@ -87,7 +87,7 @@ def test_a_slot_is_free_whatever_ends_its_work() -> None:
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("timeout", [0, 30])
-def test_a_coroutine_that_is_stopped_anywhere_leaves_no_slot(how: How, timeout: float) -> None:
+def test_a_coroutine_that_is_stopped_at_any_point_holds_no_slot(how: How, timeout: float) -> None:
     """At each point at which it waits: for a connection, an answer of Redis, its turn of a rate
     beside it, its work, or the release. Whether it asks once or would stand in a queue.
     """
@@ -114,7 +114,7 @@ def test_a_coroutine_that_is_stopped_anywhere_leaves_no_slot(how: How, timeout: 
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_coroutine_that_is_stopped_anywhere_in_a_queue_leaves_it(how: How) -> None:
+def test_a_waiting_coroutine_that_is_stopped_at_any_point_leaves_the_queue(how: How) -> None:
     """At each point at which it waits while another one holds the slot, until its time is over."""
     limiter = exports("1")
 
@@ -131,7 +131,7 @@ def test_a_coroutine_that_is_stopped_anywhere_in_a_queue_leaves_it(how: How) -> 
     assert used(limiter) == 0
 
 
-def test_what_a_slot_is_held_for_harms_no_log_and_no_terminal() -> None:
+def test_the_purpose_of_a_slot_is_escaped_in_logs_and_terminals() -> None:
     """It may be the name of an upload."""
     with RateLimiter("uploads", "1", algorithm="concurrency").slot(
         "ada", what="a.pdf\r\nERROR \x1b[2J"
@@ -140,7 +140,7 @@ def test_what_a_slot_is_held_for_harms_no_log_and_no_terminal() -> None:
         assert held.what == "a.pdf\\r\\nERROR \\x1b[2J"
 
 
-def test_a_decorated_function_holds_a_slot_of_its_own() -> None:
+def test_a_decorated_function_holds_its_own_slot() -> None:
     """Plain or asynchronous; by what its arguments say, or one for all; and its name is what
     operators are shown.
     """
@@ -178,7 +178,7 @@ class Marked:
 @pytest.mark.parametrize(
     "made", [Async(), partial(Async()), markcoroutinefunction(Marked()), Async().__call__]
 )
-def test_a_decorated_coroutine_function_holds_its_slot_until_it_is_done(made: Any) -> None:
+def test_a_decorated_coroutine_function_holds_its_slot_until_it_ends(made: Any) -> None:
     """Of whatever kind it is; a hit before each call does not block the event loop either."""
     limiter = exports("1")
     decorated = limiter.slot(made)
@@ -217,7 +217,7 @@ class Generator:
         Generator,
     ],
 )
-def test_slot_refuses_functions_that_work_after_the_call(made: Any) -> None:
+def test_slot_refuses_functions_whose_work_begins_later(made: Any) -> None:
     """When they are decorated."""
     with pytest.raises(LimitError, match=r"returns before its work is done, .* use `with limiter"):
         exports().slot(key=lambda: "ada")(made)
@@ -235,7 +235,7 @@ def test_slot_refuses_functions_that_work_after_the_call(made: Any) -> None:
         lambda: StreamingHttpResponse(generator()),
     ],
 )
-def test_slot_refuses_results_that_work_after_the_call(made: Any) -> None:
+def test_slot_refuses_results_whose_work_begins_later(made: Any) -> None:
     """When the call returns: the slot is released, and the result is closed."""
     limiter = exports("1")
     decorated = limiter.slot(made)
@@ -244,7 +244,7 @@ def test_slot_refuses_results_that_work_after_the_call(made: Any) -> None:
     assert used(limiter, None) == 0
 
 
-def test_a_slot_object_is_used_by_one_at_a_time() -> None:
+def test_a_slot_object_is_used_by_one_caller_at_a_time() -> None:
     """By threads, tasks and blocks within each other; afterwards it may be used again, also if it
     was refused.
     """
@@ -336,7 +336,9 @@ def test_a_slot_that_could_not_be_released_is_an_error() -> None:
         ("100001", {"algorithm": "concurrency"}, "A concurrency limit has at most 100000 slots"),
     ],
 )
-def test_a_limit_of_slots_is_written_as_such(rate: str, options: Any, says: str) -> None:
+def test_contradicting_options_of_a_slot_limit_are_errors(
+    rate: str, options: Any, says: str
+) -> None:
     """Whatever contradicts that is said when it is written."""
     with pytest.raises(LimitError, match=says.replace("(", r"\(")):
         RateLimiter("exports", rate, **options)
@@ -362,7 +364,7 @@ def test_waiting_calls_are_served_in_order_of_arrival() -> None:
     assert (used(limiter), waiting(limiter)) == (0, 0)
 
 
-def test_a_call_that_gave_up_is_not_waited_for() -> None:
+def test_a_caller_that_gave_up_does_not_delay_the_queue() -> None:
     """A cancelled coroutine, and one whose time is over, leave the queue at once; what is refused
     says so.
     """
@@ -388,14 +390,14 @@ def test_a_call_that_gave_up_is_not_waited_for() -> None:
         asyncio.run(scenario())
 
 
-def test_a_full_queue_is_not_waited_in() -> None:
+def test_a_caller_does_not_wait_in_a_full_queue() -> None:
     """Who comes then is refused at once, however long it would wait."""
     limiter = exports("1", queue=0)
     with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada", timeout=None):
         pass
 
 
-def test_a_refusal_is_not_remembered(settings: Any) -> None:
+def test_a_refusal_by_slots_is_not_cached(settings: Any) -> None:
     """Another process may release a slot at any moment: the next call asks. A rate that refuses is
     remembered.
     """
@@ -425,7 +427,7 @@ def test_a_refusal_is_not_remembered(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_release_ends_no_refusal_of_another_limit() -> None:
+def test_a_release_ends_no_cached_refusal_of_another_limit() -> None:
     """Of the same identity: it is repeated without asking Redis."""
     logins, exports = (
         RateLimiter("logins", "0/h"),
@@ -456,7 +458,7 @@ def test_a_waiting_call_retries_ten_times_a_second(direct: redis.Redis) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_rule_takes_the_place_of_the_number() -> None:
+def test_a_rule_changes_the_number_of_slots() -> None:
     """Named by its `group`; and a rule that goes by a rate makes `hit` right and `slot` hold
     nothing.
     """
@@ -482,7 +484,7 @@ def test_a_rule_takes_the_place_of_the_number() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_lost_state_uses_the_current_rule(direct: redis.Redis) -> None:
+def test_lost_slots_are_taken_again_by_the_current_rule(direct: redis.Redis) -> None:
     """A number that was lowered while slots were held is that by which they are taken again; and
     the list says it.
     """
@@ -547,7 +549,7 @@ def test_without_threads_slots_are_renewed_when_slots_are_taken_and_released(
         assert used(limiter) == 1
 
 
-def test_a_policy_of_slots_has_their_unit(settings: Any) -> None:
+def test_the_headers_of_slots_have_their_own_unit(settings: Any) -> None:
     """As draft-ietf-httpapi-ratelimit-headers-10 has it: no window, and the unit
     `concurrent-requests`.
     """

@@ -95,7 +95,7 @@ def ends(ready: Callable[[], Any], what: str) -> None:
     until(lambda: bool(ready()), what, BUSY)
 
 
-def test_a_slot_outlives_the_time_that_one_lasts(limiter: RateLimiter, lost: list[Any]) -> None:
+def test_a_slot_is_renewed_beyond_its_lifetime(limiter: RateLimiter, lost: list[Any]) -> None:
     """As long as its process does: it is renewed."""
     with limiter.slot("ada"):
         end = time.monotonic() + 2.5 * SLOT_SECONDS
@@ -106,7 +106,7 @@ def test_a_slot_outlives_the_time_that_one_lasts(limiter: RateLimiter, lost: lis
     assert lost == []
 
 
-def test_the_slots_of_a_killed_process_end(prefix: str, limiter: RateLimiter) -> None:
+def test_the_slots_of_a_killed_process_expire(prefix: str, limiter: RateLimiter) -> None:
     """Within `RATELIMIT_SLOT_SECONDS`, and not before another would have to go."""
     with worker(prefix) as process:
         assert used(limiter) == 1
@@ -116,7 +116,7 @@ def test_the_slots_of_a_killed_process_end(prefix: str, limiter: RateLimiter) ->
         assert time.monotonic() - killed < SLOT_SECONDS + 1.0
 
 
-def test_a_process_that_ends_has_released_its_slots(
+def test_a_process_that_ends_releases_its_slots(
     prefix: str, limiter: RateLimiter, settings: Any
 ) -> None:
     """At once, and not when they would have ended."""
@@ -128,7 +128,7 @@ def test_a_process_that_ends_has_released_its_slots(
     assert used(limiter) == 0
 
 
-def test_a_stopped_process_learns_what_it_has_lost(prefix: str, limiter: RateLimiter) -> None:
+def test_a_resumed_process_detects_its_lost_slots(prefix: str, limiter: RateLimiter) -> None:
     """Others have its slot meanwhile; it does not come back where there is no room, and does where
     there is.
     """
@@ -187,7 +187,7 @@ def test_a_slot_that_is_released_too_late_is_reported_as_lost(
             os.kill(process._process.pid, signal.SIGCONT)
 
 
-def test_a_child_holds_nothing_of_its_parent(limiter: RateLimiter) -> None:
+def test_a_child_process_does_not_hold_its_parents_slots(limiter: RateLimiter) -> None:
     """It neither renews nor releases what the parent holds, and its own slots are its own."""
     slot = limiter.slot("ada")
     with slot as held:
@@ -207,7 +207,7 @@ def test_a_child_holds_nothing_of_its_parent(limiter: RateLimiter) -> None:
     assert used(limiter) == 0
 
 
-def test_a_child_that_ends_releases_nothing_of_its_parent(limiter: RateLimiter) -> None:
+def test_a_child_process_that_ends_releases_no_slot_of_its_parent(limiter: RateLimiter) -> None:
     """Also not what is garbage there."""
     slot = limiter.slot("ada")
     slot.__enter__()
@@ -290,7 +290,7 @@ def test_lost_slots_are_taken_again_if_there_is_room(
         assert used(limiter) == 0
 
 
-def test_a_slow_receiver_keeps_no_renewal_waiting(limiter: RateLimiter) -> None:
+def test_a_slow_signal_receiver_delays_no_renewal(limiter: RateLimiter) -> None:
     """What is lost is told, and what is held stays so meanwhile."""
     begun, may_go = threading.Event(), threading.Event()
 
@@ -354,7 +354,7 @@ def test_an_operator_ends_a_slot_on_a_server_without_time_in_scripts(settings: A
             assert used(limiter) == 0
 
 
-def test_a_queue_goes_on_where_a_waiter_dies(prefix: str) -> None:
+def test_a_queue_continues_when_a_waiting_caller_dies(prefix: str) -> None:
     """Who comes next is served when the one before has not asked for two seconds."""
     limiter = RateLimiter("exports", "1", algorithm="concurrency")
     with Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process, limiter.slot("ada"):
@@ -377,7 +377,7 @@ def test_a_queue_goes_on_where_a_waiter_dies(prefix: str) -> None:
 
 @pytest.mark.skipif(not LIBFAKETIME, reason="libfaketime (Debian: faketime) is not installed")
 @pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_jumps_keeps_no_slot_for_good(
+def test_a_clock_that_jumps_keeps_no_slot_forever(
     hours: int, limiter: RateLimiter, settings: Any
 ) -> None:
     """Those of a process that goes on are held after a renewal, where there is room; those of one
@@ -402,7 +402,7 @@ def test_a_clock_that_jumps_keeps_no_slot_for_good(
             assert used(limiter) == 0
 
 
-def test_after_a_failover_no_more_is_lost_than_the_replica_had_not_heard(
+def test_a_failover_loses_only_slots_that_the_replica_did_not_have(
     limiter: RateLimiter, settings: Any
 ) -> None:
     """Slots that it had heard of are held on; what is held and was not heard of is taken again
@@ -454,7 +454,7 @@ def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
 
 
 @pytest.mark.parametrize("is_one_gone", [False, True])
-def test_in_a_cluster_slots_outlive_the_node_that_lists_them(
+def test_in_a_cluster_slots_survive_the_node_that_lists_them(
     is_one_gone: bool, limiter: RateLimiter, settings: Any, lost: list[Any]
 ) -> None:
     """A node that hangs ends the slots in its own keys only, also if it has the list of holders and
@@ -518,7 +518,7 @@ def test_in_a_cluster_a_refusal_leaves_no_slot_behind(settings: Any) -> None:
         ]
 
 
-def test_without_redis_a_process_gives_its_share(
+def test_without_redis_a_process_grants_its_share_of_slots(
     limiter: RateLimiter, settings: Any, lost: list[Any]
 ) -> None:
     """With "local"; what it holds already counts, and what it gave is its own to release. When
@@ -574,7 +574,7 @@ def run(worker: Worker) -> int:
     return int(worker(f"exec({RUN!r}, globals()) ;; entered"))
 
 
-def test_no_more_run_where_redis_comes_back_empty() -> None:
+def test_slots_stay_within_the_limit_when_redis_comes_back_empty() -> None:
     """What processes gave without Redis counts until Redis knows of it, also where one is the first
     to be listed there again: four of four run, through an outage and after it.
     """
@@ -630,7 +630,7 @@ for thread in threads:
 """
 
 
-def test_what_runs_at_once_through_an_outage_that_loses_everything() -> None:
+def test_slots_stay_within_the_limit_in_an_outage_that_loses_all_data() -> None:
     """Under load, P processes together run N + P - 1 at most, from when what Redis gave before the
     outage has ended.
     """
@@ -670,7 +670,7 @@ def test_what_runs_at_once_through_an_outage_that_loses_everything() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_slots_use_the_share_until_all_were_renewed(
+def test_shares_of_slots_apply_until_all_slots_were_renewed(
     limiter: RateLimiter, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that has noticed no outage tells of what it holds with its next renewal, and not
@@ -713,7 +713,7 @@ def test_without_redis_the_policy_decides_about_slots(
         assert time.monotonic() - began >= 0.3
 
 
-def test_a_slot_without_a_listener_is_released(limiter: RateLimiter, settings: Any) -> None:
+def test_a_slot_whose_reply_was_lost_is_released(limiter: RateLimiter, settings: Any) -> None:
     """Redis gave it, and its answer was lost: it is free as soon as Redis can be told so, and not
     only when it ends.
     """
@@ -732,7 +732,7 @@ def test_a_slot_without_a_listener_is_released(limiter: RateLimiter, settings: A
         ends(lambda: not any(b":cc" in key for key in direct.scan_iter()), "nothing is held")
 
 
-def test_a_slot_that_was_forgotten_is_released(limiter: RateLimiter) -> None:
+def test_an_abandoned_slot_is_released_in_the_background(limiter: RateLimiter) -> None:
     """By the background, where nobody is left who could release it."""
     limiter.slot("ada").__enter__()
     ends(lambda: used(limiter) == 0, "a slot that was forgotten is free")

@@ -59,7 +59,7 @@ SPELLINGS = [
 
 
 @pytest.mark.django_db
-def test_no_spelling_of_a_name_gives_another_guess_at_its_password(settings: Any) -> None:
+def test_no_spelling_of_a_name_allows_another_guess(settings: Any) -> None:
     """Django's login view with a backend that ignores case: three guesses are made, then nobody
     gets in, not even with the right password; and each spelling would get in if nothing was
     limited.

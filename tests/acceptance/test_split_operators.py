@@ -54,7 +54,7 @@ def beat_twice() -> Heartbeat:
     return busy
 
 
-def test_the_page_lists_processes_and_their_parts() -> None:
+def test_the_process_page_lists_processes_and_their_parts() -> None:
     """Host, process, age and, of each split limit, the part and the weight; for those who may see
     rules.
     """
@@ -69,7 +69,7 @@ def test_the_page_lists_processes_and_their_parts() -> None:
     assert "Processes" in ada.get("/admin/").content.decode()
 
 
-def test_the_page_reports_that_redis_is_unavailable(settings: Any) -> None:
+def test_the_process_page_reports_that_redis_is_unavailable(settings: Any) -> None:
     """It is shown without processes, and with the reason."""
     ada = staff("view_ratelimitrule", name="ada")
     settings.CACHES = {
@@ -102,7 +102,7 @@ def test_health_and_its_command_list_the_processes() -> None:
     assert len(processes()) == 1
 
 
-def test_weights_are_edited_in_the_rule_and_hold_at_once() -> None:
+def test_edited_weights_in_a_rule_apply_immediately() -> None:
     """They are in the history, in YAML and in the published rules."""
     limiter = RateLimiter("search", "5/h")
     rule = RateLimitRule(name="search", limit=100, unit="h", split="WEB-1=3, web-2 = 1")
@@ -141,7 +141,7 @@ def test_weights_are_edited_in_the_rule_and_hold_at_once() -> None:
         ("half", "half"),
     ],
 )
-def test_an_error_names_the_entry_and_the_right_form(weights: str, entry: str) -> None:
+def test_an_invalid_weight_is_named_with_the_valid_form(weights: str, entry: str) -> None:
     """In the form at its field, and in code."""
     rule = RateLimitRule(name="x", limit=5, unit="h", split=weights, key="ip", path="/")
     with pytest.raises(ValidationError) as error:

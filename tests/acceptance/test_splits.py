@@ -49,7 +49,9 @@ def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("three")
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_part_is_admitted_without_asking(algorithm: str, direct: redis.Redis) -> None:
+def test_a_part_of_a_split_limit_is_admitted_without_calling_redis(
+    algorithm: str, direct: redis.Redis
+) -> None:
     """A third, or half by weight; the answer says where it is from, and no limit is kept
     in Redis."""
     calls = direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
@@ -69,7 +71,7 @@ def test_a_part_is_admitted_without_asking(algorithm: str, direct: redis.Redis) 
 
 
 @pytest.mark.usefixtures("three")
-def test_coroutines_partial_hits_refunds_and_resets() -> None:
+def test_split_limits_support_coroutines_partial_hits_refunds_and_resets() -> None:
     """Do what they do elsewhere."""
     limiter = RateLimiter("x", "90/h", split="equal")
 
@@ -88,7 +90,7 @@ def test_coroutines_partial_hits_refunds_and_resets() -> None:
 
 
 @pytest.mark.usefixtures("three")
-def test_several_limits_are_all_or_nothing(rf: Any) -> None:
+def test_several_split_limits_are_all_or_nothing(rf: Any) -> None:
     """What the other refuses costs the part nothing, and the other way round."""
 
     @ratelimit("split", key="ip", rate="90/h", split="equal")
@@ -117,7 +119,7 @@ def test_several_limits_are_all_or_nothing(rf: Any) -> None:
 
 @pytest.mark.usefixtures("three")
 @pytest.mark.django_db(transaction=True)
-def test_rules_split_and_edits_hold_within_the_second() -> None:
+def test_edited_split_rules_apply_within_a_second() -> None:
     """Although no limit is asked for."""
     limiter = RateLimiter("x", "5/h")
     RateLimitRule.objects.create(name="x", limit=900, unit="h", split="web-1=2")
@@ -127,7 +129,7 @@ def test_rules_split_and_edits_hold_within_the_second() -> None:
 
 
 @pytest.mark.usefixtures("three")
-def test_a_part_goes_on_when_redis_goes(settings: Any) -> None:
+def test_a_split_limit_continues_in_an_outage(settings: Any) -> None:
     """It asks nobody."""
     limiter = RateLimiter("x", "90/h", split="equal")
     assert sum(limiter.hit("x").allowed for _ in range(10)) == 10
@@ -142,7 +144,7 @@ def test_a_part_goes_on_when_redis_goes(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("three")
-def test_by_a_clock_of_the_callers_own_nothing_is_split(settings: Any) -> None:
+def test_a_limit_with_the_callers_clock_is_neither_split_nor_leased(settings: Any) -> None:
     """Nor leased: what is decided here goes by this process's own clock."""
     settings.RATELIMIT_CLOCK = "client"
     assert RateLimiter("x", "90/h", split="equal").hit("x").source == "redis"
@@ -151,7 +153,7 @@ def test_by_a_clock_of_the_callers_own_nothing_is_split(settings: Any) -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_part_shrinks_and_grows_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_changes_with_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """When one comes, what was admitted stays counted; when one goes, there is more at once."""
     for algorithm in ("fixed_window", "token_bucket"):
         limiter = RateLimiter(algorithm, "90/h", algorithm=algorithm, split="equal")
@@ -203,7 +205,7 @@ def test_processes_know_their_rank_and_weight() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_part_belongs_to_a_process_that_uses_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_processes_that_use_a_limit_have_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are counted as processes only; one that no longer hits leaves, and comes back with its
     next hit.
     """
@@ -237,7 +239,7 @@ def test_a_process_splits_a_bounded_number_of_limits(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_part_of_nothing_refuses_for_a_moment(
+def test_a_part_of_zero_units_refuses_only_for_a_moment(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process has the one unit, and parts change: so the client is not told never to come
@@ -278,7 +280,7 @@ def test_the_first_hit_adds_a_process_at_once() -> None:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_register_that_cannot_be_joined_costs_no_more_than_the_deadline(settings: Any) -> None:
+def test_joining_a_register_in_an_outage_costs_at_most_the_deadline(settings: Any) -> None:
     """A process that begins to use a limit while Redis hangs decides by the share of all
     processes."""
     settings.RATELIMIT_TIMEOUT = 0.2
@@ -297,7 +299,7 @@ def test_a_register_that_cannot_be_joined_costs_no_more_than_the_deadline(settin
             os.kill(server.pid, signal.SIGCONT)
 
 
-def test_heartbeats_go_on_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_continue_until_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first use until the process ends."""
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.BEAT_SECONDS", 0.02)
     one, other = Heartbeat(), Heartbeat()
@@ -407,7 +409,7 @@ def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
 
 
 @pytest.mark.usefixtures("three")
-def test_a_part_may_be_owed() -> None:
+def test_a_part_of_a_token_bucket_can_be_owed() -> None:
     """A part of a token bucket grants any cost that may be owed, and nothing more until it is
     paid."""
     limiter = RateLimiter("part", "90/h", algorithm="token_bucket", split="equal")
@@ -420,7 +422,7 @@ def test_a_part_may_be_owed() -> None:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_process_that_was_idle_counts_what_it_admitted_before(algorithm: str) -> None:
+def test_an_idle_process_still_counts_what_it_admitted(algorithm: str) -> None:
     """Its part is forgotten after five seconds. When it comes back, its whole part is there at
     once, but for that.
     """
@@ -462,7 +464,7 @@ def test_the_part_of_a_killed_process_goes_to_the_others(prefix: str) -> None:
     end([left])
 
 
-def test_weights_of_hosts_change_the_parts_live(prefix: str) -> None:
+def test_changed_weights_of_hosts_change_the_parts(prefix: str) -> None:
     """3:1 gives 75 and 25; without weights both have 50; a host that is not named weighs 1."""
     workers = [Born(WORKER, prefix, host) for host in ("web-1", "web-2")]
     until(lambda: ask(workers, "part(window)") == [50, 50], "both have a part", 10)

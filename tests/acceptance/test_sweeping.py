@@ -57,7 +57,7 @@ def block(clock: Clock, network: str, **span: float) -> RateLimitOverride:
     return RateLimitOverride.objects.create(network=network, effect="block", ends=ends)
 
 
-def test_many_short_blocks_leave_no_more_than_the_last_of_them(
+def test_only_the_latest_of_many_short_blocks_is_stored(
     clock: Clock, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
     """One a day, each of a second: in Redis the latest, in the database those of the days that are
@@ -82,7 +82,7 @@ def test_many_short_blocks_leave_no_more_than_the_last_of_them(
     assert get(REMOTE_ADDR="203.0.113.99") == [429]
 
 
-def test_what_is_swept_is_what_has_ended(
+def test_only_ended_overrides_are_removed(
     clock: Clock, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
     """A subject that has another override keeps it; one whose override was prolonged or begins
@@ -114,7 +114,7 @@ def test_what_is_swept_is_what_has_ended(
     assert RateLimitOverride.objects.count() == 5
 
 
-def test_many_that_end_at_once_are_swept_together(
+def test_many_overrides_that_end_at_once_are_removed_together(
     clock: Clock, direct: redis.Redis, prefix: str
 ) -> None:
     """More than are told one by one."""
@@ -167,7 +167,7 @@ def test_an_edit_after_a_long_silence_is_published_as_a_whole(clock: Clock, sett
     assert get(REMOTE_ADDR="203.0.113.7") == [200]
 
 
-def test_the_command_prunes_what_is_older(clock: Clock, settings: Any) -> None:
+def test_the_command_prunes_older_rows(clock: Clock, settings: Any) -> None:
     """However long the settings keep it, after it was shown how much that is."""
     settings.RATELIMIT_HISTORY_DAYS = None
     block(clock, "203.0.113.1")

@@ -22,7 +22,7 @@ from tests.server import url
 limiter = RateLimiter("tested", "2/h")
 
 
-def test_counts_are_fresh_and_those_outside_are_left_alone() -> None:
+def test_override_ratelimits_starts_with_fresh_counts() -> None:
     """Each use starts from nothing."""
     limiter.hit("ada", 2)
     for _ in range(2):
@@ -35,7 +35,7 @@ def test_counts_are_fresh_and_those_outside_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("how", ["password", "option"])
-def test_a_server_may_have_a_password(how: str) -> None:
+def test_a_test_server_may_have_a_password(how: str) -> None:
     """Of any letters; limits are decided on it by its URL alone, another server is started by its
     options, and clients without the password are refused.
     """
@@ -71,7 +71,7 @@ def refills(clock: Any) -> None:
     assert not limiter.hit("ada")
 
 
-def test_decorating_a_function() -> None:
+def test_override_ratelimits_decorates_functions() -> None:
     """Settings and a clock, which it gets as an argument."""
     refills()
     refills()
@@ -82,7 +82,7 @@ async def hits() -> None:
     assert await limiter.ahit("ada", 2)
 
 
-def test_decorating_a_coroutine() -> None:
+def test_override_ratelimits_decorates_coroutines() -> None:
     """It may be one."""
     asyncio.run(hits())
     assert limiter.peek("ada").remaining == 2
@@ -105,7 +105,9 @@ class TestCaseWithRules(SimpleTestCase):
             assert self.client.get("/nowhere").status_code == 404
 
 
-def test_fixtures(ratelimit_clock: Any, override_ratelimits: Any, ratelimit_server: Any) -> None:
+def test_pytest_fixtures_work(
+    ratelimit_clock: Any, override_ratelimits: Any, ratelimit_server: Any
+) -> None:
     """The same for pytest, and a server."""
     override_ratelimits(enabled=False)
     assert [limiter.hit("ada").allowed for _ in range(3)] == [True] * 3
@@ -180,7 +182,7 @@ def ran(*cases: type) -> unittest.TestResult:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_decorated_classes_start_afresh_and_leave_nothing() -> None:
+def test_decorated_classes_start_with_fresh_counts_and_leave_no_state() -> None:
     """Django's and unittest's own, inherited too: no test sees another's counts or rules, nor does
     the site.
     """
@@ -200,7 +202,7 @@ def test_decorated_classes_start_afresh_and_leave_nothing() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_settings_of_a_decorated_class_hold_for_all_of_it() -> None:
+def test_settings_of_a_decorated_class_apply_to_its_setup() -> None:
     """Also where it is set up, which has a prefix of its own."""
     seen: list[Any] = []
 

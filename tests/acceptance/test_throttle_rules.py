@@ -83,7 +83,7 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
-def test_a_rule_named_like_a_scope_takes_its_place() -> None:
+def test_a_rule_with_the_name_of_a_scope_replaces_its_rate() -> None:
     """On the next request, with the throttle's identity or another, for methods and audiences of
     the rule's own. What the throttle has counted by that identity stays counted, by its own
     algorithm.
@@ -131,7 +131,7 @@ def test_a_scope_without_a_rate_is_limited_by_a_rule() -> None:
     assert [ask(limited), ask(limited), ask(limited, user="ada")] == [["anon=1"], 429, []]
 
 
-def test_rules_of_scopes_keep_the_options_of_a_view() -> None:
+def test_rules_for_scopes_keep_the_throttle_options_of_a_view() -> None:
     """`throttle_scope` and `throttle_cost`."""
     rule("uploads", limit=5)
     limited = view(Scoped, throttle_scope="uploads", throttle_cost=2)
@@ -209,7 +209,7 @@ def test_rule_throttle_holds_slots() -> None:
     assert held() == 0
 
 
-def test_overrides_hold_for_throttles() -> None:
+def test_overrides_apply_to_throttles() -> None:
     """Exempt, another limit, blocked; and a block for all needs no rule where RuleThrottle stands
     for them.
     """

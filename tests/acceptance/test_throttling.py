@@ -113,7 +113,7 @@ def answers(
     ]
 
 
-def test_anonymous_and_users_are_counted_as_in_drf() -> None:
+def test_anonymous_clients_and_users_are_counted_as_in_drf() -> None:
     """Anonymous visitors by address, users by primary key; `Anon` skips users."""
     assert Counter(answers((Anon,), 35)) == {200: 30, 429: 5}
     assert Counter(answers((Anon,), 35, **{"X-User": "ada"})) == {200: 35}
@@ -121,7 +121,7 @@ def test_anonymous_and_users_are_counted_as_in_drf() -> None:
     assert answers((User,), 1, **{"X-User": "grace"}) == [200]
 
 
-def test_the_429_is_drfs_own_with_an_exact_retry_after() -> None:
+def test_the_429_is_that_of_drf_with_an_exact_retry_after() -> None:
     """Its detail through its exception handler."""
     client = APIClient()
     responses = [client.get("/function") for _ in range(31)]
@@ -134,7 +134,7 @@ def test_the_429_is_drfs_own_with_an_exact_retry_after() -> None:
     )
 
 
-def test_what_one_throttle_refuses_costs_the_others_nothing() -> None:
+def test_a_refusal_by_one_throttle_costs_the_others_nothing() -> None:
     """Burst refuses; sustained has counted only what was let through."""
     assert Counter(answers((Burst, Sustained), 40)) == {200: 20, 429: 20}
     throttle = Sustained()
@@ -162,7 +162,7 @@ def test_three_throttles_cost_one_evalsha(direct: redis.Redis) -> None:
     ]
 
 
-def test_two_hundred_parallel_requests_admit_exactly_the_rates(live_server: Any) -> None:
+def test_parallel_requests_admit_exactly_the_rates(live_server: Any) -> None:
     """Over a real server: the tightest of three, ten in a quarter of an hour, for anonymous
     visitors and for a user.
     """
@@ -183,7 +183,7 @@ def test_two_hundred_parallel_requests_admit_exactly_the_rates(live_server: Any)
     assert found == {200: 20, 429: 180}
 
 
-def test_scopes_belong_to_views() -> None:
+def test_each_view_has_its_scope() -> None:
     """A view without one is not limited; one whose scope has no rate is an error that names it."""
     assert answers((Scoped,), 3) == [200] * 3
     limited = type("Limited", (Plain,), {"throttle_scope": "uploads"})
@@ -197,7 +197,7 @@ def test_scopes_belong_to_views() -> None:
         answers((Scoped,), 1, view=typo)
 
 
-def test_rates_by_method_and_costs_by_action() -> None:
+def test_rates_can_depend_on_methods_and_costs_on_actions() -> None:
     """A dict of rates, and a view's `throttle_cost`."""
     by_method = type(
         "ByMethod",
@@ -240,7 +240,7 @@ class Frozen(SimpleRateThrottle):
         return super().throttle_failure()
 
 
-def test_throttles_written_against_drf_work() -> None:
+def test_throttles_written_for_drf_work() -> None:
     """`timer`, `get_cache_key` (None skips), `parse_rate`, `throttle_success`, `throttle_failure`,
     `wait`.
     """
@@ -261,7 +261,7 @@ def test_a_sliding_log_frees_each_request_a_period_later() -> None:
     assert found == [200, 200, 200, 429, 200, 429, 200]
 
 
-def test_a_throttle_that_decides_itself_whether_to_ask_is_asked_alone() -> None:
+def test_a_throttle_with_its_own_allow_request_is_decided_alone() -> None:
     """Its neighbours do not count a request for it that it lets pass."""
 
     class Choosy(User):
@@ -276,7 +276,7 @@ def test_a_throttle_that_decides_itself_whether_to_ask_is_asked_alone() -> None:
     assert answers((Choosy,), 1, "post") == [200]
 
 
-def test_two_throttles_of_one_scope_are_two_counts() -> None:
+def test_two_throttles_of_one_scope_have_two_counts() -> None:
     """Told apart by their rates."""
     tight = type("Tight", (Anon,), {"rate": "2/m"})
     loose = type("Loose", (Anon,), {"rate": "100/h"})
@@ -284,7 +284,7 @@ def test_two_throttles_of_one_scope_are_two_counts() -> None:
     assert answers((tight, type("Tight", (tight,), {}), loose), 1) == [429]
 
 
-def test_a_throttle_asked_by_hand_answers() -> None:
+def test_a_throttle_can_be_called_without_a_view() -> None:
     """Without a view, and more often than the view would."""
     request = Plain().initialize_request(APIRequestFactory().get("/"))
     throttle = type("Two", (Anon,), {"rate": "2/m"})()
@@ -292,7 +292,7 @@ def test_a_throttle_asked_by_hand_answers() -> None:
     assert Anon().wait() is None
 
 
-def test_a_lowered_rate_waits_no_longer_than_it_alone_could() -> None:
+def test_a_lowered_rate_limits_the_wait_of_earlier_requests() -> None:
     """`wait()` is finite, or None for never."""
     assert answers((type("T", (Anon,), {"rate": "30/h"}),), 30) == [200] * 30
     throttle = type("T", (Anon,), {"rate": "5/m"})()
@@ -305,7 +305,7 @@ def test_a_lowered_rate_waits_no_longer_than_it_alone_could() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
-def test_other_algorithms_by_attribute(algorithm: str) -> None:
+def test_a_throttle_can_choose_another_algorithm(algorithm: str) -> None:
     """O(1) state at will."""
     by_attribute = type("B", (Anon,), {"rate": "3/h", "algorithm": algorithm, "scope": "b"})
     assert answers((by_attribute,), 4) == [200] * 3 + [429]
@@ -315,12 +315,12 @@ def test_other_algorithms_by_attribute(algorithm: str) -> None:
     assert answers((with_options,), 2) == [200, 429]
 
 
-def test_a_very_large_rate_is_a_sliding_window() -> None:
+def test_a_very_large_rate_is_counted_by_a_sliding_window() -> None:
     """A log of a million would be remembered unit by unit."""
     assert answers((type("Large", (Anon,), {"rate": "1000000/d"}),), 1) == [200]
 
 
-def test_addresses_behind_proxies(settings: Any) -> None:
+def test_throttles_find_addresses_behind_proxies(settings: Any) -> None:
     """By our setting; by DRF's where that is set."""
     from django.test import override_settings
 
@@ -334,7 +334,7 @@ def test_addresses_behind_proxies(settings: Any) -> None:
         assert answers((one,), 1, **{"X-Forwarded-For": "198.51.100.9, 10.0.0.1"}) == [200]
 
 
-def test_switched_off_nothing_is_throttled(settings: Any) -> None:
+def test_a_disabled_site_throttles_no_request(settings: Any) -> None:
     """`RATELIMIT_ENABLE = False`."""
     settings.RATELIMIT_ENABLE = False
     assert answers((type("Closed", (Anon,), {"rate": "0/s"}),), 2) == [200, 200]

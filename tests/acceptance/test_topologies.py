@@ -72,7 +72,7 @@ def used(name: str = "where") -> list[int]:
     return [decision.limits[0].used for decision in decisions]
 
 
-def test_a_unix_socket(settings: Any, tmp_path: Path) -> None:
+def test_a_unix_socket_works(settings: Any, tmp_path: Path) -> None:
     """`unix://`."""
     path = tmp_path / "redis.sock"
     with Server(None, "--unixsocket", str(path)):
@@ -80,7 +80,7 @@ def test_a_unix_socket(settings: Any, tmp_path: Path) -> None:
         assert used() == [1, 2]
 
 
-def test_another_database(settings: Any) -> None:
+def test_another_database_works(settings: Any) -> None:
     """The number at the end of the URL."""
     with Server() as server:
         settings.CACHES = alias(server.url.replace("/0", "/7"))
@@ -89,7 +89,7 @@ def test_another_database(settings: Any) -> None:
             assert direct.dbsize() == 1
 
 
-def test_a_password(settings: Any) -> None:
+def test_a_password_works(settings: Any) -> None:
     """In the URL, or as django-redis's `PASSWORD`."""
     with Server() as server:
         with redis.Redis.from_url(server.url) as direct:
@@ -125,7 +125,9 @@ async def hit_and_stop(server: Server) -> None:
 @pytest.mark.skipif(
     not shutil.which("redis-server"), reason="NO TLS TEST: Debian's redis-server is not installed"
 )
-def test_tls(settings: Any, tmp_path: Path, certificates: tuple[Path, Path, Path]) -> None:
+def test_tls_works_and_rejects_untrusted_certificates(
+    settings: Any, tmp_path: Path, certificates: tuple[Path, Path, Path]
+) -> None:
     """`rediss://`, and a certificate that nobody vouches for is refused."""
     key, chain, signer = certificates
     with Server() as somewhere:
@@ -169,7 +171,7 @@ def least(settings: Any) -> Iterator[redis.Redis]:
 
 @pytest.mark.engine
 @pytest.mark.django_db(transaction=True)
-def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
+def test_a_redis_user_with_minimal_rights_can_decide(least: redis.Redis, prefix: str) -> None:
     """Limits of every algorithm, rules, overrides, health: nothing more is needed than what is
     documented.
     """
@@ -199,7 +201,7 @@ def assert_nothing_was_missed(least: redis.Redis, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("command", sorted({*LIMITS.split(), *IN_SCRIPTS.split()}))
-def test_a_missing_right_is_a_failure_like_any_other(command: str, least: redis.Redis) -> None:
+def test_a_missing_right_is_a_store_failure(command: str, least: redis.Redis) -> None:
     """Decided by the policy, never a 500."""
     least.execute_command("ACL", "SETUSER", "limiter", f"-{command}")
     for algorithm in BY_RATE:
@@ -245,7 +247,7 @@ def asked_for() -> set[str]:
     return {word if word.startswith(of_two) else word.partition("|")[0] for word in words}
 
 
-def test_the_rights_are_those_of_the_documentation() -> None:
+def test_the_rights_are_those_in_the_documentation() -> None:
     """Word by word; and what the programs call, and the package asks for anywhere, is
     among them."""
     text = program.PROGRAM.source.decode()

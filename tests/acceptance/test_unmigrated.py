@@ -57,7 +57,7 @@ def get() -> int:
     return Client().get("/ok").status_code
 
 
-def test_it_is_logged_once_and_not_retried_for_ever(
+def test_a_missing_migration_is_logged_once_and_not_retried_forever(
     unmigrated: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests go by the rules of the settings; after `migrate`, the next edit holds, and health is
@@ -79,7 +79,7 @@ def test_it_is_logged_once_and_not_retried_for_ever(
     assert health().problems == ()
 
 
-def test_the_migration_of_another_process_is_noticed(
+def test_a_migration_by_another_process_is_detected(
     unmigrated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its first edit."""
@@ -94,7 +94,7 @@ def test_the_migration_of_another_process_is_noticed(
     assert health().problems == ()
 
 
-def test_migrate_prints_nothing_of_it(
+def test_migrate_prints_no_warning_about_itself(
     unmigrated: list[int], settings: Any, no_others: None
 ) -> None:
     """It runs the checks of the database before it mends what they would report."""
@@ -105,7 +105,7 @@ def test_migrate_prints_nothing_of_it(
     assert "django_ratelimit_lua.W" not in output.getvalue()
 
 
-def test_commands_name_the_remedy(unmigrated: list[int]) -> None:
+def test_commands_report_the_missing_migration(unmigrated: list[int]) -> None:
     """And never show a traceback."""
     for command in ("check", "export", "publish", "mode site off"):
         with pytest.raises(CommandError, match=REMEDY):

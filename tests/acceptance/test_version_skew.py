@@ -139,7 +139,7 @@ def get(address: str, times: int = 1, ip: str = FIRST) -> list[int]:
     ],
     ids=str,
 )
-def test_a_rule_that_is_invalid_stays_as_it_was(
+def test_a_rule_that_becomes_invalid_keeps_its_last_valid_version(
     words: dict[str, Any], published: Published
 ) -> None:
     """A process that knows the rule as it was uses that, and another one leaves the rule out. The
@@ -172,7 +172,7 @@ def test_a_rule_that_is_invalid_stays_as_it_was(
         "[" * 100_000,
     ],
 )
-def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
+def test_an_invalid_snapshot_leaves_the_last_valid_rules_in_force(
     text: str, published: Published, caplog: Any
 ) -> None:
     """It is logged once; requests cost what they always do; a process that has just started reads
@@ -198,7 +198,7 @@ def test_another_shape_of_snapshot_leaves_the_last_good_rules_in_force(
     assert get("/good", 2, "203.0.113.3") == [200, 200 if "format" in text else 429]
 
 
-def test_an_older_version_never_overwrites_what_a_newer_has_published(
+def test_an_older_version_never_overwrites_a_newer_snapshot(
     published: Published, caplog: Any
 ) -> None:
     """Nor does it try again and again: its edits are saved, and said to be published by the newer
@@ -222,7 +222,7 @@ def test_an_older_version_never_overwrites_what_a_newer_has_published(
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["has just started", "knows the rules"])
-def test_an_edit_that_a_newer_version_published_holds_as_soon_as_the_database_has_answered(
+def test_an_edit_by_a_newer_version_applies_when_the_database_replies(
     is_new: bool, published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However late. What was asked before another edit is not taken for what is there after it."""
@@ -261,7 +261,7 @@ def test_an_edit_that_a_newer_version_published_holds_as_soon_as_the_database_ha
     assert provider.load(StaleRules(gap.published)) is provider.in_force()
 
 
-def test_a_late_answer_of_the_database_is_gone_by(
+def test_a_late_reply_of_the_database_is_used(
     published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, by a process that has just started as well: who is blocked gets in for no longer
@@ -315,7 +315,7 @@ def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, 
     return older, newer
 
 
-def test_an_edit_of_an_older_process_is_published_by_a_newer_one(
+def test_an_edit_by_an_older_process_is_published_by_a_newer_one(
     older_newer: tuple[Worker, Worker], published: Published
 ) -> None:
     """When it looks, as one does every ten seconds; with everything that the older one does not
@@ -336,7 +336,7 @@ def test_an_edit_of_an_older_process_is_published_by_a_newer_one(
     assert older("[health().problems, triggers.unpublished]") == [[], ""]
 
 
-def test_an_older_process_reports_that_no_newer_one_publishes_its_edit(
+def test_an_older_process_reports_that_its_edit_is_not_published(
     older_newer: tuple[Worker, Worker], published: Published, prefix: str
 ) -> None:
     """In its health and once in its log, until a process of the newer version looks, as one does
@@ -370,7 +370,7 @@ def test_rules_of_an_older_version_are_republished_before_use(
     assert published.snapshot()["format"] == 99
 
 
-def test_a_word_that_older_versions_do_not_know_raises_the_format() -> None:
+def test_a_new_field_raises_the_snapshot_format() -> None:
     """Where this fails, the database or the snapshot has something that an older version would
     leave out: raise `FORMAT`, so that none publishes without it, and write both down here.
     """
@@ -406,7 +406,7 @@ def annex() -> Iterator[Annex]:
     extensions.remove(extension)
 
 
-def test_the_part_of_an_annex_that_cannot_be_read_stays_in_force_as_it_was(
+def test_an_unreadable_part_of_an_annex_keeps_its_last_version(
     annex: Annex, published: Published, caplog: Any
 ) -> None:
     """The rules are read, and the problem is reported."""
@@ -523,7 +523,7 @@ def ask(address: str, ip: str) -> int:
     return Client(REMOTE_ADDR=ip, headers={"x-key": "k"}).get(address).status_code
 
 
-def test_whatever_is_published_no_request_fails_and_good_rules_hold(published: Published) -> None:
+def test_no_published_snapshot_makes_a_request_fail(published: Published) -> None:
     """Snapshots changed at random: dropped, added and retyped values at any depth, cut off, or no
     JSON at all.
     """
@@ -576,7 +576,7 @@ def test_whatever_is_published_no_request_fails_and_good_rules_hold(published: P
         logging.getLogger("django_ratelimit_lua").setLevel(logging.NOTSET)
 
 
-def test_whatever_is_written_about_a_subject_no_request_fails(published: Published) -> None:
+def test_no_override_record_makes_a_request_fail(published: Published) -> None:
     """Records of overrides changed at random; a block that is still one blocks."""
     logging.getLogger("django_ratelimit_lua").setLevel(logging.CRITICAL)
     rule("good", path="/good", limit=1000)
@@ -631,7 +631,7 @@ def test_whatever_is_written_about_a_subject_no_request_fails(published: Publish
     ],
     ids=str,
 )
-def test_a_block_that_is_not_understood_goes_on_as_it_was(
+def test_a_block_with_unknown_fields_stays_a_block(
     words: Any, status: int, published: Published
 ) -> None:
     """What a newer version has made of it, or who wrote by hand; a process that knows nothing of it
@@ -653,7 +653,7 @@ def test_a_block_that_is_not_understood_goes_on_as_it_was(
 @pytest.mark.parametrize(
     "algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"]
 )
-def test_whatever_a_limit_finds_for_its_state_it_decides(
+def test_a_limit_decides_whatever_bytes_its_state_has(
     algorithm: str, direct: redis.Redis, prefix: str
 ) -> None:
     """Bytes of any length, or a key of another type: one that is none of its states is no state,
@@ -717,7 +717,7 @@ def test_whatever_a_limit_finds_for_its_state_it_decides(
         ("sliding_log", "sl 20134605a61b17c2"),
     ],
 )
-def test_a_state_of_another_form_has_another_key(
+def test_a_new_state_format_has_a_new_key(
     algorithm: str, form: str, direct: redis.Redis, prefix: str
 ) -> None:
     """What versions of before have written under a key, and go on to write while versions change.

@@ -29,13 +29,13 @@ def statuses(view: Any, rf: RequestFactory, times: int = 3, **headers: str) -> l
 
 
 @pytest.mark.parametrize("path", SYNC + ASYNC)
-def test_the_third_request_of_two_a_minute_is_refused(path: str, client: Client) -> None:
+def test_the_third_request_at_two_per_minute_is_refused(path: str, client: Client) -> None:
     """Function, method, class, inherited class, wrapped `as_view()` and async views alike."""
     assert [client.get(path).status_code for _ in range(3)] == [200, 200, 429]
 
 
 @pytest.mark.parametrize("path", SYNC + ASYNC)
-def test_under_the_asynchronous_handler_too(path: str) -> None:
+def test_views_are_limited_under_the_async_handler(path: str) -> None:
     """The same views behind ASGI."""
 
     async def requests() -> list[int]:
@@ -45,13 +45,13 @@ def test_under_the_asynchronous_handler_too(path: str) -> None:
     assert asyncio.run(requests()) == [200, 200, 429]
 
 
-def test_no_two_views_share_a_count(client: Client) -> None:
+def test_different_views_never_share_a_count(client: Client) -> None:
     """Not those of one class and its heirs, nor two `as_view()`s of one module."""
     for path in SYNC + ASYNC:
         assert [client.get(path).status_code for _ in range(2)] == [200, 200], path
 
 
-def test_views_that_name_one_group_share_its_count(rf: RequestFactory) -> None:
+def test_views_with_the_same_group_share_a_count(rf: RequestFactory) -> None:
     """A group is a count's name."""
     one = ratelimit(group="both", key="ip", rate="3/m")(ok)
 
@@ -72,13 +72,13 @@ def test_stacked_limits_never_share_a_count(rf: RequestFactory) -> None:
     assert [(state.limit, state.used) for state in request.ratelimit.limits] == [(2, 2), (100, 2)]
 
 
-def test_the_same_limit_written_twice_is_two_counts(rf: RequestFactory) -> None:
+def test_the_same_limit_declared_twice_counts_separately(rf: RequestFactory) -> None:
     """No key stands twice in one call."""
     view = ratelimit(key="ip", rate=["2/m", "2/m"])(ratelimit(key="ip", rate="2/m")(ok))
     assert statuses(view, rf) == [200, 200, 429]
 
 
-def test_decorators_with_another_between_decide_one_after_the_other(rf: RequestFactory) -> None:
+def test_separated_decorators_decide_one_after_the_other(rf: RequestFactory) -> None:
     """A decorator that copies attributes does not make us skip it or the view."""
     import functools
 
@@ -99,7 +99,7 @@ def test_decorators_with_another_between_decide_one_after_the_other(rf: RequestF
     assert [state.limit for state in request.ratelimit.limits] == [5, 2]
 
 
-def test_method_sets_count_apart(client: Client) -> None:
+def test_method_sets_have_separate_counts(client: Client) -> None:
     """A limit on unsafe methods lets GET pass and does not count it."""
     assert [client.get("/form").status_code for _ in range(3)] == [200, 200, 200]
     assert [client.post("/form").status_code for _ in range(3)] == [200, 200, 429]
@@ -114,7 +114,7 @@ def test_without_block_the_view_decides(client: Client) -> None:
     assert [answer["remaining"] for answer in answers] == [1, 0, 0]
 
 
-def test_an_advisory_limit_does_not_open_a_blocking_one(rf: RequestFactory) -> None:
+def test_an_advisory_limit_does_not_disable_a_blocking_one(rf: RequestFactory) -> None:
     """Stacked on one view, an exhausted `block=False` limit leaves the blocking one counting."""
     view = ratelimit(key="ip", rate="1/m", block=False)(ratelimit(key="ip", rate="3/m")(ok))
     limited = []
@@ -141,7 +141,7 @@ def test_a_list_of_rates_is_all_or_nothing(rf: RequestFactory) -> None:
     assert statuses(view, rf) == [200, 200, 429]
 
 
-def test_rates_and_costs_may_be_called(rf: RequestFactory) -> None:
+def test_rates_and_costs_may_be_functions(rf: RequestFactory) -> None:
     """With the group and the request, plain or as coroutines; None from a rate is no limit."""
 
     async def rate(group: str, request: HttpRequest) -> str | None:
@@ -170,7 +170,7 @@ def cost_by_path(group: str, request: HttpRequest) -> int:
     return 1
 
 
-def test_dotted_paths_work(rf: RequestFactory) -> None:
+def test_dotted_paths_are_accepted(rf: RequestFactory) -> None:
     """Keys, rates and costs may be named by where they are."""
     here = __name__
     view = ratelimit(
@@ -232,7 +232,7 @@ def test_a_leaky_bucket_holds_requests_until_their_turn(rf: RequestFactory) -> N
     assert time.monotonic() - started >= 0.1 - 0.002
 
 
-def test_switched_off_nothing_is_limited(rf: RequestFactory, settings: Any) -> None:
+def test_a_disabled_site_limits_no_view(rf: RequestFactory, settings: Any) -> None:
     """`RATELIMIT_ENABLE = False`: no call, no limit, and the attributes are there all the same."""
     settings.RATELIMIT_ENABLE = False
     settings.RATELIMIT_USE_CACHE = "there is no such cache"
@@ -243,7 +243,7 @@ def test_switched_off_nothing_is_limited(rf: RequestFactory, settings: Any) -> N
     assert (request.limited, request.ratelimit.allowed) == (False, True)
 
 
-def test_another_algorithm_by_setting(rf: RequestFactory, settings: Any) -> None:
+def test_a_setting_chooses_the_default_algorithm(rf: RequestFactory, settings: Any) -> None:
     """`RATELIMIT_ALGORITHM` is what limits that name none use."""
     settings.RATELIMIT_ALGORITHM = "gcra"
     request = rf.get("/")
@@ -251,13 +251,13 @@ def test_another_algorithm_by_setting(rf: RequestFactory, settings: Any) -> None
     assert request.ratelimit.reset_after == 10
 
 
-def test_django_ratelimits_names_are_there() -> None:
+def test_the_names_of_django_ratelimit_exist() -> None:
     """`ratelimit.ALL`, `ratelimit.UNSAFE`, and the order of the positional arguments."""
     assert (ratelimit.ALL, ratelimit.UNSAFE) == (ALL, UNSAFE)
     assert ratelimit("group", "ip", "5/m", ratelimit.UNSAFE, False)(ok)
 
 
-def test_an_exception_class_is_raised_instead(rf: RequestFactory, settings: Any) -> None:
+def test_ratelimit_exception_class_is_raised_instead(rf: RequestFactory, settings: Any) -> None:
     """`RATELIMIT_EXCEPTION_CLASS`: ours carries the decision; anybody's is raised as it is."""
     view = ratelimit(key="ip", rate="0/m")(ok)
     settings.RATELIMIT_EXCEPTION_CLASS = "django_ratelimit_lua.Ratelimited"
@@ -269,7 +269,7 @@ def test_an_exception_class_is_raised_instead(rf: RequestFactory, settings: Any)
         view(rf.get("/"))
 
 
-def test_a_fallback_answers_a_refused_request(rf: RequestFactory, settings: Any) -> None:
+def test_a_fallback_replaces_a_refused_request(rf: RequestFactory, settings: Any) -> None:
     """Another view, with the arguments of the first and the headers of the limit, in the place of
     429 and of `RATELIMIT_EXCEPTION_CLASS`; of coroutines, plain or a coroutine.
     """
@@ -309,7 +309,7 @@ def test_a_fallback_answers_a_refused_request(rf: RequestFactory, settings: Any)
         assert response["X-RateLimit-Remaining"] == "0"
 
 
-def test_a_fallback_answers_for_a_function_that_is_no_view(rf: RequestFactory) -> None:
+def test_a_fallback_replaces_a_refused_call_of_any_function(rf: RequestFactory) -> None:
     """A value, which may be None, or what a callable returns. Of decorators on one function, the
     outermost answers that has a fallback.
     """
@@ -334,7 +334,7 @@ def test_a_fallback_answers_for_a_function_that_is_no_view(rf: RequestFactory) -
     assert stacked(rf.get("/"), "tea") == "no tea"
 
 
-def test_raised_it_is_djangos_403(client: Client, settings: Any) -> None:
+def test_a_raised_ratelimited_is_a_403_in_django(client: Client, settings: Any) -> None:
     """As with django-ratelimit, for those who set it."""
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
     assert [client.get("/plain").status_code for _ in range(3)] == [200, 200, 403]

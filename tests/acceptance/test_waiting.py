@@ -62,7 +62,7 @@ def next_turn(limiter: RateLimiter) -> float:
 
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_cancelled_turn_is_its_own(algorithm: str, times: int) -> None:
+def test_a_cancelled_caller_returns_only_its_own_turn(algorithm: str, times: int) -> None:
     """Of two who wait the first is cancelled, however often: nobody gets the turn of the second;
     when it is cancelled as well, it is as if neither had come.
     """
@@ -170,7 +170,7 @@ def test_a_request_interrupted_while_held_gives_its_turn_back() -> None:
     assert time.monotonic() - started >= held.ratelimit.wait
 
 
-def test_a_client_that_hangs_up_while_held_gives_its_turn_back(settings: Any) -> None:
+def test_a_client_that_disconnects_while_held_gives_its_turn_back(settings: Any) -> None:
     """In asynchronous views and in the middleware, where the task of the request is cancelled."""
     limit: Any = {"rate": "1/m", "algorithm": "leaky_bucket", "queue": 5, "max_wait": 600}
     settings.RATELIMIT_RULES = [{"name": "held", "path": "/", "key": "ip", **limit}]
@@ -204,7 +204,7 @@ def awaited_by(coroutine: Any) -> Iterator[Any]:
         coroutine = coroutine.cr_await
 
 
-def test_a_coroutine_that_is_thrown_away_gives_its_turn_back() -> None:
+def test_a_closed_coroutine_gives_its_turn_back() -> None:
     """It is only closed, and cannot wait for anything any more."""
     limiter = RateLimiter("away", "1/h", algorithm="leaky_bucket")
     limiter.hit("ada")
@@ -243,7 +243,7 @@ def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) ->
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_client_that_hangs_up_has_an_outcome(times: int) -> None:
+def test_a_view_whose_client_disconnects_while_waiting_has_an_outcome(times: int) -> None:
     """The view is cancelled: what it has cost is charged, what does not count is given back, by
     asynchronous predicates as well, and however often it is cancelled.
     """
@@ -267,7 +267,7 @@ def test_a_client_that_hangs_up_has_an_outcome(times: int) -> None:
     assert RateLimiter("hung:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 4
 
 
-def test_what_fails_while_a_cancelled_view_is_settled_does_not_hide_that(
+def test_an_error_while_settling_does_not_hide_the_cancellation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A predicate that knows responses only fails, which is logged; the request stays cancelled,
@@ -287,7 +287,7 @@ def test_what_fails_while_a_cancelled_view_is_settled_does_not_hide_that(
     assert RateLimiter("fails:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 1
 
 
-def test_what_closed_coroutines_owe_is_settled_whatever_else_is() -> None:
+def test_a_closed_coroutine_is_settled_while_another_one_is() -> None:
     """A coroutine may be closed while another one is being settled, by that same thread; and what
     hangs is not waited for, neither by who closed it nor by others.
     """
@@ -302,7 +302,7 @@ def test_what_closed_coroutines_owe_is_settled_whatever_else_is() -> None:
 @pytest.mark.parametrize(
     "algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"]
 )
-def test_long_views_that_succeed_are_never_refused(algorithm: str) -> None:
+def test_long_successful_views_are_never_refused(algorithm: str) -> None:
     """Of 196 requests that all succeed, of as many at a time as the limit has, each longer than one
     token takes to come back, none is refused.
     """
@@ -336,7 +336,7 @@ class Paced(SimpleRateThrottle):
         return "all"
 
 
-def test_a_view_is_held_for_a_few_seconds_at_most(settings: Any) -> None:
+def test_a_view_is_held_for_five_seconds_at_most(settings: Any) -> None:
     """A leaky bucket without `max_wait`: beyond five seconds the answer is 429, with a true time to
     come back. Decorator, rule and throttle alike; a `max_wait` of the limit's own goes first.
     """
@@ -384,7 +384,7 @@ def test_a_throttle_holds_its_requests() -> None:
     assert time.monotonic() - started >= 0.39
 
 
-def test_acquire_waits_for_its_timeout() -> None:
+def test_acquire_waits_until_its_timeout() -> None:
     """Whose turn comes within the timeout gets it, however many wait; a queue that was given is a
     bound anyway.
     """
@@ -416,7 +416,7 @@ def test_acquire_waits_for_its_timeout() -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads", "coroutines"])
-def test_of_twelve_callers_those_that_can_get_their_turn(kind: str) -> None:
+def test_callers_whose_turn_is_within_the_timeout_get_it(kind: str) -> None:
     """`acquire(timeout=2)` at four a second: nine turns are within two seconds, and nobody is
     refused one of them.
     """
@@ -438,7 +438,7 @@ def test_of_twelve_callers_those_that_can_get_their_turn(kind: str) -> None:
     assert all(later - earlier >= 249_999 for earlier, later in itertools.pairwise(turns))
 
 
-def test_a_hit_is_bounded_by_the_queue_where_others_wait_longer() -> None:
+def test_the_queue_bounds_hits_but_not_acquire() -> None:
     """`acquire` waits in a queue of any length; a plain hit goes by the limit, and the count is
     one.
     """

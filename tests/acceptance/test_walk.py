@@ -16,7 +16,7 @@ from tests.walk import walks
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_way_of_a_decision_is_short(settings: Any, no_others: None) -> None:
+def test_a_decision_passes_few_functions_and_files(settings: Any, no_others: None) -> None:
     """From `@ratelimit` to Redis and back: functions that are entered, and files that
     they are in."""
     settings.RATELIMIT_ON_STORE_ERROR = "local"
@@ -27,7 +27,7 @@ def test_the_way_of_a_decision_is_short(settings: Any, no_others: None) -> None:
     assert stale.frames <= 176 + 2 * newer, str(stale)  # About 50 of them compile the edited rule.
 
 
-def test_the_guided_tour_shows_what_there_is() -> None:
+def test_the_guided_tour_lists_existing_functions() -> None:
     """Every function that the documentation leads through is in the file that it names, and no more
     than there are.
     """

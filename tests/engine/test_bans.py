@@ -68,7 +68,7 @@ def refused(ask: Asker, now: int, times: int = 1) -> Decision:
     return decision
 
 
-def test_refusals_earn_bans_of_the_lengths_of_the_list() -> None:
+def test_refusals_trigger_bans_with_the_lengths_of_the_list() -> None:
     """Each is exactly as long as its entry, attempts during a ban change nothing, and the last
     entry repeats.
     """
@@ -112,7 +112,7 @@ def test_the_retry_after_of_a_ban_is_exact(algorithm: str) -> None:
         assert ask(now)
 
 
-def test_a_short_ban_ends_before_its_limit_has_room() -> None:
+def test_a_short_ban_may_end_before_its_limit_has_room() -> None:
     """Then it helps to come again when both do."""
     ask = Asker(Limit("login", "1/h", algorithm="fixed_window", ban_after=1, ban_for="1m"))
     assert ask(START)
@@ -121,7 +121,7 @@ def test_a_short_ban_ends_before_its_limit_has_room() -> None:
     assert decision.retry_after == 3599.999995
 
 
-def test_offences_count_until_their_window_is_over() -> None:
+def test_offences_count_until_the_end_of_their_window() -> None:
     """To the microsecond: at its end the first one counts no more."""
     ask = Asker(banning(ban_window="10s"))
     ask(START)
@@ -132,7 +132,7 @@ def test_offences_count_until_their_window_is_over() -> None:
     assert ban_of(refused(ask, START + 15 * SECOND - 1).limits[0]).until == START + 75 * SECOND - 1
 
 
-def test_earlier_bans_are_forgotten() -> None:
+def test_earlier_bans_are_forgotten_after_the_last_length() -> None:
     """When the last entry has passed since the end of the last ban; one microsecond before, they
     are not.
     """
@@ -144,7 +144,7 @@ def test_earlier_bans_are_forgotten() -> None:
         assert ban.times == (1 if minutes == 1 else 2)
 
 
-def test_offences_do_not_prolong_what_is_remembered() -> None:
+def test_offences_do_not_prolong_the_memory_of_bans() -> None:
     """It counts from the end of the last ban, which an unban moves; whatever was offended since
     then.
     """
@@ -159,7 +159,7 @@ def test_offences_do_not_prolong_what_is_remembered() -> None:
             assert ban_of(refused(ask, ends + 10 * MINUTE + later).limits[0]).times == times
 
 
-def test_what_is_allowed_writes_nothing_of_bans(direct: redis.Redis) -> None:
+def test_allowed_hits_write_no_state_of_bans(direct: redis.Redis) -> None:
     """And who looks does not either; a refusal does, and what it writes ends by itself."""
     ask = Asker(banning())
     key = ask.keys()[1]
@@ -174,7 +174,7 @@ def test_what_is_allowed_writes_nothing_of_bans(direct: redis.Redis) -> None:
     assert 60_000 < direct.pttl(key) <= 120_001  # As long as the ban, and the last entry once more.
 
 
-def test_during_a_ban_nothing_is_written(direct: redis.Redis) -> None:
+def test_during_a_ban_no_state_is_written(direct: redis.Redis) -> None:
     """Neither by the limit that bans, also where it counts refused hits, nor by others of the same
     call.
     """
@@ -191,14 +191,14 @@ def test_during_a_ban_nothing_is_written(direct: redis.Redis) -> None:
     assert [direct.dump(key) for key in keys] == before
 
 
-def test_every_attempt_may_be_an_offence() -> None:
+def test_every_counted_hit_may_be_an_offence() -> None:
     """Of what is counted: the one that earns the ban still goes, the next does not."""
     ask = Asker(Limit("signup", "100/h", ban_after=3, ban_for="1m", ban_on="counted"))
     assert [ask(START).allowed for _ in range(4)] == [True, True, True, False]
     assert ask(START + MINUTE)
 
 
-def test_only_what_is_reported_may_be_an_offence() -> None:
+def test_only_reported_offences_may_count() -> None:
     """Then neither what is allowed nor what is refused is one, and several may be told at once."""
     ask = Asker(banning(ban_on="reported"))
     assert [ask(START).allowed for _ in range(20)] == [True, True] + [False] * 18
@@ -221,7 +221,7 @@ def test_a_manual_ban_lasts_for_the_given_duration() -> None:
     assert (ban.until - ban.since, ban.times) == (MINUTE, 1)
 
 
-def test_an_unban_is_exact() -> None:
+def test_an_unban_takes_effect_at_its_moment() -> None:
     """From that moment on; how often there was a ban is known on, unless that is to be forgotten,
     too.
     """
@@ -235,7 +235,7 @@ def test_an_unban_is_exact() -> None:
         assert ban.until - ban.since == (2 - forgets) * 2 * 3600 * SECOND
 
 
-def test_an_edit_ends_what_was_earned_as_the_limit_now_would() -> None:
+def test_an_edit_shortens_bans_to_those_of_the_new_limit() -> None:
     """Nobody stays banned for longer than the new limit could ban anybody."""
     ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1h"))
     refused(ask, START)
@@ -244,7 +244,7 @@ def test_an_edit_ends_what_was_earned_as_the_limit_now_would() -> None:
     assert ask(START + MINUTE)
 
 
-def test_in_shadow_mode_a_ban_would_be() -> None:
+def test_a_shadow_ban_is_reported_and_refuses_no_hit() -> None:
     """It is earned and told, and refuses nobody."""
     ask = Asker(banning(mode="shadow"), Limit("other", "100/h"))
     decisions = [ask(START) for _ in range(6)]
@@ -257,7 +257,7 @@ def test_in_shadow_mode_a_ban_would_be() -> None:
     assert decisions[-1].banned_until is None
 
 
-def test_a_clock_that_is_set_back_neither_lengthens_nor_forgets() -> None:
+def test_a_clock_that_is_set_back_neither_prolongs_nor_forgets_bans() -> None:
     """By less than a minute, the ban ends at its moment; by more, it is as long from there."""
     for back in (30 * SECOND, 3600 * SECOND):
         ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="10m"))
@@ -294,7 +294,7 @@ def test_a_foreign_state_bans_no_client(state: bytes | None, direct: redis.Redis
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_crowd_earns_exactly_one_ban(algorithm: str) -> None:
+def test_concurrent_refusals_trigger_exactly_one_ban(algorithm: str) -> None:
     """A hundred threads are refused at once: one of them is told that it has earned it, by exactly
     so many offences.
     """
@@ -312,7 +312,7 @@ def test_a_crowd_earns_exactly_one_ban(algorithm: str) -> None:
     assert {ban.until for ban in bans} == {0, earned.until}
 
 
-def test_the_register_knows_the_bans_that_there_are(direct: redis.Redis) -> None:
+def test_the_register_contains_exactly_the_bans_in_force(direct: redis.Redis) -> None:
     """Each by the key of its state and its end: what ends or is lifted is known at once."""
     ask = Asker(Limit("login", "0/s", ban_after=2, ban_for="1m"))
     others = Asker(Limit("other", "0/s", ban_after=1, ban_for="2m"))
@@ -342,7 +342,7 @@ LOG = Path(__file__).parents[1] / "logs" / "nasa.tsv"
 
 @pytest.mark.parametrize("algorithm", ["sliding_log", "token_bucket", "fixed_window"])
 @pytest.mark.parametrize("on", ["refused", "counted"])
-def test_a_real_log_is_answered_as_the_reference_does(algorithm: str, on: Any) -> None:
+def test_a_real_log_is_banned_like_the_reference_model(algorithm: str, on: Any) -> None:
     """Requests of a night in 1995, host by host: every verdict, ban and moment; some hosts are
     banned several times.
     """

@@ -68,7 +68,7 @@ def test_eight_processes_of_four_threads_admit_exactly_n(
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_call_that_one_limit_denies_costs_the_others_nothing(
+def test_a_call_that_one_limit_refuses_costs_the_others_nothing(
     algorithm: str, crowd: list[Born], prefix: str
 ) -> None:
     """Three limits in one call, the tightest of 40: 40 are admitted, and each limit has counted

@@ -200,7 +200,7 @@ EXAMPLES = settings(
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @EXAMPLES
 @given(data=st.data(), script=steps)
-def test_one_limit_answers_as_its_reference(algorithm: str, data: Any, script: Any) -> None:
+def test_one_limit_decides_like_its_reference_model(algorithm: str, data: Any, script: Any) -> None:
     """Hits, peeks, refunds, partial hits, edits and a clock that steps back: every number is the
     reference's.
     """
@@ -213,7 +213,7 @@ def test_one_limit_answers_as_its_reference(algorithm: str, data: Any, script: A
     algorithms=st.lists(st.sampled_from(BY_RATE), min_size=2, max_size=4),
     script=steps,
 )
-def test_many_limits_answer_as_their_references(
+def test_many_limits_decide_like_their_reference_models(
     data: Any, algorithms: list[str], script: Any
 ) -> None:
     """Any mix of algorithms in one call, enforced and in shadow, is all or nothing."""
@@ -223,7 +223,7 @@ def test_many_limits_answer_as_their_references(
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @EXAMPLES
 @given(data=st.data(), script=scripts([*ACTIONS, "hit", "hit", "offend", "ban", "unban"]))
-def test_bans_answer_as_their_reference(algorithm: str, data: Any, script: Any) -> None:
+def test_bans_decide_like_their_reference_model(algorithm: str, data: Any, script: Any) -> None:
     """Offences, windows, escalation, forgetting, bans by hand, unbans, edits and a clock that steps
     back: whatever the limit is, every moment is the reference's.
     """
@@ -236,7 +236,7 @@ def test_bans_answer_as_their_reference(algorithm: str, data: Any, script: Any) 
     algorithms=st.lists(st.sampled_from(BY_RATE), min_size=2, max_size=3),
     script=scripts([*ACTIONS, "offend", "unban"]),
 )
-def test_several_limits_that_ban_answer_as_their_references(
+def test_several_limits_that_ban_decide_like_their_reference_models(
     data: Any, algorithms: list[str], script: Any
 ) -> None:
     """While one of them bans, nobody counts anything, and no other earns a ban."""
@@ -244,7 +244,7 @@ def test_several_limits_that_ban_answer_as_their_references(
 
 
 @pytest.mark.whole_file
-def test_that_was_enough() -> None:
+def test_enough_operations_were_compared() -> None:
     """In .ci/run, at least 20,000 operations were compared, and many refusals retried."""
     assert performed["bans"] >= examples(1_000)
     assert performed["operations"] >= examples(20_000)

@@ -122,7 +122,7 @@ def test_a_foreign_state_among_others_changes_no_result(
     assert answers[0] == answers[1]
 
 
-def test_a_token_bucket_takes_any_number_of_units(direct: redis.Redis) -> None:
+def test_a_token_bucket_refunds_any_number_of_units(direct: redis.Redis) -> None:
     """Also more at once than it keeps of one hit: when all is given back, nothing is left."""
     chance, many = random.Random(5), [1, 1, 2**32 - 1, 2**32 - 1, 2**32, 5 * 10**9, 10**10]
     for rate in ("1000000000000/d", "700000000000/11h"):
@@ -150,7 +150,7 @@ def test_a_token_bucket_takes_any_number_of_units(direct: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaky_bucket"])
-def test_a_bucket_that_was_kept_as_doubles_starts_afresh(
+def test_a_bucket_in_the_format_of_doubles_starts_afresh(
     algorithm: str, direct: redis.Redis
 ) -> None:
     """As it was before the first release: six of them, and three or two for each run or hole."""
@@ -171,7 +171,7 @@ def test_a_bucket_that_was_kept_as_doubles_starts_afresh(
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_every_program_reports_stale_rules(algorithm: str, direct: redis.Redis) -> None:
+def test_every_script_reports_stale_rules(algorithm: str, direct: redis.Redis) -> None:
     """The fence is the same text: an old revision and unknown overrides decide nothing, the current
     ones do.
     """
@@ -192,7 +192,7 @@ def test_every_program_reports_stale_rules(algorithm: str, direct: redis.Redis) 
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_hit_that_is_asked_again_counts_once(algorithm: str, direct: redis.Redis) -> None:
+def test_a_hit_that_is_repeated_counts_once(algorithm: str, direct: redis.Redis) -> None:
     """Also where no program is known to the server any more, neither the first nor the second."""
     who = b"%032d" % next(serial)
     call = Call([Charge(Limit("again", "5/m", algorithm=algorithm), who)], prefix=b"a:")

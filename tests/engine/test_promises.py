@@ -73,7 +73,7 @@ def test_never_more_than_n_in_any_period(algorithm: str, rate: str) -> None:
     assert most_in_any(limit.rate.period_us, admitted) == limit.rate.limit
 
 
-def test_fixed_window_lets_up_to_twice_through_at_an_edge() -> None:
+def test_fixed_window_admits_up_to_twice_the_limit_at_an_edge() -> None:
     """The documented weakness of a fixed window: never more than 2N in any W, and 2N does
     happen."""
     limit = Limit("edge", "5/s", algorithm="fixed_window", align="clock")
@@ -170,7 +170,7 @@ def test_sliding_window_keeps_what_was_used_when_it_is_edited() -> None:
         assert ask(now + retry, ask.limits[0].rate.limit)
 
 
-def test_a_sliding_window_is_kept_in_200_bytes(direct: redis.Redis) -> None:
+def test_a_sliding_window_fits_into_200_bytes(direct: redis.Redis) -> None:
     """With as many hits as there may be, at any pace and at any place of a segment."""
     chance = random.Random(200)
     for _ in range(20):
@@ -257,7 +257,7 @@ def test_the_longest_period_expires_when_it_should(algorithm: str, direct: redis
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_changing_the_algorithm_starts_afresh(algorithm: str) -> None:
+def test_changing_the_algorithm_starts_with_a_new_count(algorithm: str) -> None:
     """Each algorithm keeps its own state."""
     prefix = Asker(Limit("x", "1/h")).prefix
     for other in BY_RATE:
@@ -266,7 +266,7 @@ def test_changing_the_algorithm_starts_afresh(algorithm: str) -> None:
         assert ask(START)
 
 
-def test_partial_takes_what_there_is() -> None:
+def test_a_partial_hit_takes_the_available_units() -> None:
     """Of 8 units wanted where 5 are left under the tightest limit, 5 are granted by all of them."""
     ask = Asker(Limit("a", "5/h"), Limit("b", "100/h"))
     decision = ask(START, 8, partial=True)
@@ -285,14 +285,14 @@ def test_a_cost_that_never_fits_is_refused_with_a_reason() -> None:
         assert (decision.allowed, decision.retry_after) == (False, None)
 
 
-def test_zero_always_refuses() -> None:
+def test_a_limit_of_zero_always_refuses() -> None:
     """A rate of 0 refuses every hit, for good."""
     for algorithm in BY_RATE:
         decision = Asker(Limit("closed", "0/s", algorithm=algorithm))(None)
         assert (decision.allowed, decision.retry_after, decision.remaining) == (False, None, 0)
 
 
-def test_shadow_counts_and_never_blocks() -> None:
+def test_a_shadow_limit_counts_and_never_refuses() -> None:
     """A shadow limit is counted by its own verdict, and the request goes on without it."""
     ask = Asker(Limit("shadow", "1/h", mode="shadow"), Limit("real", "3/h"))
     decisions = [ask(START) for _ in range(4)]
@@ -314,7 +314,7 @@ def test_count_denied_counts_refused_hits(algorithm: str) -> None:
         )
 
 
-def test_reservations_leave_in_turn() -> None:
+def test_reserved_hits_leave_in_turn() -> None:
     """With max_wait a hit that a short wait would cure is allowed, and told how long to wait."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_log"):
         ask = Asker(Limit("ahead", "2/s", algorithm=algorithm, max_wait=1.5))
@@ -332,7 +332,7 @@ def test_every_limit_is_charged_when_the_request_leaves() -> None:
     assert departures == [0, 4, 8]
 
 
-def test_a_stale_caller_decides_nothing(direct: redis.Redis) -> None:
+def test_a_caller_with_stale_rules_decides_nothing(direct: redis.Redis) -> None:
     """The fence: whoever decides by older rules is told the current revision, and nothing is
     counted.
     """
@@ -359,7 +359,7 @@ def test_a_key_of_a_foreign_type_is_cleared(
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_clock_that_steps_back_refills_nothing_and_forgets_nothing(algorithm: str) -> None:
+def test_a_clock_that_steps_back_refills_and_forgets_nothing(algorithm: str) -> None:
     """What was used stays used, and no unit is back before its time. Clocks that differ by less
     than a minute wait for each other; one that was set back by an hour goes on from there.
     """
@@ -384,7 +384,7 @@ def test_a_clock_that_steps_back_refills_nothing_and_forgets_nothing(algorithm: 
 
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
-def test_a_refund_of_a_hit_gives_back_that_hit(algorithm: str) -> None:
+def test_a_refund_of_a_hit_returns_exactly_that_hit(algorithm: str) -> None:
     """Not a later one: what others have used since still counts for its whole period."""
     ask = Asker(Limit("back", "3/m", algorithm=algorithm))
     later = START + 30_000_000
@@ -404,7 +404,7 @@ def test_a_refund_of_a_hit_gives_back_that_hit(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
-def test_a_refund_too_late_gives_back_nothing(algorithm: str) -> None:
+def test_a_refund_after_the_period_returns_nothing(algorithm: str) -> None:
     """When the limit has forgotten the hit, there is nothing to give back."""
     ask = Asker(Limit("late", "3/m", algorithm=algorithm))
     assert ask(START)
@@ -451,7 +451,7 @@ def test_a_debt_is_granted_at_once_and_delays_later_calls() -> None:
 
 
 @pytest.mark.parametrize("rate", ["300007/s", "7/11s", "10/m"])
-def test_debts_exceed_a_token_bucket_by_the_last_one_at_most(rate: str) -> None:
+def test_debts_exceed_a_token_bucket_by_at_most_the_last_one(rate: str) -> None:
     """In any interval x it grants at most burst + x * N / W, and beside that the cost of the last
     hit.
     """
@@ -485,7 +485,7 @@ def test_a_refund_forgives_a_debt_and_a_refused_hit_does_not() -> None:
     assert strict(START, 1).retry_after == 4.1
 
 
-def test_a_debt_of_nothing_at_all_is_refused() -> None:
+def test_a_debt_at_a_rate_of_zero_is_refused() -> None:
     """A rate of 0 refuses it for good."""
     decision = Asker(Limit("closed", "0/s", algorithm="token_bucket"))(START, 5, debt=True)
     assert (decision.allowed, decision.retry_after) == (False, None)
@@ -505,7 +505,7 @@ def test_a_new_client_has_the_initial_units_and_fills_up_from_there() -> None:
     assert ask(START + 1_700_000, 0, "peek").remaining == 17
 
 
-def test_expiry_is_not_what_makes_a_client_new(direct: redis.Redis) -> None:
+def test_expiry_of_a_key_makes_no_client_new(direct: redis.Redis) -> None:
     """A full bucket is remembered for 30 days, by the program's own time. At the moment its key
     would expire, the verdict is the same with the key and without it.
     """
@@ -527,7 +527,7 @@ def test_expiry_is_not_what_makes_a_client_new(direct: redis.Redis) -> None:
     )
 
 
-def test_a_refund_makes_no_client_full_that_is_new() -> None:
+def test_a_refund_does_not_fill_the_bucket_of_a_new_client() -> None:
     """Neither one that was never asked about, nor by the moment of a hit that was taken before a
     `reset`.
     """

@@ -122,7 +122,7 @@ def is_kept(algorithm: str, limit: Limit, hits: list[Taken]) -> bool:
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), wait=waits, burst=st.sampled_from([None, 1, 4]), script=scripts)
-def test_what_is_kept_keeps_the_promise(
+def test_refunds_never_let_the_limit_be_exceeded(
     algorithm: str, rate: str, wait: Any, burst: Any, script: Any
 ) -> None:
     """However much is given back in between, what is not given back never exceeds the limit in any
@@ -166,7 +166,9 @@ def test_only_units_in_flight_count_after_a_full_return(
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "fixed_window"])
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), burst=st.sampled_from([None, 1, 4]), script=scripts)
-def test_as_if_it_had_never_been_taken(algorithm: str, rate: str, burst: Any, script: Any) -> None:
+def test_a_refund_leaves_the_state_as_if_the_hit_never_happened(
+    algorithm: str, rate: str, burst: Any, script: Any
+) -> None:
     """Afterwards the limit is what it would be had only those asked whose units were kept, each
     when it counts. A sliding window that lost the last hit of a segment keeps the rest of it for at
     most one segment longer.
@@ -199,7 +201,7 @@ def test_as_if_it_had_never_been_taken(algorithm: str, rate: str, burst: Any, sc
 
 
 @pytest.mark.parametrize("rate", ["100/m", "700/11s", "1/s"])
-def test_the_latest_are_given_back_exactly_however_many_came_before(rate: str) -> None:
+def test_the_latest_hits_are_refunded_exactly_however_many_came_before(rate: str) -> None:
     """A token bucket, also one that is never full again: as if it had never been taken, whichever
     of the latest seven hits is given back.
     """
@@ -266,7 +268,7 @@ def test_when_all_waiting_calls_give_up_the_queue_is_empty(algorithm: str) -> No
         assert ask(START + 4).limits[0].counted_at == next_turn, order
 
 
-def test_a_hole_in_a_queue_takes_room_until_those_behind_it_are_gone() -> None:
+def test_a_gap_in_a_queue_takes_room_until_later_turns_are_over() -> None:
     """A leaky bucket: while somebody is behind a turn that was given back, its room is not free,
     and who comes is refused for as long as if it had been kept; when those have gone or given up,
     it is.
@@ -284,7 +286,7 @@ def test_a_hole_in_a_queue_takes_room_until_those_behind_it_are_gone() -> None:
             assert ask(START + 1_000_000).limits[0].counted_at == turns[2] + 1_000_000
 
 
-def test_hits_of_one_moment_are_all_given_back() -> None:
+def test_hits_at_the_same_moment_are_all_refunded() -> None:
     """Also where another hit was given back in between, so that they were noted apart."""
     ask = Asker(Limit("moment", "10/m", algorithm="token_bucket"))
     for cost in (1, 2):
@@ -295,7 +297,7 @@ def test_hits_of_one_moment_are_all_given_back() -> None:
     assert ask(START, "refund", 1, hit_at=START).limits[0].used == 0
 
 
-def test_a_hit_of_a_later_clock_is_found_again() -> None:
+def test_a_hit_with_a_later_clock_can_be_refunded() -> None:
     """Hosts whose clocks differ by a little: a hit counts from the later clock on, says so, and
     goes back by that.
     """
@@ -357,7 +359,7 @@ def history(algorithm: str, chance: random.Random) -> tuple[Limit, list[Any]]:
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @settings(EXAMPLES, max_examples=examples(120))
 @given(seed=st.integers(0, 2**64))
-def test_when_all_is_given_back_nothing_is_left(algorithm: str, seed: int) -> None:
+def test_refunding_all_hits_leaves_no_state(algorithm: str, seed: int) -> None:
     """Also of what was reserved far ahead, where others went before who came later, where the limit
     was edited in between, and in whatever order. Until then, what is kept of what was taken under
     the same numbers never exceeds the limit.
@@ -414,7 +416,7 @@ def test_an_earlier_call_returns_its_own_units() -> None:
     assert ask(START, "peek").limits[0].used == 0
 
 
-def test_an_edit_keeps_earlier_counts() -> None:
+def test_an_edit_keeps_earlier_counts_refundable() -> None:
     """Who gives back what was reserved before an edit gives it back, also where it was reserved
     before others.
     """
@@ -426,7 +428,7 @@ def test_an_edit_keeps_earlier_counts() -> None:
     assert (state.used, state.reset_after) == (0, 0.0)
 
 
-def test_later_clients_count_after_an_edit_as_before() -> None:
+def test_later_hits_count_after_an_edit_as_before() -> None:
     """What was taken early and is given back after an edit does not take what was taken late along
     with it.
     """

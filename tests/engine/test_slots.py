@@ -181,7 +181,9 @@ steps = st.lists(
     queue=st.sampled_from([None, 3, 1, 0]),
     script=steps,
 )
-def test_slots_answer_as_their_model(limit: int, queue: int | None, script: Any) -> None:
+def test_slots_decide_like_their_reference_model(
+    limit: int, queue: int | None, script: Any
+) -> None:
     """Hits, also of slots to be confirmed, waiting, peeks, releases of one's own, of others' and of
     what is gone, renewals, confirmations, time that passes and a clock that is set back: every
     number is the model's.
@@ -260,7 +262,7 @@ def test_slots_answer_as_their_model(limit: int, queue: int | None, script: Any)
 
 
 @pytest.mark.whole_file
-def test_that_was_enough() -> None:
+def test_enough_slot_operations_were_compared() -> None:
     """Thousands of operations of every kind."""
     assert min(performed.values()) > examples(100), performed
 
@@ -304,7 +306,7 @@ def test_many_slots_are_taken_and_released_at_once(direct: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("kind", ["string", "another set", "another list"])
-def test_what_is_not_ours_is_cleared(kind: str, direct: redis.Redis) -> None:
+def test_foreign_slot_data_is_deleted(kind: str, direct: redis.Redis) -> None:
     """A key of another type, or with what no program of ours writes: as if it was not there."""
     limit = Limit("slots", "1", algorithm="concurrency")
     call = Call([Charge(limit, f"{next(serial):032d}".encode())], "hit", b"s:", slot=new_slot(10.0))
@@ -320,7 +322,7 @@ def test_what_is_not_ours_is_cleared(kind: str, direct: redis.Redis) -> None:
     assert not get_store().decide(call._replace(slot=new_slot(10.0), waits=True)).allowed
 
 
-def test_a_hit_that_names_no_slot_takes_none() -> None:
+def test_a_hit_without_a_slot_id_takes_no_slot() -> None:
     """Nobody could release it."""
     call = Call(
         [Charge(Limit("slots", "1", algorithm="concurrency"), f"{next(serial):032d}".encode())],

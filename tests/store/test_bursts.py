@@ -61,7 +61,7 @@ def assert_no_outage(
 @pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("count", [10, 100, 800, 3000])
-def test_coroutines(count: int, policy: str, settings: Any) -> None:
+def test_a_burst_of_coroutines_is_decided(count: int, policy: str, settings: Any) -> None:
     """All in one turn of an event loop."""
     settings.RATELIMIT_ON_STORE_ERROR = policy
     limiter = RateLimiter("burst", "10/h")
@@ -78,7 +78,7 @@ def test_coroutines(count: int, policy: str, settings: Any) -> None:
 @pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("count", [10, 300])
-def test_threads(count: int, policy: str, settings: Any) -> None:
+def test_a_burst_of_threads_is_decided(count: int, policy: str, settings: Any) -> None:
     """More than there are connections, and they begin together."""
     settings.RATELIMIT_TIMEOUT = (
         0.25  # Hundreds of threads keep a small machine's processors from its Redis, too.
@@ -102,7 +102,9 @@ def test_threads(count: int, policy: str, settings: Any) -> None:
 
 @pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize(("others_are_answered", "left"), [(True, 0.1), (False, 0.05)])
-def test_calls_that_wait_for_the_rules(others_are_answered: bool, left: float) -> None:
+def test_a_burst_of_calls_that_wait_for_the_rules_is_decided(
+    others_are_answered: bool, left: float
+) -> None:
     """All the threads of a process that has just started do, and whoever loads them comes late to
     everything. That is waiting for Redis only while it answers nobody.
     """
@@ -176,7 +178,7 @@ async def answered(port: int, path: str) -> int:
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("view", ["async", "sync"])
-def test_requests(site: int, view: str, policy: str) -> None:
+def test_a_burst_of_requests_is_decided(site: int, view: str, policy: str) -> None:
     """To views of both kinds, on an event loop and in 200 threads.
 
     Other tests may keep the processors from Redis for longer than the deadline, which is an outage

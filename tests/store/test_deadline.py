@@ -72,9 +72,7 @@ def at_once(store: Store, kind: str, count: int) -> list[tuple[Any, float]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["the decision", "a huge reply", "the greeting"])
-def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(
-    what: str, kind: str, settings: Any
-) -> None:
+def test_a_slow_reply_is_given_up_at_the_deadline(what: str, kind: str, settings: Any) -> None:
     """A byte every 30 ms would take seconds: reading has one deadline, not one for each byte."""
 
     def script(command: list[bytes]) -> Any:
@@ -108,7 +106,7 @@ def test_a_reply_that_trickles_in_is_given_up_at_the_deadline(
 
 @pytest.mark.parametrize("kind", [*KINDS, "rules"])
 @pytest.mark.parametrize("announced", [b"$500000000\r\n", b"*100000000\r\n"], ids=["text", "array"])
-def test_a_reply_that_never_ends_is_given_up_at_the_deadline(
+def test_an_endless_reply_is_given_up_at_the_deadline(
     announced: bytes, kind: str, settings: Any
 ) -> None:
     """There is always more to read: of a decision too much is refused, and of rules, which may be
@@ -139,7 +137,7 @@ def test_a_reply_that_never_ends_is_given_up_at_the_deadline(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_waiting_for_a_connection_and_asking_have_one_deadline(kind: str, settings: Any) -> None:
+def test_waiting_for_a_connection_and_a_reply_have_one_deadline(kind: str, settings: Any) -> None:
     """With one connection for all and a server that hangs, the last in the queue gives up when the
     first does.
     """
@@ -163,7 +161,9 @@ def test_waiting_for_a_connection_and_asking_have_one_deadline(kind: str, settin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hung_server_keeps_hundreds_no_longer_than_one(kind: str, settings: Any) -> None:
+def test_a_hanging_server_delays_hundreds_of_callers_no_longer_than_one(
+    kind: str, settings: Any
+) -> None:
     """More wait than there are connections: each ends in time, and then nobody asks for a while."""
     with Server() as server:
         settings.RATELIMIT_TIMEOUT = DEADLINE
@@ -183,7 +183,7 @@ def test_a_hung_server_keeps_hundreds_no_longer_than_one(kind: str, settings: An
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_store_that_answers_slowly_is_no_outage(kind: str, settings: Any) -> None:
+def test_a_server_with_slow_replies_is_not_down(kind: str, settings: Any) -> None:
     """Each answer takes a third of the deadline, and those who wait for a connection wait for
     several: all are told.
     """
@@ -208,7 +208,7 @@ def test_a_store_that_answers_slowly_is_no_outage(kind: str, settings: Any) -> N
         store.close()
 
 
-def test_an_event_loop_that_stands_still_is_no_outage(settings: Any) -> None:
+def test_a_blocked_event_loop_is_not_an_outage(settings: Any) -> None:
     """Somebody blocks the loop for longer than the deadline: the answers are there when it comes
     back to them, even of connections that are being made meanwhile.
     """
@@ -228,7 +228,7 @@ def test_an_event_loop_that_stands_still_is_no_outage(settings: Any) -> None:
         asyncio.run(everything())
 
 
-def test_threads_that_have_to_wait_for_the_interpreter_are_no_outage(settings: Any) -> None:
+def test_threads_that_wait_for_the_interpreter_are_not_an_outage(settings: Any) -> None:
     """Others compute all the time, and a thread comes late to everything."""
     over = threading.Event()
 
@@ -256,7 +256,7 @@ def test_threads_that_have_to_wait_for_the_interpreter_are_no_outage(settings: A
         store.close()
 
 
-def test_a_cancelled_call_is_cancelled(settings: Any) -> None:
+def test_a_cancelled_call_ends_at_once_and_loses_no_connection(settings: Any) -> None:
     """While it waits for a connection, for its making or for an answer: and nobody else is told
     that answer, nor is a connection lost.
     """
@@ -291,7 +291,7 @@ def test_a_cancelled_call_is_cancelled(settings: Any) -> None:
         store.close()
 
 
-def test_a_wait_in_a_cancelled_task_still_ends_in_an_error(settings: Any) -> None:
+def test_a_call_in_a_cancelled_task_still_has_a_deadline(settings: Any) -> None:
     """What is done about a cancellation (a refund, say) has the deadline of any other call, and
     fails as any other.
     """

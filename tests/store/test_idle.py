@@ -39,9 +39,7 @@ def open_connections(direct: redis.Redis) -> int:
     return sum(client["cmd"].startswith(("eval", "script")) for client in direct.client_list())
 
 
-def test_threads_give_idle_connections_back(
-    own: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_close_idle_connections(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a burst as well; the connections that are used stay."""
     limiter = RateLimiter("idle", "100000/h")
     with ThreadPoolExecutor(20) as pool:
@@ -60,7 +58,7 @@ def test_threads_give_idle_connections_back(
     assert limiter.hit("someone").source == "redis"
 
 
-def test_an_event_loop_gives_an_idle_connection_back(
+def test_an_event_loop_closes_an_idle_connection(
     own: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And makes another one when it is needed."""
@@ -77,9 +75,7 @@ def test_an_event_loop_gives_an_idle_connection_back(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_connection_that_the_server_has_closed_costs_no_decision(
-    kind: str, own: redis.Redis
-) -> None:
+def test_a_connection_closed_by_the_server_fails_no_decision(kind: str, own: redis.Redis) -> None:
     """As with the setting `timeout` of Redis, or a firewall that ends idle connections."""
     limiter = RateLimiter("closed", "100000/h")
 

@@ -46,7 +46,7 @@ def calls(prefix: bytes, limits: list[Limit] = LIMITS, slack_us: int | None = No
     ]
 
 
-def test_a_pipeline_is_decided_as_its_calls_are_one_by_one(store: Store, prefix: str) -> None:
+def test_pipelined_calls_are_decided_like_single_calls(store: Store, prefix: str) -> None:
     """Whatever programs they need."""
     together = store.decide_many(calls(f"{prefix}1:".encode()))
     apart = [store.decide(call) for call in calls(f"{prefix}2:".encode())]
@@ -55,7 +55,7 @@ def test_a_pipeline_is_decided_as_its_calls_are_one_by_one(store: Store, prefix:
     assert store.decide_many([]) == []
 
 
-def test_programs_that_the_server_has_forgotten_are_loaded(
+def test_scripts_that_the_server_has_dropped_are_loaded(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:
     """Before anything is decided."""
@@ -65,7 +65,7 @@ def test_programs_that_the_server_has_forgotten_are_loaded(
     assert store.decide_many(calls(f"{prefix}1:".encode())) == apart
 
 
-def test_a_foreign_key_is_cleared_in_its_turn(
+def test_a_foreign_key_in_a_pipeline_is_deleted_in_its_turn(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:
     """The calls behind it are decided after it."""
@@ -91,7 +91,7 @@ def test_keys_live_as_long_as_the_call_requires(
     assert direct.keys(f"{prefix}*") == []
 
 
-def test_commands_that_are_sent_together_are_answered_in_their_order(
+def test_commands_sent_together_get_replies_in_order(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:
     """An error among them is raised when all were answered, so that the connection goes on."""

@@ -259,7 +259,7 @@ def test_coroutines_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, set
 
 
 @pytest.mark.parametrize("reply", [*ERRORS, *NO_REPLIES], ids=repr)
-def test_whatever_is_no_reply_is_a_store_error(reply: bytes, settings: Any) -> None:
+def test_an_invalid_reply_is_a_store_error(reply: bytes, settings: Any) -> None:
     """Never an exception of the parser, nor the rules of another call; sync and async."""
     healthy = threading.Event()
     script = lambda command: usual(lambda: server, command) if healthy.is_set() else reply  # noqa: E731
@@ -281,7 +281,7 @@ def test_whatever_is_no_reply_is_a_store_error(reply: bytes, settings: Any) -> N
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_second_reply_is_never_the_answer_to_the_next_command(kind: str, settings: Any) -> None:
+def test_a_second_reply_never_answers_the_next_command(kind: str, settings: Any) -> None:
     """Whether it comes with the first reply or after it, and whether the next command has a token
     or not.
     """
@@ -485,7 +485,7 @@ def _hog(port: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_script_that_is_removed_all_the_time_is_no_outage(kind: str, settings: Any) -> None:
+def test_a_script_that_is_repeatedly_removed_is_not_an_outage(kind: str, settings: Any) -> None:
     """Whatever a server forgets between two commands, a call is decided, and once."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         settings.CACHES = caches(server.port, "single")
@@ -515,9 +515,7 @@ def test_a_script_that_is_removed_all_the_time_is_no_outage(kind: str, settings:
 
 
 @pytest.mark.parametrize("kind", ["single", "cluster"])
-def test_a_program_that_the_server_does_not_have_is_sent_with_its_source(
-    kind: str, settings: Any
-) -> None:
+def test_a_script_unknown_to_the_server_is_sent_with_its_source(kind: str, settings: Any) -> None:
     """In two exchanges: a command that did not find it has not run."""
 
     def script(command: list[bytes]) -> bytes:

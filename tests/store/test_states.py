@@ -62,7 +62,7 @@ def own(settings: Any) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_full_server_is_down_once_and_up_once(
+def test_a_full_server_is_reported_down_once_and_up_once(
     kind: str,
     own: Server,
     said: list[str],
@@ -118,7 +118,7 @@ def test_a_full_server_is_down_once_and_up_once(
     )
 
 
-def test_a_server_that_was_not_asked_is_up_with_its_first_answer(
+def test_a_paused_server_is_up_after_its_first_reply(
     own: Server, said: list[str], settings: Any
 ) -> None:
     """A pause ends with a trial that was answered: nothing more has to be shown."""
@@ -142,7 +142,7 @@ def test_a_server_that_was_not_asked_is_up_with_its_first_answer(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("error", ANSWERED, ids=lambda error: error[1:12].decode(errors="replace"))
-def test_errors_that_are_answered_open_no_breaker_and_spoil_no_connection(
+def test_error_replies_open_no_breaker_and_close_no_connection(
     error: bytes, kind: str, settings: Any
 ) -> None:
     """However many there are: the next call is asked, with its whole deadline, on the same
@@ -178,7 +178,7 @@ def test_errors_that_are_answered_open_no_breaker_and_spoil_no_connection(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("breaks", [torn, reset])
-def test_a_connection_that_breaks_in_mid_reply_is_known_at_once(
+def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
     breaks: Any, kind: str, settings: Any
 ) -> None:
     """No deadline passes, and no call is sent twice. Three in a row open the breaker, and then
@@ -223,7 +223,7 @@ def test_a_connection_that_breaks_in_mid_reply_is_known_at_once(
         store.close()
 
 
-def test_the_table_of_faults_resets_connections() -> None:
+def test_the_fault_tests_reset_connections() -> None:
     """Not merely stops to send: that would be a fault of another kind."""
     with Scripted(lambda command: b"+PONG\r\n") as server:
         wire = Wire(server.port)
@@ -237,7 +237,7 @@ def test_the_table_of_faults_resets_connections() -> None:
         wire.close()
 
 
-def test_many_threads_with_a_loop_each_meet_no_exception(own: Server) -> None:
+def test_many_threads_with_event_loops_meet_no_exception(own: Server) -> None:
     """Async views under WSGI are such: loops that come and go, in twelve threads at once, and no
     connection is left.
     """

@@ -71,7 +71,9 @@ def own(numbers: Any, found: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("count", [1, 2, 1000])
-def test_one_connection_for_all_of_a_loop(count: int, held: Holding, store: Store) -> None:
+def test_all_coroutines_of_a_loop_share_one_connection(
+    count: int, held: Holding, store: Store
+) -> None:
     """Each is told his own answer, turn after turn."""
 
     async def turns() -> None:
@@ -85,7 +87,7 @@ def test_one_connection_for_all_of_a_loop(count: int, held: Holding, store: Stor
 @pytest.mark.parametrize(
     ("count", "writes"), [(1, [1]), (2, [1, 1]), (20, [1, 19]), (100, [1, 32, 32, 32, 3])]
 )
-def test_what_is_asked_in_one_turn_goes_out_together(
+def test_commands_of_one_loop_iteration_are_sent_together(
     count: int, writes: list[int], held: Holding, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks first is sent at once; those behind him in one write, but for 32 that do not wait
@@ -107,7 +109,7 @@ def test_what_is_asked_in_one_turn_goes_out_together(
     assert [data.count(b"EVALSHA") for data in sent] == writes
 
 
-def test_replies_that_come_in_pieces_are_matched(settings: Any) -> None:
+def test_replies_that_arrive_in_pieces_are_matched(settings: Any) -> None:
     """Wherever one is cut, whatever its form, and however many are in a piece."""
     (third,) = call(3).keys()
 
@@ -164,7 +166,7 @@ def test_an_invalid_reply_fails_the_calls_behind_it(held: Holding, store: Store)
 
 
 @pytest.mark.parametrize("moment", [0, 0.05], ids=["before it is sent", "when it is sent"])
-def test_a_cancelled_call_disturbs_no_other(moment: float, held: Holding, store: Store) -> None:
+def test_a_cancelled_call_affects_no_other(moment: float, held: Holding, store: Store) -> None:
     """His reply is read and dropped; what was not sent yet is not sent at all."""
 
     async def turns() -> None:
@@ -186,7 +188,7 @@ def test_a_cancelled_call_disturbs_no_other(moment: float, held: Holding, store:
     assert held.server.asked.count(b"EVALSHA") == 61 - (10 if not moment else 0)
 
 
-def test_each_has_a_deadline_of_his_own(held: Holding, store: Store) -> None:
+def test_each_call_has_its_own_deadline(held: Holding, store: Store) -> None:
     """Who has less time gives up; who has more is answered by the connection on which he has
     asked."""
 
@@ -242,7 +244,7 @@ def test_calls_behind_a_broken_connection_get_a_short_error(settings: Any) -> No
         store.close()
 
 
-def test_callers_that_leave_early_do_not_keep_a_silent_connection(settings: Any) -> None:
+def test_cancelled_callers_do_not_keep_a_silent_connection_open(settings: Any) -> None:
     """Each waits for less than the deadline, and is cancelled: what has been silent for a deadline
     is asked no more.
     """
@@ -273,7 +275,7 @@ def test_callers_that_leave_early_do_not_keep_a_silent_connection(settings: Any)
         store.close()
 
 
-def test_a_program_that_is_unknown_is_loaded_once_for_all(settings: Any) -> None:
+def test_an_unknown_script_is_loaded_once_for_concurrent_calls(settings: Any) -> None:
     """By the first of those who ask at once; the others ask again behind that."""
     loaded: list[bytes] = []
 
@@ -291,7 +293,7 @@ def test_a_program_that_is_unknown_is_loaded_once_for_all(settings: Any) -> None
         store.close()
 
 
-def test_a_reply_before_a_disconnect_counts(settings: Any) -> None:
+def test_a_reply_before_a_disconnect_is_used(settings: Any) -> None:
     """As one does that has too many clients."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -322,7 +324,7 @@ def collected() -> Iterator[None]:
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # The loop leaves a transport open.
-def test_a_loop_that_is_closed_in_the_middle_is_no_outage(held: Holding, settings: Any) -> None:
+def test_a_closed_event_loop_is_not_an_outage(held: Holding, settings: Any) -> None:
     """Its coroutines are thrown away; nobody is told that Redis is down."""
     settings.RATELIMIT_TIMEOUT = 5
     store = Store(store_of(settings, held.server.port, "single", 5)._params, 5, background=False)
@@ -356,7 +358,7 @@ def test_a_loop_that_is_closed_in_the_middle_is_no_outage(held: Holding, setting
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 36, 37, 123, 256])
-def test_what_is_kept_of_a_command_is_the_command(count: int) -> None:
+def test_a_cached_command_equals_a_new_one(count: int) -> None:
     """For any number of limits, with any cost."""
     limits = [
         Limit(f"limit % {number}", f"{number + 1}/m", algorithm="token_bucket")

@@ -45,7 +45,7 @@ def connections(direct: redis.Redis) -> int:
     return len(direct.client_list()) - 1
 
 
-def test_threads_have_no_connection_more_after_an_outage(settings: Any) -> None:
+def test_an_outage_adds_no_connections_for_threads(settings: Any) -> None:
     """Fifty threads wait for three connections to a server that hangs: afterwards fifty have three
     again, and all are answered.
     """
@@ -68,7 +68,7 @@ def failures(found: list[tuple[Any, float]]) -> list[Any]:
     return [decided for decided, _ in found if isinstance(decided, StoreError)]
 
 
-def test_turns_come_back_exactly(settings: Any) -> None:
+def test_an_event_loop_keeps_its_connection_through_outages(settings: Any) -> None:
     """On one event loop, whose coroutines share a connection: outages that begin and end in the
     middle of bursts, and cancellations whenever; there are never more connections than may be.
     """

@@ -47,7 +47,7 @@ def found() -> list[tuple[str, str]]:
 pytestmark = pytest.mark.usefixtures("no_others")
 
 
-def test_a_good_project_has_nothing_to_hear() -> None:
+def test_a_valid_project_gets_no_messages() -> None:
     """The tests' own settings."""
     assert found() == []
 
@@ -73,7 +73,7 @@ def test_a_good_project_has_nothing_to_hear() -> None:
         ("VIEW", 7, "must be a callable"),
     ],
 )
-def test_a_bad_setting_is_an_error_that_shows_a_valid_value(
+def test_an_invalid_setting_is_an_error_that_shows_a_valid_value(
     name: str, value: Any, right: str, settings: Any
 ) -> None:
     """At `check`, and where it is used."""
@@ -215,7 +215,7 @@ def test_a_dotted_path_that_leads_nowhere_is_an_error() -> None:
     assert "Rate 'os.sep' is not callable" in messages[1][1]
 
 
-def test_a_throttle_rate_that_means_nothing_is_an_error(settings: Any) -> None:
+def test_an_invalid_throttle_rate_is_an_error(settings: Any) -> None:
     """Where throttles of ours go by it; it names the scope."""
     rates = {
         "anon": "5/month",
@@ -273,7 +273,7 @@ def test_a_deployment_check_asks_for_the_proxy_setting(
     ]
 
 
-def test_a_path_with_the_scripts_name_matches_nothing(settings: Any) -> None:
+def test_a_path_that_includes_the_script_name_is_a_warning(settings: Any) -> None:
     """A site below a prefix is told which of its rules still have it."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     settings.RATELIMIT_RULES = [
@@ -287,7 +287,7 @@ def test_a_path_with_the_scripts_name_matches_nothing(settings: Any) -> None:
     assert message == "Rules old: paths that begin with FORCE_SCRIPT_NAME match no request."
 
 
-def test_every_number_is_used_once_and_every_message_has_a_hint() -> None:
+def test_every_check_id_is_used_once_and_every_message_has_a_hint() -> None:
     """So that an id can be silenced, and looked up: W019 would be mistaken for E019. The docs name
     no other.
     """
@@ -311,7 +311,7 @@ def test_every_number_is_used_once_and_every_message_has_a_hint() -> None:
     )  # Each message is made by its row.
 
 
-def test_limiters_of_one_name_and_other_numbers_are_an_error() -> None:
+def test_limiters_of_one_name_with_different_limits_are_an_error() -> None:
     """It names both places. Of the same numbers there may be several, as of a rate and its other
     spelling.
     """
@@ -389,7 +389,7 @@ class Open(View):
         (ratelimit(key="path", rate="5/m")(anybody), False),
     ],
 )
-def test_a_view_that_counts_all_strangers_as_one_is_a_warning(
+def test_a_view_that_counts_anonymous_clients_as_one_is_a_warning(
     view: Any, is_said: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless somebody has to be logged in before its limit is asked; `user_or_ip` is proposed."""
@@ -434,7 +434,7 @@ def test_a_view_that_counts_all_strangers_as_one_is_a_warning(
         ({"key": "user_or_ip"}, False),
     ],
 )
-def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(
+def test_a_rule_that_counts_anonymous_clients_as_one_is_a_warning(
     more: Any, is_said: bool, settings: Any
 ) -> None:
     """Where it meets people who are not logged in."""
@@ -473,7 +473,7 @@ def test_a_rule_that_counts_all_strangers_as_one_is_a_warning(
         ({"mode": "off"}, ""),
     ],
 )
-def test_a_rule_for_a_place_that_the_code_does_not_have_is_a_warning(
+def test_a_rule_for_a_missing_route_or_call_site_is_a_warning(
     place: dict[str, Any], said: str, settings: Any
 ) -> None:
     """In the words of the form of a rule."""
@@ -491,7 +491,9 @@ def test_a_rule_for_a_place_that_the_code_does_not_have_is_a_warning(
     "app", ["django_ratelimit_lua", "django_ratelimit_lua.apps.RatelimitConfig"]
 )
 @pytest.mark.parametrize("shared", [[], ["django_ratelimit_lua"]])
-def test_an_app_of_tenants_is_an_error(app: str, shared: list[str], settings: Any) -> None:
+def test_installing_the_app_per_tenant_is_an_error(
+    app: str, shared: list[str], settings: Any
+) -> None:
     """As django-tenants reads its settings: each schema would have tables of rules, and Redis has
     one snapshot.
     """
@@ -513,7 +515,7 @@ def by_session(request: HttpRequest) -> HttpResponse:
 urlpatterns = [path("by-session", by_session)]
 
 
-def test_a_key_by_session_without_sessions_of_the_servers_is_a_warning(settings: Any) -> None:
+def test_a_session_key_without_server_sessions_is_a_warning(settings: Any) -> None:
     """In a rule or on a view: it goes by the address then."""
     settings.ROOT_URLCONF = __name__
     settings.RATELIMIT_RULES = [
@@ -602,7 +604,7 @@ NONSENSE: list[Any] = [
 
 @pytest.mark.parametrize("name", [f"RATELIMIT_{name}" for name in (*SETTINGS, "UNHEARD_OF")])
 @pytest.mark.django_db
-def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None:
+def test_no_setting_makes_a_check_raise(name: str, settings: Any) -> None:
     """Every check that we have, for a deployment and for the database too: a bad setting is told,
     not a traceback; and a setting that the checks take can be taken where it is used.
     """
@@ -627,9 +629,7 @@ def test_no_check_raises_whatever_a_setting_is(name: str, settings: Any) -> None
 
 
 @pytest.mark.parametrize("value", ["10.0.0.0/8", True, ["*"], [None], [7], 33, {"10.0.0.0/8"}])
-def test_proxies_that_mean_nothing_are_an_error_of_a_deployment_too(
-    value: Any, settings: Any
-) -> None:
+def test_an_invalid_proxy_setting_is_reported_once(value: Any, settings: Any) -> None:
     """Once, by its name, with what is right; and no warning that nothing was said."""
     settings.RATELIMIT_TRUSTED_PROXIES = value
     messages = run_checks(tags=["caches"], include_deployment_checks=True)
@@ -659,7 +659,7 @@ def test_proxies_that_mean_nothing_are_an_error_of_a_deployment_too(
         {},
     ],
 )
-def test_a_cache_that_cannot_be_made_is_an_error_that_names_it(
+def test_a_cache_that_cannot_be_created_is_an_error_that_names_it(
     cache: dict[str, Any], settings: Any
 ) -> None:
     """At `check`, and where it is used: never the traceback of whoever reads the setting last."""
@@ -684,7 +684,7 @@ def test_a_cache_that_cannot_be_made_is_an_error_that_names_it(
         {"key": ["ip", "nowhere.key"]},
     ],
 )
-def test_a_dotted_path_of_a_rule_is_an_error_in_whatever_order_checks_run(
+def test_an_invalid_path_of_a_rule_is_found_in_any_order_of_checks(
     rule: Any, settings: Any
 ) -> None:
     """A rule is read by the check that looks for its paths: nobody has to have read it before."""
@@ -806,7 +806,7 @@ def test_a_throttle_without_a_rate_is_an_error(
     "drf",
     [None, 7, [], "x", {"DEFAULT_THROTTLE_CLASSES": 7}, {"DEFAULT_THROTTLE_CLASSES": [7, ""]}],
 )
-def test_settings_of_drf_that_mean_nothing_make_no_check_raise(drf: Any, settings: Any) -> None:
+def test_invalid_drf_settings_make_no_check_raise(drf: Any, settings: Any) -> None:
     """They are DRF's to tell; nor do rates that are no dict."""
     from django_ratelimit_lua.checks import check_throttle_rates, check_throttles
 

@@ -12,7 +12,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("guide", "differences"), GUIDES.items(), ids=str)
-def test_each_difference_is_explained_by_name(guide: str, differences: Differences) -> None:
+def test_each_difference_to_django_ratelimit_is_explained(
+    guide: str, differences: Differences
+) -> None:
     """What somebody who migrates would stumble over has a paragraph of its own."""
     text = (REPOSITORY / guide).read_text()
     assert differences

@@ -16,7 +16,7 @@ MODULES = [name for name in names_of_modules() if ".migrations" not in name]
 
 
 @pytest.mark.parametrize("name", ["django_ratelimit_lua", *MODULES])
-def test_examples_run(name: str) -> None:
+def test_doctests_pass(name: str) -> None:
     """As doctests, on the real server."""
     results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert results.failed == 0
@@ -27,7 +27,7 @@ def is_ours(thing: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", AVAILABLE)
-def test_public_things_are_explained(name: str) -> None:
+def test_public_names_have_docstrings(name: str) -> None:
     """Modules, classes, functions, methods and properties; one that overrides another may have its
     explanation.
     """

@@ -29,7 +29,7 @@ ROOMS = sorted(
 @pytest.mark.parametrize(
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
 )
-def test_imports_only_go_down(path: Path) -> None:
+def test_imports_only_go_to_lower_floors(path: Path) -> None:
     """A line of code knows its room, and a room imports only from floors below its own."""
     room = room_of(path)
     assert floor_of(room), f"{room} is on no floor"
@@ -44,7 +44,7 @@ def test_imports_only_go_down(path: Path) -> None:
             )
 
 
-def test_annexes_import_what_the_core_makes_public() -> None:
+def test_annexes_import_only_public_names_of_the_core() -> None:
     """And nothing of each other; the core imports no annex. `__all__` of a room lists names, and
     public modules.
     """
@@ -63,14 +63,14 @@ def test_annexes_import_what_the_core_makes_public() -> None:
     assert [found for found in of_core if not found.is_public] == []
 
 
-def test_the_table_of_what_annexes_import_is_current() -> None:
+def test_the_table_of_annex_imports_is_current() -> None:
     """The one in the documentation; `python -m tests.annex_imports > docs/annexes.txt` writes it
     anew.
     """
     assert (ROOT / "docs" / "annexes.txt").read_text() == annex_imports.table() + "\n"
 
 
-def test_the_drawing_of_the_floors_is_drawn_from_the_imports() -> None:
+def test_the_drawing_of_the_floors_is_current() -> None:
     """The one in the documentation; `python -m tests.floors > docs/floors.txt` draws it anew."""
     assert (ROOT / "docs" / "floors.txt").read_text() == drawing() + "\n"
 
@@ -95,7 +95,9 @@ def test_the_drawing_of_the_floors_is_drawn_from_the_imports() -> None:
         "caches without a bound, or with a lock that outlives a fork",
     ],
 )
-def test_what_a_process_keeps_has_one_place(what: str, where: set[str]) -> None:
+def test_forks_threads_and_settings_are_handled_in_one_module_each(
+    what: str, where: set[str]
+) -> None:
     """One module hears of forks, one of settings, one starts threads; and one kind of map forgets
     (what may not be forgotten is in `engine/counters`).
     """
@@ -106,7 +108,7 @@ def test_what_a_process_keeps_has_one_place(what: str, where: set[str]) -> None:
     } <= where
 
 
-def test_no_room_without_an_owner() -> None:
+def test_no_room_has_a_catch_all_name() -> None:
     """No utils, helpers, common, misc or constants."""
     assert not [
         path
@@ -140,7 +142,7 @@ def test_the_header_of_an_algorithm_documents_its_state(name: str) -> None:
     assert not re.search(r"(?<![\w.])[a-f](?![\w(])", rest)
 
 
-def test_the_header_of_the_program_documents_its_arguments() -> None:
+def test_the_header_of_the_script_documents_its_arguments() -> None:
     """Every ARGV that is read is explained, and the record and the reply have as many numbers as it
     says.
     """
@@ -162,7 +164,7 @@ def test_the_header_of_the_program_documents_its_arguments() -> None:
     assert "pack('<" + "d" * 8 + "'" in of_bans
 
 
-def test_the_program_run_is_the_program_read() -> None:
+def test_the_script_contains_every_line_of_its_files() -> None:
     """Every line of every file is in what is sent to the server."""
     pieces = {f"limits/{name}" for name in ("program", "verdict", "state", "ban")}
     pieces |= {f"limits/algorithms/{name}" for name in LUA}
@@ -189,7 +191,7 @@ def test_the_program_run_is_the_program_read() -> None:
     } == pieces | others
 
 
-def test_the_wheel_holds_every_file_of_the_package(tmp_path: Path) -> None:
+def test_the_wheel_contains_every_file_of_the_package(tmp_path: Path) -> None:
     """What is installed works and is typed; only the sources of translations are left out.
 
     The wheel is made from the source archive, which has to hold every file, too.
@@ -228,7 +230,7 @@ def test_comments_name_files_that_exist() -> None:
             )
 
 
-def test_no_function_is_left_that_only_tests_use() -> None:
+def test_no_function_is_used_only_by_tests() -> None:
     """The name of a function is used by the package, or the documentation names it."""
     paths = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").rglob("*.rst")]
     used = Counter(word for path in paths for word in re.findall(r"\w+", path.read_text()))
@@ -282,17 +284,17 @@ def test_a_room_describes_its_purpose_and_its_limits(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_can_be_learnt_from_its_tests(room: str) -> None:
+def test_each_room_has_a_folder_of_unit_tests(room: str) -> None:
     """Each folder of code has a folder of unit tests."""
     assert list((ROOT / "tests" / "unit" / room).glob("test_*.py"))
 
 
 @pytest.mark.parametrize("name", ANNEXES)
-def test_an_annex_can_be_learnt_from_its_tests(name: str) -> None:
+def test_each_annex_has_a_folder_of_tests(name: str) -> None:
     """They stand together in a folder."""
     assert list((ROOT / "tests" / "contrib" / name).glob("test_*.py"))
 
 
-def test_every_folder_of_tests_has_a_room() -> None:
+def test_every_folder_of_unit_tests_has_a_room() -> None:
     """What has moved has taken its tests along."""
     assert {path.parent.name for path in (ROOT / "tests" / "unit").glob("*/*.py")} == set(ROOMS)

@@ -167,7 +167,7 @@ def test_the_error_for_a_class_names_method_decorator() -> None:
             pass
 
 
-def test_what_only_looks_like_a_method_is_decorated() -> None:
+def test_functions_that_resemble_methods_can_be_decorated() -> None:
     """A function made within a method, a method through `method_decorator`, and a bound method."""
 
     class Site:
@@ -194,7 +194,7 @@ def test_what_only_looks_like_a_method_is_decorated() -> None:
     ]
 
 
-def test_the_functions_need_a_request() -> None:
+def test_the_core_functions_need_a_request() -> None:
     """`is_ratelimited(self, ...)` says so."""
     for function in (is_ratelimited, get_usage):
         with pytest.raises(TypeError, match="must be the request, not <object"):
@@ -212,7 +212,7 @@ def test_the_functions_need_a_request() -> None:
     ],
     ids=repr,
 )
-def test_an_exception_travels_whole(made: Exception) -> None:
+def test_an_exception_can_be_pickled_and_copied(made: Exception) -> None:
     """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from
     its arguments.
     """
@@ -225,14 +225,14 @@ def test_an_exception_travels_whole(made: Exception) -> None:
         assert not again.decision
 
 
-def test_a_subclass_that_needs_a_decision_travels_whole() -> None:
+def test_an_exception_subclass_with_a_decision_can_be_pickled() -> None:
     """It is made again from the decision."""
     made = LastExport(Decision(False, (MAIL,)))
     again = pickle.loads(pickle.dumps(made))
     assert (type(again), str(again), again.seconds) == (LastExport, "mail: retry in 12 s", 12.0)
 
 
-def test_the_text_of_the_exception() -> None:
+def test_the_exception_has_a_default_text() -> None:
     """By default it says what happened and when to come again."""
     assert str(Ratelimited()) == "Rate limit exceeded"
     assert str(Ratelimited("Ask sales.")) == "Ask sales."
@@ -328,7 +328,7 @@ async def several() -> Any:
         (ratelimit(key="ip", rate="5/m", fallback=later), ok, "fallback is a coroutine function"),
     ],
 )
-def test_a_decorator_refuses_what_it_cannot_keep(
+def test_a_fallback_that_does_not_fit_is_an_error_of_the_decorator(
     decorator: Any, function: Any, problem: str
 ) -> None:
     """When the function is decorated: a coroutine as the answer of a plain view would be an error

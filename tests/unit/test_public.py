@@ -46,7 +46,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("name", AVAILABLE)
-def test_what_is_public_is_there(name: str) -> None:
+def test_public_names_can_be_imported(name: str) -> None:
     """Every name can be imported from where it is documented; what a module lists as its own is
     what is public.
     """
@@ -59,7 +59,7 @@ def test_what_is_public_is_there(name: str) -> None:
         assert all(find_spec(f"{module.__name__}.{other}") for other in others)
 
 
-def test_the_documentation_names_public_things_only() -> None:
+def test_the_documentation_uses_only_public_names() -> None:
     """In the reference, and in every example: nobody is taught to import what may move."""
     public = {f"django_ratelimit_lua.{name}".rstrip(".") for name in PUBLIC}
     taught = set()

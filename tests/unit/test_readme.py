@@ -14,7 +14,7 @@ TOGETHER = re.compile(r"""\("ip", "(post|get|json|data):\w+"\)""")
 RECIPES = [path for path in SHOWN if TOGETHER.search(path.read_text())]
 
 
-def test_the_readmes_code_runs() -> None:
+def test_the_code_in_the_readme_runs() -> None:
     """Every Python block, as written."""
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(blocks) == 2
@@ -22,7 +22,7 @@ def test_the_readmes_code_runs() -> None:
         exec(compile(block, str(README), "exec"), {"__name__": "readme"})
 
 
-def test_the_readme_leads_to_every_page() -> None:
+def test_the_readme_links_to_every_page() -> None:
     """All pages that the start page of the docs lists, and to none that is not there."""
     listed = set(
         re.findall(r"^   ([a-z-]+)$", (ROOT / "docs" / "index.rst").read_text(), re.MULTILINE)
@@ -33,7 +33,7 @@ def test_the_readme_leads_to_every_page() -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
-def test_a_recipe_for_guesses_shows_the_three_limits_that_belong_together(path: Path) -> None:
+def test_a_recipe_against_guessing_has_three_limits(path: Path) -> None:
     """By address and name, by address, by name; and it says what they stop."""
     text = path.read_text()
     field = TOGETHER.search(text)
@@ -45,7 +45,7 @@ def test_a_recipe_for_guesses_shows_the_three_limits_that_belong_together(path: 
     assert "many names" in text or "one who tries many" in text
 
 
-def test_there_are_recipes_for_guesses() -> None:
+def test_recipes_against_guessing_exist() -> None:
     """The quickstart, the middleware, outcomes, and the example site."""
     assert {"quickstart.rst", "middleware.rst", "outcomes.rst", "views.py"} <= {
         path.name for path in RECIPES

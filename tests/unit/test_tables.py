@@ -15,7 +15,7 @@ from django_ratelimit_lua.rules.rule import FIELDS
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_is_everywhere(name: str) -> None:
+def test_every_option_has_an_attribute_a_column_and_a_form_field(name: str) -> None:
     """An attribute of a limit, a word of rules, a column with its label and help, and a field of
     the form; and some algorithm takes it.
     """
@@ -36,6 +36,6 @@ def test_an_option_is_everywhere(name: str) -> None:
     assert {*row.excludes, *filter(None, [row.needs])} < set(OPTIONS)
 
 
-def test_every_algorithm_takes_what_there_is() -> None:
+def test_every_algorithm_has_only_known_options() -> None:
     """None names an option without a row."""
     assert set().union(*(algorithm.options for algorithm in ALGORITHMS.values())) < set(OPTIONS)

@@ -1,4 +1,4 @@
-"""Circuit breakers: `CircuitBreaker`, `@circuit`, their rows and pages."""
+"""Circuit breakers: `CircuitBreaker`, `@circuit`, and their rows and pages in the admin."""
 
 from .breaker import CircuitBreaker
 from .decorators import circuit

@@ -1,4 +1,4 @@
-"""The breakers in the admin: their states, their thresholds, and forcing one."""
+"""The breakers in the admin: their states, their thresholds, and forcing a state."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
     """The form of a breaker's row, which shows the values of the code."""
 
     class Meta:
-        """Options of Django."""
+        """The model and its fields."""
 
         model = RateLimitBreaker
         fields = "__all__"
@@ -101,7 +101,7 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
             self.fields["name"].widget.attrs["list"] = "ratelimit-breakers"
 
     def _post_clean(self) -> None:
-        """Check the fields together with the code, if each is valid."""
+        """Check the fields together with the thresholds in the code, if each field is valid."""
         super()._post_clean()  # type: ignore[misc]
         row = self.instance
         if row.name in self.known and not self.errors:
@@ -113,7 +113,7 @@ class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
 
 @admin.register(RateLimitBreaker)
 class BreakerAdmin(ActingAdmin):
-    """Breakers: the list shows all of them, with rows or without."""
+    """The admin of breakers. The list contains all breakers, with rows or without."""
 
     form = BreakerForm
     search_fields = ("name",)
@@ -133,7 +133,7 @@ class BreakerAdmin(ActingAdmin):
     )
 
     class Media:
-        """Styles and scripts."""
+        """The style sheets and scripts of the pages."""
 
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012
         js = ("django_ratelimit_lua/refresh.js",)
@@ -174,7 +174,7 @@ class BreakerAdmin(ActingAdmin):
         return page_response(self, request, "overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
-        """Show one breaker, and force it."""
+        """Show one breaker, or force its state."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         state = breaker(request.GET.get("name", ""))

@@ -18,7 +18,7 @@ from .rows import BreakerRow, read_rows
 
 
 class BreakersExtension(Extension):
-    """The hooks of breakers."""
+    """The hooks of the annex `breakers`."""
 
     name = "breakers"
     verbs = ("django_ratelimit_lua.contrib.breakers.verbs.breakers",)

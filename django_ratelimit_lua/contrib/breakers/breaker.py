@@ -1,4 +1,4 @@
-"""`CircuitBreaker`: stops calling a resource that fails, for use anywhere."""
+"""`CircuitBreaker`: stops calls of a resource that fails, in any code."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def mark(
     """Register that a breaker guards a function, for the inspector.
 
     Args:
-        instead: The result of a call that is not made, if there is no `fallback`.
+        guard: The function that the decorator made.
+        breaker: The breaker.
+        fallback: The fallback of the decorator, if there is one.
+        instead: The result of a stopped call without a `fallback`.
     """
     if fallback is not NO_FALLBACK:
         instead = "fallback"
@@ -67,7 +70,7 @@ def mark(
 
 
 class CircuitBreaker:
-    """Call a resource while it works, and stop calling it while it fails.
+    """Calls a resource while it works, and stops calls while it fails.
 
     All processes share the state.
 
@@ -78,33 +81,34 @@ class CircuitBreaker:
     >>> pay(5), payments.state
     ('paid 5', 'closed')
 
-    A closed breaker lets all calls through. It opens when, of at least `minimum` calls in the last
-    `window`, `failure_ratio` failed, or `slow_ratio` took `slow` or longer; or when `failures` of
-    them failed, whatever the number of calls. A call counts as slow once it has lasted `slow`,
-    whether it has ended or not.
+    A closed breaker lets all calls through. It opens if, of at least `minimum` calls in the last
+    `window`, `failure_ratio` failed, or `slow_ratio` took `slow` or longer; or if `failures` of
+    them failed, whatever the number of calls. A call counts as slow as soon as it has lasted
+    `slow`, even before it ends.
 
     An open breaker lets no call through for `open_for`. Then it lets `probes` calls through at a
-    time; each occupies a slot until it ends, for `open_max` at most. If all of them succeed, a
-    tenth of the calls is let through, then a quarter, half, and all. If one fails, or is slow, the
-    breaker opens for twice as long as before, at most `open_max`. Each pause is up to a tenth
-    longer at random.
+    time; each occupies a slot until it ends, for at most `open_max`. If all of them succeed, a
+    tenth of the calls is let through, then a quarter, half, and all. If one fails or is slow, the
+    breaker opens for twice as long as before, at most `open_max`. Each pause is extended by a
+    random amount of up to a tenth.
 
     Times are text such as "30s", seconds, or a timedelta.
 
     Args:
-        name: All processes share the state by it, and a row of the admin retunes it.
+        name: The name, by which all processes share the state, and by which a row of the admin
+            changes the thresholds.
         failure: What counts as a failure: classes of exceptions, statuses (`503`,
-            `range(500, 600)`), a callable (answer or exception), or a tuple of these. By default
-            any exception except those that answer a client (Http404, PermissionDenied, and others
-            with a `status_code` below 500), and an answer whose `status_code` is 500 or more. A
-            call that is cancelled is neither a failure nor a success, but slow if it had lasted
-            `slow`.
-        fallback: The result of a call that is not made: a value, or a callable with the same
-            arguments. Without it, `CircuitOpen` is raised.
+            `range(500, 600)`), a callable (answer or exception), or a tuple of these. By default,
+            a failure is any exception except those that respond to a client (Http404,
+            PermissionDenied, and others with a `status_code` below 500), and an answer whose
+            `status_code` is 500 or more. A cancelled call is neither a failure nor a success, but
+            it is slow if it has lasted `slow`.
+        fallback: The result of a stopped call: a value, or a callable with the same arguments.
+            Without it, `CircuitOpen` is raised.
 
     Raises:
-        LimitError: If an argument is invalid.
-        ImproperlyConfigured: If the app is not installed.
+        LimitError: An argument is invalid.
+        ImproperlyConfigured: The app is not installed.
     """
 
     def __init__(
@@ -149,15 +153,15 @@ class CircuitBreaker:
 
     @property
     def state(self) -> str:
-        """Its own state, also while it is `forced`: closed, open, half-open or ramp.
+        """Return the breaker's own state, even if another one is `forced`.
 
-        It is the state that this process received last.
+        It is closed, open, half-open or ramp, as this process has received it last.
         """
         return self._circuit.state
 
     @property
     def forced(self) -> str:
-        """The state that an operator has forced, open or closed; empty: none.
+        """Return the state that an operator has forced: open, closed, or empty for no forced state.
 
         >>> CircuitBreaker("maps").forced
         ''
@@ -178,11 +182,11 @@ class CircuitBreaker:
     ) -> Any:
         """Call a function through the breaker, with these arguments, as if it were decorated.
 
-        Await the result of a coroutine function. Without a function, return one call as a context
-        manager, for `with` or `async with`.
+        The result of a coroutine function is awaited by the caller. Without a function, return a
+        context manager for one call, for `with` or `async with`.
 
         Raises:
-            CircuitOpen: If the call is not let through, and there is no fallback.
+            CircuitOpen: The call is stopped, and there is no fallback.
 
         >>> CircuitBreaker("stock").call(max, 3, 5)
         5
@@ -222,7 +226,8 @@ class CircuitBreaker:
         """Return the function, called through the breaker.
 
         Args:
-            instead: Returns the result of a call that is not made.
+            function: The function.
+            instead: A function that returns the result of a stopped call.
         """
 
         @wraps(function)
@@ -262,7 +267,7 @@ class CircuitBreaker:
 
 
 class Call:
-    """One call of a resource: the `with` block, which is judged when it ends."""
+    """One call of a resource: a `with` block. The result is counted when the block ends."""
 
     def __init__(self, breaker: CircuitBreaker) -> None:
         self._circuit = breaker._circuit
@@ -275,7 +280,7 @@ class Call:
         self._failed = self._is_failure(answer)
 
     def fail(self) -> None:
-        """Count the call as failed, however it ends."""
+        """Count the call as failed, even if the block ends without an exception."""
         self._failed = True
 
     def __enter__(self) -> Call:
@@ -318,7 +323,7 @@ class Call:
 def _judge(name: str, failure: Failure) -> Callable[[object], bool | None]:
     """Return a function that returns whether an answer, or an exception, is a failure.
 
-    The function returns None if it is no evidence about the resource.
+    The function returns None if the call says nothing about the resource.
     """
     if failure is None:
         return _by_default

@@ -1,4 +1,4 @@
-"""The answers of `circuit.lua`, and a breaker of one process while Redis is unavailable."""
+"""The replies of `circuit.lua`, and a breaker of one process while Redis is unavailable."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def tag_of(name: str) -> bytes:
 
 
 def circuit_key(name: str) -> bytes:
-    """Return the key of the state of a breaker. All of its keys are in one hash slot."""
+    """Return the key of the state of a breaker. All keys of a breaker are in one hash slot."""
     return b"%b{circuit:%b}" % (conf.CACHE_PREFIX, tag_of(name))
 
 
 def circuits_key() -> bytes:
     """Return the key of the sorted set of the breakers of all processes.
 
-    Its members are names and declarations; the scores are the times when they were noted.
+    Its members are names and declarations. The scores are the times when they were recorded.
     """
     return conf.CACHE_PREFIX + b"{circuits}"
 
 
 class Outcomes(NamedTuple):
-    """Numbers of calls: all, failed ones and slow ones."""
+    """Numbers of calls: all calls, failed ones and slow ones."""
 
     calls: int = 0
     failures: int = 0
@@ -48,9 +48,9 @@ NO_OUTCOMES = Outcomes()
 
 
 class Event(NamedTuple):
-    """A change of state, and the numbers that led to it.
+    """A change of state, and the numbers that caused it.
 
-    `name`: opened, half_open, ramp or closed.
+    - `name`: opened, half_open, ramp or closed.
     """
 
     name: str
@@ -65,12 +65,14 @@ class Answer(NamedTuple):
 
     Attributes:
         state: Its state.
-        era: How often it has opened.
-        wait: Microseconds until it changes, or until a probe may be requested.
-        share: Percentage of calls that are let through.
-        calls: Calls in the window; `failures` and `slow` are those that failed and were slow.
+        era: The number of times it has opened.
+        wait: Microseconds until the state changes, or until a probe may be requested.
+        share: The percentage of calls that are let through.
+        calls: The number of calls in the window.
+        failures: The number of failed calls among them.
+        slow: The number of slow calls among them.
         granted: Whether the requested probe was granted.
-        events: The changes that this operation made.
+        events: The changes that this operation caused.
     """
 
     state: State
@@ -95,7 +97,7 @@ class Answer(NamedTuple):
 
 
 class LoneCircuit:
-    """A breaker of one process, while Redis is unavailable.
+    """A breaker of one process, used while Redis is unavailable.
 
     It opens by the same thresholds as the shared one. After `open_for` it lets one call through at
     a time, and closes with the first success. Times are microseconds of a monotonic clock.
@@ -127,7 +129,7 @@ class LoneCircuit:
         era: int = -1,
         outcomes: Outcomes = NO_OUTCOMES,
     ) -> Answer:
-        """Do one operation at a moment, like the script."""
+        """Perform one operation at a moment, like the script."""
         events: list[Event] = []
         is_current = era in (-1, self.era)
         if not is_current:

@@ -1,10 +1,10 @@
 """The breakers of this process: their last known states, and the outcomes to report.
 
-A closed breaker is decided here, by the last state received. Outcomes are reported once a second,
-with the flush; a failure that may open the breaker is reported in the call that failed. The answer
-of `circuit.lua` is the state for all processes. A change is pushed to every process, and a process
-without pushes asks once a second. While Redis is unavailable, each process judges by its own
-outcomes (`circuit.py`), and uses the shared state again afterwards.
+This process decides calls of a closed breaker by the last state received. Outcomes are reported
+once a second, with the flush. A failure that may open the breaker is reported by the call that
+failed. The reply of `circuit.lua` is the state for all processes. A change is pushed to every
+process, and a process without pushes polls once a second. While Redis is unavailable, each process
+decides by its own outcomes (`circuit.py`). Afterwards it uses the shared state again.
 """
 
 from __future__ import annotations
@@ -87,14 +87,18 @@ _numbers = itertools.count(1)
 
 
 class Ticket(NamedTuple):
-    """An admitted call: how often the breaker had opened, and the id of its slot, if a probe."""
+    """An admitted call.
+
+    - `era`: the number of times the breaker had opened;
+    - `probe`: the id of the call's slot, if it is a probe.
+    """
 
     era: int
     probe: str = ""
 
 
 class Report(NamedTuple):
-    """One call of the script."""
+    """The arguments of one call of the script."""
 
     operation: Operation
     probe: str = ""
@@ -110,10 +114,11 @@ ASK_STATE = Report("tell")
 class Circuit:
     """One breaker of this process.
 
-    `declared`: the thresholds of the code, `by`: those in force; `calm_until`: until when
-    (monotonic) calls are admitted without another check, with the ticket `calm`; `slow_seconds`:
-    from which duration on a call is slow; `due_at`: when the oldest running call becomes slow, at
-    the earliest.
+    - `declared`: the thresholds in the code; `by`: those in force;
+    - `calm_until`: the monotonic time until which calls are admitted without another check, with
+      the ticket `calm`;
+    - `slow_seconds`: the duration from which a call is slow;
+    - `due_at`: the earliest time at which a running call becomes slow.
     """
 
     def __init__(self, name: str, declared: Thresholds) -> None:
@@ -131,7 +136,7 @@ class Circuit:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the state and the counts, but not the thresholds."""
+        """Reset the state and the counts, but not the thresholds."""
         self.answer = Answer("closed", -1, 0, 100, 0, 0, 0, False)
         self.calm = Ticket(-1)
         self.calm_until = self.known_at = self.used_at = self.noted_at = NEVER
@@ -148,13 +153,16 @@ class Circuit:
 
     @property
     def state(self) -> State:
-        """As far as this process knows."""
+        """Return the state that this process knows."""
         return self.answer.state
 
     # Settings
 
     def retune(self, row: BreakerRow | None) -> None:
-        """Apply a row, or None for the thresholds of the code, and keep the state and counts."""
+        """Apply the thresholds of a row, or those of the code if it is None.
+
+        The state and the counts are kept.
+        """
         by = self.declared
         if row is not None:
             try:
@@ -261,7 +269,7 @@ class Circuit:
                 self.calm_until = max(self.known_at, now - 1.0) + TRUSTED_SECONDS
 
     def doubt(self) -> None:
-        """Record that the state may have changed. The next call asks for it."""
+        """Record that the state may have changed. The next call requests it."""
         with self._lock:
             self.known_at = self.calm_until = NEVER
 
@@ -276,7 +284,7 @@ class Circuit:
     # While calls run
 
     def begin(self, ticket: Ticket, began: float) -> int:
-        """Note a call that may become slow, or is a probe, and return its number (0: neither)."""
+        """Record a call that may become slow or is a probe, and return its number (0: neither)."""
         if ticket.probe:
             self._probes[ticket.probe] = began
         if self.slow_seconds == ENDLESS:
@@ -290,8 +298,8 @@ class Circuit:
     def count_hanging(self) -> bool:
         """Count the running calls that have lasted `slow`.
 
-        Return whether that may open the breaker, so that it has to be reported at once. The
-        background judges probes.
+        Return whether that may open the breaker, so that it must be reported immediately. Probes
+        are left to the background task.
         """
         now = time.monotonic()
         self.due_at = ENDLESS
@@ -309,7 +317,10 @@ class Circuit:
         return self._may_open()
 
     def in_use(self) -> bool:
-        """Return whether a call began lately, or runs and may become slow or is a probe."""
+        """Return whether the breaker was called lately, or has a running call to watch.
+
+        Watched calls may become slow, or are probes.
+        """
         return bool(self.running or self._probes) or time.monotonic() - self.used_at < USED_SECONDS
 
     def _running_probes(self) -> str:
@@ -328,11 +339,14 @@ class Circuit:
         """Count a call that has ended.
 
         Args:
-            failed: Whether it failed. None: it was cancelled, which is no evidence about the
+            ticket: Its ticket.
+            number: Its number, from `begin`.
+            began: Its start (monotonic).
+            failed: Whether it failed. None: it was cancelled, which says nothing about the
                 resource, unless the call was slow by then.
 
         Returns:
-            What has to be done at once, or None.
+            The steps to perform immediately, or None.
         """
         slow = time.monotonic() - began >= self.slow_seconds
         is_counted = number != 0 and self.running.pop(number, None) is None
@@ -359,7 +373,7 @@ class Circuit:
         return self._exchanging(failure._replace(result="ok"))
 
     def _give_back(self, probe: str) -> None:
-        """Free the slot of a probe, with the next flush."""
+        """Release the slot of a probe with the next flush."""
         self._probes.pop(probe, None)
         self._queued.append(Report("done", probe, "none"))
         flusher.start()
@@ -374,7 +388,7 @@ class Circuit:
                 counts[2] += slow
 
     def _may_open(self) -> bool:
-        """Return whether the last known counts of the window and those since then open it."""
+        """Return whether the last known counts, with those since then, open the breaker."""
         with self._lock:
             calls, failures, slow = self._counts
             if not failures and not slow:
@@ -386,7 +400,7 @@ class Circuit:
     # With Redis
 
     def _reporting(self, background: Patience | None = None) -> Waiting[Answer]:
-        """Report what was counted, and receive the state."""
+        """Report the counts, and receive the state."""
         return self._exchanging(self._taken(), background)
 
     def _taken(self) -> Report:
@@ -398,12 +412,14 @@ class Circuit:
             return Report("tell", era=self.answer.era, outcomes=outcomes)
 
     def _exchanging(self, report: Report, background: Patience | None = None) -> Waiting[Answer]:
-        """Send a report to Redis, and use its answer.
+        """Send a report to Redis, and apply the reply.
 
-        While Redis is unavailable, judge by the counts of this process.
+        While Redis is unavailable, decide by the counts of this process.
 
         Args:
-            background: The patience of the background, for which `StoreError` is raised instead.
+            report: The report.
+            background: The patience of the background task, for which `StoreError` is raised
+                instead.
         """
         asked_at = time.monotonic()
         if background is None:
@@ -437,9 +453,9 @@ class Circuit:
         return answer
 
     def tell(self, patience: Patience | None = None) -> None:
-        """Report what was counted and queued, and receive the state.
+        """Report the counts and the queued reports, and receive the state.
 
-        For the background. Raises `StoreError`.
+        It is for the background task. Raises `StoreError`.
         """
         patience = patience or Patience(ASK_SECONDS)
         with self._lock:
@@ -456,7 +472,7 @@ class Circuit:
 
     @property
     def is_owing(self) -> bool:
-        """Whether there is something to report."""
+        """Return whether there is something to report."""
         return bool(self._queued) or any(self._counts)
 
     def _command(self, report: Report) -> tuple[list[bytes], list[bytes]]:
@@ -512,7 +528,7 @@ class Circuit:
             self._trust()
 
     def _signalled(self, answer: Answer, report: Report, *, shared: bool) -> Waiting[None]:
-        """Send the signals of an answer. If cancelled, give back the probe that it grants."""
+        """Send the signals of a reply. If that is cancelled, release the probe that it grants."""
         try:
             for event in answer.events:
                 yield from _signal(self.name, event, answer.wait / SECOND, shared=shared)
@@ -540,7 +556,7 @@ class Circuit:
 
 
 def _comparing() -> Waiting[None]:
-    """Load the rules, if there are newer ones."""
+    """Load the rules if newer ones are published."""
     compare = partial(provider.compare_with_published, loads=True)
     with suppress(StoreError):
         yield Wait(compare, sync_to_async(compare))
@@ -583,7 +599,10 @@ class Circuits:
         self._lock = threading.RLock()
 
     def get(self, name: str, declared: Thresholds) -> Circuit:
-        """Return the breaker of a name, with the thresholds that were declared last."""
+        """Return the breaker of a name, with these thresholds.
+
+        If it was declared with others before, it is marked as ambiguous.
+        """
         with self._lock:
             circuit = self.by_name.get(name)
             if circuit is None:
@@ -600,11 +619,11 @@ class Circuits:
             return circuit
 
     def in_use(self) -> bool:
-        """Return whether one of them was called lately, or runs a call to watch."""
+        """Return whether any breaker was called lately, or has a running call to watch."""
         return any(circuit.in_use() for circuit in list(self.by_name.values()))
 
     def retune(self) -> None:
-        """Apply the rows that are in force."""
+        """Apply the rows in force."""
         ruleset = provider.in_force()
         if ruleset is None:
             return
@@ -617,7 +636,7 @@ class Circuits:
                 circuit.retune(rows.get(circuit.name))
 
     def heard(self, tags: Collection[bytes]) -> None:
-        """Load the states that other processes have changed, of breakers in use here."""
+        """Load the states that other processes have changed, of breakers in use in this process."""
         for circuit in list(self.by_name.values()):
             if tag_of(circuit.name) not in tags:
                 continue
@@ -628,20 +647,20 @@ class Circuits:
             circuit.doubt()
 
     def doubt(self) -> None:
-        """Let the next call ask for the state, as a message may have been lost."""
+        """Let the next call request the state, because a message may have been lost."""
         for circuit in list(self.by_name.values()):
             circuit.doubt()
 
     def forget(self) -> None:
-        """Forget all states, as settings may name another server or other keys."""
+        """Reset all states, because settings may name another server or other keys."""
         self._rows = {}
         for circuit in list(self.by_name.values()):
             circuit.forget()
 
     def flush(self, last: Patience | None = None) -> bool:
-        """Report the counts, and receive the states; see `Flush`.
+        """Report the counts, and receive the states; a `Flush` of the flusher.
 
-        When the process ends, only report.
+        When the process ends, the counts are only reported.
         """
         failed = None
         for circuit in list(self.by_name.values()):
@@ -661,7 +680,7 @@ class Circuits:
 
 
 def _note(circuit: Circuit) -> None:
-    """Note the breaker in Redis, for operators and metrics of all processes."""
+    """Record the breaker in Redis, for operators and metrics of all processes."""
     if time.monotonic() - circuit.noted_at < NOTED_SECONDS:
         return
     noted = json.dumps([circuit.name, circuit.declared.declared()]).encode()
@@ -676,10 +695,10 @@ def _note(circuit: Circuit) -> None:
 
 
 def noted(patience: Patience) -> dict[str, dict[str, Any]]:
-    """Return the declarations of the breakers that any process has noted, by name.
+    """Return the declarations of the breakers that any process has recorded, by name.
 
     Raises:
-        StoreError: If Redis is unavailable.
+        StoreError: Redis is unavailable.
     """
     reply: Iterable[bytes] = get_store(background=True).execute(
         b"ZRANGE", circuits_key(), b"0", b"-1", patience=patience

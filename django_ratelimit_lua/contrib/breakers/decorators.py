@@ -21,22 +21,23 @@ View = TypeVar("View", bound=Callable[..., Any])
 def circuit(
     breaker: str | CircuitBreaker, *, fallback: object = NO_FALLBACK, **options: Any
 ) -> Callable[[View], View]:
-    """Answer 503, or the fallback, in place of a view while its breaker is open.
+    """Respond with 503, or the fallback, instead of a view while its breaker is open.
 
     >>> @circuit("reports", slow="5s", fallback=lambda request: HttpResponse("yesterday's report"))
     ... def report(request):
     ...     return HttpResponse("today's report")
 
-    For function views, methods of class-based views (`method_decorator`) and `async def` views.
+    It is for function views, methods of class-based views (`method_decorator`) and `async def`
+    views.
 
     Args:
-        breaker: Its name, or a `CircuitBreaker`.
-        fallback: A view. Without it, the answer is 503 with `Retry-After`, a problem document of
-            the type *temporary-reduced-capacity* for clients that ask for JSON.
-        options: Those of `CircuitBreaker`.
+        breaker: A name, or a `CircuitBreaker`.
+        fallback: A view. Without it, the response is 503 with `Retry-After`; for clients that
+            accept JSON, a problem document of the type *temporary-reduced-capacity*.
+        options: The options of `CircuitBreaker`.
 
     Raises:
-        LimitError: If an argument is invalid.
+        LimitError: An argument is invalid.
     """
     found = breaker
     if isinstance(found, str):

@@ -21,13 +21,13 @@ WORDS = ("description", *TUNED)
 
 
 def stored() -> dict[str, Declared]:
-    """Return the thresholds of rows, by name, without forced states, which are not code."""
+    """Return the thresholds of rows, by name. Forced states are not part of the file."""
     rows = {row.name: row.thresholds_declared() for row in RateLimitBreaker.objects.all()}
     return {name: declared for name, declared in rows.items() if declared}
 
 
 def build(given: Declared, where: str) -> Declared:
-    """Return the thresholds of an item as a row has them, or raise `RuleError`."""
+    """Return the thresholds of an item in the form of a row. Raises `RuleError`."""
     where = f"{where}: breaker {given[WORD]!r}"
     values = {word: given[word] for word in WORDS if given.get(word) not in (None, "")}
     problems = [
@@ -50,7 +50,7 @@ def build(given: Declared, where: str) -> Declared:
 
 
 def save(name: str, declared: Declared | None) -> None:
-    """Save a breaker's row, and keep its forced state. None: delete the thresholds."""
+    """Save the thresholds of a row, or delete them if they are None. A forced state is kept."""
     row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
     if declared is None and not row.is_forced():
         row.delete()

@@ -1,10 +1,10 @@
-"""The exception of breakers."""
+"""The exception that a stopped call raises."""
 
 from __future__ import annotations
 
 
 class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went wrong
-    """A breaker does not let a call through.
+    """A breaker has stopped a call.
 
     Attributes:
         breaker: The name of the breaker.

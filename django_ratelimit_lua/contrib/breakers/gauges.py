@@ -1,4 +1,4 @@
-"""The metrics of breakers: their states, and what operators have forced."""
+"""The metrics of breakers: their states, and the states that operators have forced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATES = ("closed", "open", "half_open", "ramp")
 
 
 def _states() -> dict[str, str]:
-    """Return the state of each breaker that any process has noted, by name."""
+    """Return the state of each breaker that any process has recorded, by name."""
     store = get_store(background=True)
     patience = Patience(SECONDS)
     found = {}

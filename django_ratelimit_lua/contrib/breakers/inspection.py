@@ -1,4 +1,4 @@
-"""The inspector's part about breakers: those of a view, and their effect on a request."""
+"""The inspector's section about breakers: those of a view, and their effect on a request."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ OUTCOMES: dict[Instead, object] = {
 
 @dataclass(frozen=True, slots=True)
 class ExplainedBreaker:
-    """A breaker of a view, and the result of a request that it does not let through."""
+    """A breaker of a view, and the result of a request that it stops."""
 
     state: BreakerState
     instead: Instead
 
     @property
     def passes(self) -> bool | None:
-        """Whether it lets a request through now; None: that depends on chance or other calls."""
+        """Return whether the breaker lets a request through now; None if it is uncertain."""
         state = self.state
         if state.forced:
             return state.forced == "closed"

@@ -17,15 +17,15 @@ require("breakers")
 
 
 class RateLimitBreaker(AuditedModel):
-    """The values for the breaker of this name, in place of those of the code.
+    """The thresholds for the breaker of this name, which override those in the code.
 
-    An empty field leaves the value of the code.
+    An empty field keeps the value in the code.
     """
 
     CHANGE_KIND = "breaker"
 
     class Forced(models.TextChoices):
-        """What an operator may force."""
+        """The states that an operator may force."""
 
         OPEN = "open", _("open: calls are stopped")
         CLOSED = "closed", _("closed: calls are allowed")
@@ -111,7 +111,7 @@ class RateLimitBreaker(AuditedModel):
     objects = AuditedQuerySet.as_manager()
 
     class Meta:
-        """Options of Django."""
+        """Options of the model."""
 
         verbose_name = _("breaker")
         verbose_name_plural = _("breakers")
@@ -122,7 +122,7 @@ class RateLimitBreaker(AuditedModel):
         return self.name
 
     def declared(self) -> Declared:
-        """Return the row as the history keeps it."""
+        """Return the row as a declaration for the history."""
         declared = {"name": self.name, **self.thresholds_declared()}
         if self.forced:
             declared |= self._values("forced", "until", "why")
@@ -131,7 +131,7 @@ class RateLimitBreaker(AuditedModel):
         return declared
 
     def published(self) -> Declared:
-        """Return the row as processes read it: the end as microseconds since 1970."""
+        """Return the row as processes load it, with its end in microseconds since 1970."""
         until = self.until and microseconds(self.until)
         return {"name": self.name, **self.thresholds(), "forced": self.forced, "until": until}
 
@@ -145,7 +145,7 @@ class RateLimitBreaker(AuditedModel):
             raise ValidationError(wrong)
 
     def thresholds_declared(self) -> Declared:
-        """Return the row as YAML has it: description and thresholds."""
+        """Return the description and the thresholds, as in YAML."""
         return self._values("description", *TUNED)
 
     def thresholds(self) -> Declared:

@@ -1,4 +1,4 @@
-"""Breakers for operators: their states, and forcing one until a time."""
+"""Breakers for operators: their states, and forcing a state for a time."""
 
 from __future__ import annotations
 
@@ -41,17 +41,20 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class BreakerState:
-    """A breaker as it is now.
+    """A breaker with its current state.
 
     Attributes:
         by: Its thresholds.
-        state: closed, open, half-open or ramp; None if Redis does not answer.
+        state: closed, open, half-open or ramp; None if Redis does not reply.
         since: When the state began, unless it is closed.
-        seconds: Time until the state changes, or until the next probe.
-        share: Percentage of calls that are let through in a ramp.
-        calls: Calls in the window; `failures` and `slow` are those that failed and were slow.
-        probes: Number of running probes.
-        why: The reason of the last opening; `opened` are its calls, failures and slow ones.
+        seconds: Seconds until the state changes, or until the next probe.
+        share: The percentage of calls that are let through in a ramp.
+        calls: The number of calls in the window.
+        failures: The number of failed calls among them.
+        slow: The number of slow calls among them.
+        probes: The number of running probes.
+        why: The reason of the last opening.
+        opened: The numbers of calls, failures and slow calls at the last opening.
     """
 
     name: str
@@ -70,14 +73,14 @@ class BreakerState:
 
     @property
     def forced(self) -> str:
-        """The forced state; empty: none."""
+        """Return the forced state, or an empty string."""
         if self.row is not None and self.row.is_forced():
             return self.row.forced
         return ""
 
     @property
     def words(self) -> str:
-        """Its own state in words."""
+        """Return the breaker's own state in words."""
         text = str(WORDS[self.state])
         if self.state == "open" and not self.seconds:
             text = _("open since %(since)s, the next call is a probe")
@@ -91,7 +94,7 @@ class BreakerState:
 
     @property
     def forced_words(self) -> str:
-        """The forced state in words; empty: none."""
+        """Return the forced state in words, or an empty string."""
         if self.row is None or not self.forced:
             return ""
         until = _("until it is reset")
@@ -118,10 +121,10 @@ class BreakerState:
 
 
 def breakers(only: Collection[str] | None = None) -> list[BreakerState]:
-    """Return all breakers of the code of any process, and those of rows, by name.
+    """Return all breakers, by name: those in the code of any process, and those with rows.
 
     Args:
-        only: The names of the breakers to return.
+        only: The names of the breakers to return. Default: all.
     """
     rows = {row.name: row for row in RateLimitBreaker.objects.all()}
     patience = Patience(PATIENCE)
@@ -139,12 +142,12 @@ def breaker(name: str) -> BreakerState | None:
 
 
 def meant_by(name: str, names: Collection[str]) -> str:
-    """Return the closest match for an unknown name, or an empty text."""
+    """Return the closest match for an unknown name, or an empty string."""
     return next(iter(get_close_matches(name, names, n=1, cutoff=0.6)), "")
 
 
 def in_code(patience: Patience | None = None) -> dict[str, Thresholds]:
-    """Return the declarations in this process, and those that others have noted, by name."""
+    """Return the thresholds that this process and others have declared, by name."""
     look_for_call_sites()
     found: dict[str, Thresholds] = {}
     with suppress(StoreError):
@@ -198,15 +201,19 @@ def _state(
 def force(
     name: str, how: str, *, until: datetime.datetime | None = None, why: str = ""
 ) -> RateLimitBreaker:
-    """Force a breaker in all processes, record that in the history, and return its row.
+    """Force the state of a breaker in all processes, and record that in the history.
 
     Args:
-        how: "open", "closed", or empty: the breaker uses its own state again.
+        name: The name of the breaker.
+        how: "open", "closed", or empty to end a forced state.
         until: The end, or None.
         why: The reason, for the history.
 
+    Returns:
+        The row of the breaker.
+
     Raises:
-        ValidationError: If the end is over, or an argument is invalid.
+        ValidationError: The end is in the past, or an argument is invalid.
     """
     with transaction.atomic(router.db_for_write(RateLimitBreaker)):
         row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)

@@ -20,7 +20,7 @@ REDUCED_CAPACITY_TITLE = "Request cannot be satisfied due to temporary server ca
 
 
 class ReducedCapacity(ErrorDetails):
-    """The content of the answer while a breaker is open."""
+    """The content of the response while a breaker is open."""
 
     page = "503.html"
     folder = Path(__file__).parent / "templates"
@@ -48,10 +48,10 @@ class ReducedCapacity(ErrorDetails):
 
 
 def reduced_capacity(request: HttpRequest, error: CircuitOpen) -> HttpResponse:
-    """Return a 503 in the format that the client asks for, like a 429."""
+    """Return a 503 in the format that the client accepts, like a 429."""
     return run(compose(request, ReducedCapacity(error)))
 
 
 async def areduced_capacity(request: HttpRequest, error: CircuitOpen) -> HttpResponse:
-    """Return `reduced_capacity` in a coroutine."""
+    """`reduced_capacity`, for coroutines."""
     return await arun(compose(request, ReducedCapacity(error)))

@@ -1,6 +1,6 @@
 """Declarations of breakers: in the code, and as rows of the admin, which override the code.
 
-A row may set only some of the `Thresholds`; the others are those of the code.
+A row may set only some of the `Thresholds`. The code sets the others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TUNED = tuple(_ATTRIBUTES)
 
 
 class BreakerError(LimitError):
-    """An invalid breaker: `field` is wrong, and `params` may contain its `value`."""
+    """An invalid breaker. `field` is the invalid field, and `params` may contain its `value`."""
 
     def __init__(self, name: str, field: str, text: str, **params: object) -> None:
         super().__init__(text, field, **params)
@@ -67,9 +67,9 @@ class BreakerError(LimitError):
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """When a breaker opens, and how it closes again.
+    """The conditions under which a breaker opens and closes.
 
-    Times are in microseconds, ratios in parts of a million. None: it does not open by that.
+    Times are in microseconds, ratios in parts per million. None: the condition does not open it.
     """
 
     failure_ppm: int | None = 500_000
@@ -84,29 +84,32 @@ class Thresholds:
 
     @property
     def width_us(self) -> int:
-        """Duration of one part of the window."""
+        """Return the duration of one part of the window."""
         return self.window_us // BUCKETS
 
     @property
     def probe_us(self) -> int:
-        """Duration for which a probe keeps its slot if its process does not renew it."""
+        """Return how long a probe keeps its slot without a renewal."""
         return min(max(2 * (self.slow_us or 0), self.open_us, MIN_PROBE_US), MAX_PROBE_US)
 
     @property
     def longest_probe_us(self) -> int:
-        """Duration for which a process renews the slot of a probe that does not end."""
+        """Return how long a process renews the slot of a probe that does not end."""
         return max(self.open_max_us, self.probe_us)
 
     @property
     def step_us(self) -> int:
-        """Duration of a step of the ramp: all together last as long as the first pause."""
+        """Return the duration of a step of the ramp. All steps last as long as the first pause."""
         return self.open_us // 3
 
     def reason(self, total: int, failures: int, slow: int, share: int = 100) -> str:
-        """Return why these numbers of outcomes open the breaker; empty: they do not.
+        """Return why these numbers of outcomes open the breaker; empty if they do not.
 
         Args:
-            share: Percentage of calls that are let through.
+            total: The number of calls.
+            failures: The number of failed calls.
+            slow: The number of slow calls.
+            share: The percentage of calls that are let through.
 
         >>> (
         ...     Thresholds().reason(20, 10, 0),
@@ -129,7 +132,7 @@ class Thresholds:
         return ""
 
     def declared(self) -> dict[str, Any]:
-        """Return the values as they are written in the code, JSON and YAML.
+        """Return the values as they are written in code, JSON and YAML.
 
         >>> Thresholds(slow_us=2_000_000, failure_ppm=None).declared()["slow"]
         '2s'
@@ -151,7 +154,7 @@ def thresholds(
     """Return the given thresholds over those of a base.
 
     Raises:
-        BreakerError: If one is invalid or unknown, or if they contradict each other.
+        BreakerError: A threshold is invalid or unknown, or they contradict each other.
 
     >>> thresholds("x", {"slow": "2s", "failures": 5}).slow_us
     2000000
@@ -208,7 +211,7 @@ def _read(name: str, field: str, value: Any) -> Any:
 
 
 def breaker_name(name: Any) -> str:
-    """Return a valid name of a breaker, or raise `BreakerError`."""
+    """Return a valid name of a breaker. Raises `BreakerError` if it is invalid."""
     is_text = isinstance(name, str) and name.strip() and name.isprintable()
     if is_text and len(name) <= MAX_NAME_LENGTH:
         return str(name)
@@ -224,7 +227,7 @@ class Force:
     until_us: int | None = None
 
     def lasts(self, now_us: int) -> bool:
-        """Return whether it is in force at a moment, in microseconds since 1970."""
+        """Return whether the forced state is in force at a moment, in microseconds since 1970."""
         return self.until_us is None or now_us < self.until_us
 
 
@@ -243,7 +246,7 @@ class BreakerRow:
         return None
 
     def over(self, base: Thresholds) -> Thresholds:
-        """Return the thresholds of the row over those of the code, or raise `BreakerError`."""
+        """Return the thresholds of the row, completed by `base`. Raises `BreakerError`."""
         return thresholds(self.name, self.tuned, base)
 
 
@@ -267,7 +270,7 @@ def row_problems(given: Mapping[str, object]) -> Iterator[BreakerError]:
 
 
 def read_row(given: Mapping[str, Any]) -> BreakerRow:
-    """Return a row as it is published, or raise `BreakerError`.
+    """Return a published row. Raises `BreakerError` if it is invalid.
 
     >>> read_row({"name": "payments", "forced": "open", "until": 1_900_000_000_000_000}).force.how
     'open'

@@ -1,1 +1,1 @@
-"""The same rules for what is not Django: a service that proxies and other servers ask."""
+"""The gateway: a service that decides by the site's rules for proxies and other servers."""

@@ -1,4 +1,4 @@
-"""Clients of the gateway and their rights. A token is shown once, when it is made."""
+"""The clients of the gateway and their rights. A token is shown once, when it is created."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def revoke(
 
 @admin.register(RateLimitClient)
 class ClientAdmin(ActingAdmin):
-    """Clients of the gateway, the limits they may use, and when they last did."""
+    """The admin of the gateway's clients, with the limits they may use, and their last use."""
 
     list_display = ("name", "may_ask", "may_refund", "is_active", "used")
     list_filter = ("is_active", "may_refund")
@@ -59,7 +59,7 @@ class ClientAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("may use"))
     def may_ask(self, client: RateLimitClient) -> SafeString:
-        """Return the names of limits, one per line."""
+        """Return the names of the limits that a client may use, one per line."""
         return format_html_join(mark_safe("<br>"), "{}", ((name,) for name in client.names()))
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
@@ -83,11 +83,11 @@ class ClientAdmin(ActingAdmin):
     def response_add(
         self, request: HttpRequest, obj: Any, post_url_continue: object = None
     ) -> HttpResponse:
-        """Its token, not behind a redirect: it is kept in no message."""
+        """Show the token of a new client. There is no redirect, so no message stores the token."""
         return self._show(request, obj, obj.token)
 
     def token_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Make another token; the one before ends."""
+        """Replace the token of a client. The previous one becomes invalid."""
         client = get_object_or_404(RateLimitClient, pk=pk)
         if request.method != "POST" or not self.has_change_permission(request, client):
             raise PermissionDenied

@@ -1,4 +1,4 @@
-"""Answers of the gateway, for Django and for ASGI, and errors as problem documents (RFC 9457)."""
+"""Responses of the gateway, for Django and ASGI; errors are problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...web.responses import PROBLEM
 
 
 class Answer(NamedTuple):
-    """Status, headers and body.
+    """A response: status, headers and body.
 
-    To make Django's response and take it to pieces again, as ASGI wants it, costs as much as half a
-    decision in the process. So the gateway's own server sends this, and Django's views make
-    `response` of the same.
+    Making Django's response and taking it apart again for ASGI would cost half as much as a
+    decision in the process. So the gateway's own server sends this object, and Django's views
+    convert it with `response`.
     """
 
     status: int
@@ -26,13 +26,13 @@ class Answer(NamedTuple):
 
     @classmethod
     def text(cls, status: int, line: str) -> Answer:
-        """Return a line of plain text."""
+        """Return a response with a line of plain text."""
         return cls(status, {"Content-Type": "text/plain; charset=utf-8"}, f"{line}\n".encode())
 
     def response(self) -> HttpResponse:
-        """Return the same for Django.
+        """Return the response as one of Django.
 
-        Django would log every refusal, under the gateway's path, but it is logged already.
+        Django would log every refusal again, under the gateway's path. That is prevented.
         """
         response = HttpResponse(self.body, status=self.status, headers=self.headers)
         if "Content-Type" not in self.headers:
@@ -43,9 +43,9 @@ class Answer(NamedTuple):
 
 
 class ProblemError(Exception, ErrorDetails):
-    """The request cannot be answered: with that `status`, because of `text`.
+    """The request cannot be processed. `status` and `text` are those of the response.
 
-    `more`: more headers of the answer.
+    - `more`: further headers of the response.
     """
 
     def __init__(self, status: int, text: str, retry_after: int | None = None, **more: str) -> None:

@@ -1,10 +1,10 @@
-"""The gateway as an application of its own, without Django's handler.
+"""The gateway as an ASGI application, without Django's handler.
 
 Start it with `uvicorn django_ratelimit_lua.contrib.gateway.asgi:application --no-proxy-headers
 --no-access-log`.
 
-Django's own handler does more for a request than the gateway does for its answer: signals,
-middleware, and threads for blocking code. None of it is needed here. This application serves the
+Django's own handler does more for a request than the gateway does for its decision: signals,
+middleware, and threads for blocking code. None of these is needed here. This application serves the
 URLs of `gateway.urls` and nothing else, under whatever path it is mounted. It needs the
 `DJANGO_SETTINGS_MODULE` of its site.
 """
@@ -66,7 +66,7 @@ async def _answer(scope: Message, receive: Receive) -> Answer:
 
 
 async def _read_body(receive: Receive) -> bytes:
-    """Read a body of bounded size within a bounded time, so that a slow client keeps no memory."""
+    """Read a body of bounded size within a bounded time, so that slow clients use little memory."""
     body = b""
     has_more = True
     try:

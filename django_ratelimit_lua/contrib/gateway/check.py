@@ -1,4 +1,4 @@
-"""`check`: whether a request of another server may go on, for the proxy in front of it."""
+"""`check`: decide, for the proxy in front of another server, whether a request is allowed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def answer_scope(scope: Mapping[str, object]) -> Answer:
 
 
 async def answer_check(meta: Meta) -> Answer:
-    """Decide about the request that a proxy describes.
+    """Decide the request that a proxy describes.
 
     Args:
         meta: The `META` of the proxy's own request.
@@ -79,7 +79,7 @@ async def answer_check(meta: Meta) -> Answer:
 
 
 def _refusal(answer: Answer) -> Answer:
-    """Return the answer as the proxy takes it."""
+    """Return a refusal in the form that the proxy accepts."""
     if gateway_settings.GATEWAY_DIALECT not in _OF_NGINX:
         return answer
     # A header is one line of bytes, which are written as Latin-1 letters here.
@@ -89,7 +89,7 @@ def _refusal(answer: Answer) -> Answer:
 
 
 class _CheckPlanner(RequestPlanner):
-    """Plans what a described request is charged."""
+    """Plans the charges of a request that a proxy describes."""
 
     request: DescribedRequest
 
@@ -113,10 +113,10 @@ def _places(request: DescribedRequest, ruleset: Ruleset) -> Sequence[Place] | No
 
 
 def _rules(request: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None:
-    """Return the rules for a request, without what a proxy cannot know; None if it is exempt.
+    """Return the rules for a request that a proxy can describe; None if it is exempt.
 
-    Servers read paths in several ways. So the rules of all readings apply, and it is exempt only if
-    all are.
+    Servers parse paths in several ways. So the rules of all possible paths apply, and the request
+    is exempt only if all of them are.
     """
     is_user_known = hasattr(request, "user")
     readings: list[Sequence[Rule]] = []

@@ -63,7 +63,10 @@ def check_gateway(**kwargs: object) -> Iterator[CheckMessage]:
 def check_gateway_rules(
     databases: Sequence[str] | None = None, **kwargs: object
 ) -> Iterator[CheckMessage]:
-    """Check, with `--database`, that rules of the admin apply to requests of proxies."""
+    """Check that rules of the admin apply to requests of proxies.
+
+    It runs only with `manage.py check --database`.
+    """
     using = primary()
     if using in (databases or ()):
         with suppress(ImproperlyConfigured, DatabaseError):
@@ -71,7 +74,7 @@ def check_gateway_rules(
 
 
 def stored_rules(using: str) -> Iterator[Rule]:
-    """Return the rules of the admin, without those that were broken by hand."""
+    """Yield the rules of the admin, without those that were made invalid by hand."""
     for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
         with suppress(RuleError):
             yield row.compiled()

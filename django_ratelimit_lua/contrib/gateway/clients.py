@@ -1,4 +1,4 @@
-"""Clients of the gateway as they are published: the limits that each may use."""
+"""The published clients of the gateway: the limits that each may use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 class Client(NamedTuple):
     """A service that may use limits of these names.
 
-    - `limits`: the names; a star at the end matches any rest;
+    - `limits`: the names; a star at the end matches any text;
     - `may_refund`: whether it may refund units.
     """
 
@@ -18,7 +18,7 @@ class Client(NamedTuple):
     may_refund: bool = False
 
     def may_ask(self, name: str) -> bool:
-        """Return whether it may use the limit of that name.
+        """Return whether the client may use the limit of that name.
 
         >>> mailer = Client("mailer", ("mail*", "sms"))
         >>> [mailer.may_ask(name) for name in ("mail.daily", "sms", "sms2")]

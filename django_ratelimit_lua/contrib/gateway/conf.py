@@ -8,7 +8,7 @@ from .dialects import DIALECTS
 
 
 class GatewaySettings(Table):
-    """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
+    """The settings of the gateway. Reading an invalid value raises `ImproperlyConfigured`."""
 
     GATEWAY_DIALECT = Setting(
         None,

@@ -1,8 +1,8 @@
 """`decide`: for services that request decisions themselves.
 
 A service names limits and the identities to count. Its token belongs to a client, which may use
-some limits. Clients are published with the rules, so a revoked token is refused from the first call
-by the newer rules on: the database is never read, and a revoked token is invalid at once.
+some limits. Clients are published with the rules, so the database is never read, and a revoked
+token is refused from the first call with the newer rules on.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ noting = DatabaseErrand()
 
 
 async def answer_decide(method: str, meta: Meta, body: bytes, gone: Gone | None = None) -> Answer:
-    """Decide what a service asks.
+    """Decide the request of a service.
 
     Args:
-        method: The method of its request.
-        meta: The `META` of its request.
-        body: The body, of which at most `MAX_BYTES` count.
+        method: The HTTP method of the request.
+        meta: The `META` of the request.
+        body: The body, of which at most `MAX_BYTES` are used.
         gone: Waits until the client has disconnected.
 
     Returns:
@@ -84,7 +84,7 @@ async def _decide_together(
 
 
 async def _decide_each(caller: Caller, request: DecideRequest, gone: Gone | None) -> dict[str, Any]:
-    """Decide each charge by itself, but none if one of them may not be asked at all."""
+    """Decide each charge separately, but none if the client may not use one of the limits."""
     requests = [request._replace(charges=(charge,)) for charge in request.charges]
     for each in requests:
         await DecidePlanner(caller, each).check()
@@ -99,7 +99,7 @@ async def _decide_each(caller: Caller, request: DecideRequest, gone: Gone | None
 
 
 async def _wait_for_turn(outcome: Outcome, gone: Gone | None) -> None:
-    """Wait for the turn. A client that disconnects gives it back."""
+    """Wait for a reserved turn. If the client disconnects, give the turn back."""
     if gone is None:
         await ahold(outcome)
         return
@@ -115,7 +115,7 @@ async def _wait_for_turn(outcome: Outcome, gone: Gone | None) -> None:
 
 
 def _note_use(client: str) -> None:
-    """Record the use of a token, in the background."""
+    """Record the use of a token, in a background task."""
     now = time.monotonic()
     if now - _noted.get(client, -NOTE_SECONDS) >= NOTE_SECONDS and not noting.is_busy:
         _noted[client] = now

@@ -1,4 +1,4 @@
-"""The request of a service, planned by the rules and overrides in force; and the result as JSON."""
+"""Plans the request of a service by the rules and overrides in force; the result is JSON."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _CALLS: Mapping[str, Operation] = {"peek": "peek", "refund": "refund", "release"
 
 
 class Caller(NamedTuple):
-    """The service that asks: the digest of its token, and the `META` of its request."""
+    """The calling service: the digest of its token, and the `META` of its request."""
 
     client: str
     meta: Mapping[str, object]
 
     @property
     def request(self) -> HttpRequest:
-        """A request with that `META`."""
+        """Return a request with that `META`."""
         request = HttpRequest()
         request.META = dict(self.meta)
         return request
@@ -160,7 +160,7 @@ class DecidePlanner(Planner):
         return Plan(build_call([charge], operation, ruleset=ruleset), [planned])
 
     def _network(self) -> str | None:
-        """Return the network of the caller's address, as `client_address` counts it."""
+        """Return the network of the caller's address, like `client_address`."""
         try:
             return client_address(self._caller.request).network
         # A function of the project's for RATELIMIT_IP_META_KEY; it expects requests of Django's.
@@ -168,7 +168,7 @@ class DecidePlanner(Planner):
             return UNKNOWN
 
     async def check(self) -> None:
-        """Raise the `ProblemError` that `decide` would, and decide nothing."""
+        """Raise the `ProblemError` that `decide` would raise, without deciding."""
         ruleset = current()
         if ruleset is not None:
             self.gather(ruleset)
@@ -192,7 +192,7 @@ class DecidePlanner(Planner):
         raise self._problem
 
     def answer(self, outcome: Outcome) -> dict[str, Any]:
-        """Return the result, for the service."""
+        """Return the result for the service."""
         decision = outcome.decision
         answer: dict[str, Any] = {"allowed": decision.allowed, "decisions": []}
         for requested in self._request.charges:
@@ -239,7 +239,7 @@ def _numbers(states: Sequence[LimitState]) -> dict[str, object]:
 
 
 def _limits(ruleset: Ruleset, name: str) -> tuple[Sequence[Limit], Rule | None]:
-    """Return the limits of a name: of the rule, or of an imported `RateLimiter`."""
+    """Return the limits of a rule or, without a rule, of an imported `RateLimiter`."""
     limiters = [site.limits for site in known_call_sites.of(name) if site.kind == LIMITER]
     rule = ruleset.by_name.get(name)
     if rule is None:

@@ -1,4 +1,4 @@
-"""Read the JSON of a `decide` request.
+"""Parse the JSON of a `decide` request.
 
 Every part is bounded, and errors name the part and the problem.
 """
@@ -26,7 +26,8 @@ _MEMBERS = {"reserve": "timeout", "acquire": "timeout", "slot": "seconds", "rele
 class RequestedCharge(NamedTuple):
     """Units of the limit of that name, for one identity.
 
-    `client`: the identities that it names, if it is an object; `partial`: fewer units will do.
+    - `client`: the values of the identity by key, if it is an object;
+    - `partial`: whether fewer units may be granted.
     """
 
     limit: str
@@ -37,10 +38,11 @@ class RequestedCharge(NamedTuple):
 
 
 class DecideRequest(NamedTuple):
-    """A request: an operation on charges, all or nothing (`together`) or each by itself.
+    """An operation on charges, all or nothing (`together`) or each separately.
 
-    `timeout`: maximum seconds until a turn; `seconds`: how long a slot is held; `slot`: the slot to
-    release.
+    - `timeout`: the maximum number of seconds to wait for a turn;
+    - `seconds`: how long a slot is held;
+    - `slot`: the slot to release.
     """
 
     operation: str
@@ -52,7 +54,7 @@ class DecideRequest(NamedTuple):
 
 
 def read_decide_request(body: bytes) -> DecideRequest:
-    """Read a request. Raises `ProblemError`.
+    """Parse a request. Raises `ProblemError` if it is invalid.
 
     >>> read_decide_request(b'{"charges": [{"limit": "mail", "identity": "ada"}]}').charges[0].cost
     1
@@ -96,7 +98,7 @@ def read_decide_request(body: bytes) -> DecideRequest:
 
 
 def write_slot(slot: bytes) -> str:
-    """Return a slot as text, by which it is released."""
+    """Return the text that identifies a slot for its release."""
     return base64.urlsafe_b64encode(slot).decode().rstrip("=")
 
 
@@ -134,7 +136,7 @@ def _charge(given: dict[str, Any], where: str) -> RequestedCharge:
 
 
 def _identity(given: Any, where: str, depth: int = 0) -> Identity:
-    """Return an identity that is no object. Raises `ProblemError`."""
+    """Return an identity from JSON other than an object. Raises `ProblemError`."""
     if not isinstance(given, list):
         return given  # type: ignore[no-any-return]
     for part in given:

@@ -1,8 +1,8 @@
-"""The request that a proxy describes, and the trust in it: which proxies, and which headers.
+"""The request that a proxy describes, and the check that the proxy is trusted.
 
-A client can write any header. So only a trusted proxy (`RATELIMIT_TRUSTED_PROXIES`) with the secret
-(`RATELIMIT_GATEWAY_SECRET`) is used, and each proxy, configured as `manage.py ratelimit proxy`
-prints it, overwrites the headers of its dialect.
+A client can write any header. So a request is accepted only from a trusted proxy
+(`RATELIMIT_TRUSTED_PROXIES`) with the secret (`RATELIMIT_GATEWAY_SECRET`). Each proxy, configured
+as `manage.py ratelimit proxy` prints it, overwrites the headers of its dialect.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ request.
 
 
 class DescribedRequest(WSGIRequest):
-    """A request of another server. `readings`: its path as servers may take it, see `paths`."""
+    """A request of another server.
+
+    - `readings`: the paths that servers may parse from it, see `paths`.
+    """
 
     readings: tuple[str, ...] = ()
     user: Any
@@ -74,7 +77,7 @@ class DescribedRequest(WSGIRequest):
 
 
 def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the headers of an ASGI scope, and its peer, as `HttpRequest.META` has them.
+    """Return the headers and the peer of an ASGI scope in the form of `HttpRequest.META`.
 
     Raises `ProblemError` (431) for more than `MAX_HEADERS` lines or `MAX_HEADER_BYTES`.
     """
@@ -106,9 +109,9 @@ def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_trusted_proxy(meta: Meta) -> bool:
-    """Return whether a request comes from a trusted proxy, with the secret.
+    """Return whether a request comes from a trusted proxy with the secret.
 
-    If not, the log reports the reason once.
+    If not, the reason is logged once.
     """
     given = meta.get(_SECRET, "").encode()
     secrets = gateway_settings.GATEWAY_SECRET or ()
@@ -201,7 +204,7 @@ def read_described_request(meta: Meta) -> DescribedRequest:
 
 
 def plain_host(host: str) -> str:
-    """Return the name of a host without the port and the dot that a client may add.
+    """Return the name of a host without the port and the final dot that a client may add.
 
     >>> plain_host("Shop.example.:8443"), plain_host("[::1]:80"), plain_host("")
     ('shop.example', '[::1]', '')

@@ -1,9 +1,9 @@
-"""Descriptors, as Envoy describes requests by them, and which rule of many each one meets.
+"""Descriptors, by which Envoy describes requests, and the rule that matches each.
 
-A descriptor is a domain and a list of entries, a key and a value each, in the order of Envoy's
-configuration. A rule has a pattern for them: the same keys in the same order, and for each what its
-value has to be. Of all that match, the most specific one wins; a descriptor that no pattern matches
-may name its rule instead, as its `generic_key`.
+A descriptor is a domain and a list of entries in the order of Envoy's configuration. An entry is a
+key and a value. A rule has a pattern for descriptors: the same keys in the same order, with a
+pattern for each value. If several match, the most specific one wins. A descriptor that no pattern
+matches may name its rule instead, as its `generic_key`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_ENTRY_LENGTH = 500
 
 
 class ValuePattern(NamedTuple):
-    """The pattern of a value: the value itself, or text in which each star is any text.
+    """The pattern of a value: the value itself, or a text in which a star matches any text.
 
     >>> ValuePattern("/api/*.json").matches("/api/v1/x.json"), ValuePattern("a").matches("ab")
     (True, False)
@@ -52,12 +52,15 @@ class ValuePattern(NamedTuple):
 
     @property
     def literal(self) -> str | None:
-        """The only value that matches; None if there are several."""
+        """Return the only value that matches; None if there are several."""
         return None if ANY in self.text else self.text
 
     @property
     def breadth(self) -> int:
-        """Less for a more specific pattern: a value, then by the length of the fixed text."""
+        """Return a number that is less for a more specific pattern.
+
+        An exact value is the most specific. Others are compared by the length of their fixed text.
+        """
         if self.literal is not None:
             return -MAX_ENTRY_LENGTH - 1
         return -len(self.text.replace(ANY, ""))
@@ -70,12 +73,12 @@ class ValuePattern(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _glob(text: str) -> re.Pattern[str]:
-    """Compile a glob in which only stars are special. `fnmatch` makes it without backtracking."""
+    """Compile a glob in which only stars are special. `fnmatch` avoids backtracking."""
     return re.compile(fnmatch.translate(re.sub(r"[?\[]", r"[\g<0>]", text)))
 
 
 class DescriptorPattern(NamedTuple):
-    """The descriptors that a rule is for: of which domain, and with which entries.
+    """The descriptors that a rule applies to: their domain, keys and values.
 
     >>> pattern = DescriptorPattern.parse(["domain=edge", "generic_key=login", "remote_address"])
     >>> pattern.keys
@@ -92,7 +95,7 @@ class DescriptorPattern(NamedTuple):
     def parse(cls, texts: Sequence[str]) -> DescriptorPattern:
         """Parse entries such as "key=value", "key=text*" or, for any value, "key".
 
-        The domain may stand before them. Raises `LimitError`.
+        A domain may precede them. Raises `LimitError`.
         """
         pairs = []
         for text in texts:
@@ -120,18 +123,23 @@ class DescriptorPattern(NamedTuple):
 
     @property
     def breadth(self) -> tuple[int, ...]:
-        """Less for a more specific pattern: entry by entry, and the domain last."""
+        """Return numbers that are less for a more specific pattern.
+
+        Entries are compared in order, and then the domain.
+        """
         return (*(value.breadth for value in self.values), self.domain.breadth)
 
     def matches(self, domain: str, values: Sequence[str]) -> bool:
-        """Return whether it matches a descriptor with its keys."""
+        """Return whether the pattern matches a descriptor that has the same keys."""
         if not self.domain.matches(domain):
             return False
         return all(map(ValuePattern.matches, self.values, values))
 
 
 def _unread(key_name: str, keys: Collection[str]) -> list[str]:
-    """Return the parts of a key that entries of these keys do not have, see `_entry_of`.
+    """Return the parts of a rule's key that entries with these keys do not contain.
+
+    See `_entry_of`.
 
     >>> _unread("ip+header:X-Tenant", ["generic_key", "remote_address"])
     ['header:X-Tenant']
@@ -146,8 +154,8 @@ def _unread(key_name: str, keys: Collection[str]) -> list[str]:
 def _entry_of(part: str) -> str:
     """Return the key of the entry that a part of a rule's key reads.
 
-    It is the entry of that name, and for addresses `remote_address`. Empty if no entry has the
-    value: a session, a body.
+    It is the entry of the same name, or `remote_address` for addresses. It is empty if no entry can
+    contain the value, such as a session or a body.
 
     >>> _entry_of("ip"), _entry_of("header:X_Tenant"), _entry_of("user"), _entry_of("session")
     ('remote_address', 'header:x-tenant', 'user', '')
@@ -162,7 +170,7 @@ def _entry_of(part: str) -> str:
 
 
 def _spelling(key: str) -> str:
-    """Return the key of an entry. That of a header is the same in any case."""
+    """Return the canonical key of an entry. Names of headers ignore case."""
     if key.lower().startswith("header:"):
         return key.lower().replace("_", "-")
     return key
@@ -186,8 +194,8 @@ def _index(ruleset: Ruleset) -> Mapping[object, Sequence[tuple[DescriptorPattern
 def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
     """Return the rule for one of Envoy's descriptors: the most specific one that matches.
 
-    Otherwise the one that its first entry names as `generic_key`, if that has no descriptor of its
-    own.
+    If none matches, return the rule that the first entry names as `generic_key`, unless that rule
+    has descriptors of its own.
     """
     keys, values = zip(*entries, strict=True)
     for first in (values[0], None):
@@ -203,7 +211,7 @@ def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
 
 
 class EntriesField(forms.CharField):
-    """Entries of a descriptor, one per line."""
+    """A field for the entries of a descriptor, one per line."""
 
     def __init__(self) -> None:
         super().__init__(

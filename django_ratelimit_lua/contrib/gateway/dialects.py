@@ -8,10 +8,10 @@ from typing import NamedTuple
 class Dialect(NamedTuple):
     """The headers by which a proxy describes a request.
 
-    - `is_chain`: the address is the last of a list to which each proxy adds one, as in
-      `X-Forwarded-For`; otherwise it is a single one;
-    - `is_url`: the URI is a URL, with the host;
-    - `file`: the name of its configuration in `proxies/`; empty: none is printed.
+    - `is_chain`: whether the address is the last of a list to which each proxy adds one, as in
+      `X-Forwarded-For`; otherwise it is a single address;
+    - `is_url`: whether the URI is a URL, including the host;
+    - `file`: the name of its configuration in `proxies/`; may be empty.
     """
 
     method: str

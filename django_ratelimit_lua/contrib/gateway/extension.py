@@ -1,4 +1,4 @@
-"""The extension of the core by the gateway."""
+"""The hooks of the annex `gateway`."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from .answer import Answer
 
 
 async def answer_health() -> Answer:
-    """200 if Redis answers within `RATELIMIT_TIMEOUT`, otherwise 503. Nothing is counted."""
+    """Return 200 if Redis replies within `RATELIMIT_TIMEOUT`, otherwise 503. Counts nothing."""
     try:
         await get_store().adecide(
             build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek")

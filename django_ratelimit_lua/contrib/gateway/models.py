@@ -1,4 +1,4 @@
-"""Clients of the gateway: services that ask it to decide, each by a token and about some limits."""
+"""Clients of the gateway: services with a token that may use some of the limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def token_digest(token: str) -> str:
 
 
 class RateLimitClient(AuditedModel):
-    """A service that asks the gateway. Only a digest of its token is kept."""
+    """A service that calls the gateway. Only a digest of its token is stored."""
 
     CHANGE_KIND = "client"
 
@@ -67,7 +67,7 @@ class RateLimitClient(AuditedModel):
     objects = AuditedQuerySet.as_manager()
 
     class Meta:
-        """Names and order."""
+        """Options of the model."""
 
         verbose_name = _("client of the gateway")
         verbose_name_plural = _("clients of the gateway")
@@ -77,17 +77,20 @@ class RateLimitClient(AuditedModel):
         return self.name
 
     def new_token(self) -> str:
-        """Give it another token, which is not kept; the one before ends when this is saved."""
+        """Set and return another token, of which only the digest is stored.
+
+        The previous token becomes invalid when the row is saved.
+        """
         token = PREFIX + secrets.token_urlsafe(32)
         self.digest = token_digest(token)
         return token
 
     def names(self) -> list[str]:
-        """Which limits it may ask about; a star at the end is any rest."""
+        """Return the limits that the client may use, by name; a final star matches any text."""
         return [line.strip() for line in self.limits.splitlines() if line.strip()]
 
     def declared(self) -> Declared:
-        """Return the row in words, with the digits that identify its token."""
+        """Return the row as a declaration, with the digits that identify its token."""
         return {
             "name": self.name,
             "limits": self.names(),
@@ -97,7 +100,7 @@ class RateLimitClient(AuditedModel):
         }
 
     def clean(self) -> None:
-        """Raises `ValidationError` that names the field."""
+        """Check the row. Raises `ValidationError`, which names the field."""
         for name in self.names():
             if not _NAME.fullmatch(name):
                 problem = _("A star is only allowed at the end: %(name)s.") % {"name": name[:100]}
@@ -105,5 +108,5 @@ class RateLimitClient(AuditedModel):
 
     @classmethod
     def note_use(cls, using: str, digest: str) -> None:
-        """Record that it was used just now. This change is neither recorded nor published."""
+        """Record that the client has just used its token. That is not a change of the rules."""
         cls._base_manager.using(using).filter(digest=digest).update(last_used=timezone.now())

@@ -17,7 +17,7 @@ from .users import MAX_USER_LENGTH, VouchedUser, primary_key
 
 
 class NamedIdentities(NamedTuple):
-    """The client that an object names, by key: all of it is one client, as a request is.
+    """The client that an object describes, by key. All values together are one client.
 
     For overrides, see `web.overrides.Who`.
 
@@ -62,7 +62,7 @@ class NamedIdentities(NamedTuple):
         return address_as(self.values.get("ip"), "it is in the identity")
 
     def user(self) -> str | None:
-        """See `Who`: the primary key as the database has it."""
+        """Return the primary key of the user in the database's form, or None; see `Who`."""
         if "user" not in self.values:
             return None
         return str(VouchedUser(self.values["user"]))
@@ -71,7 +71,10 @@ class NamedIdentities(NamedTuple):
         return self._address().address
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """See `Who`. The override decides whether letter case counts."""
+        """Return the identities by the value of a field; see `Who`.
+
+        The override decides whether letter case matters.
+        """
         kind, name = _place(field)
         places = [(kind, name)]
         if kind == "data":
@@ -81,7 +84,10 @@ class NamedIdentities(NamedTuple):
 
 
 def _may_be_user(text: str) -> bool:
-    """Return whether a user may have this primary key: any text if the site has no users."""
+    """Return whether text is a possible primary key of a user.
+
+    If the site has no users, any text is.
+    """
     try:
         primary_key(text)
     except (ValidationError, ValueError):
@@ -92,7 +98,7 @@ def _may_be_user(text: str) -> bool:
 
 
 def _place(key: str) -> tuple[str, str]:
-    """Return the place of a field in requests, in which names of headers have one spelling."""
+    """Return the kind and the normalized name of a field."""
     kind, name, _is_exact = split_field(key) or (key, "", True)
     if kind == "header":
         name = str(HttpHeaders.to_wsgi_name(name))

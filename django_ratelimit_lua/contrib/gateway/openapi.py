@@ -1,6 +1,6 @@
-"""The OpenAPI document of `decide` (https://spec.openapis.org/oas/v3.1.0), which checks questions.
+"""The OpenAPI document of `decide` (https://spec.openapis.org/oas/v3.1.0).
 
-`openapi.json` is the one declaration of what may be asked: it is served, and bodies are checked by
+`openapi.json` is the only declaration of valid requests: it is served, and bodies are validated by
 its schemas.
 """
 
@@ -46,15 +46,15 @@ def schema_of(name: str) -> Schema:
 
 
 def check(value: Any, schema: Schema, where: str = "The body") -> None:
-    """Check a value by a schema of the document.
+    """Validate a value by a schema of the document.
 
     Args:
         value: A value of JSON.
-        schema: With the keywords that `openapi.json` uses for questions.
-        where: Its place in the body, for the error.
+        schema: A schema with the keywords that `openapi.json` uses for requests.
+        where: The place of the value in the body, for the error.
 
     Raises:
-        ProblemError: The value does not match. The error names its place, and what is right.
+        ProblemError: The value does not match. The error contains its place, and the valid values.
     """
     schema = _resolve(schema)
     expected = schema.get("description", "")
@@ -107,7 +107,7 @@ def _check_members(members: Mapping[str, object], schema: Schema, where: str) ->
 
 
 def refuse(problem: str) -> NoReturn:
-    """Raise the error for a part of the body that is wrong."""
+    """Raise the error for an invalid part of the body."""
     raise ProblemError(422, f"{problem.rstrip('.')}.")
 
 

@@ -1,8 +1,8 @@
-"""The paths that a server may read from a request: servers differ in that.
+"""The paths that different servers may read from one request.
 
-A rule is about a path, and the server behind the proxy decides which path a request has. So every
-reading of a common server is checked. Otherwise there would be a way of writing `/login/` that
-avoids its limit.
+A rule matches a path, and the server behind the proxy decides which path a request has. So every
+path that a common server would read is checked. Otherwise a client could write `/login/` in a way
+that avoids its limit.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 
 
 def readings(path: str) -> tuple[str, ...]:
-    r"""Return a path as servers may take it, each once; both are bytes, written as Latin-1 letters.
+    r"""Return the paths that servers may read from a path, without duplicates.
 
-    First as most do: decoded, and without empty and dot segments. Then as it was sent, and as
-    others take it:
+    Both are bytes, written as Latin-1 letters. The first is the one that most servers read:
+    decoded, and without empty and dot segments. The others are the path as it was sent, and the
+    results of these differences:
 
-    - `%2F` and `%5C` separate segments, or are letters of them (RFC 3986, 2.2; Node's `URL`);
-    - so does `\` (the URL Standard of WHATWG, and with it Node; IIS), or not;
-    - what follows `;` in a segment are its parameters, and no part of it (servlets: Tomcat, Jetty),
-      or it is;
-    - what follows `#` is no part of the path, or it is;
-    - empty segments count (the URL Standard, again), or not.
+    - `%2F` and `%5C` separate segments, or are a part of them (RFC 3986, 2.2; Node's `URL`);
+    - `\` separates segments (the URL Standard of WHATWG, and with it Node; IIS), or does not;
+    - the text after `;` in a segment is its parameters and is removed (servlets: Tomcat, Jetty), or
+      is not;
+    - the text after `#` is removed, or is not;
+    - empty segments are kept (the URL Standard), or are not.
 
-    Raises `ValueError` for a path that can be read in several ways and is longer than `MAX_LENGTH`,
-    or has more than `MAX_SEGMENTS`.
+    Raises `ValueError` for an ambiguous path that is longer than `MAX_LENGTH`, or has more than
+    `MAX_SEGMENTS`.
 
     >>> readings("/api/v1/")
     ('/api/v1/',)
@@ -74,7 +75,7 @@ def _decode(path: str) -> str:
 
 
 def normalise_path(path: str, *, merges: bool = True) -> str:
-    """Remove dot segments (RFC 3986, 5.2.4) and, if `merges`, empty ones, as most servers do.
+    """Remove dot segments (RFC 3986, 5.2.4) and, with `merges`, empty ones, as most servers do.
 
     >>> normalise_path("/static/../api//./v1/"), normalise_path("/.."), normalise_path("")
     ('/api/v1/', '/', '/')

@@ -1,4 +1,4 @@
-"""Which rules apply to requests that a proxy describes, and why the others do not."""
+"""The rules that apply to requests of proxies, and the reasons why the others do not."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .conf import settings
 def _unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
     """Return the values that the rule needs and a proxy cannot know, in words.
 
-    If there are any, the rule does not apply. `is_user_known`: a header of the proxy names the
-    user.
+    If there are any, the rule does not apply. `is_user_known`: whether a header of the proxy
+    contains the user.
     """
     rates = () if rule.template is None else rule.template.rates
     keys = [str(key.label) for key in rule.keys if not key.known_to_proxies]
@@ -44,14 +44,14 @@ def _index(ruleset: Ruleset, is_user_known: bool) -> PathIndex:
 
 
 def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Rule]:
-    """Return the rules for a path that apply to requests that a proxy describes, in their order."""
+    """Return the rules for a path that apply to requests of proxies, in their order."""
     return _index(ruleset, is_user_known).matching(path)
 
 
 def lacking(rule: Rule) -> str:
     """Return the values that a proxy lacks to apply a rule, in words.
 
-    Empty if none, or if no proxy uses its places.
+    It is empty if nothing is missing, or if no proxy uses the gateway.
     """
     if settings.GATEWAY_DIALECT is None or not rule.is_for_requests or rule.mode == "off":
         return ""

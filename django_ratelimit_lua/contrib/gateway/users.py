@@ -1,4 +1,4 @@
-"""The user that a proxy reports, without a session and maybe without a user table here."""
+"""The user that a proxy reports, without a session, and perhaps without a user table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _unheard = itertools.count()
 
 
 def primary_key(text: str) -> Any:
-    """Return a primary key of a user as the database has it.
+    """Return a primary key of a user in the database's form.
 
-    Raises `ValidationError` or `ValueError` if it cannot be one, and `ImproperlyConfigured` if the
+    Raises `ValidationError` or `ValueError` if it is invalid, and `ImproperlyConfigured` if the
     site has no users.
     """
     return get_user_model()._meta.pk.to_python(text)
@@ -28,8 +28,9 @@ def primary_key(text: str) -> Any:
 class VouchedUser:
     """The user that a proxy reports, without further data.
 
-    `pk`: a primary key as the database has it, so that a user counts as the same as in Django's
-    views; values that are not valid primary keys stay strings. Without one, no user is signed in.
+    - `pk`: the primary key in the database's form, so that a user has the same identity as in
+      Django's views; a value that is not a valid primary key stays a string. Without one, no user
+      is signed in.
     """
 
     is_staff = False
@@ -51,7 +52,7 @@ STRANGER = VouchedUser("")
 
 
 def log_in(request: Any, user: VouchedUser) -> None:
-    """Put a user where requests have theirs."""
+    """Set the user of a request, as Django's middleware does."""
 
     async def auser() -> Any:
         return request.user
@@ -60,9 +61,10 @@ def log_in(request: Any, user: VouchedUser) -> None:
 
 
 def load_user(request: Any) -> None:
-    """Read the reported user from the database, because a rule uses the user's groups.
+    """Load the reported user from the database, because a rule uses the user's groups.
 
-    An unknown user is in no group, and there is no user while the database is unavailable. Blocks.
+    An unknown user has no groups, and no user is signed in while the database is unavailable.
+    Blocks.
     """
     if not isinstance(request.user, VouchedUser) or request.user.is_anonymous:
         return

@@ -1,4 +1,4 @@
-"""The answers of the gateway as views of a Django site."""
+"""The endpoints of the gateway as views of a Django site."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .openapi import answer_openapi
 def _for_programs(view: Callable[..., Any]) -> Callable[..., Any]:
     """Exempt a view from limits, logins and CSRF tokens.
 
-    Limits are for the clients that it is asked about. Envoy asks by the method of the original
-    request, and no program has a CSRF token.
+    Limits are for the clients that the request is about. Envoy uses the method of the original
+    request, and programs have no CSRF token.
     """
     return ratelimit_exempt(login_not_required(csrf_exempt(view)))
 
 
 @_for_programs
 async def check(request: HttpRequest) -> HttpResponse:
-    """Answer a proxy, see `answer_check`."""
+    """Respond to a proxy, see `answer_check`."""
     if isinstance(request, ASGIRequest):
         answer = await answer_scope(request.scope)
     else:
@@ -40,7 +40,7 @@ async def check(request: HttpRequest) -> HttpResponse:
 
 @_for_programs
 async def decide(request: HttpRequest) -> HttpResponse:
-    """Answer a service, see `answer_decide`. Django cancels this if the client disconnects."""
+    """Respond to a service, see `answer_decide`. Django cancels it if the client disconnects."""
     try:
         # Not `request.body`: what is sent in chunks may have any size.
         body = request.read(MAX_BYTES + 1)
@@ -51,7 +51,7 @@ async def decide(request: HttpRequest) -> HttpResponse:
 
 @_for_programs
 async def health(request: HttpRequest) -> HttpResponse:
-    """Answer whether limits can be decided, see `answer_health`."""
+    """Report whether limits can be decided, see `answer_health`."""
     return (await answer_health()).response()
 
 

@@ -1,4 +1,4 @@
-"""Access logs run against limits: line → request → charges → decision → report."""
+"""Replays access logs against limits: line → request → charges → decision → report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that tries a rule on an uploaded access log."""
+"""The page that replays an uploaded access log against a rule."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_SECONDS = 20.0
 
 
 class LogForm(forms.Form):
-    """The log that a rule is tried on."""
+    """The access log that is replayed against a rule."""
 
     log = forms.FileField(
         label=gettext_lazy("Access log"),
@@ -60,13 +60,13 @@ class LogForm(forms.Form):
 
 
 class ReplayPage(Page):
-    """A rule, as it is saved, tried on a log.
+    """Replays a log against a saved rule.
 
-    Nothing of the log is kept. The form of the rule links here.
+    Nothing of the log is stored. The form of the rule links to this page.
     """
 
     class Media:
-        """Styles and scripts."""
+        """The style sheet of the page."""
 
         css = {"all": ("ratelimit_replay/replay.css",)}  # noqa: RUF012
         js = ("django_ratelimit_lua/curve.js",)
@@ -76,7 +76,7 @@ class ReplayPage(Page):
         return bool(request.user.has_perm("django_ratelimit_lua.change_ratelimitrule"))
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """No entry in the index, which knows no rule."""
+        """Return False: the page needs a rule, so it has no entry in the index."""
         return False
 
     def get_urls(self) -> list[URLPattern]:

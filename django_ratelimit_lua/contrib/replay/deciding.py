@@ -1,4 +1,4 @@
-"""Decide each line of a log by the Lua program, at the log's own time, on temporary keys."""
+"""Decide each line of a log with the Lua script, at the log's own time, on temporary keys."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class _Enough(Exception):  # noqa: N818 - not an error: the receiver of the prog
 
 
 class ReplayTooSlowError(Exception):
-    """The replay lags so far behind its log that keys may have expired which still counted."""
+    """The replay lags so far behind its log that keys may have expired too early."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a replay: lines that were taken, and bytes that were read.
+    """The progress of a replay: the lines decided, and the bytes read.
 
-    `size` is the number of bytes; 0 if it is not known.
+    - `size`: the total number of bytes; 0 if it is not known.
     """
 
     lines: int
@@ -58,14 +58,15 @@ class Replayed:
     """The counts of a replay.
 
     Attributes:
-        planner: The rules that were left out.
+        planner: The planner, with the rules that were left out.
         tallies: The counts by rule, in the order of the rules.
         reading: The counts of reading.
         formats: The name of the format of each log.
-        taken: Lines that were decided, or that no rule matched, or that have no request. More may
-            have been read.
-        first: The moment of the first line, or None; `last` is that of the last.
-        met: Lines that rules matched.
+        taken: Lines that were decided, that no rule matched, or that have no request. More lines
+            may have been read.
+        first: The moment of the first line, or None.
+        last: The moment of the last line, or None.
+        met: Lines that matched a rule.
         refused: Lines that were refused.
         refused_then: Lines with the status 429.
         refused_both: Lines with the status 429 that were refused.
@@ -103,16 +104,19 @@ def replay(
     The counts on the server are deleted at the end, also after an error.
 
     Args:
+        logs: The logs.
+        ruleset: The rules.
+        store: The server.
         trusted: The trusted proxies, as in `RATELIMIT_TRUSTED_PROXIES`.
-        spread: Whether lines of one second get different moments in it.
+        spread: Whether lines of the same second get different moments in it.
         draws: Whether to count the refusal curves, too.
         on_progress: Receives the progress, with each batch of lines and while a batch is read. If
             it returns true, the replay ends.
 
     Raises:
-        UnreadableLogError: If a log cannot be read.
-        StoreError: If the server does not answer.
-        ReplayTooSlowError: If the replay lags too far behind its log.
+        UnreadableLogError: A log cannot be read.
+        StoreError: The server does not reply.
+        ReplayTooSlowError: The replay lags too far behind its log.
     """
     knows = [log.format.knows for log in logs if log.format.name != "empty"] or [frozenset()]
     planner = LinePlanner(ruleset, frozenset.intersection(*knows), trusted)
@@ -181,7 +185,7 @@ class _Deciding:
         self.decide()
 
     def decide(self) -> None:
-        """Decide the lines that wait, and count them."""
+        """Decide the waiting lines, and count the results."""
         waiting = self._waiting
         if not waiting:
             return

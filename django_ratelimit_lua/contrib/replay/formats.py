@@ -1,13 +1,13 @@
 """The formats of access logs: parse a line into the values of its request.
 
-- `combined`: Apache's and nginx's common and combined formats, and gunicorn's own: with the virtual
-  host in front of them or without, and behind them, in any order, what many sites add:
-  `X-Forwarded-For` and the host in quotes, among other columns;
+- `combined`: the common and combined formats of Apache and nginx, and gunicorn's own; optionally
+  with the virtual host at the beginning, and with further columns at the end in any order, such as
+  `X-Forwarded-For` and the host in quotes;
 - `json`: one object in each line, of nginx (by the names of its variables) or of Caddy;
-- `alb`: of AWS's Application Load Balancer;
-- `tsv`: columns apart by tabs, named in the first line.
+- `alb`: the format of AWS's Application Load Balancer;
+- `tsv`: columns separated by tabs, named in the first line.
 
-Each format makes named fields of a line; `_line` makes a `LogLine` of these.
+Each format parses a line into named fields, from which `_line` makes a `LogLine`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ HEADER_SIZE = 128
 
 
 class LogLine(NamedTuple):
-    """The values of a line. None: the log does not have it; empty: the request did not.
+    """The values of a line. None: the log does not contain it. Empty: the request had none.
 
     Attributes:
         moment: Microseconds since 1970.
-        is_whole: Whether only its second is known.
+        is_whole: Whether only the second is known.
         address: The peer of the server.
-        method: Empty if the line has no request that a site could see.
+        method: The HTTP method. Empty if the line has no request that a site could see.
         target: Path and query.
         forwarded: `X-Forwarded-For`.
-        headers: All of them, by their names.
-        size: The approximate number of characters that it keeps.
+        headers: All headers, by name.
+        size: The approximate number of characters stored.
     """
 
     moment: int
@@ -132,7 +132,7 @@ _NAMES = {
 
 
 def _given(text: str | None) -> str | None:
-    """Return the text of a field, which is empty if the server wrote a hyphen."""
+    """Return the text of a field, or an empty string if the server wrote a hyphen."""
     if text == "-":
         return ""
     return text
@@ -141,10 +141,12 @@ def _given(text: str | None) -> str | None:
 def _line(
     fields: Mapping[str, Any], size: int, headers: Mapping[str, str] | None = None
 ) -> LogLine | None:
-    """Return the line that has these fields, by the names of `_NAMES`.
+    """Return the line with these fields, by the names of `_NAMES`.
 
     Args:
-        size: The number of its characters.
+        fields: The fields.
+        size: The number of characters in the line.
+        headers: The headers, if all are known.
     """
     get = fields.get
     address = get("address")
@@ -185,7 +187,10 @@ def _line(
 
 
 def _request(text: str) -> tuple[str, str, str | None]:
-    """Return method, path with query, and the host of a whole URL; empty if it is no request."""
+    """Return the method, the path with query, and the host if it is a whole URL.
+
+    The method is empty if the text is not a request.
+    """
     method, _, rest = text.partition(" ")
     target, _, version = rest.rpartition(" ")
     if not version.startswith("HTTP/"):
@@ -205,7 +210,7 @@ def _request(text: str) -> tuple[str, str, str | None]:
 def moment_of(text: str) -> tuple[int, bool] | None:
     """Return the microseconds since 1970 of a time in a log, and whether it has only seconds.
 
-    Returns None if the time is invalid.
+    Return None if the time is invalid.
 
     >>> (
     ...     moment_of("804571201"),
@@ -247,7 +252,7 @@ def _moment_of(text: str) -> tuple[int, bool] | None:
 
 
 def _unescaped(text: str) -> str:
-    r"""Return text as it was before a server escaped it: `\"`, `\\` and `\x22`."""
+    r"""Return text without the escapes that a server has added: `\"`, `\\` and `\x22`."""
 
     def unescape(match: re.Match[str]) -> str:
         if match[1]:
@@ -301,7 +306,7 @@ def _more(text: str) -> dict[str, str]:
 
 
 def alb(text: str) -> LogLine | None:
-    """Return a line of an Application Load Balancer, with the time at which the request came."""
+    """Return a line of an Application Load Balancer, with the time at which the request arrived."""
     match = _ALB.fullmatch(text)
     if match is None:
         return None
@@ -319,7 +324,7 @@ def alb(text: str) -> LogLine | None:
 def whole(text: str) -> str:
     r"""Return text that UTF-8 can encode, with U+FFFD for lone surrogates.
 
-    JSON and names of files may have these.
+    JSON and names of files may contain lone surrogates.
 
     >>> whole("caf\u00e9 \ud800") == "caf\u00e9 " + "\ufffd" * 3
     True
@@ -397,11 +402,11 @@ _MAYBE = ("host", "referer", "agent", "forwarded", "headers")
 
 
 class UnknownFormatError(ValueError):
-    """The first lines of a log do not show its format."""
+    """The format of a log cannot be detected from its first lines."""
 
 
 def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
-    """Return the beginning of a text, with … in place of the rest.
+    """Return the beginning of a text, with … for the rest.
 
     >>> excerpt("GET /"), excerpt("a" * 5_000_000) == "a" * 79 + "…"
     ('GET /', True)

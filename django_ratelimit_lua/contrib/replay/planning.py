@@ -1,7 +1,7 @@
-"""The charges of a line: by the same index of paths, rules and keys that decide live requests.
+"""The charges of a line, by the same index of paths, rules and keys as live requests.
 
-A log does not contain all values that a rule may use. Rules that need more are left out, and the
-report names them with the reason.
+A log does not contain all values that a rule may use. Rules that need others are left out, and the
+report lists them with the reason.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ class LineCharge(NamedTuple):
 
 
 class LinePlanner:
-    """Plan the charges of lines by rules.
+    """Plans the charges of lines by rules.
 
     Args:
-        knows: The values in their log, see `LogFormat`.
+        ruleset: The rules.
+        knows: The values that the log contains, see `LogFormat`.
         trusted: The trusted proxies, as in `RATELIMIT_TRUSTED_PROXIES`.
 
     Attributes:
-        unseen: By rule, why it is left out.
-        notes: Further parts of rules that are left out.
-        failed: By rule, to how many lines it could not be applied, and the first error.
+        unseen: The reasons why rules are left out, by rule.
+        notes: Notes on parts of rules that are left out.
+        failed: The number of lines to which a rule could not be applied, and the first error, by
+            rule.
     """
 
     def __init__(self, ruleset: Ruleset, knows: frozenset[str], trusted: Trusted) -> None:
@@ -92,7 +94,7 @@ class LinePlanner:
         return [charge for charge in charges if charge is not None]
 
     def notes_on(self, named: int) -> list[str]:
-        """Return further notes on the numbers, after all lines were planned.
+        """Return all notes on the numbers, after all lines were planned.
 
         Args:
             named: The number of lines that name a user.
@@ -154,7 +156,7 @@ def words_of(identity: object, line: LogLine, request: LoggedRequest) -> str:
 
 
 def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
-    """Return why a rule cannot be replayed from a log with these values; empty: it can."""
+    """Return why a rule cannot be replayed from a log with these values; empty if it can."""
     template = rule.template
     if rule.group is not None:
         return _(
@@ -181,7 +183,7 @@ def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
 
 
 def _why_unknown(part: str, knows: frozenset[str]) -> str:
-    """Return why a part of a key cannot be read from a log; empty: it can."""
+    """Return why a part of a key cannot be read from a log; empty if it can."""
     kind, _colon, name = part.removeprefix(EXACT).partition(":")
     registered = registered_keys().get(part)
     if kind in _UNKNOWN or (registered is not None and not registered.known_to_proxies):
@@ -192,7 +194,7 @@ def _why_unknown(part: str, knows: frozenset[str]) -> str:
 
 
 def left_out(rule: Rule) -> list[str]:
-    """Return notes on the parts of a rule that are left out, although it is replayed."""
+    """Return notes on the parts of a replayed rule that are ignored."""
     template = rule.template
     if template is None:
         return []

@@ -1,8 +1,8 @@
-"""Logs as one stream of lines in the order of their times: read, sorted, merged, and ties spread.
+"""Logs as one stream of lines in the order of their times: read, sorted, merged and spread.
 
 Servers write a line when a request ends, so lines are slightly out of order. They are sorted within
-a window of ten thousand lines. A line that is later takes the time of the latest one before it, and
-is counted.
+a window of ten thousand lines. A line that is later than that takes the time of the latest line
+before it, and is counted as late. Lines of the same second are spread over it.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ class UnreadableLogError(Exception):
 
 @dataclass(slots=True)
 class Reading:
-    """The counts of reading. Some lines may be ahead of the decisions.
+    """The counts of reading. Some of the lines may not be decided yet.
 
     Attributes:
-        broken: Lines that do not have the format of their log; `shown` are the first of them.
+        broken: Lines that do not have the format of their log.
+        shown: The first of the broken lines.
         late: Lines beyond the window.
         empty: Lines without a request that a site sees.
-        spread: Lines of a second that others share, if these were spread.
+        spread: Lines that share their second with others, if they were spread over it.
         ended: Notes on logs that ended early.
         look: Called while lines are read. If it raises, reading ends.
     """
@@ -76,15 +77,15 @@ class Reading:
 
 
 class Log:
-    """One log, from a file, from standard input, or from an open file; also gzipped.
+    """One log, from a file, from standard input, or from an open file; may be gzipped.
 
-    A gzipped log that is cut or damaged ends with the last whole line before.
+    A gzipped log that is cut or damaged ends with the last complete line.
 
     Attributes:
         size: Its bytes; 0 if that is not known.
 
     Raises:
-        UnreadableLogError: If it cannot be read.
+        UnreadableLogError: It cannot be read.
     """
 
     def __init__(self, name: str, form: str | None = None, file: IO[bytes] | None = None) -> None:
@@ -117,7 +118,7 @@ class Log:
 
     @property
     def done(self) -> int:
-        """Bytes read of a log of known size."""
+        """Return the number of bytes read, of a log with a known size."""
         if not self.size:
             return 0
         return int(self._raw.tell())
@@ -140,7 +141,7 @@ class Log:
         return sys.stdin.buffer
 
     def _read(self) -> Iterator[tuple[int, str]]:
-        """Return the lines with their numbers; the rest of a long line as empty ones."""
+        """Yield the lines with their numbers. The rest of a long line is yielded as empty lines."""
         number = 0
         is_rest = False
         try:
@@ -160,7 +161,7 @@ class Log:
             self._end = text % {"lines": number, "damage": error}
 
     def lines(self, reading: Reading) -> Iterator[LogLine]:
-        """Return its lines in their order in the file, or raise `UnreadableLogError`."""
+        """Yield the lines in the order of the file. Raises `UnreadableLogError`."""
         look_at = LOOK_BYTES
         try:
             for number, text in chain(self._sample, self._texts):
@@ -186,11 +187,13 @@ class Log:
 def ordered(
     logs: Sequence[Log], reading: Reading, *, spread: bool = True
 ) -> Iterator[tuple[int, LogLine]]:
-    """Return the lines of all logs with their moments, which never go back.
+    """Yield the lines of all logs with their moments, which never decrease.
 
     Args:
-        spread: Whether lines of one second are spread evenly in it. Otherwise they share its
-            beginning.
+        logs: The logs.
+        reading: Counts what is read.
+        spread: Whether lines of the same second are spread evenly over it. Otherwise all have its
+            beginning as their moment.
     """
     streams = [sorted_lines(log.lines(reading), reading) for log in logs]
     timed = heapq.merge(*streams, key=itemgetter(0))
@@ -202,7 +205,7 @@ def ordered(
 def sorted_lines(
     lines: Iterable[LogLine], reading: Reading, window: int = WINDOW
 ) -> Iterator[tuple[int, LogLine]]:
-    """Return lines in the order of their times, within a window of a number of lines."""
+    """Yield lines in the order of their times, sorted within a window of a number of lines."""
     latest = 0
     for line in _in_window(lines, window):
         if line.moment < latest:

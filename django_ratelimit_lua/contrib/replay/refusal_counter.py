@@ -1,19 +1,19 @@
-"""Counting what every limit N would have refused of a log, in one pass.
+"""Count what every limit N would have refused of a log, in one pass.
 
-Think of N places, and of each request taking the first that is free, for as long as it counts.
-Which of the first N places are taken never depends on whether there are more behind them. So a
-request that takes place m with any number of places would have been refused by every N below m, and
-by no other: one pass over the log decides all limits, exactly.
+Imagine N places, and that each request takes the first free place for as long as it counts. Which
+of the first N places are taken never depends on whether there are more behind them. So a request
+that takes place m with any number of places would have been refused by every N below m, and by no
+other: one pass over the log decides all limits, exactly.
 
-That holds if it is known when a request comes until when it counts: for a sliding log and a fixed
-window. For others the curve gives an N that is enough. A token bucket empties at a speed that
-depends on N. With N as its burst it never refuses an identity that has at most N requests in any
-period, as a sliding log counts them. A segment of a sliding window counts until the last hit in it
-that N admits is a period old: here, as if that came at the end of the segment.
+That holds if the time until which a request counts is known when it arrives: for a sliding log and
+a fixed window. For other algorithms the curve gives an N that is sufficient. A token bucket empties
+at a speed that depends on N. With N as its burst it never refuses an identity that has at most N
+requests in any period, as a sliding log counts them. A segment of a sliding window counts until the
+last hit in it that N admits is a period old; here, that hit is assumed at the end of the segment.
 
-Requests that end together and have places in a row are kept as one run. In a sliding log each ends
-at its own time: if there are more runs than `MAX_RUNS`, no curve is drawn, so memory does not grow
-with the lines.
+Requests that end together and have successive places are stored as one run. In a sliding log each
+ends at its own time: if there are more runs than `MAX_RUNS`, no curve is drawn, so memory does not
+grow with the lines.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class _Places:
 
     Attributes:
         taken: Runs of places that are taken, as (end, first, last), the earliest end first.
-        free: Runs of places that are free among the `top` first ones, as a heap of (first, last).
-        peak: The highest place that ever was taken.
+        free: Runs of free places among the first `top` ones, as a heap of (first, last).
+        top: The highest place in use.
+        peak: The highest place that was ever taken.
         ends: The end of its fixed window.
     """
 
@@ -55,7 +56,7 @@ class _Places:
     ends: int = 0
 
     def clear(self, moment: int) -> None:
-        """Free what does not count any more."""
+        """Free the places of requests that do not count any more."""
         while self.taken and self.taken[0][0] <= moment:
             _, first, last = self.taken.popleft()
             heappush(self.free, (first, last))
@@ -77,7 +78,7 @@ class _Places:
 
 
 class RefusalCounter:
-    """Counts for a limit what every other N would have refused."""
+    """Counts the refusals that every other maximum than a limit's own would have made."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
@@ -88,7 +89,7 @@ class RefusalCounter:
         self._kind = limit.kind
 
     def add(self, digest: bytes, moment: int) -> bool:
-        """Count a request; returns False if there was no room to."""
+        """Count a request. Return False if there is no room for it."""
         places = self._places.get(digest)
         if places is None:
             places = self._places[digest] = _Places()
@@ -109,7 +110,7 @@ class RefusalCounter:
         return place <= MAX_RUNS and (self._runs <= MAX_RUNS or self._has_room(moment))
 
     def _has_room(self, moment: int) -> bool:
-        """Forget what counts no more; returns whether that was the half of it."""
+        """Drop requests that do not count any more. Return whether half of the room is free."""
         self._runs = 0
         for places in self._places.values():
             places.clear(moment)
@@ -117,7 +118,7 @@ class RefusalCounter:
         return self._runs <= MAX_RUNS // 2
 
     def _until(self, places: _Places, moment: int) -> int:
-        """Until when a request counts, at most."""
+        """Return the latest time until which a request counts."""
         if not self._kind.ends_together:
             return self._kind.expires_at(self.limit, moment)
         if moment >= places.ends:
@@ -125,7 +126,7 @@ class RefusalCounter:
         return places.ends
 
     def curve(self, cost: int = 1) -> Curve:
-        """Return the curve of the counts, of requests with this number of units."""
+        """Return the curve of the counts, for requests with this number of units."""
         by_place = {place * cost: count for place, count in enumerate(self._by_place) if count}
         by_peak = Counter(places.peak * cost for places in self._places.values())
         now = Limit(self.limit.name, self.limit.rate, algorithm=self._kind.name)
@@ -154,7 +155,7 @@ def _beyond(counts: Mapping[int, int]) -> Callable[[int], Between]:
 
 
 def why_no_curve(limits: Sequence[Limit], cost: int) -> str:
-    """Return why no curve is drawn for such limits; empty if one is."""
+    """Return why no curve is drawn for these limits; empty if one is drawn."""
     limit = limits[0]
     if cost < 1:
         return _("a request costs 0 units")

@@ -1,4 +1,4 @@
-"""The report of a replay in plain values: the JSON, from which templates make text and pages."""
+"""The report of a replay as plain values: the JSON, from which templates render the text."""
 
 from __future__ import annotations
 

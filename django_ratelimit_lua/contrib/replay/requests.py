@@ -1,4 +1,4 @@
-"""The request of a line in a log, with the values that rules match and keys read."""
+"""The request in a line of a log, with the values that rules match and keys read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Trusted = int | tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] | None
 
 
 class LoggedUser(NamedTuple):
-    """The signed-in user, by the name in the log; empty: none."""
+    """The signed-in user, by the name in the log; empty if no user is signed in."""
 
     pk: str
 
@@ -32,7 +32,7 @@ class LoggedUser(NamedTuple):
 
 
 class LoggedRequest(HttpRequest):
-    """A request from its line and the address of the client, see `client_of`."""
+    """A request made from a line of a log and the address of the client, see `client_of`."""
 
     # Django's own method would compute unused values.
     def __init__(self, line: LogLine, address: str) -> None:
@@ -88,10 +88,11 @@ def path_of(target: str) -> str:
 def client_of(line: LogLine, trusted: Trusted) -> str:
     """Return the address of the client, by the values that trusted proxies have written.
 
-    A name, which servers may log instead, gets an address of its own.
+    A host name, which servers may log instead, is replaced by an address.
 
     Args:
-        trusted: As in `RATELIMIT_TRUSTED_PROXIES`.
+        line: The line.
+        trusted: The trusted proxies, as in `RATELIMIT_TRUSTED_PROXIES`.
     """
     address = line.address
     if trusted is not None and line.forwarded:
@@ -105,9 +106,9 @@ def client_of(line: LogLine, trusted: Trusted) -> str:
 
 @lru_cache(maxsize=4096)
 def address_for(name: str) -> str:
-    """Return an address for a client that is logged by its name.
+    """Return an address for a client that is logged by its host name.
 
-    It is in a private network (RFC 4193), each in a /64.
+    It is in a private network (RFC 4193). Each host name has its own /64.
 
     >>> (
     ...     address_for("a.example") == address_for("A.example"),

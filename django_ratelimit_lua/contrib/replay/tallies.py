@@ -26,7 +26,10 @@ MAX_KEPT_LENGTH = 512
 
 @dataclass(slots=True)
 class Offender:
-    """A refused client, and how often its first user agents were refused."""
+    """A refused client, its number of refusals, and the number by user agent.
+
+    Only the first user agents are counted.
+    """
 
     client: str
     refused: int = 0
@@ -35,7 +38,7 @@ class Offender:
 
 @dataclass(slots=True)
 class Busiest:
-    """The minute of the clock with the most lines, in microseconds since 1970.
+    """The minute with the most lines, in microseconds since 1970.
 
     Lines arrive in the order of their times.
     """
@@ -58,14 +61,17 @@ class Busiest:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of the lines that a rule matched.
+    """The results of the lines that matched a rule.
 
     Attributes:
-        refused: Lines that it refused by its own verdict; `held` are those that it delayed.
+        refused: Lines that the rule refused.
+        held: Lines that it delayed.
         refused_then: Lines with the status 429.
         refused_both: Lines with the status 429 that it refused.
-        identities: The digests of identities; `key_parts` are those of its limits.
-        banned: The digests of identities that may be banned; `ban_parts` are those of its bans.
+        identities: The digests of identities.
+        key_parts: The ends of the keys of its limits.
+        banned: The digests of identities that may be banned.
+        ban_parts: The ends of the keys of its bans.
     """
 
     rule: Rule
@@ -115,9 +121,10 @@ class Tally:
                 offender.agents[agent] = offender.agents.get(agent, 0) + 1
 
     def expect(self, charged: LineCharge, *, draws: bool) -> None:
-        """Note the keys that a line may write, and the limits of the rule with the first line.
+        """Record the keys that a line may write and, with the first line, the rule's limits.
 
         Args:
+            charged: The charges.
             draws: Whether to count the refusal curve.
         """
         first = charged.charges[0]
@@ -136,7 +143,7 @@ class Tally:
 
     @property
     def refused_identities(self) -> int:
-        """The number of identities that were refused at least once."""
+        """Return the number of identities that were refused at least once."""
         return len(self._offenders)
 
     def most_refused(self, most: int) -> list[Offender]:

@@ -1,1 +1,1 @@
-"""Statistics of decisions: counts, pages, metrics, durable hours."""
+"""Statistics of decisions: counts, pages, metrics, and hourly counts in the database."""

@@ -98,10 +98,10 @@ MAX_TITLE_LENGTH = 120
 
 
 class StatisticsPages(Page):
-    """The two pages, at the URLs where the admin expects those of a model."""
+    """The overview and the page of one name, at the URLs where the admin expects a model's."""
 
     class Media:
-        """Refreshes the page, and moves along curves."""
+        """The style sheet, and the scripts that refresh the page and move along curves."""
 
         css = {"all": ("ratelimit_statistics/statistics.css",)}  # noqa: RUF012 - Django's way
         js = ("django_ratelimit_lua/refresh.js", "django_ratelimit_lua/curve.js")
@@ -253,7 +253,7 @@ class StatisticsPages(Page):
         }
 
     def _form_url(self, request: HttpRequest, curve: Curve, page: Report) -> str:
-        """Return the URL of the form that saves another limit, up to its value.
+        """Return the URL of the form that saves another limit; the limit's value is appended to it.
 
         It is empty for users without permission.
         """
@@ -345,7 +345,7 @@ def _query(request: HttpRequest, **changes: str) -> str:
 
 
 def _columns(request: HttpRequest, sort: str) -> list[dict[str, Any]]:
-    """Return the columns: of those that sort, the query that sorts by them, or in reverse."""
+    """Return the columns, with the query that sorts by each, or reverses the order."""
     columns = []
     for name, words in COLUMNS.items():
         query = ""
@@ -385,7 +385,7 @@ def _marks(page: Report, changes: Sequence[Mapping[str, Any]]) -> list[Mark]:
 def _chart(
     page: Report, hovers: Sequence[str], marks: Sequence[Mark], kind: str, width: int
 ) -> SafeString:
-    """Return a plot with a stacked bar for each step of the time."""
+    """Return a plot with a stacked bar for each step."""
     points = [vars(point) for point in page.points]
     heights = ticks(largest(points))
     title = _("Requests of %(name)s, %(period)s") % {

@@ -1,7 +1,7 @@
-"""Buckets of histograms: of times, and of units used.
+"""Buckets of histograms: of times, and of used units.
 
-Those of units are exact up to 15, then an eighth of a power of two wide, so that numbers read from
-them are at most 12.5 % off. HdrHistogram divides its ranges in the same way
+Buckets of units are exact up to 15, then an eighth of a power of two wide, so that numbers read
+from them are at most 12.5 % off. HdrHistogram divides its ranges in the same way
 (https://hdrhistogram.github.io/HdrHistogram/).
 """
 
@@ -52,10 +52,10 @@ def units_range(bucket: int) -> tuple[int, int]:
 
 
 def quantile(share: float, histogram: Mapping[int, int]) -> float | None:
-    """Return the seconds within which that share of decisions was made, at most.
+    """Return the maximum number of seconds that a share of the decisions took.
 
     Args:
-        share: From 0 to 1.
+        share: The share, from 0 to 1.
         histogram: The number of decisions in each bucket of times.
 
     Returns:

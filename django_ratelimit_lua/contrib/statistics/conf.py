@@ -7,7 +7,7 @@ from ...limits.values import or_none
 
 
 class StatisticsSettings(Table):
-    """`RATELIMIT_*`. An attribute raises `ImproperlyConfigured` for a value it cannot take."""
+    """The settings of statistics. Reading an invalid value raises `ImproperlyConfigured`."""
 
     METRICS_TOKEN = Setting(
         None,

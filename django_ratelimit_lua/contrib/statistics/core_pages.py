@@ -50,10 +50,10 @@ def limit_url(request: HttpRequest, name: str) -> str:
 def last_day_cells(
     request: HttpRequest, rules: Mapping[str, RateLimitRule | None]
 ) -> dict[str, SafeString]:
-    """Return the last day of each name that was counted.
+    """Return the cells of the column "last day", for each name that was counted.
 
-    A cell has a drawing that leads to the page of the name, and the requests that were not allowed;
-    for a rule in shadow mode, also those that it would have refused.
+    A cell contains a plot that links to the page of the name, and the requests that were not
+    allowed; for a rule in shadow mode, also those that it would have refused.
     """
     cells = {}
     for name, day in last_days(list(rules)).items():

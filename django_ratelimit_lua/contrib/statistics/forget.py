@@ -1,7 +1,7 @@
 """Erase the statistics of one identity: its marks, and its rows in the lists of clients.
 
-Requests stay counted. The HyperLogLogs of refused clients stay as well: no digest can be read from
-them.
+Requests remain counted. The HyperLogLogs of refused clients remain as well: no digest can be read
+from them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from .recorder import recorder
 
 
 def forget(digests: Collection[bytes]) -> Mapping[str, int]:
-    """Erase the identity in Redis, and have all processes drop their unwritten counts of clients.
+    """Erase the identity in Redis, and make all processes drop their unwritten client counts.
 
     Args:
         digests: The digests of the identity under each secret.
 
     Returns:
-        How much was erased, by kind.
+        The number of erased items, by kind.
 
     Raises:
         StoreError: Redis is unavailable.

@@ -1,8 +1,8 @@
-"""Copy the hours of rules and limiters with durable statistics from Redis to the database.
+"""Copy the hourly counts of names with durable statistics from Redis to the database.
 
-One process at a time does it, every few minutes, until there is nothing new for a while. Numbers
-are absolute and only raise existing ones, so it makes no difference how often they are written, by
-how many processes, or when one was killed.
+One process at a time copies, every few minutes, until there is nothing new for a while. Numbers are
+absolute and only raise existing ones, so they may be written repeatedly, by several processes, and
+after a process was killed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def names_to_keep(using: str) -> dict[str, int]:
     """Return the rules and limiters with durable statistics.
 
     Returns:
-        For each name, the end of what is kept, in seconds since 1970.
+        For each name, the end of the hourly counts to copy, in seconds since 1970.
     """
     names = durable_names()
     rules = RateLimitRule._base_manager.using(using).filter(extra__statistics__durable=True)
@@ -68,13 +68,13 @@ def names_to_keep(using: str) -> dict[str, int]:
 
 
 def keep_hours() -> int:
-    """Write the hours to the database that it does not have yet.
+    """Write the hourly counts to the database that it does not have yet.
 
-    Of each name, hours are written from a day before its last row on, or all that Redis has, but
-    none that is older than `RATELIMIT_HISTORY_DAYS`.
+    For each name, the hours from a day before its last row on are written, or all that Redis has,
+    but none that is older than `RATELIMIT_HISTORY_DAYS`.
 
     Returns:
-        The number of rows that were made or raised.
+        The number of rows that were created or raised.
 
     Raises:
         StoreError: Redis is unavailable. The database may raise its own errors.
@@ -93,7 +93,7 @@ def keep_hours() -> int:
 
 
 def _oldest(seconds: float) -> int:
-    """Return the moment so many seconds ago, or since which `RATELIMIT_HISTORY_DAYS` keeps rows."""
+    """Return the moment this many seconds ago, but not before `RATELIMIT_HISTORY_DAYS`."""
     if conf.HISTORY_DAYS is not None:
         seconds = min(seconds, conf.HISTORY_DAYS * DAY)
     return int(time.time() - seconds)
@@ -114,7 +114,7 @@ _looks_left = 0
 
 
 def look() -> None:
-    """Start to write hours in a thread of its own, unless another process does it."""
+    """Start copying hourly counts in a background task, unless another process copies them."""
     global _looks_left
     if take_turn(_turn_key(), 2 * KEEP_SECONDS):
         _looks_left = LAST_LOOKS
@@ -122,9 +122,9 @@ def look() -> None:
 
 
 def _step() -> float | None:
-    """Write hours, and repeat it until there is nothing new.
+    """Copy hourly counts, and repeat that until there is nothing new.
 
-    So the last requests of a quiet site are written without a further one.
+    So the last requests before a quiet time are copied without waiting for another request.
     """
     global _looks_left
     store = get_store(background=True)
@@ -142,7 +142,7 @@ def _turn_key() -> bytes:
 
 
 def _keep() -> int:
-    """Write hours, and return how many rows were made or raised."""
+    """Copy hourly counts, and return the number of rows that were created or raised."""
     try:
         sweep(primary())
         return keep_hours()
@@ -151,7 +151,7 @@ def _keep() -> int:
 
 
 def outdated_hours(using: str, before: datetime) -> QuerySet[RateLimitHour]:
-    """Return the hours from before this moment, except those that would be written again."""
+    """Return the hourly counts from before a moment, except those that would be copied again."""
     moment = min(int(before.timestamp()), _oldest(HOURS_KEPT + DAY))
     rows = RateLimitHour._base_manager.using(using)
     return rows.filter(moment__lt=moment).order_by("moment")

@@ -1,4 +1,4 @@
-"""Durable hours: counts that the database keeps longer than Redis does."""
+"""Durable hourly counts, which the database keeps longer than Redis."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .reading import Counts, Point, Span, by_step, series
 
 
 def kept_series(name: str, span: Span) -> list[Point]:
-    """Return the requests of one name, step by step, in hours or longer steps.
+    """Return the requests of one name, step by step, in steps of an hour or more.
 
-    Of each hour, the larger count of the database and Redis is returned, as Redis has more of the
-    last minutes.
+    For each hour, the larger count of the database and Redis is returned, because Redis has more of
+    the last minutes.
 
     Raises:
         StoreError: Redis is unavailable. The database may raise its own errors.

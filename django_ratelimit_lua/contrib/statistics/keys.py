@@ -1,10 +1,10 @@
 """The keys of statistics in Redis. All keys of one rule or call site are in one hash slot.
 
 - `<prefix>{stats}:names`, a sorted set: the counted names, each with the hour of its last decision;
-- `<prefix>{stats}:durable`, a sorted set: those of them with durable statistics by a limiter,
-  likewise;
+- `<prefix>{stats}:durable`, a sorted set: the names with durable statistics of a limiter, each with
+  the hour of its last decision;
 
-and for each name, after `<prefix>{stats:<name>}:`
+For each name, these keys begin with `<prefix>{stats:<name>}:`
 
 - `minutes:<hour>`, a hash: result and minute → requests, for 49 hours;
 - `more:<hour>`, a hash: units `u`, near the limit `n`, or source `S…`, and the minute → a number,
@@ -22,10 +22,10 @@ and for each name, after `<prefix>{stats:<name>}:`
 - `version:<version>`, a hash and two HyperLogLogs: the requests of a version of a rule in shadow
   mode, for 8 days;
 - `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit
-  `n`; for all together histograms of times as above, their sums in microseconds (`T`, source), and
-  failures of the store (`E`, kind). These never fall, and expire 91 days after the last decision;
-- `dropped`, for all together, a hash: by day, requests of rules that are counted nowhere, for 91
-  days;
+  `n`; for the whole site also histograms of times as above, their sums in microseconds (`T`,
+  source), and failures of the store (`E`, kind). These never fall, and expire 91 days after the
+  last decision;
+- `dropped`, for the whole site, a hash: day → requests of rules that were not counted, for 91 days;
 - `batch:<process>`: the number of the last batch that this process wrote, for six hours.
 
 `<name>` is a digest of the name; the name of all together is empty. Hours and days are numbered
@@ -80,10 +80,10 @@ def key_of(name: str, suffix: bytes) -> bytes:
 
 
 def site_key(suffix: bytes) -> bytes:
-    """Return a key that belongs to no name."""
+    """Return a key that does not belong to a single name."""
     return conf.CACHE_PREFIX + b"{stats}:" + suffix
 
 
 def readable(name: str) -> str:
-    """Return a name for systems that take no lone surrogates."""
+    """Return a name for systems that do not accept lone surrogates."""
     return name.encode(errors="replace").decode()

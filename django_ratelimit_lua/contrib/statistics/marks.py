@@ -1,10 +1,10 @@
-"""High-water marks: the maximum that each identity used, or wanted, of a limit.
+"""High-water marks: the maximum units that each identity used, or requested, under a limit.
 
-They are kept by hour and by day.
-There may be millions of identities, so a sample is kept: those with the smallest digests. Digests
-are random and the same in all processes, so the samples of all processes make one (a
-k-minimum-values sketch: Bar-Yossef et al., "Counting Distinct Elements in a Data Stream", RANDOM
-2002). Up to `SAMPLE` identities, it contains all of them, exactly.
+They are kept by hour and by day. There may be millions of identities, so only a sample is kept:
+those with the smallest digests. Digests are random and the same in all processes, so the samples of
+all processes can be merged (a k-minimum-values sketch: Bar-Yossef et al., "Counting Distinct
+Elements in a Data Stream", RANDOM 2002). If there are at most `SAMPLE` identities, it contains all
+of them, exactly.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _DIGESTS = 16**32
 
 
 class Sample(dict[bytes, int]):
-    """The marks of the identities with the smallest digests, as one process has seen them."""
+    """The marks of the identities with the smallest digests, as one process has counted them."""
 
     _last = b"g"
     """No digest beyond this one is in the sample; this one stands behind all digests."""
 
     def note(self, marks: Mapping[bytes, int]) -> dict[bytes, int]:
-        """Note marks, and return those that are news for the sample.
+        """Store marks, and return those that change the sample.
 
         >>> sample = Sample()
         >>> [sample.note({b"00": mark}) for mark in (3, 2, 4)]
@@ -46,9 +46,10 @@ class Sample(dict[bytes, int]):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The maximum use of identities: `marks`, one for each identity of the sample.
+    """The marks of identities.
 
-    `people`: the number of identities, estimated if it is larger than the sample.
+    - `marks`: one for each identity of the sample;
+    - `people`: the number of identities, estimated if it is larger than the sample.
     """
 
     marks: tuple[int, ...] = ()
@@ -56,7 +57,7 @@ class Marks:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the sample contains all identities."""
+        """Return whether the sample contains all identities."""
         return self.people == len(self.marks)
 
     def beyond(self, units: int) -> tuple[int, int]:
@@ -79,7 +80,7 @@ class Marks:
 
     @classmethod
     def of(cls, found: Mapping[bytes, int]) -> Marks:
-        """Make the high-water marks from those of all processes and hours, by digest."""
+        """Return the merged marks of all processes and hours, given by digest."""
         if len(found) <= SAMPLE:
             return cls(tuple(sorted(found.values())), len(found))
         smallest = sorted(found)[:SAMPLE]

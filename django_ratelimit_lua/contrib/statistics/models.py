@@ -1,4 +1,4 @@
-"""The durable hours of rules and limits, which the database keeps longer than Redis does."""
+"""The durable hourly counts of rules and limits, which the database keeps longer than Redis."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ Numbers = Mapping[str, int | None]
 
 
 class RateLimitHour(models.Model):
-    """Requests of one rule or limiter in one hour, by result; numbers only ever rise.
+    """The requests of one rule or limiter in one hour, by result. Numbers only ever rise.
 
-    `moment`: when it begins, in seconds since 1970; `units` that were taken; allowed `near` the
-    limit; `people_refused`, about (None: not known).
+    - `moment`: the beginning of the hour, in seconds since 1970;
+    - `units`: the units that were taken;
+    - `near`: allowed requests that came near the limit;
+    - `people_refused`: the approximate number of refused identities (None: not known).
     """
 
     name = models.CharField(max_length=200)
@@ -40,7 +42,7 @@ class RateLimitHour(models.Model):
     people_refused = models.BigIntegerField(null=True)
 
     class Meta:
-        """One row for each name and hour."""
+        """Options of the model: one row for each name and hour."""
 
         default_permissions = ("view",)
         constraints = (
@@ -62,12 +64,13 @@ class RateLimitHour(models.Model):
 
     @classmethod
     def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:
-        """Write hours of one name, by their moment.
+        """Write hourly counts of one name, by the beginning of the hour.
 
-        Existing numbers are raised, and never lowered, so hours may be written repeatedly and late.
+        Existing numbers are raised, and never lowered, so counts may be written repeatedly and
+        late.
 
         Returns:
-            The number of rows that were made or raised.
+            The number of rows that were created or raised.
         """
         moments = sorted(hours)
         every = cls._base_manager.using(using)

@@ -1,8 +1,7 @@
 """The statistics for Prometheus: totals of all processes, whichever of them is scraped.
 
-The totals are in Redis, so nothing is kept per process and no directory of
-`PROMETHEUS_MULTIPROC_DIR` is needed. Labels are names of rules and call sites, never anything of a
-request.
+The totals are in Redis, so no process keeps its own, and no directory of `PROMETHEUS_MULTIPROC_DIR`
+is needed. Labels are names of rules and call sites, never values of a request.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ SECONDS = 5.0
 
 
 class Collector:
-    """Collects the counts when it is scraped, for a registry of prometheus-client.
+    """Collects the counts when prometheus-client's registry is scraped.
 
-    If Redis does not answer, it returns only `ratelimit_store_up 0`: unknown counters are left out,
+    If Redis does not reply, it returns only `ratelimit_store_up 0`. Unknown counters are left out,
     because a total that falls looks like a restart.
     """
 
     def describe(self) -> Iterable[Metric]:
-        """Return the metrics without values, by which a registry knows them, without Redis."""
+        """Return the metrics without values, for the registry, without calling Redis."""
         return _families().values()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics as they are now."""
+        """Return the metrics with their current values."""
         families = _families()
         store_up = families["store_up"]
         try:
@@ -83,7 +82,7 @@ class Collector:
 
 
 def _gauges() -> Iterable[Gauge]:
-    """Return those of the core, and those of other annexes."""
+    """Yield the gauges of the core and of other annexes."""
     yield IN_FLIGHT
     yield BANS_ACTIVE
     for extension in extensions:
@@ -91,7 +90,7 @@ def _gauges() -> Iterable[Gauge]:
 
 
 def _by_rule(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-    """Return numbers by label: the smallest as `REST` if there are more names than labels."""
+    """Return numbers by label. If there are too many names, the smallest are added up as `REST`."""
     counter = Counter(counts)
     found = Counter(dict(counter.most_common(MAX_LABELS)))
     if rest := counter.total() - found.total():

@@ -1,6 +1,6 @@
-"""Read the counts again, for the admin's pages, commands, JSON and metrics.
+"""Read the counts for the admin's pages, commands, JSON and metrics.
 
-Everything here calls Redis and may raise `StoreError`. Unwritten counts of this process are written
+All functions call Redis and may raise `StoreError`. Unwritten counts of this process are written
 first.
 """
 
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
     @classmethod
     def last(cls, seconds: int, step: int, now: float | None = None) -> Span:
-        """Return the last seconds of this number, up to the end of the current step.
+        """Return the last `seconds` seconds, up to the end of the current step.
 
         >>> Span.last(3600, 60, now=7230.0)
         Span(start=3660, end=7260, step=60)
@@ -62,7 +62,10 @@ class Span(NamedTuple):
         return cls(end - seconds, end, step)
 
     def parts(self, seconds: int) -> range:
-        """Return the minutes, hours or days (of this many seconds) in it, numbered since 1970."""
+        """Return the minutes, hours or days of the span, counted from 1970.
+
+        `seconds` is the length of one of them.
+        """
         return range(self.start // seconds, -(-self.end // seconds))
 
     @property
@@ -95,7 +98,8 @@ class Point(NamedTuple):
 class Total(NamedTuple):
     """The counts of a span: requests by result, decisions by source, and requests in each hour.
 
-    `units`: those that were taken; `near`: allowed requests that were near the limit.
+    - `units`: the units that were taken;
+    - `near`: allowed requests that came near the limit.
     """
 
     counts: Counts
@@ -108,9 +112,9 @@ class Total(NamedTuple):
 class Detail(NamedTuple):
     """The histograms of a span, which begins at `since`.
 
-    `times`: the number of decisions by bucket (see `TIME_BOUNDS`); `used`: by period in
-    microseconds, the number of requests by the units used including their own, by bucket (see
-    `units_range`).
+    - `times`: the number of decisions by bucket (see `TIME_BOUNDS`);
+    - `used`: by period in microseconds, the number of requests by bucket of the units used after
+      them (see `units_range`).
     """
 
     since: int
@@ -118,11 +122,11 @@ class Detail(NamedTuple):
     used: Mapping[int, Counter[int]]
 
     def time_within(self, share: float) -> float | None:
-        """Return the seconds in which that share of decisions was made, at most."""
+        """Return the maximum number of seconds that this share of the decisions took."""
         return quantile(share, self.times)
 
     def beyond(self, period_us: int, units: int) -> tuple[int, int]:
-        """Return how many requests found more than this number of units used.
+        """Return the bounds of the number of requests that came above this number of units.
 
         The buckets of large numbers are not exact.
         """
@@ -140,8 +144,9 @@ class Detail(NamedTuple):
 class Totals(NamedTuple):
     """The totals of all processes, as `keys` describes them.
 
-    `of_names`: by rule or call site; `of_all`: of the whole site; `revision`: the number of the
-    rules that are published (0: none).
+    - `of_names`: by rule or call site;
+    - `of_all`: of the whole site;
+    - `revision`: the number of the published rules (0: none).
     """
 
     of_names: Mapping[str, Counts]
@@ -152,8 +157,9 @@ class Totals(NamedTuple):
 class History(NamedTuple):
     """The counts of one identity since a moment, in seconds since 1970.
 
-    `used`: its units, and `refused`: its refusals, or those that shadow mode would have made, each
-    as the minimum and the maximum; None: it is not among the top clients.
+    - `used`: the bounds of its units; None if it is not among the top clients;
+    - `refused`: the bounds of its refusals, including those in shadow mode; None if it is not among
+      the top clients.
     """
 
     since: int
@@ -164,7 +170,7 @@ class History(NamedTuple):
 class ShadowNumbers(NamedTuple):
     """The requests that a version of a rule has seen and would have refused in shadow mode.
 
-    `people`, `refused_people`: the estimated number of their identities.
+    - `people`, `refused_people`: the estimated numbers of their identities.
     """
 
     seen: int
@@ -226,12 +232,12 @@ def _requests(points: Iterable[Point]) -> list[Point]:
 
 
 def _results(counted: Counts) -> Counts:
-    """Return the requests by result, among all counts."""
+    """Return only the numbers of requests by result."""
     return Counter({word: number for word, number in counted.items() if word in LABELS})
 
 
 def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
-    """Return the counts of each name in the current minute and the one before.
+    """Return the counts of each name in the current and the previous minute.
 
     Returns:
         The length of that time in seconds, and the counts.
@@ -243,7 +249,10 @@ def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
 
 
 def dropped() -> int:
-    """Return the requests without counts in the last seven days, each once for each rule."""
+    """Return the number of requests that were not counted in the last seven days.
+
+    A request is included once for each rule.
+    """
     first = int(time.time()) // DAY - 7
     (counts,) = _hashes([key_of(SITE, DROPPED)])
     return sum(number for day, number in counts.items() if int(day) > first)
@@ -255,7 +264,7 @@ def series(name: str, span: Span) -> list[Point]:
 
 
 def hours(name: str, span: Span) -> list[Point]:
-    """Return all counts of one name in each hour with any, as `keys` describes them."""
+    """Return all counts of one name, for each hour with any, as `keys` describes them."""
     return [point for point in _points_of([name], span)[name] if point.counts]
 
 
@@ -304,15 +313,15 @@ def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
 
 
 def people_refused(name: str, span: Span) -> int:
-    """Return about how many identities were refused of one name: see `refused_people`."""
+    """Return the approximate number of identities refused under a name: see `refused_people`."""
     return refused_people([name], span)[name]
 
 
 def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
     """Return the top clients of a span: of its minutes, or of its hours, its last 24 at most.
 
-    The list of each process has an error, and a client that is not on it may have come there as
-    often as the last one that is. Both are in `error`.
+    The list of each process has an error, and a client that is not on it may have come as often as
+    the last one that is. `error` contains both.
 
     Args:
         name: The rule or call site; `SITE`: the refusals of all of them.
@@ -352,7 +361,7 @@ def merged(lists: Iterable[bytes], what: str) -> list[Estimate]:
 
 
 def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
-    """Read a list of `writing.Top`: the maximum count of clients that it lacks, and its clients.
+    """Return the clients in a list of `writing.Top`, and the maximum count of all others.
 
     >>> listed(b'{"used":[0,[["a",2,1,[["ip","::1"]]]]]}', "used")
     (0, [Estimate(digest='a', times=2, error=1, name=[('ip', '::1')])])
@@ -379,7 +388,7 @@ def history(name: str, digest: bytes) -> History:
 
 
 def totals(patience: Patience | None = None) -> Totals:
-    """Return the numbers of metrics, which never fall unless Redis has lost them."""
+    """Return the numbers for metrics, which never fall unless Redis has lost them."""
     names = [*_hours_of(b"names", patience), SITE]
     hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
     of_names = {name: of for name, of in zip(names, hashes, strict=True) if of}
@@ -439,7 +448,7 @@ def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Poin
     """Add up counts by the steps of a span.
 
     Args:
-        span: Parts that it begins in count as a whole, in its first step.
+        span: The span. A part that overlaps its beginning counts completely, in the first step.
         length: The seconds of each part.
         counted: The counts of each part, by the moment at which it begins.
     """

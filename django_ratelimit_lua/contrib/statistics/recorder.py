@@ -1,9 +1,8 @@
-"""Count every decision in the process.
+"""Counts every decision in the process.
 
-`engine/decide` calls the recorder once for each decision, of every face and source.
-Counts are written once a second (`writing`), so that counting costs a decision no round trip, and a
-hundredth of the time of one. A killed process loses its last second of statistics, never a count of
-a limit.
+`engine/decide` calls the recorder once for each decision, of every face and source. Counts are
+written once a second (`writing`), so counting costs a decision no round trip, and one percent of
+its time. A killed process loses its last second of statistics, but no count of a limit.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ is_near, is_whole).
 class Hits:
     """The number of hits of one kind.
 
-    `units`: those that they took, or wanted if they were refused; `seconds`: how long their
-    decisions took together.
+    - `units`: the units that they took, or requested if they were refused;
+    - `seconds`: the total time of their decisions.
     """
 
     number: int = 0
@@ -110,11 +109,12 @@ class Person:
 
 @dataclass(slots=True)
 class Tables:
-    """The counts from one moment on (`began`, in seconds since 1970; 0: no counts).
+    """The counts since one moment.
 
-    `people`: by name, period and digest; `corrections`: by minute since 1970 and result, what is
-    added to the requests of the whole site, as `kinds` have a request once for each of its
-    decisions.
+    - `began`: the moment, in seconds since 1970 (0: no counts);
+    - `people`: the clients, by name, period and digest;
+    - `corrections`: by minute since 1970 and result, the number to add to the requests of the whole
+      site, because `kinds` count a request once for each of its decisions.
     """
 
     began: float = 0.0
@@ -125,10 +125,11 @@ class Tables:
 
 @dataclass(slots=True)
 class RequestCount:
-    """How the whole site counts one request, however many decisions are made about it.
+    """How the whole site counts one request, however many decisions it has.
 
-    `result`: that of the decisions so far (empty: none); `is_refused`: one of them refused;
-    `minute`: the minute since 1970 that the request is counted in.
+    - `result`: the result of the decisions so far (empty: none);
+    - `is_refused`: whether one of them refused;
+    - `minute`: the minute since 1970 in which the request is counted.
     """
 
     result: str = ""
@@ -147,7 +148,7 @@ _BUCKETS = tuple(map(units_bucket, range(4096)))
 class Recorder:
     """Counts decisions until they are written.
 
-    A decision pays for one append to a queue. The queue is counted by the next decision that finds
+    A decision costs one append to a queue. The queue is counted by the next decision that finds
     many entries, or a second later.
     """
 
@@ -301,9 +302,9 @@ class Recorder:
     def _count_again(
         self, request: RequestCount, result: str, minute: int, *, is_refused: bool
     ) -> None:
-        """Note what came of one more decision about a request.
+        """Record the result of one more decision about the same request.
 
-        The request stays counted once, in the minute of the first decision, with the result that
+        The request remains counted once, in the minute of the first decision, with the result that
         one decision about all its limits would have had.
         """
         self._correct(minute, result, -1)  # As each decision is counted by itself.
@@ -334,7 +335,7 @@ class Recorder:
     def forget(self) -> None:
         """Drop unwritten counts of clients, because one of them is to be forgotten.
 
-        Requests stay counted.
+        Requests remain counted.
         """
         with self._flushing, self._lock:
             self._count_queue()
@@ -352,14 +353,14 @@ class Recorder:
 
     @property
     def error(self) -> StoreError | None:
-        """The last error if something could not be written lately."""
+        """Return the last error if some counts could not be written lately."""
         return self._writer.error
 
     def flush(self, patience: Patience | None = None) -> bool:
         """Write the counts, unless another thread does that for longer than `patience`.
 
         Returns:
-            Whether some are left, which are tried again a second later.
+            Whether some counts are left, which are tried again a second later.
         """
         self._is_awaited = False
         acquire = self._flushing.acquire
@@ -381,7 +382,7 @@ class Recorder:
             self._flushing.release()
 
     def flush_or_raise(self, last: Patience | None) -> bool:
-        """Write the counts: see `Flush`."""
+        """Write the counts, or raise `StoreError`; a `Flush` of the flusher."""
         is_left = self.flush(last)
         if self.error is not None:
             raise self.error

@@ -1,6 +1,6 @@
-"""Reports of the statistics: an overview of all limits, and one rule or call site in full.
+"""Reports of the statistics: an overview of all limits, and one rule or call site in detail.
 
-The pages of the admin render these dataclasses; as JSON, each field is a member (see `Encoder`).
+The pages of the admin render these dataclasses. In JSON, each field is a member (see `Encoder`).
 Moments are in the site's time zone; shares are from 0 to 1; durations are in seconds.
 """
 
@@ -106,7 +106,10 @@ MAX_CLIENTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Requests by what came of them; `banned`: how many of the refused were refused by a ban."""
+    """Requests by result.
+
+    - `banned`: the number of refused requests that a ban has refused.
+    """
 
     requests: int = 0
     allowed: int = 0
@@ -120,7 +123,7 @@ class Counts:
 
     @property
     def refusals(self) -> int:
-        """The refused requests, or, if there are none, those that would have been."""
+        """Return the refused requests or, without any, those that would have been refused."""
         return self.refused or self.would_be_refused
 
     @property
@@ -146,7 +149,7 @@ class Point(Counts):
 
 @dataclass(frozen=True)
 class PerMinute:
-    """Requests a minute, of now."""
+    """Requests per minute, at present."""
 
     requests: float = 0.0
     refused: float = 0.0
@@ -157,7 +160,8 @@ class PerMinute:
 class Numbers(Counts):
     """The counts of a span.
 
-    `p95_seconds`: the 95th percentile of the decision time; `sources`: decisions by source.
+    - `p95_seconds`: the 95th percentile of the decision time;
+    - `sources`: decisions by source.
     """
 
     share_refused: float | None = None
@@ -167,7 +171,7 @@ class Numbers(Counts):
 
     @property
     def source_words(self) -> str:
-        """The sources of decisions, the most frequent first, with their shares."""
+        """Return the sources of decisions, the most frequent first, with their shares."""
         whole = sum(self.sources.values())
         ordered = sorted(self.sources.items(), key=lambda pair: -pair[1])
         return ", ".join(
@@ -195,9 +199,9 @@ class Course(Numbers):
 
 @dataclass(frozen=True, kw_only=True)
 class NamedLimit:
-    """The limits behind a name: of a rule of the admin or the settings, or in the code.
+    """The limits under a name: of a rule of the admin or the settings, or in the code.
 
-    `rule`: the key of the rule's row.
+    - `rule`: the primary key of the rule's row.
     """
 
     name: str
@@ -220,7 +224,7 @@ class Row(NamedLimit, Course):
 
     @property
     def pattern(self) -> str:
-        """The pattern of its refusals."""
+        """Return the pattern of the row's refusals."""
         return pattern(self.refusals, self.people_refused)
 
 
@@ -228,7 +232,7 @@ class Row(NamedLimit, Course):
 class Overview:
     """A period of every rule and call site, one page of many.
 
-    `names`: how many there are in all.
+    - `names`: the total number of names.
     """
 
     at: datetime.datetime
@@ -250,8 +254,9 @@ class Overview:
 class Report(NamedLimit, Numbers):
     """The counts of one rule or call site in a period.
 
-    Counts without minutes begin at `since`, with an hour or a day; `counts_since`: the requests
-    since then.
+    - `since`: the beginning of counts that are not stored by minute, at the start of an hour or a
+      day;
+    - `counts_since`: the requests since then.
     """
 
     at: datetime.datetime
@@ -271,27 +276,27 @@ class Report(NamedLimit, Numbers):
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether nothing was refused, and something would have been."""
+        """Return whether no request was refused, but some would have been."""
         return not self.counts_since.refused and bool(self.counts_since.would_be_refused)
 
     @property
     def reaches_back(self) -> bool:
-        """Whether what is counted by hours, or days, begins before the chart does."""
+        """Return whether counts by hour or day begin before the chart does."""
         return self.since < self.from_
 
     @property
     def has_slots(self) -> bool:
-        """Whether one of its limits is of slots."""
+        """Return whether one of the limits is a concurrency limit."""
         return any(limit.rate.is_slots for limit in self.limits)
 
     @property
     def pattern(self) -> str:
-        """The pattern of its refusals."""
+        """Return the pattern of the report's refusals."""
         return pattern(self.counts_since.refusals, self.people_refused)
 
 
 class Encoder(DjangoJSONEncoder):
-    """Encode dataclasses: each field is a member, without an underscore at the end of its name."""
+    """Encodes dataclasses: each field is a member, without an underscore at the end of its name."""
 
     def default(self, o: object) -> object:
         if isinstance(o, Curve):
@@ -316,7 +321,7 @@ class Encoder(DjangoJSONEncoder):
 
 
 def named(name: str) -> NamedLimit:
-    """Return the limits behind a name."""
+    """Return the limits under a name."""
     row = RateLimitRule.objects.using(primary()).named(name).prefetch_related("tiers").first()
     return _describe(name, row)
 
@@ -358,7 +363,7 @@ def _in_code(name: str) -> NamedLimit:
 
 
 def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the fields of `Numbers` about the last minutes, of each name."""
+    """Return the fields of `Numbers` about the last minutes, for each name."""
     seconds, counts = stats.lately(names)
     histograms = stats.details_of(names, Span.last(2 * HOUR, HOUR))
     return {
@@ -458,7 +463,7 @@ def last_days(names: Sequence[str]) -> dict[str, Course]:
 def why_uncounted() -> str | None:
     """Return why statistics cannot be written, or None if they can.
 
-    It tries to write some, as other processes may have counts that this one has not.
+    A trial write is made, because other processes may have unwritten counts.
     """
     error = recorder.error or why_unwritable()
     if error is None:
@@ -467,7 +472,7 @@ def why_uncounted() -> str | None:
 
 
 def one(name: str, period: str) -> Report:
-    """Return the counts of one rule or call site in a period; `identities` has its clients.
+    """Return the counts of one rule or call site in a period. For clients, see `identities`.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -514,13 +519,13 @@ def curves(
 ) -> list[Curve]:
     """Return the refusal curve of each period that was counted, the shortest first.
 
-    Slots have no curve, because requests would have met other ones if their number was another.
+    Slots have no curve, because with another number of slots, requests would have met other ones.
 
     Args:
         what: The limits.
         span: The time of the curves.
         histograms: The use of the limits in that time.
-        counts: The requests since the histograms begin.
+        counts: The requests since the beginning of the histograms.
         units: The units that these requests took.
     """
     by_period: dict[int, Limit] = {}
@@ -569,7 +574,7 @@ def _people_beyond(marks: Marks, units: int) -> Between:
 
 
 def _other_limits(what: NamedLimit, span: Span) -> list[str]:
-    """Return why some clients had another limit, or all for some of the time."""
+    """Return why some clients, or all for some of the time, had another limit."""
     overrides = RateLimitOverride.objects.between(*_moments(span)).filter(effect="limit")
     changes = changes_of(what.name, span)
     has_changed = any(change.action != RateLimitChange.Action.CREATED for change in changes)
@@ -598,7 +603,7 @@ def curve_members(curve: Curve) -> dict[str, object]:
 
 
 def identities(name: str, period: str) -> dict[str, list[Estimate]]:
-    """Return the ten clients that were refused most, and those that used most units.
+    """Return the ten clients with most refusals, and the ten with most used units.
 
     They are of the period, but of its last 24 hours at most.
 
@@ -626,7 +631,7 @@ def _top(name: str, period: str, what: str) -> list[Estimate]:
 
 
 def span_of(period: str) -> Span:
-    """Return a period of `PERIODS` up to now, in steps that begin as the clocks of the site do.
+    """Return a period of `PERIODS` up to now, with steps aligned to the site's time zone.
 
     A day begins with an hour of UTC. The days of a longer period have 23 to 25 hours.
     """
@@ -646,7 +651,7 @@ def span_of(period: str) -> Span:
 
 
 def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
-    """Add up the hours of each day by the clocks of the site."""
+    """Add up the hours of each day in the site's time zone."""
     days: dict[datetime.date, stats.Point] = {}
     for point in points:
         day = days.setdefault(moment_of(point.moment).date(), stats.Point(point.moment, Counter()))
@@ -655,7 +660,7 @@ def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
 
 
 def changes_of(name: str, span: Span) -> Sequence[RateLimitChange]:
-    """Return the changes of a rule in a time, the first one first."""
+    """Return the changes of a rule in a time span, the earliest first."""
     if UNWRITABLE.search(name):
         return []
     start, end = _moments(span)
@@ -666,7 +671,7 @@ def changes_of(name: str, span: Span) -> Sequence[RateLimitChange]:
 
 
 def _moments(span: Span) -> list[datetime.datetime]:
-    """Return its beginning and end as the database has moments: naive without `USE_TZ`."""
+    """Return the beginning and the end as the database stores moments: naive without `USE_TZ`."""
     zone = datetime.UTC if settings.USE_TZ else None
     return [datetime.datetime.fromtimestamp(at, zone) for at in (span.start, span.end)]
 
@@ -676,7 +681,7 @@ def _now() -> float:
 
 
 def moment_of(at: float) -> datetime.datetime:
-    """Return a moment, of seconds since 1970, in the time zone of the site."""
+    """Return a moment, given in seconds since 1970, in the time zone of the site."""
     return timezone.localtime(datetime.datetime.fromtimestamp(int(at), datetime.UTC))
 
 
@@ -686,7 +691,7 @@ def _counts(counts: stats.Counts) -> dict[str, int]:
 
 
 def _of_total(total: Total) -> dict[str, Any]:
-    """Return the fields of `Day` that a total has."""
+    """Return the fields of `Day` that a total provides."""
     counts = _counts(total.counts)
     return {
         **counts,
@@ -711,7 +716,7 @@ def _per_minute(counts: stats.Counts, seconds: float) -> PerMinute:
 
 
 def _p95(histograms: Detail) -> float | None:
-    """Return the time, at most the largest finite bound, as JSON has no infinity."""
+    """Return the 95th percentile, at most the largest finite bound, as JSON has no infinity."""
     seconds = histograms.time_within(0.95)
     if seconds is None:
         return None
@@ -719,9 +724,10 @@ def _p95(histograms: Detail) -> float | None:
 
 
 def pattern(refused: int, people: int) -> str:
-    """Return the pattern of refusals in words; or an empty text.
+    """Return the pattern of refusals in words, or an empty string.
 
-    A few clients with many refusals each are probably bots, many with a few each customers.
+    A few clients with many refusals each are probably bots. Many clients with a few refusals each
+    are probably customers.
     """
     if not people or refused < 20:
         return ""

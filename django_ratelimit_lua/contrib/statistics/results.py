@@ -1,6 +1,6 @@
 """The results of a request under one rule, or at one call site.
 
-Each has a letter, by which it is counted.
+Each is counted under its letter.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def results_of(
         exempt: The charges that an override has removed.
 
     Returns:
-        The results by name, refused if one of its rates refuses, and that of the whole decision
-        (empty: nothing was decided).
+        The results by name, refused if one of its rates refuses, and the result of the whole
+        decision (empty: no limit was decided).
     """
     states = decision.limits
     results: dict[str, str] = {}

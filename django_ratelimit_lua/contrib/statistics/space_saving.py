@@ -1,4 +1,4 @@
-"""The most frequent clients, in bounded memory: Space-Saving.
+"""The most frequent clients, in bounded memory: the algorithm Space-Saving.
 
 Metwally, Agrawal, El Abbadi, "Efficient Computation of Frequent and Top-k Elements in Data
 Streams", ICDT 2005.
@@ -20,7 +20,11 @@ of a long tail.
 
 @dataclass(slots=True)
 class Estimate:
-    """The count of a client: at most `times`, and at least `times - error`; and its label."""
+    """The count of a client.
+
+    - `times`, `error`: the count is at most `times`, and at least `times - error`;
+    - `name`: its label.
+    """
 
     digest: str
     times: int
@@ -31,7 +35,7 @@ class Estimate:
 class Summary:
     """The most frequent clients of a stream of any length.
 
-    It contains every client that came more than 1/`capacity` of all times.
+    It contains every client whose share of all counts is more than 1/`capacity`.
 
     >>> summary = Summary(capacity=2)
     >>> for times in ({b"a": 5, b"b": 1}, {b"c": 2}):
@@ -51,18 +55,18 @@ class Summary:
 
     @property
     def least(self) -> int:
-        """The maximum count of a client that is not here."""
+        """Return the maximum count of a client that is not contained."""
         if len(self._estimates) < self.capacity:
             return 0
         return min(estimate.times for estimate in self._estimates.values())
 
     def add(self, times: Mapping[bytes, int], name_of: Callable[[bytes], Name]) -> None:
-        """Count how often some clients came.
+        """Add counts of clients.
 
-        Clients that are here are counted first, as the order makes no difference to the bounds.
+        Clients that are contained already are counted first. The order does not change the bounds.
 
         Args:
-            times: The number of times, by digest.
+            times: The counts, by digest.
             name_of: Returns the label of a digest.
         """
         estimates = self._estimates

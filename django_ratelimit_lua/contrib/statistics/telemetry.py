@@ -1,8 +1,8 @@
-"""Decisions as OpenTelemetry records them: two instruments, and a span for each decision.
+"""Decisions for OpenTelemetry: two instruments, and a span for each decision.
 
-Instrumentation of redis-py does not see the commands of limits, because they are sent ready-made.
-The instruments and the tracer are made with the first decision of a process, so also of a forked
-one, whose exporter is its own.
+Instrumentation of redis-py does not see the commands of limits, because they bypass its command
+API. The instruments and the tracer are made with the first decision of a process, so a forked
+process has its own exporter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger("django_ratelimit_lua")
 class Telemetry:
     """Records decisions with OpenTelemetry.
 
-    The log reports an error there once, and no error changes a decision.
+    An error there is logged once, and changes no decision.
     """
 
     def __init__(self) -> None:

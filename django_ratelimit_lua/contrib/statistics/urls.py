@@ -1,8 +1,7 @@
-"""The page that Prometheus reads.
+"""The endpoint that Prometheus scrapes.
 
 Include it with `path("ratelimit/", include("django_ratelimit_lua.contrib.statistics.urls"))`. Only
-clients with `RATELIMIT_METRICS_TOKEN`, and signed-in users who may view rules, get the
-metrics.
+clients with `RATELIMIT_METRICS_TOKEN`, and signed-in users who may view rules, get the metrics.
 """
 
 from __future__ import annotations

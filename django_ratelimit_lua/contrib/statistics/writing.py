@@ -1,6 +1,6 @@
-"""Write counts to Redis: for each name, one script a second.
+"""Write counts to Redis: for each name, one call of the script a second.
 
-A script counts exactly once however often it is sent. Counts that cannot be written are kept, up to
+A batch counts exactly once, however often it is sent. Counts that cannot be written are kept, up to
 a bound.
 """
 
@@ -75,8 +75,8 @@ Bucket = tuple[bytes, int]
 class Pending:
     """The unwritten counts of one name.
 
-    `writes`: the fields and their numbers or values, by command (see `write.lua`) and bucket;
-    `number`: that of the batch, once it is one.
+    - `writes`: the fields and their numbers or values, by command (see `write.lua`) and bucket;
+    - `number`: the number of the batch, once it has one.
     """
 
     __slots__ = ("number", "writes")
@@ -101,7 +101,7 @@ class Pending:
             self.to(b"add", bucket)[field] += number
 
     def merge(self, other: Pending) -> None:
-        """Take in what is pending of another name."""
+        """Add the pending counts of another name."""
         for (command, bucket), words in other.writes.items():
             self.to(command, bucket).update(words)  # A `Counter` adds.
 
@@ -128,7 +128,7 @@ def _encode(arguments: Iterable[bytes | int]) -> list[bytes]:
 class Top:
     """The clients with most units, and with most refusals, of one name in one hour.
 
-    `field`: the field of the hash that they are written to.
+    - `field`: the field of the hash to which they are written.
     """
 
     def __init__(self, field: bytes, capacity: int) -> None:
@@ -146,7 +146,7 @@ class Top:
             self.summaries[word].add(times, lambda digest: people[digest].name)
 
     def written(self) -> bytes:
-        """Return both lists as JSON, each with the maximum count of a client that it lacks."""
+        """Return both lists as JSON, each with the maximum count of a client that is not in it."""
         lists = {}
         for word, summary in self.summaries.items():
             rows: list[list[Any]] = [
@@ -160,9 +160,9 @@ class Top:
 
 
 def why_unwritable(patience: Patience | None = None) -> StoreError | None:
-    """Return why a process cannot write statistics, or not all (None: it can).
+    """Return why a process cannot write all statistics (None: it can).
 
-    It writes something of each kind, which expires within a second.
+    A trial write of each kind is made, which expires within a second.
     """
     writer = Writer()
     writer._process = b"trial"
@@ -178,7 +178,9 @@ def why_unwritable(patience: Patience | None = None) -> StoreError | None:
 class Writer:
     """Keeps counts until they are written.
 
-    One thread at a time uses it. `error`: the last error if something could not be written lately.
+    One thread at a time uses it.
+
+    - `error`: the last error if some counts could not be written lately.
     """
 
     error: StoreError | None
@@ -187,7 +189,7 @@ class Writer:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with nothing, as another process."""
+        """Begin without counts, for example in a child process."""
         self._process = uuid.uuid4().hex[:16].encode()
         self._number = 0
         self._pending: dict[str, Pending] = {}
@@ -219,7 +221,7 @@ class Writer:
 
         Args:
             tables: The counts.
-            failures: How often Redis has failed requests, by kind.
+            failures: The number of requests for which Redis has failed, by kind.
         """
         if not tables.kinds and not failures:
             return
@@ -292,9 +294,9 @@ class Writer:
         pending.add(hours, b"%b%02d" % (word, at % DAY // HOUR), number)
 
     def forget(self) -> None:
-        """Drop all clients from what is kept in memory.
+        """Drop all clients from memory.
 
-        Lists that were written stay, as others go on beside them.
+        Lists that were written are kept, because they contain other clients as well.
         """
         self._tops.clear()
         self._minute_tops.clear()
@@ -384,10 +386,10 @@ class Writer:
         return self._pending.setdefault(self._counted_as(name), Pending())
 
     def write(self, patience: Patience | None = None) -> bool:
-        """Write all counts, and return whether none is left.
+        """Write all counts, and return whether none are left.
 
-        A batch that was not answered, and may have been written, is sent again with the same
-        number, and counts once. A failure of one name does not keep back the others.
+        A batch without a reply, which may have been written, is sent again with the same number,
+        and counts once. A failure of one name does not delay the others.
         """
         store = get_store(background=True)
         failures = 0
@@ -421,7 +423,7 @@ class Writer:
         return self.is_empty
 
     def _next_batch(self, name: str) -> Pending | None:
-        """Return the batch that has failed before, or the counts that have come since."""
+        """Return the batch that has failed before, or the counts since then as a new one."""
         if name not in self._batches and name in self._pending:
             self._number += 1
             batch = self._batches[name] = self._pending.pop(name)

@@ -1,4 +1,4 @@
-"""The algorithms, by name: one `.py` and one `.lua` of that name each.
+"""The algorithms by name. Each is one `.py` and one `.lua` file of that name.
 
 To add one, see `docs/extending.rst`.
 """
@@ -35,7 +35,7 @@ SYNONYMS = {"gcra": "token_bucket"}
 
 
 def find(name: str) -> Algorithm:
-    """The algorithm of that name; raises `LimitError` with the names there are.
+    """Return the algorithm of that name. Raises `LimitError`, which lists the known names.
 
     >>> find("gcra").name
     'token_bucket'

@@ -1,6 +1,6 @@
 """The base class of algorithms.
 
-No other module of the package names one of them, except as a default.
+No other module of the package refers to a specific algorithm, except as a default.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ names.
 
 
 class Algorithm:
-    """An algorithm. Its Lua is in a file of the same name.
+    """An algorithm. Its Lua code is in a file of the same name.
 
     Attributes:
         name: Its name in options and files.
         label: Its name in the admin.
         suffix: The end of its keys.
         options: The options that it takes in addition to the general ones.
-        waits_anyway: Whether hits wait for their turn, also without `max_wait`.
+        waits_anyway: Whether hits wait for their turn, even without `max_wait`.
         holds: Whether units are held until they are released. Its rate is a number of slots.
-        is_bucket: Whether the units drain at the rate, instead of expiring one period later. A
-            process counts its share of a limit in the same way.
-        allows_debt: Whether a hit may take more than there is, so that later hits wait.
+        is_bucket: Whether units drain at the rate, instead of expiring one period later. A process
+            counts its share of a limit in the same way.
+        allows_debt: Whether a hit may take more units than are available, so that later hits wait.
         ends_together: Whether all units of a window expire together.
-        is_exact: Whether a unit counts until exactly `expires_at`, or at the latest until then.
+        is_exact: Whether a unit counts until exactly `expires_at`, and not perhaps for less.
     """
 
     name: ClassVar[str]
@@ -53,14 +53,14 @@ class Algorithm:
 
     @property
     def lua_name(self) -> str:
-        """The name of its Lua file."""
+        """Return the name of the algorithm's Lua file."""
         return self.name
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """The arguments of its Lua for a limit at a time in microseconds.
+        """Return the arguments of the Lua code for a limit at a time in microseconds.
 
-        Raises `LimitError` for a limit that it cannot keep exactly, and for options that contradict
-        each other, or the rate.
+        Raises `LimitError` for a limit that the algorithm cannot count exactly, and for options
+        that contradict each other, or the rate.
         """
         raise NotImplementedError
 
@@ -73,18 +73,22 @@ class Algorithm:
         return moment + limit.rate.period_us
 
     def wants_more(self, limit: Limit) -> bool:
-        """Whether its Lua is given something beyond the numbers, by `more`."""
+        """Return whether the Lua code takes further arguments, which `more` returns."""
         return False
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """Further arguments for one call.
+        """Return the further arguments of the Lua code for one call.
 
-        `waits`: how long the limits of the call may hold a hit, in microseconds, below 0 for any
-        time; `is_patient`: the caller sets this itself, and waits in any queue without a set
-        length.
+        Args:
+            limit: The limit.
+            now: The time in microseconds.
+            waits: How long each limit of the call may hold a hit, in microseconds; negative:
+                without a maximum.
+            is_patient: Whether the caller sets its own maximum wait, and waits in any queue without
+                a set length.
         """
         return b""
 
     def lapse_us(self, limit: Limit) -> int:
-        """Microseconds after which units that were taken ahead may not be spent any more."""
+        """Return the microseconds for which units that were taken ahead may be spent."""
         return SECOND

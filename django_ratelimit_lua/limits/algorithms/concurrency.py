@@ -1,4 +1,4 @@
-"""Concurrency: a number of slots. Its promise is in the header of its Lua."""
+"""Concurrency: a number of slots. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Concurrency(Algorithm):
 
 
 def new_slot(seconds: float) -> bytes:
-    """Return a slot that cannot be guessed: 16 random bytes, and the milliseconds that it lasts.
+    """Return the id of a new slot: 16 random bytes, and its lifetime in milliseconds.
 
-    It lasts for `seconds` unless it is renewed.
+    The slot lasts for `seconds` unless it is renewed. Its id cannot be guessed.
 
     >>> len(new_slot(10.0)), new_slot(10.0) == new_slot(10.0)
     (20, False)
@@ -59,7 +59,7 @@ def new_slot(seconds: float) -> bytes:
 
 
 def lasts_us(slot: bytes) -> int:
-    """For how many microseconds a slot lasts that is not renewed.
+    """Return the lifetime of a slot without renewal, in microseconds.
 
     >>> lasts_us(new_slot(10.0))
     10000000

@@ -1,4 +1,4 @@
-"""Fixed window. Its promise is in the header of its Lua."""
+"""Fixed window. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FixedWindow(Algorithm):
-    """Counts from the first hit, from multiples of the period, or by the calendar."""
+    """Counts in windows: from the first hit, from multiples of the period, or by the calendar."""
 
     name = "fixed_window"
     label = _("fixed window: one count per window")
@@ -32,9 +32,10 @@ class FixedWindow(Algorithm):
         return moment - (moment % period if kind else 0) + period
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """The kind of window, and for a calendar four of its boundaries.
+        """Return the kind of window and, for a calendar, four of its boundaries.
 
-        Only a calendar has a time zone, and its rates name the period.
+        Raises `LimitError` for a time zone without a calendar, and for a rate whose period is not
+        that of the calendar.
         """
         if limit.align not in PERIODS:
             if limit.time_zone != "UTC":
@@ -75,11 +76,11 @@ class FixedWindow(Algorithm):
         )
 
     def wants_more(self, limit: Limit) -> bool:
-        """Of a calendar, the boundaries further ahead."""
+        """Return whether windows follow the calendar, so that later boundaries may be needed."""
         return limit.align in PERIODS
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """Those that a hit of this call may be held until."""
+        """Return the later boundaries until which a hit of this call may be held."""
         if not any(waits):
             return b""
         until = None if min(waits) < 0 else now + max(waits)

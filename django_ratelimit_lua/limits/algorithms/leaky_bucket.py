@@ -1,4 +1,4 @@
-"""Leaky bucket as a queue. Its promise is in the header of its Lua."""
+"""Leaky bucket as a queue. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class LeakyBucket(Algorithm):
     """A token bucket with callers that wait for their turn.
 
-    `queue` of them may wait behind the one being served.
+    At most `queue` callers wait behind the one being served.
     """
 
     name = "leaky_bucket"
@@ -31,7 +31,7 @@ class LeakyBucket(Algorithm):
     lua_name = "token_bucket"
 
     def capacity(self, rate: Rate, options: Options) -> int:
-        """Return the number of callers that wait, and the one being served."""
+        """Return the maximum number of waiting callers, plus the one being served."""
         queue = options.get("queue")
         capacity = rate.limit
         if queue is not None and rate.limit:
@@ -43,11 +43,11 @@ class LeakyBucket(Algorithm):
         return bucket_numbers(limit, self.capacity(limit.rate, {"queue": limit.queue}), "queue")
 
     def wants_more(self, limit: Limit) -> bool:
-        """Without a set length of the queue, a call may wait in any."""
+        """Return whether the queue has no set length, so that a call may wait in any."""
         return limit.queue is None
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """A value, if any number may wait."""
+        """Return one value if the caller waits in a queue of any length, and nothing otherwise."""
         if is_patient:
             return pack("<d", 1)
         return b""

@@ -1,4 +1,4 @@
-"""Sliding log. Its promise is in the header of its Lua."""
+"""Sliding log. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SlidingLog(Algorithm):
     is_exact = True
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """Limit and period are all it needs."""
+        """Return the limit and the period."""
         if limit.rate.limit > MAX_LOG_LENGTH:
             raise LimitError(
                 _(

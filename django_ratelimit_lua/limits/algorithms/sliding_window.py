@@ -1,4 +1,4 @@
-"""Sliding window in segments. Its promise is in the header of its Lua."""
+"""Sliding window in segments. The header of its Lua file states its promise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SlidingWindow(Algorithm):
         return moment - moment % length + length + limit.rate.period_us
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """The length of a segment."""
+        """Return the limit, the period and the length of a segment."""
         length = limit.rate.period_us // (limit.segments or DEFAULT_SEGMENTS)
         if length == 0:
             raise LimitError(

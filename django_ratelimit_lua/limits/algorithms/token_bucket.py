@@ -1,4 +1,4 @@
-"""Token bucket (the generic cell rate algorithm). Its promise is in the header of its Lua."""
+"""Token bucket (the generic cell rate algorithm). The header of its Lua file states its promise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TokenBucket(Algorithm):
-    """Refills at the rate, up to `burst`."""
+    """A bucket that refills at the rate, up to `burst`."""
 
     name = "token_bucket"
     label = _("token bucket: a steady rate with bursts")
@@ -32,7 +32,10 @@ class TokenBucket(Algorithm):
         return options.get("burst") or rate.limit
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """The rate in lowest terms; an interval and a burst as whole microseconds and a rest."""
+        """Return the rate in lowest terms, and the interval and burst in whole microseconds.
+
+        The remainders that these do not contain are separate numbers.
+        """
         burst = _burst(limit)
         if limit.initial is not None:
             if limit.initial > burst:
@@ -59,7 +62,7 @@ class TokenBucket(Algorithm):
         return bucket_numbers(limit, burst, "burst")
 
     def wants_more(self, limit: Limit) -> bool:
-        """Whether new clients may have less than a full bucket."""
+        """Return whether a new client may begin with less than a full bucket."""
         return limit.initial is not None
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
@@ -68,7 +71,7 @@ class TokenBucket(Algorithm):
         return pack("<d", _burst(limit) - limit.initial)
 
     def lapse_us(self, limit: Limit) -> int:
-        """A second, or as long as a tenth of the bucket takes to fill."""
+        """Return one second, or the time in which a tenth of the bucket refills if shorter."""
         if limit.rate.limit == 0:
             return SECOND
         return min(SECOND, _burst(limit) * limit.rate.period_us // (10 * limit.rate.limit))
@@ -81,7 +84,7 @@ def _burst(limit: Limit) -> int:
 
 
 def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
-    """The numbers of a bucket with this number of tokens.
+    """Return the numbers of a bucket with this capacity.
 
     Raises `LimitError` if they would not be exact.
     """
@@ -117,7 +120,7 @@ def _lowest_terms(rate: Rate) -> tuple[int, int]:
 
 
 def most_units(rate: Rate) -> int:
-    """The most tokens that are kept exactly at a rate, whether a bucket holds or owes them.
+    """Return the maximum number of tokens that a bucket can hold, or owe, exactly at a rate.
 
     >>> most_units(Rate.parse("1/s"))
     2251799813

@@ -79,7 +79,7 @@ class Command(Printer):
 
 
 def _verbs_of(parser: Any, *, required: bool) -> Any:
-    """The collection of verbs. For a misspelt one, the error names the closest match."""
+    """Return the collection of verbs. For a misspelt verb, the error names the closest match."""
     added = parser.add_subparsers(required=required, metavar="verb")
     error = parser.error
 

@@ -15,7 +15,7 @@ Argument = Callable[[ArgumentParser], object]
 
 
 class Printer(BaseCommand):
-    """The command for its verbs: it prints."""
+    """The base class of commands: prints results and warnings for the verbs."""
 
     def say(self, text: str) -> None:
         """Print a line of the result."""
@@ -26,7 +26,7 @@ class Printer(BaseCommand):
         self.stderr.write(self.style.WARNING(text))
 
     def warn_if_unpublished(self, why: str = "") -> None:
-        """Warn if saved changes are not live, with the remedy. `why`: a reason that is known."""
+        """Warn if saved changes are not live, with the remedy. `why` is the reason, if known."""
         why = why or triggers.unpublished
         if why:
             self.warn(
@@ -43,7 +43,7 @@ Run = Callable[[Printer, VerbOptions], None]
 
 
 class Verb(NamedTuple):
-    """All verbs, by name: one word, or a group and a word; with their arguments."""
+    """A verb of the command: its name (one word, or a group and a word), help and arguments."""
 
     name: str
     help: str
@@ -55,7 +55,7 @@ verbs: dict[str, Verb] = {}
 
 
 def verb(name: str, text: str, *arguments: Argument) -> Callable[[Run], Run]:
-    """Declare a verb: the function that does it is called with the command and the options."""
+    """Declare a verb. The decorated function is called with the command and the options."""
 
     def declare(run: Run) -> Run:
         verbs[name] = Verb(name, text, arguments, run)
@@ -65,5 +65,5 @@ def verb(name: str, text: str, *arguments: Argument) -> Callable[[Run], Run]:
 
 
 def argument(*names: str, **how: Any) -> Argument:
-    """An argument, as `add_argument` of argparse takes it."""
+    """Return an argument, with the parameters of argparse's `add_argument`."""
     return lambda parser: parser.add_argument(*names, **how)

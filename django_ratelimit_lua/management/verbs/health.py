@@ -1,4 +1,4 @@
-"""`health`: whether limits can be decided at the moment."""
+"""`health`: check whether limits can be decided at the moment."""
 
 from __future__ import annotations
 

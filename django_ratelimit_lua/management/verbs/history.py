@@ -1,4 +1,4 @@
-"""`history`: delete from the database what is old enough."""
+"""`history`: delete old rows from the database."""
 
 from __future__ import annotations
 

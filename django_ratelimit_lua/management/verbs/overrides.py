@@ -1,4 +1,4 @@
-"""`block` and `unblock`: refuse every request of a client, for a time or for good, and end that."""
+"""`block` and `unblock`: refuse every request of a client, for a time or for good."""
 
 from __future__ import annotations
 

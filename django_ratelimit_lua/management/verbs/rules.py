@@ -1,4 +1,4 @@
-"""`rules`: the rules as they apply, as code, and what a request would meet."""
+"""`rules`: list, check, export and import the rules, and explain a request."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _explain(command: Printer, options: VerbOptions) -> None:
 
 
 def _open(command: Printer, text: str) -> OpenedReference:
-    """Print the contents of a reference."""
+    """Print the contents of a reference, and return them."""
     try:
         opened = open_reference(text)
     except BadReferenceError as error:
@@ -288,7 +288,7 @@ def _new_id(command: Printer, options: VerbOptions) -> None:
 
 
 def _words(state: LimitState) -> str:
-    """The count of a limit, and its verdict about the next request."""
+    """Return the count of a limit, and its decision about the next request."""
     resets = f"resets in {state.reset_after:.0f} s" if state.used else "unused"
     verdict = "allowed"
     if not state.allowed and state.retry_after is None:

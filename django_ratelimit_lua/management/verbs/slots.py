@@ -45,7 +45,7 @@ def _release(command: Printer, options: VerbOptions) -> None:
 
 
 def line(holder: Holder) -> str:
-    """A slot on one line."""
+    """Return a slot as one line."""
     client = (
         ", ".join(f"{kind} {value}".strip() for kind, value in holder.identity) or holder.digest[:8]
     )

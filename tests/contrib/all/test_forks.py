@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.acceptance import test_forks
 from tests.acceptance.test_forks import (  # noqa: F401
-    test_nothing_of_a_process_is_older_than_the_process,
-    test_whatever_lock_is_held_a_child_decides,
+    test_a_child_decides_whatever_lock_was_held_at_the_fork,
+    test_a_child_uses_no_object_of_its_parents_process,
 )
 
 own = test_forks.own

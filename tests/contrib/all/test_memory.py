@@ -7,7 +7,7 @@ import pytest
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics import writing
 from tests.acceptance import test_memory
-from tests.acceptance.test_memory import BOUND, test_whatever_is_sent_what_is_kept_is_bounded  # noqa: F401
+from tests.acceptance.test_memory import BOUND, test_memory_is_bounded_whatever_clients_send  # noqa: F401
 
 clean = test_memory.clean
 

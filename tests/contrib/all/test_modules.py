@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from tests.unit.test_docstrings import test_examples_run, test_public_things_are_explained  # noqa: F401
-from tests.unit.test_public import test_what_is_public_is_there  # noqa: F401
+from tests.unit.test_docstrings import test_doctests_pass, test_public_names_have_docstrings  # noqa: F401
+from tests.unit.test_public import test_public_names_can_be_imported  # noqa: F401

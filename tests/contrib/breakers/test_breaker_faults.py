@@ -12,7 +12,7 @@ pytestmark = pytest.mark.faults
 
 
 @pytest.mark.parametrize("name", probers.FAULTS)
-def test_a_breaker_is_asked_again_whatever_happens(name: str) -> None:
+def test_a_breaker_recovers_from_every_fault(name: str) -> None:
     """It is never stuck, and no call raises anything but `CircuitOpen`; where nothing is lost, each
     change is signalled once.
     """

@@ -84,7 +84,7 @@ def operator() -> Client:
     return staff("force_breaker", name="operator")
 
 
-def test_it_is_forced_and_ends_by_itself(payments: Callable[..., str]) -> None:
+def test_a_forced_state_ends_by_itself(payments: Callable[..., str]) -> None:
     """Open, closed whatever happens, and by its own state when the time is over."""
     force(
         "payments",
@@ -104,7 +104,7 @@ def test_it_is_forced_and_ends_by_itself(payments: Callable[..., str]) -> None:
     until(lambda: pays(payments, "open"))
 
 
-def test_the_code_sees_the_forced_state(payments: Callable[..., str]) -> None:
+def test_code_can_read_the_forced_state(payments: Callable[..., str]) -> None:
     """As long as it lasts, and beside the state that the breaker has by itself."""
     breaker = CircuitBreaker("payments", minimum=10, open_for="30s")
     assert (breaker.forced, breaker.state) == ("", "closed")
@@ -117,7 +117,7 @@ def test_the_code_sees_the_forced_state(payments: Callable[..., str]) -> None:
     until(lambda: breaker.forced == "closed")
 
 
-def test_a_row_retunes_it_and_keeps_what_was_counted(payments: Callable[..., str]) -> None:
+def test_a_row_changes_thresholds_and_keeps_the_counts(payments: Callable[..., str]) -> None:
     """Live; and what the row does not say is as in the code."""
     for _ in range(4):
         payments(fails=True)
@@ -133,7 +133,7 @@ def test_a_row_retunes_it_and_keeps_what_was_counted(payments: Callable[..., str
     assert payments() == "open"
 
 
-def test_a_row_that_cannot_be_understood_is_left_out(payments: Callable[..., str]) -> None:
+def test_an_invalid_row_is_ignored(payments: Callable[..., str]) -> None:
     """A row that was edited by hand: the thresholds of the code hold."""
     RateLimitBreaker.objects.create(name="payments", minimum=7)
     until(lambda: circuits.by_name["payments"].by.minimum == 7)
@@ -141,7 +141,7 @@ def test_a_row_that_cannot_be_understood_is_left_out(payments: Callable[..., str
     until(lambda: payments() == "paid" and circuits.by_name["payments"].by.minimum == 10)
 
 
-def test_what_operators_do_is_in_the_history(
+def test_forced_states_and_thresholds_are_in_the_history(
     payments: Callable[..., str], operator: Client
 ) -> None:
     """Who, what and why; in words, on the page of the history."""
@@ -172,7 +172,7 @@ def test_the_history_shows_two_moments_of_one_minute_with_seconds(
     assert re.fullmatch(r"Until: .*\d\d:05:10 → .*\d\d:05:40", until)
 
 
-def test_the_list_shows_all_breakers_and_how_they_are(
+def test_the_list_shows_all_breakers_and_their_states(
     payments: Callable[..., str], operator: Client
 ) -> None:
     """Those without a row as well; states and numbers are those of all processes."""
@@ -328,7 +328,7 @@ def test_thresholds_that_contradict_the_code_are_refused(
     )
 
 
-def test_the_form_shows_the_values_of_the_code(
+def test_the_form_shows_the_thresholds_in_the_code(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
     """As what applies if a field is empty; and the names of the breakers there are."""
@@ -348,7 +348,7 @@ def test_the_form_shows_the_values_of_the_code(
     assert '<option value="payments">' in html
 
 
-def test_a_breaker_has_one_row(payments: Callable[..., str], admin_client: Client) -> None:
+def test_a_breaker_has_at_most_one_row(payments: Callable[..., str], admin_client: Client) -> None:
     """One that was forced once has a row, and no threshold in it yet."""
     force("payments", "open")
     force("payments", "")
@@ -359,7 +359,7 @@ def test_a_breaker_has_one_row(payments: Callable[..., str], admin_client: Clien
     assert RateLimitBreaker.objects.get().thresholds() == {"failures": 7}
 
 
-def test_the_form_warns_about_a_breaker_without_code(
+def test_the_form_warns_about_a_breaker_that_is_not_in_the_code(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
     """Once it is saved, with the one that may be meant."""
@@ -374,7 +374,7 @@ def run(*arguments: str) -> str:
     return out.getvalue()
 
 
-def test_the_command_lists_and_forces(payments: Callable[..., str]) -> None:
+def test_the_command_lists_and_forces_breakers(payments: Callable[..., str]) -> None:
     """With a time or for good, and a reason; by its own state again with `auto`."""
     assert "payments: closed; " in run("list")
     assert "forced open until " in run(
@@ -406,7 +406,7 @@ FILE = """
 """
 
 
-def test_thresholds_are_rules_as_code(payments: Callable[..., str]) -> None:
+def test_thresholds_are_exported_and_imported_with_the_rules(payments: Callable[..., str]) -> None:
     """They come and go with the file of the rules; what is forced stays as it is, and a file
     without breakers leaves them alone.
     """
@@ -431,7 +431,7 @@ def test_thresholds_are_rules_as_code(payments: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["window: soon", "minimum: 0", "forced: open", "mood: blue"])
-def test_a_file_with_a_breaker_that_cannot_be_is_refused(wrong: str) -> None:
+def test_a_file_with_an_invalid_breaker_is_refused(wrong: str) -> None:
     """All or nothing, with the line."""
     with pytest.raises(RuleError, match="line 2"):
         rules_yaml.apply(f"\n- breaker: payments\n  {wrong}\n")
@@ -472,7 +472,7 @@ def test_all_errors_of_a_breaker_in_a_file_are_reported() -> None:
     assert item.declared == {"slow": "1.5s", "window": "90s"}
 
 
-def test_the_file_that_the_docs_show_is_one() -> None:
+def test_the_file_in_the_documentation_is_valid() -> None:
     """As written."""
     text = (Path(__file__).parents[3] / "docs" / "breakers.rst").read_text()
     (block,) = re.findall(r"code-block:: yaml\n\n((?:   .*\n)+)", text)
@@ -505,7 +505,7 @@ def test_rules_and_breakers_are_counted_apart(payments: Callable[..., str], tmp_
         rules_yaml.apply(file.read_text())
 
 
-def test_a_breaker_that_no_code_has_is_a_notice(
+def test_a_breaker_that_is_not_in_the_code_is_reported(
     payments: Callable[..., str], tmp_path: Path
 ) -> None:
     """As for rules that do nothing; of what is there already, it is not said again."""
@@ -547,7 +547,7 @@ def scraped() -> dict[tuple[str, ...], float]:
     }
 
 
-def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:
+def test_metrics_contain_the_state_of_each_breaker(payments: Callable[..., str]) -> None:
     """1 for the state that it has, 0 for the others."""
     until(lambda: circuits.by_name["payments"].noted_at > 0)
     states = ("closed", "half_open", "open", "ramp")
@@ -557,7 +557,7 @@ def test_metrics_have_the_state_of_each(payments: Callable[..., str]) -> None:
     assert [scraped()["breaker_state", "payments", state] for state in states] == [0, 0, 1, 0]
 
 
-def test_metrics_have_what_is_forced(payments: Callable[..., str]) -> None:
+def test_metrics_contain_forced_states(payments: Callable[..., str]) -> None:
     """As long as it lasts, of a breaker that nobody has called as well; and beside its
     own state."""
 
@@ -575,7 +575,7 @@ def test_metrics_have_what_is_forced(payments: Callable[..., str]) -> None:
     assert told("payments") == [0, 0]
 
 
-def test_a_breaker_that_is_declared_twice_otherwise_is_warned_of(
+def test_a_breaker_declared_twice_with_different_thresholds_is_a_warning(
     payments: Callable[..., str],
 ) -> None:
     """Where it is the same, nothing is said."""
@@ -643,7 +643,7 @@ def explained(path: str = "/checkout/?who=ada") -> str:
 
 
 @pytest.mark.usefixtures("guarded")
-def test_a_request_is_explained_by_the_breakers_of_its_view(client: Client) -> None:
+def test_explain_shows_the_effect_of_the_breakers_of_a_view(client: Client) -> None:
     """What they are like, and what would come of it, which is what comes of it; nothing is counted
     by asking.
     """

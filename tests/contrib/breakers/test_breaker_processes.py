@@ -59,7 +59,7 @@ def signals_of(workers: list[Worker], shared: bool = True) -> list[str]:
     ]
 
 
-def test_all_processes_are_open_within_milliseconds(start: Start) -> None:
+def test_a_breaker_opens_in_all_processes_within_milliseconds(start: Start) -> None:
     """Of the failure that is too many, in one of them; the push tells the others, which ask nobody.
     The signal is sent once.
     """
@@ -172,7 +172,7 @@ def test_recovery_is_no_stampede(start: Start) -> None:
     assert {one for worker in workers for one in worker("[pay() for _ in range(50)]")} == {"paid"}
 
 
-def test_without_redis_each_judges_by_what_it_sees(start: Start) -> None:
+def test_without_redis_each_process_opens_by_its_own_outcomes(start: Start) -> None:
     """Killed: a process that sees failures opens for itself, and no other; back, all go by the
     shared state again, and calls were never errors.
     """
@@ -198,7 +198,7 @@ def test_without_redis_each_judges_by_what_it_sees(start: Start) -> None:
             assert direct.ping()
 
 
-def test_a_silent_redis_costs_a_deadline_and_not_a_call(start: Start) -> None:
+def test_a_silent_redis_costs_a_breaker_at_most_the_deadline(start: Start) -> None:
     """Hung: the failure that would open waits for the answer as long as a decision may, and then
     opens here.
     """
@@ -218,7 +218,7 @@ def test_a_silent_redis_costs_a_deadline_and_not_a_call(start: Start) -> None:
             os.kill(server.pid, signal.SIGCONT)
 
 
-def test_a_child_of_a_fork_counts_for_itself(start: Start) -> None:
+def test_a_forked_child_reports_only_its_own_counts(start: Start) -> None:
     """What the parent counted is told by the parent alone; the child hears of the state as any
     process.
     """
@@ -240,7 +240,7 @@ def test_a_child_of_a_fork_counts_for_itself(start: Start) -> None:
     assert all(failures == 5 for _, _, _, failures, _ in with_numbers)
 
 
-def test_a_forked_child_has_no_calls_of_its_parent(start: Start) -> None:
+def test_a_forked_child_does_not_count_its_parents_calls(start: Start) -> None:
     """The parent counts those that hang."""
     (worker,) = start(1, "pay(slow='1m')")
     worker("threading.Thread(target=pay, kwargs={'seconds': 30}, daemon=True).start()")
@@ -254,7 +254,7 @@ def test_a_forked_child_has_no_calls_of_its_parent(start: Start) -> None:
     assert worker("len(circuits.by_name['payments'].running)") == 1
 
 
-def test_without_redis_a_probe_that_hangs_keeps_its_place(start: Start) -> None:
+def test_without_redis_a_hanging_probe_keeps_its_slot(start: Start) -> None:
     """It counts as failed, and the next call is made when it has ended."""
     with Server() as server:
         (worker,) = start(
@@ -286,7 +286,7 @@ def test_a_process_that_ends_writes_its_counts(start: Start) -> None:
     )
 
 
-def test_what_an_operator_forces_holds_everywhere_at_once(start: Start) -> None:
+def test_a_forced_state_applies_everywhere_immediately(start: Start) -> None:
     """In processes that call all the time, and in the next call of one that has called nobody for
     long; and what is retuned is so as well.
     """

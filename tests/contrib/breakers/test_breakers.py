@@ -98,7 +98,9 @@ def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.005)
 
 
-def test_it_opens_by_the_failure_that_is_too_many(service: Service, told: list[Any]) -> None:
+def test_a_breaker_opens_in_the_call_that_fails_too_often(
+    service: Service, told: list[Any]
+) -> None:
     """In the call itself, not a second later; the resource is not asked any more, the caller is
     told when it is, and the signal has the numbers.
     """
@@ -121,7 +123,7 @@ def test_it_opens_by_the_failure_that_is_too_many(service: Service, told: list[A
     assert (numbers["reason"], numbers["shared"]) == ("failure_ratio", True)
 
 
-def test_it_comes_back_by_probes_and_a_ramp(service: Service, told: list[Any]) -> None:
+def test_a_breaker_closes_by_probes_and_a_ramp(service: Service, told: list[Any]) -> None:
     """Each change of state is signalled once; no call is made before the pause is over."""
     breaker = CircuitBreaker("payments", failures=1, open_for="0.3s", probes=2)
     pay = breaker(service)
@@ -141,7 +143,7 @@ def test_it_comes_back_by_probes_and_a_ramp(service: Service, told: list[Any]) -
     assert [name for name, _ in told] == ["opened", "half_open", "closed"]
 
 
-def test_a_probe_that_fails_opens_it_again_for_longer(
+def test_a_failed_probe_opens_the_breaker_for_longer(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twice as long. Without a thread: if a flush were on the way, it would report the probe, a
@@ -157,7 +159,7 @@ def test_a_probe_that_fails_opens_it_again_for_longer(
     assert 0.3 < caught.value.retry_after < 0.45
 
 
-def test_slow_calls_open_it_too(service: Service, told: list[Any]) -> None:
+def test_slow_calls_open_a_breaker(service: Service, told: list[Any]) -> None:
     """Though they succeed."""
     service.does = lambda: time.sleep(0.02)
     pay = CircuitBreaker("reports", slow="15ms", slow_ratio=0.8, minimum=5, open_for="30s")(service)
@@ -212,7 +214,7 @@ def numbers_of(name: str) -> tuple[int, int, int]:
     return known.answer.calls, known.answer.failures, known.answer.slow
 
 
-def test_calls_that_hang_open_it_before_they_end(hanging: Hanging, told: list[Any]) -> None:
+def test_hanging_calls_open_a_breaker_before_they_end(hanging: Hanging, told: list[Any]) -> None:
     """The next call is refused as soon as enough calls have lasted `slow`; none of them counts a
     second time.
     """
@@ -236,7 +238,7 @@ def test_calls_that_hang_open_it_before_they_end(hanging: Hanging, told: list[An
     assert hanging.called == 5
 
 
-def test_calls_that_hang_open_it_without_another_call(hanging: Hanging) -> None:
+def test_hanging_calls_open_a_breaker_without_another_call(hanging: Hanging) -> None:
     """The background counts them within a second, also long after the last call began."""
     breaker = CircuitBreaker("payments", slow="50ms", minimum=3, open_for="30s")
     pay = breaker(hanging)
@@ -246,7 +248,7 @@ def test_calls_that_hang_open_it_without_another_call(hanging: Hanging) -> None:
     assert hanging.called == 3
 
 
-def test_coroutines_that_hang_open_it() -> None:
+def test_hanging_coroutines_open_a_breaker() -> None:
     """Of forty calls at intervals, those are made that begin before enough of them have lasted
     `slow`. As a decorator, and as a block.
     """
@@ -286,7 +288,7 @@ def test_coroutines_that_hang_open_it() -> None:
         assert came.count("CircuitOpen") == 40 - called
 
 
-def test_a_call_that_is_cancelled_after_it_was_slow_counts_as_slow() -> None:
+def test_a_slow_call_that_is_cancelled_counts_as_slow() -> None:
     """As `asyncio.wait_for` cancels calls; one that is cancelled earlier is not counted."""
 
     @CircuitBreaker("payments", slow="30ms", minimum=1000)
@@ -303,7 +305,7 @@ def test_a_call_that_is_cancelled_after_it_was_slow_counts_as_slow() -> None:
     assert numbers_of("payments") == (3, 0, 3)
 
 
-def test_a_call_that_hung_and_then_fails_counts_once(hanging: Hanging) -> None:
+def test_a_slow_call_that_fails_counts_once(hanging: Hanging) -> None:
     """As one call, slow from when it had lasted so long, and failed from its end; one that succeeds
     adds nothing.
     """
@@ -321,7 +323,7 @@ def test_a_call_that_hung_and_then_fails_counts_once(hanging: Hanging) -> None:
     assert numbers_of("payments") == (2, 1, 2)
 
 
-def test_calls_that_run_are_forgotten_when_they_end(hanging: Hanging) -> None:
+def test_ended_calls_leave_no_data_in_the_process(hanging: Hanging) -> None:
     """Nothing is kept of them, nor of those that hang, once they are counted; without `slow`
     nothing is noted.
     """
@@ -338,7 +340,7 @@ def test_calls_that_run_are_forgotten_when_they_end(hanging: Hanging) -> None:
 
 
 @pytest.mark.parametrize("slow", [None, "50ms"])
-def test_probes_that_hang_keep_their_places(
+def test_hanging_probes_keep_their_slots(
     slow: str | None, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, told: list[Any]
 ) -> None:
     """With one probe, one call runs at a time, for as long as it hangs: longer than its slot lasts
@@ -361,7 +363,7 @@ def test_probes_that_hang_keep_their_places(
     until(lambda: outcome(pay) == "paid" and breaker.state == "closed")
 
 
-def test_a_probe_that_never_ends_loses_its_place(
+def test_a_probe_that_never_ends_loses_its_slot(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it has lasted `open_max`; so the breaker cannot stick."""
@@ -373,7 +375,7 @@ def test_a_probe_that_never_ends_loses_its_place(
     until(lambda: hanging.start(pay) or hanging.called == 2, 10)  # type: ignore[func-returns-value]
 
 
-def test_a_coroutine_that_is_cancelled_while_it_asks_gives_its_probe_back(
+def test_a_coroutine_cancelled_while_requesting_a_probe_returns_it(
     direct: redis.Redis,
 ) -> None:
     """Whether Redis has answered by then or not: soon another is granted, long before the slot
@@ -477,7 +479,7 @@ def test_failures_are_defined_by_type_status_or_callable(
     assert breaker.state == ("open" if is_failure else "closed")
 
 
-def test_coroutines_have_the_same(service: Service) -> None:
+def test_breakers_work_for_coroutines(service: Service) -> None:
     """As decorator and as `async with`; where many wait at once, all are counted."""
     breaker = CircuitBreaker("payments", minimum=20, open_for="30s")
 
@@ -502,7 +504,7 @@ def test_coroutines_have_the_same(service: Service) -> None:
     async_to_sync(after)()
 
 
-def test_a_coroutine_that_is_cancelled_is_neither(service: Service) -> None:
+def test_a_cancelled_coroutine_is_neither_success_nor_failure(service: Service) -> None:
     """As a probe it gives its slot back, in the background: nothing is waited for in a coroutine
     that ends.
     """
@@ -587,7 +589,7 @@ def test_a_function_is_called_through_a_breaker(service: Service) -> None:
     ("fallback", "expected"),
     [("later", "later"), (None, None), (lambda amount: f"owed {amount}", "owed 5")],
 )
-def test_a_fallback_answers_instead(service: Service, fallback: Any, expected: Any) -> None:
+def test_a_fallback_replaces_a_stopped_call(service: Service, fallback: Any, expected: Any) -> None:
     """A value, which may be None, or what a callable says, with the arguments of the call."""
     service.does = fail
     pay = CircuitBreaker("payments", failures=1, fallback=fallback, open_for="30s")(service)
@@ -595,7 +597,7 @@ def test_a_fallback_answers_instead(service: Service, fallback: Any, expected: A
     assert pay(5) == expected
 
 
-def test_a_coroutine_may_be_the_fallback(service: Service) -> None:
+def test_a_coroutine_can_be_the_fallback(service: Service) -> None:
     """It is awaited."""
 
     async def owe(amount: int) -> str:
@@ -611,7 +613,7 @@ def test_a_coroutine_may_be_the_fallback(service: Service) -> None:
     assert async_to_sync(pay)(5) == "owed 5"
 
 
-def test_generators_of_one_thread_are_judged_each_by_its_own() -> None:
+def test_interleaved_generators_are_counted_separately() -> None:
     """They take turns in the blocks that they are in: what one of them raises, or judges, is
     counted for its call.
     """
@@ -632,7 +634,7 @@ def test_generators_of_one_thread_are_judged_each_by_its_own() -> None:
     assert numbers_of("generators") == (2, 1, 0)
 
 
-def test_names_that_are_made_of_data_are_forgotten(
+def test_breakers_with_names_from_data_are_dropped(
     direct: redis.Redis, prefix: str, monkeypatch: Any
 ) -> None:
     """By the process, when nothing in the code has them any more, except the last ones; in Redis
@@ -658,9 +660,7 @@ def test_names_that_are_made_of_data_are_forgotten(
     assert payments() == "paid"
 
 
-def test_what_is_forced_while_a_call_is_let_through_holds_for_the_next(
-    service: Service, monkeypatch: Any
-) -> None:
+def test_a_forced_state_applies_to_the_next_call(service: Service, monkeypatch: Any) -> None:
     """The call that is on its way by what was known before does not put it off."""
     pay = CircuitBreaker("payments")(service)
     pay()
@@ -686,7 +686,7 @@ def broken(request: HttpRequest) -> HttpResponse:
     return HttpResponse(status=500)
 
 
-def test_a_view_answers_503_with_the_time_of_the_next_try() -> None:
+def test_a_view_responds_with_503_and_the_time_of_the_next_try() -> None:
     """As a problem document of the registered type, as a page or as text, whatever the client
     accepts.
     """
@@ -707,7 +707,7 @@ def test_a_view_answers_503_with_the_time_of_the_next_try() -> None:
     assert (body["status"], str(body["retry_after"])) == (503, problem["Retry-After"])
 
 
-def test_views_of_all_kinds() -> None:
+def test_breakers_work_on_all_kinds_of_views() -> None:
     """Class-based by `method_decorator`, and coroutines; a shared breaker opens both."""
     breaker = CircuitBreaker("reports", failures=1, open_for="30s")
 
@@ -727,7 +727,7 @@ def test_views_of_all_kinds() -> None:
     )
 
 
-def test_another_view_may_answer() -> None:
+def test_another_view_can_be_the_fallback() -> None:
     """Plain or a coroutine, with the arguments of the first."""
 
     def yesterdays(request: HttpRequest, number: int) -> HttpResponse:
@@ -747,7 +747,7 @@ def test_another_view_may_answer() -> None:
     )
 
 
-def test_what_a_view_lets_out_becomes_503() -> None:
+def test_an_open_breaker_inside_a_view_becomes_a_503() -> None:
     """Of the middleware, and of DRF's views."""
     from rest_framework.response import Response
     from rest_framework.views import APIView
@@ -775,7 +775,7 @@ def test_what_a_view_lets_out_becomes_503() -> None:
     assert (answer.status_code, answer["Retry-After"]) == (503, "3")
 
 
-def test_a_closed_breaker_calls_no_server(
+def test_a_closed_breaker_makes_no_call_to_redis(
     service: Service, direct: redis.Redis, quiet: None
 ) -> None:
     """Any number of calls, between two flushes; and these are one script a second."""
@@ -789,7 +789,7 @@ def test_a_closed_breaker_calls_no_server(
     until(lambda: circuits.by_name["payments"].answer.calls == 1001)
 
 
-def test_a_site_that_is_switched_off_has_no_breakers(service: Service, settings: Any) -> None:
+def test_a_disabled_site_has_no_breakers(service: Service, settings: Any) -> None:
     """What fails is called all the same, and nothing is counted."""
     breaker = CircuitBreaker("payments")
     breaker(service)()
@@ -801,7 +801,7 @@ def test_a_site_that_is_switched_off_has_no_breakers(service: Service, settings:
     assert breaker.state == "closed"
 
 
-def test_without_threads_the_calls_do_the_work(
+def test_without_threads_calls_report_the_outcomes(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They tell once a second, and at once what opens it."""
@@ -817,7 +817,7 @@ def test_without_threads_the_calls_do_the_work(
     until(lambda: outcome(pay) == "paid" and breaker.state == "closed")
 
 
-def test_a_cluster_keeps_each_breaker_in_one_slot(service: Service, settings: Any) -> None:
+def test_a_cluster_keeps_each_breaker_in_one_hash_slot(service: Service, settings: Any) -> None:
     """Many breakers, on whichever node: they open and come back as on one server."""
     with clusters.cluster() as found:
         settings.CACHES = found.cache()
@@ -854,13 +854,15 @@ def test_a_cluster_keeps_each_breaker_in_one_slot(service: Service, settings: An
         ({"failure": ()}, "no call would be"),
     ],
 )
-def test_a_meaningless_declaration_is_an_error_at_once(options: dict[str, Any], words: str) -> None:
+def test_an_invalid_declaration_is_an_error_immediately(
+    options: dict[str, Any], words: str
+) -> None:
     """By the name of the breaker and the argument."""
     with pytest.raises(LimitError, match=f"^Breaker 'odd'.*{words}"):
         CircuitBreaker("odd", **options)
 
 
-def test_what_cannot_be_judged_is_not_decorated() -> None:
+def test_functions_with_unsuitable_results_cannot_be_decorated() -> None:
     """Generators, classes, and views with a fallback that is no view."""
 
     def rows() -> Iterator[int]:

@@ -121,7 +121,7 @@ STEPS = st.lists(
 
 @hypothesis_settings(max_examples=examples(150))
 @given(by=BY, steps=STEPS, chance=st.integers(0, 999))
-def test_the_program_and_the_model_agree(by: Thresholds, steps: list, chance: int) -> None:
+def test_the_script_and_the_model_agree(by: Thresholds, steps: list, chance: int) -> None:
     """States, counts, slots of probes, ramps and pauses, to the microsecond, whatever is told,
     asked and retuned.
     """
@@ -160,7 +160,7 @@ def test_the_program_and_the_model_agree(by: Thresholds, steps: list, chance: in
     by=BY.filter(lambda by: by.failure_ppm or by.failures),
     told=st.lists(st.tuples(st.integers(0, 4 * SECOND), COUNTS), min_size=1, max_size=30),
 )
-def test_it_opens_by_the_outcomes_of_the_window(
+def test_a_breaker_opens_by_the_outcomes_of_the_window(
     by: Thresholds, told: list[tuple[int, tuple[int, int, int]]]
 ) -> None:
     """Held against all outcomes one by one: those of the last window count, and of what is older at
@@ -207,7 +207,7 @@ def opened(script: Script, by: Thresholds, now: int = BEGIN) -> Answer:
     return answer
 
 
-def test_half_open_has_its_number_of_probes_and_never_sticks(script: Script) -> None:
+def test_half_open_grants_its_number_of_probes_and_never_sticks(script: Script) -> None:
     """Of many who ask, as many get a slot as there are probes; slots whose processes are gone end
     by themselves, and others get them.
     """
@@ -225,7 +225,7 @@ def test_half_open_has_its_number_of_probes_and_never_sticks(script: Script) -> 
     ]
 
 
-def test_a_probe_that_hangs_keeps_its_place(script: Script) -> None:
+def test_a_hanging_probe_keeps_its_slot(script: Script) -> None:
     """It counts as failed while it goes on, and the next opening leaves it its place. The place
     lasts for as long as its process reports that it runs; what was given back is not taken again by
     such a report.
@@ -303,7 +303,7 @@ def test_a_ramp_that_fails_opens_again_for_longer(script: Script) -> None:
 
 
 @pytest.mark.parametrize("step", [-3600, -1, 3600])
-def test_a_clock_that_jumps_neither_forgets_nor_sticks(script: Script, step: int) -> None:
+def test_a_clock_that_jumps_neither_loses_counts_nor_sticks(script: Script, step: int) -> None:
     """Backwards, time goes on from where it was; forwards, what is older than the window is gone,
     and what was open may be probed.
     """
@@ -320,7 +320,7 @@ def test_a_clock_that_jumps_neither_forgets_nor_sticks(script: Script, step: int
         assert script.call(now + (10 + behind) * SECOND, by, "ask", probe="a").granted
 
 
-def test_clocks_of_processes_that_differ_do_not_add_up(script: Script) -> None:
+def test_different_clocks_of_processes_do_not_add_up(script: Script) -> None:
     """With clocks of clients: a hundred calls in turns, of two that are five seconds apart, take no
     longer than they do.
     """
@@ -333,7 +333,7 @@ def test_clocks_of_processes_that_differ_do_not_add_up(script: Script) -> None:
     assert answer.calls == 200
 
 
-def test_retuning_keeps_the_state_and_the_counts(script: Script) -> None:
+def test_changed_thresholds_keep_the_state_and_the_counts(script: Script) -> None:
     """Another window, another width of its parts, other ratios: what was counted goes on; and a
     pause is never longer than the new settings have it.
     """
@@ -349,14 +349,14 @@ def test_retuning_keeps_the_state_and_the_counts(script: Script) -> None:
     assert script.call(BEGIN + 20 * SECOND, shorter).wait == SECOND * 11 // 10
 
 
-def test_pauses_do_not_end_at_once(script: Script) -> None:
+def test_pauses_have_random_lengths(script: Script) -> None:
     """Up to a tenth longer, by chance."""
     by = Thresholds()
     answer = script.call(BEGIN, by, era=0, outcomes=Outcomes(20, 20), chance=999)
     assert 10 * SECOND < answer.wait < 11 * SECOND
 
 
-def test_an_unused_key_is_removed(script: Script, direct: redis.Redis) -> None:
+def test_the_key_of_an_unused_breaker_expires(script: Script, direct: redis.Redis) -> None:
     """A closed breaker's; one that is open stays until it has been probed, or nobody has asked
     about it for a week.
     """
@@ -366,7 +366,7 @@ def test_an_unused_key_is_removed(script: Script, direct: redis.Redis) -> None:
     assert 7 * 86_400 <= direct.ttl(script.keys[0]) <= 7 * 86_400 + 60
 
 
-def test_without_redis_one_call_at_a_time_tries() -> None:
+def test_without_redis_one_call_at_a_time_is_a_probe() -> None:
     """After `open_for`; a failure opens it again, a success closes it; what ended before it opened
     counts no more.
     """

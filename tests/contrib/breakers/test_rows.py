@@ -16,7 +16,7 @@ from django_ratelimit_lua.contrib.breakers.rows import (
 )
 
 
-def test_what_is_declared_is_read_again() -> None:
+def test_declared_thresholds_can_be_parsed_again() -> None:
     """Thresholds in words are the same thresholds."""
     odd = thresholds(
         "x",
@@ -39,7 +39,7 @@ def test_a_row_sets_some_thresholds_and_the_code_the_others() -> None:
     )
 
 
-def test_force_is_read() -> None:
+def test_a_forced_state_is_parsed() -> None:
     """How, and until when."""
     assert read_row({"name": "x", "forced": "open", "until": 5}).force == Force("open", 5)
     assert read_row({"name": "x"}).force is None
@@ -55,7 +55,7 @@ def test_force_is_read() -> None:
         {"name": "x", "window": "2d"},
     ],
 )
-def test_what_is_wrong_is_refused(given: dict[str, Any]) -> None:
+def test_an_invalid_row_is_refused(given: dict[str, Any]) -> None:
     """With the name of what is wrong."""
     with pytest.raises(BreakerError):
         read_row(given)

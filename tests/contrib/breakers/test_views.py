@@ -108,7 +108,9 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
         ({}, None, "Redis is unavailable; a stopped call raises CircuitOpen"),
     ],
 )
-def test_a_breaker_reports_what_it_would_do(state: Any, passes: bool | None, words: str) -> None:
+def test_a_breaker_reports_its_effect_on_a_request(
+    state: Any, passes: bool | None, words: str
+) -> None:
     """By its state and by what is forced; what chance or other calls decide is not foretold."""
     known = BreakerState("payments", Thresholds(), **{"row": None, "since": SINCE, **state})
     explained = ExplainedBreaker(known, "raises")
@@ -119,7 +121,7 @@ def test_a_breaker_reports_what_it_would_do(state: Any, passes: bool | None, wor
 @pytest.mark.parametrize(
     "made", [CircuitOpen("payments", 2.5), CircuitOpen("payments", None, "forced")], ids=repr
 )
-def test_an_exception_travels_whole(made: CircuitOpen) -> None:
+def test_an_exception_can_be_pickled_and_copied(made: CircuitOpen) -> None:
     """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from
     its arguments.
     """
@@ -136,7 +138,7 @@ def test_an_exception_travels_whole(made: CircuitOpen) -> None:
     "decorator",
     [CircuitBreaker("mistakes", fallback=later), circuit("mistakes too", fallback=later)],
 )
-def test_a_fallback_of_a_plain_function_is_plain(decorator: Any) -> None:
+def test_a_fallback_of_a_plain_function_must_be_plain(decorator: Any) -> None:
     """A coroutine as the answer of a plain view would be an error for each client."""
     with pytest.raises(LimitError, match="fallback is a coroutine function"):
         decorator(fine)
@@ -168,7 +170,7 @@ def test_without_the_app_a_breaker_names_the_line_to_add(monkeypatch: Any) -> No
             use()
 
 
-def test_a_stored_public_page_is_the_fallback_of_a_breaker() -> None:
+def test_a_stored_public_page_can_be_the_fallback_of_a_breaker() -> None:
     """The page on breakers: while the service fails, each client gets the stored page; without one,
     503.
     """

@@ -50,7 +50,7 @@ def test_the_address_is_the_one_that_trusted_proxies_report(
 @pytest.mark.parametrize(
     "uri", ["/api/x", "/%C3%A9/%FF?a=%FF", "/a%20b?", "?a=b", "*", "http://h/é/../x#y"]
 )
-def test_what_is_described_is_a_whole_request(settings: Any, uri: str) -> None:
+def test_a_described_request_is_complete(settings: Any, uri: str) -> None:
     """It has what Django's own has that a server makes of the same, and no body."""
     settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
     said = {"METHOD": "post", "URI": uri, "HOST": "shop.example", "ADDRESS": "203.0.113.9"}
@@ -66,7 +66,7 @@ def test_what_is_described_is_a_whole_request(settings: Any, uri: str) -> None:
     assert (found.get_full_path(), found.body) == (of_server.get_full_path(), b"")
 
 
-def test_a_header_is_known_by_its_name_however_it_is_written() -> None:
+def test_header_names_are_matched_in_every_spelling() -> None:
     """Twice in one request, it is one list; with underscores, or too long to be remembered, it is
     not another.
     """

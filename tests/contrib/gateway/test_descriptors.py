@@ -61,7 +61,7 @@ def test_the_most_specific_rule_wins(entries: str, name: str | None) -> None:
     assert met(*rules, entries=entries) == met(*reversed(rules), entries=entries) == name
 
 
-def test_the_first_entry_decides_before_the_next_and_the_domain_last() -> None:
+def test_entries_are_compared_in_order_and_the_domain_last() -> None:
     """As Envoy's configuration is read, from the outside; of equals, the first in the order of
     rules.
     """
@@ -96,7 +96,7 @@ def test_a_descriptor_may_name_its_rule() -> None:
     assert met(api, entries="remote_address=203.0.113.9,generic_key=api") is None
 
 
-def test_a_rule_for_descriptors_is_for_no_request_of_djangos() -> None:
+def test_a_rule_for_descriptors_applies_to_no_django_request() -> None:
     """Unless it has a path, too; and one that is off is for nobody."""
     rules = compile_rules([LOGIN, {**LOGIN, "name": "both", "path": "/login/", "key": "ip"}])
     assert [rule.name for rule in Ruleset(rules)._index.matching("/login/")] == ["both"]
@@ -104,13 +104,13 @@ def test_a_rule_for_descriptors_is_for_no_request_of_djangos() -> None:
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=12))
-def test_a_star_is_any_text(pattern: str, value: str) -> None:
+def test_a_star_matches_any_text(pattern: str, value: str) -> None:
     """Whatever stands around it."""
     expected = re.match(fnmatch.translate(pattern), value) is not None
     assert ValuePattern(pattern).matches(value) == expected
 
 
-def test_no_pattern_takes_long() -> None:
+def test_matching_a_pattern_is_fast() -> None:
     """However many stars it has."""
     assert not ValuePattern("a*" * 200 + "b").matches("a" * 100_000)
 
@@ -158,7 +158,7 @@ def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
         ("cookie:sid", ["cookie:sid"]),
     ],
 )
-def test_an_entry_is_read_that_is_called_like_the_key(key: Any, entries: list[str]) -> None:
+def test_a_key_reads_the_entry_of_the_same_name(key: Any, entries: list[str]) -> None:
     """And the address is Envoy's `remote_address`."""
     rule = compile_rule({**LOGIN, "key": key, "descriptor": entries})
     assert rule.extra["descriptor"] == DescriptorPattern.parse(entries)
@@ -174,7 +174,7 @@ def test_a_rule_lists_its_descriptors() -> None:
     assert compile_rule({**LOGIN, "exempt": True, "rate": None}).template is None
 
 
-def test_an_entry_has_the_value_of_a_key_of_the_site(settings: Any) -> None:
+def test_an_entry_provides_the_value_of_a_registered_key(settings: Any) -> None:
     """By the name of the key; without such an entry, the rule is refused."""
     settings.RATELIMIT_KEYS = {"tenant": lambda request: None}
     rule = {

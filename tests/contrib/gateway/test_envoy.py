@@ -210,7 +210,7 @@ def test_a_client_over_the_limit_is_refused(site: Site) -> None:
     assert site.get(X_Api_Key="gold")[0] == 200
 
 
-def test_no_header_gets_past_a_limit(site: Site) -> None:
+def test_no_header_evades_a_limit(site: Site) -> None:
     """Neither one that says where the client is, nor one that is no text, nor a very long one, nor
     an upgrade. Old clients are served, and headers with underscores are dropped.
     """
@@ -239,7 +239,7 @@ def units_left(site: Site) -> int:
     return remaining
 
 
-def test_a_gateway_that_is_down_is_passed_over(site: Site, tmp_path: Path) -> None:
+def test_requests_go_to_another_gateway_if_one_is_down(site: Site, tmp_path: Path) -> None:
     """A question that could not be sent is sent to another one, and counts once."""
     before = units_left(site)
     with envoy(tmp_path, site.upstream, site.gateway, ask=[site.gateway.port, free_port()]) as port:
@@ -247,7 +247,7 @@ def test_a_gateway_that_is_down_is_passed_over(site: Site, tmp_path: Path) -> No
     assert units_left(site) == before - 20
 
 
-def test_a_question_that_was_sent_is_never_sent_again(site: Site, tmp_path: Path) -> None:
+def test_a_sent_request_is_never_repeated(site: Site, tmp_path: Path) -> None:
     """A connection that ends after the gateway has counted: 503, and one hit."""
     before, sent, done = units_left(site), [], threading.Event()
 
@@ -276,7 +276,7 @@ def test_a_question_that_was_sent_is_never_sent_again(site: Site, tmp_path: Path
     assert (len(sent), units_left(site)) == (1, before - 1)
 
 
-def test_exactly_as_many_go_through_as_may(site: Site) -> None:
+def test_exactly_the_allowed_requests_pass(site: Site) -> None:
     """Of 4,000 requests of sixteen clients."""
     before = int(site.get()[1]["x-ratelimit-remaining"])
 
@@ -297,7 +297,7 @@ def test_exactly_as_many_go_through_as_may(site: Site) -> None:
     assert Service.asked["/many"] == before
 
 
-def test_what_was_sent_is_charged_when_it_is_known(site: Site) -> None:
+def test_sent_bytes_are_charged_after_the_response(site: Site) -> None:
     """By the bytes of each answer, also of those that are refused meanwhile; never
     refused itself."""
     look = {"entries": [("generic_key", "bytes"), ("remote_address", "127.0.0.1")], "hits": 0}
@@ -312,7 +312,7 @@ def test_what_was_sent_is_charged_when_it_is_known(site: Site) -> None:
         until(lambda: before > left())
 
 
-def test_redis_may_be_away_and_the_gateway_too(tmp_path: Path) -> None:
+def test_requests_are_decided_without_redis_and_without_the_gateway(tmp_path: Path) -> None:
     """Then the fallback policy of the rules decides, or what Envoy's configuration says; and after
     that all is as before.
     """
@@ -390,7 +390,7 @@ def seconds_held(site: Site) -> list[float]:
     return [end / 1e6 - time.time() for end in ends if end / 1e6 > time.time()]
 
 
-def test_a_client_that_disconnects_while_envoy_asks_holds_no_slot(slots_site: Site) -> None:
+def test_a_client_that_disconnects_during_the_decision_holds_no_slot(slots_site: Site) -> None:
     """Whether the answer was never made, was on its way, or was read."""
 
     def leave(number: int) -> None:
@@ -407,7 +407,7 @@ def test_a_client_that_disconnects_while_envoy_asks_holds_no_slot(slots_site: Si
         time.sleep(0.05)
 
 
-def test_the_rules_of_the_documentation_are_rules(tmp_path: Path) -> None:
+def test_the_rules_in_the_documentation_are_valid(tmp_path: Path) -> None:
     """And those for descriptors that it shows can be imported."""
     _, _, rest = DOCS.read_text().partition(".. code-block:: yaml\n\n")
     block = "\n".join(

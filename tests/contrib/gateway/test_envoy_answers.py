@@ -114,7 +114,7 @@ def test_a_refusal_has_the_retry_time(settings: Any) -> None:
 
 @pytest.mark.parametrize("accept", ["", "application/json", "text/html,*/*;q=0.8", "text/plain"])
 @pytest.mark.parametrize("style", [None, "x"])
-def test_a_refusal_is_that_of_the_gateway_over_http(
+def test_a_refusal_equals_that_of_the_gateway_over_http(
     accept: str, style: str | None, settings: Any
 ) -> None:
     """Headers and body, by what the client accepts, where any descriptor says that; and so are the
@@ -164,7 +164,7 @@ def test_a_refusal_is_that_of_the_gateway_over_http(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_refusal_speaks_the_language_of_the_client(settings: Any) -> None:
+def test_a_refusal_is_in_the_language_of_the_client(settings: Any) -> None:
     """As a page does; and its body says the status that Envoy sends, also of a block that says
     another.
     """
@@ -181,7 +181,7 @@ def test_a_refusal_speaks_the_language_of_the_client(settings: Any) -> None:
         )
 
 
-def test_all_descriptors_of_a_question_are_all_or_nothing(settings: Any) -> None:
+def test_all_descriptors_of_a_request_are_all_or_nothing(settings: Any) -> None:
     """Where one refuses, none is charged; also where two meet one count."""
     settings.RATELIMIT_RULES = [
         LOGIN_RULE,
@@ -197,7 +197,7 @@ def test_all_descriptors_of_a_question_are_all_or_nothing(settings: Any) -> None
     assert code([LOGIN, GRACE]) == OVER
 
 
-def test_domains_and_values_count_apart(settings: Any) -> None:
+def test_domains_and_values_have_separate_counts(settings: Any) -> None:
     """Where the rule names no key, each descriptor is a count; addresses as addresses count
     everywhere.
     """
@@ -217,7 +217,7 @@ def test_domains_and_values_count_apart(settings: Any) -> None:
         (({"entries": [LOGIN, ADA]}, hits(2)), 3),
     ],
 )
-def test_hits_are_read_as_given(said: Any, taken: int, settings: Any) -> None:
+def test_hits_of_a_descriptor_are_applied(said: Any, taken: int, settings: Any) -> None:
     """Of the descriptor, where it says so: then 0 takes nothing, and looks."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "100/h"}]
     assert code(*said) == OK
@@ -236,7 +236,7 @@ def test_the_hits_of_a_request_apply_to_descriptors_without_hits(settings: Any) 
     assert left() == [84]
 
 
-def test_negative_hits_give_back(settings: Any) -> None:
+def test_negative_hits_are_refunds(settings: Any) -> None:
     """Never more than was taken, and they are never refused."""
     settings.RATELIMIT_RULES = [LOGIN_RULE]
     assert [code(hits(2)), code([LOGIN, ADA])] == [OK, OVER]
@@ -246,7 +246,7 @@ def test_negative_hits_give_back(settings: Any) -> None:
     assert left() == [2]
 
 
-def test_what_was_used_already_is_charged_and_never_refused(settings: Any) -> None:
+def test_used_units_are_charged_and_never_refused(settings: Any) -> None:
     """Where Envoy's configuration says so by an entry; others wait until it is worked off."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "algorithm": "token_bucket"}]
     after = {"entries": [LOGIN, ADA, ("charge", "after")], "hits": 7}
@@ -265,7 +265,7 @@ def test_shadow_mode_counts_and_never_refuses(settings: Any) -> None:
     assert left() == [0]
 
 
-def test_what_is_exempt_is_unlimited(settings: Any) -> None:
+def test_an_exempt_descriptor_is_unlimited(settings: Any) -> None:
     """The most that a status can say remains, and there is no limit."""
     rule = {
         "name": "monitor",
@@ -279,7 +279,7 @@ def test_what_is_exempt_is_unlimited(settings: Any) -> None:
     assert left() == [2]
 
 
-def test_a_limit_of_envoys_takes_the_place_of_the_rate(settings: Any) -> None:
+def test_a_limit_in_envoys_configuration_replaces_the_rate(settings: Any) -> None:
     """With the count of the rule; without a rule, with one of its own. All units up to years."""
     settings.RATELIMIT_RULES = [
         {**LOGIN_RULE, "algorithm": "fixed_window", "align": "day", "rate": "2/d"}
@@ -301,7 +301,7 @@ def test_a_limit_of_envoys_takes_the_place_of_the_rate(settings: Any) -> None:
         read_question(question({"entries": [LOGIN], "limit": (1, 99)}))
 
 
-def test_of_several_rates_the_status_is_that_of_the_nearest(settings: Any) -> None:
+def test_the_status_is_that_of_the_limit_with_the_least_remaining(settings: Any) -> None:
     """Which refuses, or has least left."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": ["2/h", "100/d"]}]
     found = [ask([LOGIN, ADA]) for _ in range(3)]
@@ -310,7 +310,7 @@ def test_of_several_rates_the_status_is_that_of_the_nearest(settings: Any) -> No
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_count_for_django_and_envoy() -> None:
+def test_django_and_envoy_share_one_count() -> None:
     """Where a rule counts by a key that an entry has: what Django's views take, Envoy's clients
     have not, and back.
     """
@@ -342,7 +342,7 @@ def test_one_count_for_django_and_envoy() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_overrides_hold_for_descriptors_too() -> None:
+def test_overrides_apply_to_descriptors() -> None:
     """A block, another limit and an exemption, of an address, a user or a header; also where no
     rule is met.
     """
@@ -396,7 +396,7 @@ def test_a_user_counts_as_in_a_view(settings: Any) -> None:
     ]
 
 
-def test_no_header_reveals_the_address_of_a_client(settings: Any) -> None:
+def test_only_envoy_receives_the_address_of_a_client(settings: Any) -> None:
     """But Envoy, which has seen it."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["203.0.113.0/24"]
     entries = ["header:x-forwarded-for", "remote_address"]
@@ -427,7 +427,7 @@ def test_a_rule_that_cannot_be_applied_is_left_out(
         )
 
 
-def test_receivers_get_refusals(settings: Any) -> None:
+def test_signal_receivers_get_refusals(settings: Any) -> None:
     """With a request that has what the descriptor says."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "0/h"}]
     heard: list[Any] = []
@@ -472,7 +472,7 @@ def lease_of(found: Any) -> Any:
     return [(header.key, header.value)]
 
 
-def test_a_lease_gives_back_its_slot_and_no_other(settings: Any) -> None:
+def test_a_lease_releases_only_its_slot(settings: Any) -> None:
     """Once; beside others that clients have made up; whatever else was taken in the call stays
     taken.
     """
@@ -497,7 +497,7 @@ def test_a_lease_gives_back_its_slot_and_no_other(settings: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_slots_are_held_across_django_and_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_are_shared_between_django_and_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request of Django's that runs takes the place of one of Envoy's, and back."""
     RateLimitRule.objects.create(
         name="exports",
@@ -524,7 +524,7 @@ def test_slots_are_held_across_django_and_envoy(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("more", [{"hits": 0}, {"hits": 2, "negative": True}, {"limit": (9, 1)}])
-def test_slots_are_taken_by_hits_alone(more: dict[str, Any], settings: Any) -> None:
+def test_only_hits_take_slots(more: dict[str, Any], settings: Any) -> None:
     """Who looks takes none, negative hits give none back, and Envoy's limits are for rates."""
     settings.RATELIMIT_RULES = [SLOTS_RULE]
     held = ask([LOGIN, ADA])
@@ -582,7 +582,7 @@ def test_a_slot_is_confirmed_without_redis(settings: Any) -> None:
         assert code([("x-ratelimit-confirm", lease)]) == OK
 
 
-def test_a_client_that_leaves_during_the_decision_holds_nothing(
+def test_a_client_that_leaves_during_the_decision_holds_no_slot(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Envoy does when it has waited long enough."""
@@ -610,7 +610,7 @@ def test_a_client_that_leaves_during_the_decision_holds_nothing(
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("open", OK), ("closed", OVER), ("local", OK)])
-def test_the_fallback_policy_holds(policy: str, expected: int, settings: Any) -> None:
+def test_the_fallback_policy_applies_to_envoy(policy: str, expected: int, settings: Any) -> None:
     """Where Redis is away."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
@@ -620,7 +620,7 @@ def test_the_fallback_policy_holds(policy: str, expected: int, settings: Any) ->
     assert found == ([OK, OK, OVER, OVER] if policy == "local" else [expected] * 4)
 
 
-def test_switched_off_everything_goes(settings: Any) -> None:
+def test_a_disabled_site_admits_every_descriptor(settings: Any) -> None:
     """Without asking Redis."""
     settings.RATELIMIT_RULES, settings.RATELIMIT_ENABLE = [{**LOGIN_RULE, "rate": "0/h"}], False
     assert code([LOGIN, ADA]) == OK
@@ -640,13 +640,13 @@ def test_switched_off_everything_goes(settings: Any) -> None:
         (question([LOGIN] * (MAX_ENTRIES + 1)), "entries"),
     ],
 )
-def test_contradictions_are_errors(data: bytes, problem: str) -> None:
+def test_contradictions_in_envoys_configuration_are_errors(data: bytes, problem: str) -> None:
     """It is a mistake of who configures Envoy."""
     with pytest.raises(QuestionError, match=problem):
         read_question(data)
 
 
-def test_no_client_gets_past_a_limit_by_what_it_sends(settings: Any) -> None:
+def test_no_value_from_a_client_evades_a_limit(settings: Any) -> None:
     """A value that is no text, or very long, is counted: an error would let it through."""
     settings.RATELIMIT_RULES = [
         {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "1/h"}
@@ -708,7 +708,7 @@ def _mutated(data: bytes, seed: int) -> bytes:
     return bytes(changed)
 
 
-def test_whatever_is_asked_is_answered(settings: Any) -> None:
+def test_every_message_gets_a_response_or_an_error(settings: Any) -> None:
     """By an answer, or by what is wrong with the question: of bytes and of messages; ten thousand
     of them in CI.
     """

@@ -61,7 +61,7 @@ def until(is_so: Callable[[], Any], seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
-def test_it_answers(gateway: Gateway) -> None:
+def test_the_grpc_service_responds_over_a_real_connection(gateway: Gateway) -> None:
     """Over a real connection, from whichever process."""
     with gateway.client() as one, gateway.client() as other:
         assert [client.code(LOGIN) for client in (one, other, one, other)] == [OK, OK, OVER, OVER]
@@ -86,7 +86,7 @@ def test_it_answers(gateway: Gateway) -> None:
     ],
     ids=["garbage", "nothing asked", "too large", "another method", "reflection"],
 )
-def test_every_mistake_is_a_status(
+def test_every_invalid_request_has_a_status(
     method: str, data: bytes, status: grpc.StatusCode, gateway: Gateway
 ) -> None:
     """Of its own, in words, without a traceback; and the next is answered."""
@@ -99,7 +99,7 @@ def test_every_mistake_is_a_status(
         assert client.code([("other", "x")]) == OK
 
 
-def test_exactly_as_many_go_as_may(gateway: Gateway) -> None:
+def test_exactly_the_allowed_requests_pass_with_several_processes(gateway: Gateway) -> None:
     """Of two thousand questions of sixteen clients, over as many connections to two processes."""
 
     def some(_: int) -> Counter[int]:
@@ -110,7 +110,7 @@ def test_exactly_as_many_go_as_may(gateway: Gateway) -> None:
         assert sum(pool.map(some, range(16)), Counter()) == {OK: 500, OVER: 1500}
 
 
-def test_a_process_that_is_killed_is_begun_again(gateway: Gateway) -> None:
+def test_a_killed_process_is_restarted(gateway: Gateway) -> None:
     """And the others answer meanwhile."""
     children = Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children")
     first, second = children.read_text().split()
@@ -121,7 +121,7 @@ def test_a_process_that_is_killed_is_begun_again(gateway: Gateway) -> None:
         assert client.code([("other", "x")]) == OK
 
 
-def test_an_edit_holds_from_the_next_question_on(gateway: Gateway, tmp_path: Path) -> None:
+def test_an_edit_applies_to_the_next_request(gateway: Gateway, tmp_path: Path) -> None:
     """As rules are edited, in the admin or by YAML."""
     text = "- name: edited\n  descriptor:\n  - domain=edge\n  - tenant\n  rate: {}/h\n"
     file = tmp_path / "rules.yaml"
@@ -135,7 +135,7 @@ def test_an_edit_holds_from_the_next_question_on(gateway: Gateway, tmp_path: Pat
     assert "- domain=edge\n  - tenant\n" in gateway.run("ratelimit", "rules", "export")
 
 
-def test_health_follows_redis(tmp_path: Path) -> None:
+def test_the_health_service_follows_redis(tmp_path: Path) -> None:
     """Who cannot decide says so, of all and of the service, and answers by the fallback policy; and
     says so again when Redis is back.
     """
@@ -177,7 +177,7 @@ def test_pending_calls_are_answered_before_it_stops(tmp_path: Path) -> None:
         gateway.start()
 
 
-def test_a_secured_service_answers_those_it_knows(tmp_path: Path) -> None:
+def test_a_tls_service_accepts_only_known_clients(tmp_path: Path) -> None:
     """By TLS; where it is told an authority, only clients with a certificate of it."""
     authority = trustme.CA()
     own, known = authority.issue_cert("localhost"), authority.issue_cert("envoy@example.org")
@@ -201,7 +201,7 @@ def test_a_secured_service_answers_those_it_knows(tmp_path: Path) -> None:
                 )
 
 
-def test_what_goes_wrong_inside_is_a_status_without_words(
+def test_an_internal_error_is_a_status_without_details(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It stands in the log; a server in this process answers on, says how it is, and stops when it
@@ -251,7 +251,7 @@ def test_what_goes_wrong_inside_is_a_status_without_words(
     assert "a secret of the site" in caplog.text
 
 
-def test_impossible_actions_are_errors(
+def test_invalid_options_are_errors(
     tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the command: the extra is missing, TLS is half told, a file is not there, a number is

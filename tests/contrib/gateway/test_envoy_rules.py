@@ -25,7 +25,7 @@ FORM = {
 DECLARED = ["domain=edge", "generic_key=login", "remote_address"]
 
 
-def test_a_rule_for_descriptors_is_made_changed_and_restored_by_form(operator: Client) -> None:
+def test_a_rule_for_descriptors_is_edited_and_restored_in_the_form(operator: Client) -> None:
     """Each holds for the next question; it is for no request of Django's, and nothing about it
     surprises.
     """
@@ -84,7 +84,7 @@ def test_errors_are_shown_at_their_field(
     assert not RateLimitRule.objects.exists()
 
 
-def test_a_descriptor_is_written_to_yaml_and_read_back(operator: Client) -> None:
+def test_a_descriptor_survives_yaml_export_and_import(operator: Client) -> None:
     """As a list of its entries."""
     operator.post(f"{RULES}add/", given(**FORM))
     text = export()

@@ -104,7 +104,7 @@ def test_every_dialect_has_a_method_an_address_and_a_path(
 @pytest.mark.parametrize(
     "path", ["/", "/decide", "/openapi.json", "/x/check", "/a\nb", "//x", "/%", "*"]
 )
-def test_envoy_adds_the_path_that_it_asks_about(settings: Any, application: Any, path: str) -> None:
+def test_the_path_that_envoy_appends_is_ignored(settings: Any, application: Any, path: str) -> None:
     """Which is taken for nothing of the gateway's own, whatever it is; and so is the method."""
     settings.RATELIMIT_GATEWAY_DIALECT = "envoy"
     said = {"Method": "POST", "URI": "/", "Host": "shop.example", "Address": "203.0.113.9"}
@@ -115,7 +115,7 @@ def test_envoy_adds_the_path_that_it_asks_about(settings: Any, application: Any,
     assert ask(application, f"/ratelimit/check{path}", pairs, "POST").status == 200
 
 
-def test_only_a_trusted_proxy_with_the_secret_is_believed(
+def test_only_a_trusted_proxy_with_the_secret_is_accepted(
     check: Check, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Everybody else gets 403; each secret of the list will do; and no secret is in the log."""
@@ -148,7 +148,7 @@ def test_only_a_trusted_proxy_with_the_secret_is_believed(
 
 
 @pytest.mark.parametrize("application", [alone, check_view], ids=["alone", "view"])
-def test_a_header_with_underscores_is_not_a_header_of_a_proxy(
+def test_a_header_with_underscores_is_not_accepted_from_a_proxy(
     settings: Any, application: Any
 ) -> None:
     """Proxies pass it on. Older releases of Django make one of both, as `META` has it here."""
@@ -179,7 +179,7 @@ def test_a_header_with_underscores_is_not_a_header_of_a_proxy(
     assert [asked(), asked()] == [200, 429]
 
 
-def test_a_question_that_is_an_upgrade_is_refused() -> None:
+def test_a_request_that_is_an_upgrade_is_refused() -> None:
     """A proxy that passes it on gets a 403, and not the 500 by which it would let the request past
     every limit.
     """
@@ -198,7 +198,7 @@ def test_a_question_that_is_an_upgrade_is_refused() -> None:
     )
 
 
-def test_its_own_server_ends_cleanly() -> None:
+def test_the_gateways_own_server_ends_cleanly() -> None:
     """It answers the events of ASGI's lifespan, by `finish_at_shutdown`."""
     events, sent = iter(["lifespan.startup", "lifespan.shutdown"]), []
 
@@ -214,7 +214,7 @@ def test_its_own_server_ends_cleanly() -> None:
 
 @pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_headers_have_a_bound(settings: Any, application: Any, dialect: str) -> None:
+def test_headers_are_bounded(settings: Any, application: Any, dialect: str) -> None:
     """Of their number and of their bytes: 431, whichever proxy asks, and no work for what is
     beyond.
     """
@@ -248,7 +248,7 @@ def test_headers_have_a_bound(settings: Any, application: Any, dialect: str) -> 
         ("ftp://a/login", 400),
     ],
 )
-def test_a_host_moves_no_path_out_of_a_url(settings: Any, url: str, status: int) -> None:
+def test_a_forged_host_does_not_change_the_path(settings: Any, url: str, status: int) -> None:
     """ingress-nginx writes what the client has sent as `Host` in front of the path."""
     settings.RATELIMIT_GATEWAY_DIALECT = "ingress-nginx"
     settings.RATELIMIT_RULES = [{"name": "login", "path": "/login", "key": "ip", "rate": "0/d"}]
@@ -266,7 +266,7 @@ def test_a_host_moves_no_path_out_of_a_url(settings: Any, url: str, status: int)
 
 
 @pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])
-def test_health_is_whether_redis_answers(settings: Any, application: Any) -> None:
+def test_health_reports_whether_redis_replies(settings: Any, application: Any) -> None:
     """For load balancers, which have no secret."""
     settings.RATELIMIT_TRUSTED_PROXIES = None
     assert ask(application, "/ratelimit/health", []).status == 200
@@ -287,9 +287,7 @@ def test_a_missing_header_of_a_proxy_is_an_error_of_the_proxy(check: Check) -> N
     assert check("*", "OPTIONS").status == 200
 
 
-def test_a_path_is_limited_as_it_was_sent_and_as_servers_take_it(
-    check: Check, settings: Any
-) -> None:
+def test_a_path_is_limited_in_every_way_that_servers_read_it(check: Check, settings: Any) -> None:
     """No way of writing it goes around a limit, or into an exemption."""
     settings.RATELIMIT_RULES = [
         {"name": "api", "path": "/api/", "key": "ip", "rate": "1/d"},
@@ -322,7 +320,7 @@ def test_a_path_is_limited_as_it_was_sent_and_as_servers_take_it(
     assert check("/health/.." * 500).status == 400
 
 
-def test_a_host_is_one_whatever_a_client_adds_to_its_name(check: Check, settings: Any) -> None:
+def test_a_host_has_one_identity_in_every_spelling(check: Check, settings: Any) -> None:
     """A port, a dot or capitals change nothing of the site that answers; so they free nobody of
     what is said of it.
     """
@@ -341,7 +339,7 @@ def test_a_host_is_one_whatever_a_client_adds_to_its_name(check: Check, settings
 
 @pytest.mark.parametrize("dialect", ["nginx", "envoy"])
 @pytest.mark.parametrize("application", [alone, ASGIHandler()])
-def test_what_is_sent_twice_is_no_count_of_its_own(
+def test_a_repeated_value_creates_no_further_count(
     settings: Any, application: Any, dialect: str
 ) -> None:
     """Some services take the first value, some the last: a made-up one beside it frees nobody, and
@@ -400,7 +398,9 @@ def test_what_is_sent_twice_is_no_count_of_its_own(
     ]
 
 
-def test_rules_that_need_what_no_proxy_knows_do_not_apply(check: Check, settings: Any) -> None:
+def test_rules_that_need_values_unknown_to_proxies_do_not_apply(
+    check: Check, settings: Any
+) -> None:
     """The route, a kwarg, the user, the session, the body: to be refused by them would be to be
     refused for nothing.
     """
@@ -488,14 +488,14 @@ def test_the_user_is_the_one_that_the_proxy_reports(check: Check, settings: Any)
 @pytest.mark.parametrize(
     "charset", ["hex", "undefined", "idna", "utf-16", "utf-7", "cp037", "latin-1"]
 )
-def test_no_charset_is_a_way_past_a_limit(check: Check, settings: Any, charset: str) -> None:
+def test_no_charset_evades_a_limit(check: Check, settings: Any, charset: str) -> None:
     """What a client calls its body changes nothing of how a query is counted, and is no error."""
     settings.RATELIMIT_RULES = [{"name": "q", "path": "/", "key": "get:q", "rate": "1/d"}]
     assert check("/?q=%C3%A9a").status == 200
     assert check("/?q=%C3%A9a", Content_Type=f"text/plain; charset={charset}").status == 429
 
 
-def test_overrides_hold_for_what_a_proxy_asks_about(check: Check, settings: Any) -> None:
+def test_overrides_apply_to_requests_of_proxies(check: Check, settings: Any) -> None:
     """A block whatever rule there is, with its 403; another limit for one host."""
     rule = RateLimitRule.objects.create(
         name="all", path="/shop/", key="header:Host", limit=0, unit="d"
@@ -527,7 +527,7 @@ def test_a_request_is_held_until_its_turn(check: Check, settings: Any) -> None:
     assert [check().status for _ in range(3)] == [200, 200, 200]
 
 
-def test_nothing_of_the_project_makes_the_answer(check: Check, settings: Any) -> None:
+def test_the_projects_pages_are_not_used_for_proxies(check: Check, settings: Any) -> None:
     """Its page and its exception are for its own views; for `"x"`, the headers have the other
     names.
     """
@@ -542,7 +542,7 @@ def test_nothing_of_the_project_makes_the_answer(check: Check, settings: Any) ->
 
 
 @pytest.mark.usefixtures("quiet")
-def test_requests_of_one_moment_share_trips(settings: Any, direct: Redis) -> None:
+def test_simultaneous_requests_share_round_trips(settings: Any, direct: Redis) -> None:
     """Sixteen cost Redis two, or a few more where the loop comes late: the first goes at once, the
     others together.
     """
@@ -606,7 +606,7 @@ def test_errors_are_reported_by_the_system_check(settings: Any, no_others: None)
     assert "short" not in str(found())
 
 
-def test_the_form_of_a_rule_lists_what_proxies_do_not_know(settings: Any) -> None:
+def test_the_rule_form_lists_values_that_proxies_do_not_have(settings: Any) -> None:
     """When it is saved and whenever it is looked at; nothing, where no proxy asks."""
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     settings.MIDDLEWARE = [
@@ -697,7 +697,7 @@ def odd_rules(settings: Any) -> None:
     max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(more=st.lists(st.tuples(names, values), max_size=8))
-def test_no_header_is_an_error(odd_rules: None, more: list[tuple[str, bytes]]) -> None:
+def test_no_header_causes_an_error(odd_rules: None, more: list[tuple[str, bytes]]) -> None:
     """Whatever a believed proxy passes on, there is an answer, and it is none of the server's
     mistakes.
     """
@@ -720,7 +720,7 @@ def tenant(request: Any) -> str:
     return str(request.get_host().partition(".")[0])
 
 
-def test_a_key_of_the_site_applies_if_a_proxy_knows_it(check: Check, settings: Any) -> None:
+def test_a_registered_key_applies_if_proxies_know_its_value(check: Check, settings: Any) -> None:
     """Otherwise its rules are left out, and the check of the site names them."""
     settings.ALLOWED_HOSTS = ["*"]
     settings.RATELIMIT_RULES = [{"name": "tenants", "path": "/", "key": "tenant", "rate": "1/d"}]

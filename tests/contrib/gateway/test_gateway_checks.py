@@ -17,7 +17,9 @@ def found() -> list[tuple[str, str]]:
     ]
 
 
-def test_rules_for_envoy_need_grpc(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_for_envoy_need_grpc_and_no_middleware(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They apply to no request of Django's, so no middleware is missed."""
     settings.RATELIMIT_RULES = [
         {"name": "edge", "descriptor": ["generic_key=login"], "rate": "5/m"}

@@ -69,7 +69,7 @@ def environment(
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_of_the_documentation_asks(environment: dict[str, str], name: str) -> None:
+def test_the_clients_in_the_documentation_work(environment: dict[str, str], name: str) -> None:
     """In a dozen lines of a shell, of Node and of Go."""
     command = list(CLIENTS[name])
     needed = [command[0], "curl"] if name == "decide.sh" else command[:1]
@@ -97,7 +97,7 @@ def test_a_client_of_the_documentation_asks(environment: dict[str, str], name: s
         assert "left" in done.stdout
 
 
-def test_a_client_is_generated_from_the_document(
+def test_a_client_can_be_generated_from_the_document(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     """With a model of every part, and defaults that are accepted."""

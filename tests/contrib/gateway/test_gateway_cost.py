@@ -16,7 +16,9 @@ pytestmark = pytest.mark.alone
 
 @pytest.mark.parametrize("tricks", ["", "%5c..;a/\\;b%2f/./c#" * 12])
 @pytest.mark.parametrize("piece", ["a", "%41", ";a", "\\", "%2f..", "//", "/.;/", "#"])
-def test_the_gateway_refuses_as_cheaply(piece: str, tricks: str, settings: Any) -> None:
+def test_the_gateway_refuses_large_requests_at_the_same_cost(
+    piece: str, tricks: str, settings: Any
+) -> None:
     """Whatever the path, which servers read in many ways; what has too many is no request."""
     settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = (
         "envoy",
@@ -51,7 +53,7 @@ def test_the_gateway_refuses_as_cheaply(piece: str, tricks: str, settings: Any) 
         )
 
 
-def test_the_gateway_reads_nothing_else() -> None:
+def test_the_gateway_reads_only_the_token_and_the_body() -> None:
     """But its token, of which it takes a digest, and a body, which has a bound:
     test_gateway_decide.py.
     """

@@ -142,7 +142,7 @@ def verdicts(answer: Answer) -> tuple[bool, list[bool]]:
     ]
 
 
-def test_a_batch_is_all_or_nothing_or_each_for_itself(decide: Decide) -> None:
+def test_a_batch_is_decided_together_or_each_charge_separately(decide: Decide) -> None:
     """Together, what one limit refuses is taken from none."""
     both = ({**MAIL, "cost": 2}, {"rule": "mail.all", "identity": ["everybody", 1], "cost": 2})
     assert verdicts(decide(*both)) == (True, [True, True])
@@ -155,7 +155,7 @@ def test_a_batch_is_all_or_nothing_or_each_for_itself(decide: Decide) -> None:
     assert verdicts(decide(*both, operation="peek", together=False)) == (False, [False, False])
 
 
-def test_a_service_takes_as_many_units_as_there_are(decide: Decide) -> None:
+def test_a_partial_charge_takes_the_available_units(decide: Decide) -> None:
     """With `partial`: `granted` is their number, and the charge is refused only if there is none.
     Limits of one name, and charges that are decided together, take the same number; each by itself
     takes its own.
@@ -179,7 +179,7 @@ def test_a_service_takes_as_many_units_as_there_are(decide: Decide) -> None:
         assert (refused.status, "together=false" in refused.json()["detail"]) == (422, True)
 
 
-def test_units_are_looked_at_and_given_back(decide: Decide) -> None:
+def test_units_can_be_peeked_and_refunded(decide: Decide) -> None:
     """peek, refund; and what is counted is one with a `RateLimiter`'s and with Django's
     requests."""
     assert verdicts(decide({**MAIL, "cost": 3})) == (True, [True])
@@ -212,7 +212,7 @@ def test_a_turn_is_reserved_or_waited_for(decide: Decide) -> None:
     ]
 
 
-def test_an_advisory_limit_delays_no_request(decide: Decide) -> None:
+def test_a_shadow_limit_delays_no_request(decide: Decide) -> None:
     """A service that sleeps for as long as it is told does not do so for a limit in shadow mode."""
     for operation in ("hit", "hit", "peek", "reserve"):
         told = {"operation": operation, **({"timeout": 60} if operation == "reserve" else {})}
@@ -314,7 +314,7 @@ def test_a_client_that_leaves_during_the_decision_holds_no_slot(
     assert json.loads(answer.body)["allowed"]
 
 
-def test_each_slot_taken_for_itself_can_be_released(decide: Decide) -> None:
+def test_each_slot_taken_separately_can_be_released(decide: Decide) -> None:
     """Every decision that takes one says which; one that does not, says none."""
     reports = [{"limit": "reports", "identity": name} for name in ("ada", "grace", "ada")]
     answer = decide(*reports, operation="slot", seconds=30, together=False).json()
@@ -328,9 +328,7 @@ def test_each_slot_taken_for_itself_can_be_released(decide: Decide) -> None:
     assert verdicts(decide(*reports[:2], operation="slot", seconds=30)) == (True, [True, True])
 
 
-def test_networks_that_are_never_banned_are_not_banned_by_services(
-    decide: Decide, settings: Any
-) -> None:
+def test_services_cannot_ban_networks_that_are_never_banned(decide: Decide, settings: Any) -> None:
     """Whom a service names by address is spared as in requests; others are banned."""
     settings.RATELIMIT_NEVER_BAN = ["192.0.2.0/24"]
     settings.RATELIMIT_RULES = [
@@ -352,7 +350,7 @@ def test_networks_that_are_never_banned_are_not_banned_by_services(
             assert (decisions[-1]["retry_after"] > 10 * 86_400) is is_banned, who
 
 
-def test_switched_off_everything_goes(decide: Decide, settings: Any) -> None:
+def test_a_disabled_site_allows_every_request(decide: Decide, settings: Any) -> None:
     """Also giving back what was given: a service that asks sees no mistake of its own."""
     settings.RATELIMIT_ENABLE = False
     report = {"limit": "reports", "identity": "ada"}
@@ -364,13 +362,13 @@ def test_switched_off_everything_goes(decide: Decide, settings: Any) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"limit": "nowhere"}, {"limit": "reports"}, {"limit": "function"}]
 )
-def test_of_a_batch_that_is_refused_nothing_is_taken(decide: Decide, wrong: dict[str, str]) -> None:
+def test_a_refused_batch_takes_no_units(decide: Decide, wrong: dict[str, str]) -> None:
     """Also each for itself: who asks again would pay twice."""
     assert decide(MAIL, {**wrong, "identity": 1}, together=False).status == 422
     assert decide(MAIL, operation="peek").json()["decisions"][0]["remaining"] == 3
 
 
-def test_a_body_is_read_no_further_than_it_counts(settings: Any) -> None:
+def test_a_body_is_read_only_up_to_its_maximum(settings: Any) -> None:
     """By Django's view, too, where it comes in chunks and nothing says how long it is."""
     body = io.BytesIO(bytes(1_000_000))
     scope = {
@@ -390,7 +388,7 @@ def test_a_rule_that_is_off_or_in_shadow_mode_never_refuses(decide: Decide) -> N
         assert decide({"limit": name, "identity": 1}).json()["allowed"]
 
 
-def test_a_token_opens_what_its_client_may_ask(decide: Decide) -> None:
+def test_a_token_allows_only_the_limits_of_its_client(decide: Decide) -> None:
     """Nothing without one; other limits are forbidden; and it is over in the moment it is revoked,
     or replaced.
     """
@@ -439,7 +437,7 @@ def test_a_token_opens_what_its_client_may_ask(decide: Decide) -> None:
     ]
 
 
-def test_units_are_given_back_by_clients_that_may(decide: Decide) -> None:
+def test_only_permitted_clients_may_refund(decide: Decide) -> None:
     """A refund can lift any limit: so a client needs the permission for it, which holds from the
     next question on.
     """
@@ -487,7 +485,7 @@ def test_wrong_tokens_are_limited_and_logged(
     assert "rl_" not in caplog.text
 
 
-def test_rules_of_the_admin_are_asked_by_name(decide: Decide) -> None:
+def test_rules_of_the_admin_can_be_used_by_name(decide: Decide) -> None:
     """With the numbers that they have now; and so are the limiters in the code, where it is
     imported.
     """
@@ -648,7 +646,7 @@ def test_other_methods_and_paths_are_not_answered(decide: Decide) -> None:
     assert ask(alone, "/admin/", []).status == 404
 
 
-def test_a_slow_client_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+def test_a_slow_client_gets_a_timeout(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     """408, when its body has not come in time."""
     monkeypatch.setattr(asgi, "BODY_SECONDS", 0.05)
 
@@ -659,7 +657,7 @@ def test_a_slow_client_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, token:
     assert asyncio.run(slow()).status == 408
 
 
-def test_while_redis_is_away_policies_decide(decide: Decide, settings: Any) -> None:
+def test_while_redis_is_unavailable_policies_decide(decide: Decide, settings: Any) -> None:
     """It is no error."""
     settings.CACHES = {
         "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
@@ -668,7 +666,7 @@ def test_while_redis_is_away_policies_decide(decide: Decide, settings: Any) -> N
     assert answer.status in (200, 401), "rules that were never read know no clients"
 
 
-def test_the_document_describes_what_is_asked_and_answered() -> None:
+def test_the_openapi_document_matches_requests_and_responses() -> None:
     """OpenAPI, served to anybody, of both; every question that it allows is read, and none that it
     does not.
     """
@@ -728,7 +726,7 @@ questions = st.fixed_dictionaries(
 @given(
     body=st.one_of(questions.map(lambda asks: json.dumps(asks).encode()), st.binary(max_size=40))
 )
-def test_no_body_is_an_error(token: str, body: bytes) -> None:
+def test_no_body_causes_an_error(token: str, body: bytes) -> None:
     """Whatever a service sends, there is an answer, and it is none of the server's mistakes; and
     what is read is what the document describes.
     """

@@ -187,7 +187,7 @@ WHOM = {
 
 
 @pytest.mark.parametrize("name", WHOM)
-def test_an_override_is_one_for_requests_and_for_services(
+def test_an_override_applies_to_requests_and_to_services(
     name: str, decide: Decide, ada: User
 ) -> None:
     """The same numbers of the same count, whoever asks; other clients have the rule's own."""
@@ -219,7 +219,7 @@ def test_an_override_is_one_for_requests_and_for_services(
     assert [verdicts(decide(charge))[0], request()] == [True, 200]
 
 
-def test_of_several_names_the_narrowest_override_applies(
+def test_the_most_specific_override_of_several_subjects_applies(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
     """In the order that docs/rules.rst has: the digest of all of it, a user, a value, an address,
@@ -269,7 +269,7 @@ def test_a_block_defines_the_response(decide: Decide, orders: RateLimitRule, ada
     assert "block" not in decide({**ORDER, "identity": {"user": 8}}).json()["decisions"][0]
 
 
-def test_a_blocked_client_takes_nothing_from_others(
+def test_a_blocked_client_takes_no_units_of_others(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
     """All or nothing; each for itself, only the blocked one is refused."""
@@ -312,7 +312,7 @@ def test_nothing_is_counted_for_an_exempt_client(
     assert decide(ORDER, operation="peek").json()["decisions"][0]["remaining"] == 0
 
 
-def test_what_was_taken_before_a_block_is_given_back(
+def test_units_taken_before_a_block_can_be_refunded(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
     """A job that failed is paid back, also to who was blocked meanwhile."""
@@ -323,7 +323,7 @@ def test_what_was_taken_before_a_block_is_given_back(
     assert decide(ORDER, operation="peek").json()["decisions"][0]["remaining"] == 1
 
 
-def test_a_turn_uses_other_numbers(decide: Decide, ada: User) -> None:
+def test_a_turn_uses_the_rate_of_the_override(decide: Decide, ada: User) -> None:
     """reserve and acquire wait as long as the override's rate says."""
     rule = RateLimitRule.objects.create(
         name="turns", path="/turns/", key="user", limit=1, unit="h", algorithm="leaky_bucket"
@@ -341,7 +341,7 @@ def test_a_turn_uses_other_numbers(decide: Decide, ada: User) -> None:
     ).json()["allowed"]
 
 
-def test_a_slot_is_released_whatever_arrives_in_between(decide: Decide, ada: User) -> None:
+def test_a_slot_is_released_although_an_override_was_added(decide: Decide, ada: User) -> None:
     """By who is blocked or exempt by then; who is exempt holds none, and one who is blocked gets
     none.
     """
@@ -383,7 +383,7 @@ def test_an_unnamed_client_has_no_overrides(
     )
 
 
-def test_a_block_for_all_rules_needs_none_that_refuses(decide: Decide, ada: User) -> None:
+def test_a_block_for_all_rules_needs_no_rule_that_refuses(decide: Decide, ada: User) -> None:
     """A rule that is off or in shadow mode lifts no block, as in requests; one that
     exempts does."""
     for number, more in enumerate(
@@ -418,7 +418,7 @@ def test_every_rate_of_a_rule_is_overridden(decide: Decide, ada: User) -> None:
     assert (free["remaining"], counted["remaining"]) == (None, 4)
 
 
-def test_any_number_of_networks_is_looked_for(decide: Decide) -> None:
+def test_any_number_of_networks_is_looked_up(decide: Decide) -> None:
     """Of as many addresses as one question may name, in networks of every size that there are."""
     RateLimitRule.objects.create(name="orders", path="/orders/", key="ip", limit=2, unit="h")
     RateLimitOverride.objects.bulk_create(
@@ -434,9 +434,7 @@ def test_any_number_of_networks_is_looked_for(decide: Decide) -> None:
     assert {decision["remaining"] for decision in decide(*charges[:99]).json()["decisions"]} == {1}
 
 
-def test_an_override_begins_and_ends_by_its_times(
-    token: str, orders: RateLimitRule, ada: User
-) -> None:
+def test_an_override_begins_and_ends_on_time(token: str, orders: RateLimitRule, ada: User) -> None:
     """By the clock of the process, as in requests; nothing has to be saved for it."""
 
     def is_allowed() -> bool:
@@ -459,7 +457,7 @@ def test_an_override_begins_and_ends_by_its_times(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_missing_value_costs_the_same(
+def test_looking_up_overrides_costs_no_further_call(
     token: str,
     orders: RateLimitRule,
     ada: User,
@@ -509,7 +507,7 @@ def shell(site: proxies.Site, code: str) -> str:
 
 
 @pytest.mark.parametrize("application", ["alone", "asgi"])
-def test_an_edit_in_one_process_holds_for_the_next_question_in_another(
+def test_an_edit_in_one_process_applies_to_the_next_request_in_another(
     application: str, tmp_path: Path
 ) -> None:
     """A block of a network holds, and is over, as soon as the save has returned; and what is known
@@ -601,7 +599,7 @@ def said(settings: Any, ada: User) -> None:
     max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(charges=st.lists(charges, min_size=1, max_size=4), more=asking, together=st.booleans())
-def test_no_question_is_an_error_where_overrides_are(
+def test_no_request_causes_an_error_if_overrides_exist(
     token: str, said: None, charges: list[Any], more: dict[str, Any], together: bool
 ) -> None:
     """Whoever is named, and however odd; every answer is one that the document describes."""

@@ -125,7 +125,7 @@ def test_requests_pass_until_the_limit_and_show_the_remaining_units(proxied: Pro
     assert "ratelimit" not in free.headers
 
 
-def test_many_limits_with_long_names_and_messages_fit_into_an_answer(proxied: Proxied) -> None:
+def test_many_long_limits_fit_into_a_response(proxied: Proxied) -> None:
     """Headers of more than 4 KiB are no error of the proxy's, by which it would refuse everybody,
     or nobody.
     """
@@ -136,7 +136,7 @@ def test_many_limits_with_long_names_and_messages_fit_into_an_answer(proxied: Pr
     assert "Слишком" in refused.json()["detail"]
 
 
-def test_nothing_is_gained_by_headers_that_proxies_write(proxied: Proxied) -> None:
+def test_headers_that_proxies_write_cannot_be_forged(proxied: Proxied) -> None:
     """A client that says where it comes from, what it asks for, who it is or what the secret is, is
     not believed, and the service never sees the secret.
     """
@@ -200,7 +200,7 @@ def test_rules_use_all_values_that_a_proxy_reports(proxied: Proxied) -> None:
 
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
-def test_an_upgrade_to_a_websocket_is_a_request_like_any_other(proxied: Proxied, fail: str) -> None:
+def test_a_websocket_upgrade_is_limited_like_any_request(proxied: Proxied, fail: str) -> None:
     """It goes on to the service as often as its limit allows, whether other requests may while the
     gateway is away.
     """
@@ -234,7 +234,7 @@ def other(proxied: Proxied) -> Iterator[int]:
             yield port
 
 
-def test_no_upgrade_opens_a_tunnel_for_requests_without_a_limit(other: int) -> None:
+def test_no_upgrade_opens_a_tunnel_without_a_limit(other: int) -> None:
     """The service never sees an upgrade to HTTP/2, however the client writes it."""
     ways = (
         ["h2c"],
@@ -254,9 +254,7 @@ def test_no_upgrade_opens_a_tunnel_for_requests_without_a_limit(other: int) -> N
         assert b'"connection": "upgrade' not in answer.lower()
 
 
-def test_the_status_of_the_service_is_the_status_for_the_client(
-    proxied: Proxied, other: int
-) -> None:
+def test_the_client_receives_the_status_of_the_service(proxied: Proxied, other: int) -> None:
     """Also a 403 and a 500, which proxies have from the gateway as well, and a 403 of nginx
     itself."""
     statuses = (200, 400, 401, 403, 404, 429, 431, 500, 503)
@@ -279,7 +277,7 @@ def test_a_refusal_is_no_error_in_the_log_of_the_proxy(proxied: Proxied) -> None
     assert log.read_bytes() == before
 
 
-def test_a_request_without_a_host_is_one(proxied: Proxied) -> None:
+def test_a_request_without_a_host_is_limited(proxied: Proxied) -> None:
     """Old clients and checks of health send none, or an empty one; and no host is believed that is
     said otherwise.
     """
@@ -295,14 +293,14 @@ def test_a_request_without_a_host_is_one(proxied: Proxied) -> None:
     assert statuses == [200, 429, 429]
 
 
-def test_invalid_requests_have_one_error(proxied: Proxied) -> None:
+def test_invalid_requests_get_the_same_kind_of_error(proxied: Proxied) -> None:
     """The answer is a 4xx, of one kind of content."""
     status, answer = say(proxied.port, f"{'M' * 40} / HTTP/1.1", "Host: a", "Connection: close")
     assert 400 <= status < 500
     assert answer.lower().count(b"content-type:") <= 1
 
 
-def test_what_is_sent_twice_is_no_count_of_its_own(proxied: Proxied) -> None:
+def test_a_repeated_value_creates_no_further_count(proxied: Proxied) -> None:
     """However the proxy passes on a header, or cookies, of several lines."""
     begin = ("Host: a", "Connection: close")
     for path, name in (("/keys/", "X-API-Key: {0}"), ("/cookies/", "Cookie: visitor={0}")):
@@ -325,7 +323,7 @@ def test_exactly_the_limit_is_admitted(proxied: Proxied) -> None:
     assert rush(proxied.port, "/rush/", REQUESTS) == {200: GO_THROUGH, 429: REQUESTS - GO_THROUGH}
 
 
-def test_while_redis_is_away_policies_decide(proxied: Proxied) -> None:
+def test_while_redis_is_unavailable_policies_decide(proxied: Proxied) -> None:
     """Open, closed, or by the share of this process; and nothing is an error."""
     site = proxied.site
     assert ask(proxied.port, "/closed/").status == 200
@@ -342,7 +340,9 @@ def test_while_redis_is_away_policies_decide(proxied: Proxied) -> None:
 
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
-def test_while_the_gateway_is_away_it_is_as_was_chosen(proxied: Proxied, fail: str) -> None:
+def test_while_the_gateway_is_down_requests_pass_or_fail_as_configured(
+    proxied: Proxied, fail: str
+) -> None:
     """Requests are refused with a 5xx, or go on, also where something else answers in its place
     that it is broken; and all is well again when it is back. Until then each client has a count of
     its own.
@@ -375,7 +375,7 @@ def test_while_the_gateway_is_away_it_is_as_was_chosen(proxied: Proxied, fail: s
 
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
-def test_a_gateway_that_hangs_is_away(proxied: Proxied, fail: str) -> None:
+def test_a_hanging_gateway_is_treated_as_down(proxied: Proxied, fail: str) -> None:
     """It is not waited for any longer than it may take. Traefik has no such limit where it is
     closed.
     """

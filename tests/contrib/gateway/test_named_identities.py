@@ -63,7 +63,7 @@ KINDS = [
         ({"session": "7", "path": "/", "route": "x"}, {}),
     ],
 )
-def test_named_identities_are_those_of_a_request(
+def test_named_identities_equal_those_of_a_request(
     rf: RequestFactory, named: dict[str, str], sent: dict[str, Any]
 ) -> None:
     """Of every kind of subject the same digests."""
@@ -86,7 +86,7 @@ def acme(request: Any) -> str:
     return "acme"
 
 
-def test_a_key_of_the_site_names_the_same_client(rf: RequestFactory, settings: Any) -> None:
+def test_a_registered_key_identifies_the_same_client(rf: RequestFactory, settings: Any) -> None:
     """As in a request, alone and in a combination, and for overrides."""
     settings.RATELIMIT_KEYS = {"tenant": acme}
     assert NamedIdentities({"tenant": "acme"}).identity() == compile_key("tenant").read(

@@ -44,7 +44,7 @@ for (const sent of JSON.parse(process.argv[1])) console.log(JSON.stringify(new U
 
 
 @given(st.text("/.ab%", max_size=30))
-def test_a_normalised_path_stays_as_it_is(path: str) -> None:
+def test_normalising_a_path_twice_changes_nothing(path: str) -> None:
     """It begins with a slash, and has no empty and no dot segment."""
     normal = normalise_path(path)
     assert normalise_path(normal) == normal
@@ -66,7 +66,7 @@ def _as_servlets(path: str) -> str:
 
 
 @given(sent)
-def test_common_servers_are_among_the_readings(path: str) -> None:
+def test_the_readings_include_those_of_common_servers(path: str) -> None:
     """One that decodes a path and cleans it, with what follows `#` or without; one that does
     neither; servlets; and one for which a backslash separates.
     """
@@ -95,7 +95,7 @@ def test_common_servers_are_among_the_readings(path: str) -> None:
         "/static/#/../b",
     ]
 )
-def test_the_url_standard_is_among_the_readings(paths: list[str]) -> None:
+def test_the_readings_include_that_of_the_url_standard(paths: list[str]) -> None:
     """What Node and browsers take a path for, made up at random and as attackers write it."""
     run = ["node", "--eval", NODE, json.dumps(paths)]
     told = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -103,7 +103,7 @@ def test_the_url_standard_is_among_the_readings(paths: list[str]) -> None:
         assert unquote(json.loads(line)) in readings(path), path
 
 
-def test_a_path_that_is_all_tricks_is_refused() -> None:
+def test_an_ambiguous_path_that_is_too_long_is_refused() -> None:
     """Looking at it in all ways would take long; one of as many plain segments is taken."""
     assert readings("/a" * 2000) == ("/a" * 2000,)
     with pytest.raises(ValueError, match=f"more than {MAX_SEGMENTS} segments"):

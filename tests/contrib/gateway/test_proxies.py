@@ -30,12 +30,12 @@ def told(proxy: str, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("proxy", FILES)
-def test_the_documentation_shows_what_is_printed(proxy: str) -> None:
+def test_the_documentation_shows_the_printed_configurations(proxy: str) -> None:
     """Letter by letter; `make docs` writes it anew."""
     assert (FOLDER / FILES[proxy]).read_text() == printed(proxy)
 
 
-def test_missing_parts_are_named() -> None:
+def test_missing_settings_and_urls_are_named() -> None:
     """The setting, the URL, or what is wrong with an address; and which dialect the site has."""
     assert 'Set RATELIMIT_GATEWAY_DIALECT = "nginx": it is None.' in told("nginx")
     for options, problem in (
@@ -53,7 +53,7 @@ def test_missing_parts_are_named() -> None:
             told("nginx", **options)
 
 
-def test_there_has_to_be_a_gateway_with_a_secret(settings: Any) -> None:
+def test_a_gateway_with_a_secret_is_required(settings: Any) -> None:
     """Else no proxy could ask."""
     settings.RATELIMIT_GATEWAY_SECRET = None
     with pytest.raises(CommandError, match="RATELIMIT_GATEWAY_SECRET is not set"):
@@ -64,7 +64,7 @@ def test_there_has_to_be_a_gateway_with_a_secret(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("proxy", FILES)
-def test_what_is_chosen_is_written(settings: Any, proxy: str) -> None:
+def test_options_are_written_to_the_configuration(settings: Any, proxy: str) -> None:
     """The headers of `RATELIMIT_HEADERS`, the user in the proxy's words, open or closed."""
     settings.RATELIMIT_GATEWAY_USER_HEADER, settings.RATELIMIT_HEADERS = "X-Auth-User", "x"
     closed, opened = told(proxy), told(proxy, fail="open", user="somebody")
@@ -79,7 +79,7 @@ def test_what_is_chosen_is_written(settings: Any, proxy: str) -> None:
 
 @pytest.mark.parametrize("fail", ["open", "closed"])
 @pytest.mark.parametrize("proxy", ["envoy", GRPC, "traefik"])
-def test_an_ipv6_address_is_text_in_yaml(proxy: str, fail: str) -> None:
+def test_an_ipv6_address_is_quoted_in_yaml(proxy: str, fail: str) -> None:
     """Which has other ideas of two colons."""
     text = told(
         proxy, listen="[::]:8080", upstream="[::1]:3000", gateway="[2001:db8::1]:8001", fail=fail
@@ -90,7 +90,7 @@ def test_an_ipv6_address_is_text_in_yaml(proxy: str, fail: str) -> None:
 
 
 @pytest.mark.parametrize("proxy", [*FILES, GRPC])
-def test_the_gateway_is_waited_for_as_long_as_is_chosen(proxy: str) -> None:
+def test_the_timeout_for_the_gateway_is_configurable(proxy: str) -> None:
     """A second, or longer; but longer than the gateway waits for Redis."""
     usual, longer = told(proxy, fail="open"), told(proxy, fail="open", timeout=2.5)
     words = ("1000ms", "2500ms") if "envoy" not in proxy else ("timeout: 1s", "timeout: 2.5s")
@@ -105,7 +105,7 @@ def test_the_gateway_is_waited_for_as_long_as_is_chosen(proxy: str) -> None:
 
 
 @pytest.mark.parametrize("proxy", ["nginx", GRPC])
-def test_a_rule_that_waits_for_longer_is_named(settings: Any, proxy: str) -> None:
+def test_a_rule_with_a_longer_wait_is_named(settings: Any, proxy: str) -> None:
     """Whether it stands in the settings or in the admin: the proxy would give up before
     its turn."""
     settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
@@ -121,7 +121,7 @@ def test_a_rule_that_waits_for_longer_is_named(settings: Any, proxy: str) -> Non
     assert "wait for up to 7 s" in told(proxy, timeout=6)
 
 
-def test_connections_are_kept_for_less_time_than_by_the_gateway() -> None:
+def test_proxies_close_idle_connections_before_the_gateway() -> None:
     """uvicorn closes one that has been idle for five seconds; a question on that would be lost."""
     clusters = yaml.safe_load(told("envoy"))["static_resources"]["clusters"]
     options = clusters[1]["typed_extension_protocol_options"]
@@ -131,12 +131,12 @@ def test_connections_are_kept_for_less_time_than_by_the_gateway() -> None:
 
 
 @pytest.mark.parametrize("proxy", [*FILES, GRPC])
-def test_a_port_alone_is_all_addresses(proxy: str) -> None:
+def test_a_port_without_a_host_means_all_addresses(proxy: str) -> None:
     """`--listen :80`, which not every proxy understands."""
     assert told(proxy, listen=":80") == told(proxy, listen="0.0.0.0:80")
 
 
-def test_a_project_without_urls_is_asked_for_them(settings: Any) -> None:
+def test_a_project_without_urls_gets_an_error(settings: Any) -> None:
     """As one of workers alone is."""
     del settings.ROOT_URLCONF
     with pytest.raises(CommandError, match="set ROOT_URLCONF"):

@@ -28,7 +28,7 @@ print(VouchedUser("ada"))
 
 @pytest.mark.django_db
 @isolate_apps("django_ratelimit_lua")
-def test_whatever_keys_users_have_other_text_is_a_user_of_its_own(
+def test_a_value_that_is_no_primary_key_is_a_user_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What cannot be a key is no error of the database."""
@@ -48,7 +48,7 @@ def test_whatever_keys_users_have_other_text_is_a_user_of_its_own(
     assert VouchedUser(str(key)).pk == key
 
 
-def test_a_site_needs_no_users() -> None:
+def test_a_site_without_users_accepts_any_text() -> None:
     """Then whom a proxy names is counted as the text says."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_USERS], capture_output=True, text=True, check=True

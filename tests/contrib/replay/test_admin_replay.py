@@ -51,7 +51,7 @@ def shown(page: Any) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.content.decode()))
 
 
-def test_a_rule_is_tried_on_a_log(
+def test_a_rule_is_replayed_on_an_uploaded_log(
     operator: Client, rule: RateLimitRule, direct: redis.Redis
 ) -> None:
     """Reached from its page; refused requests, who was refused, the curve and what is enough;
@@ -112,7 +112,7 @@ def test_a_packed_log_is_tried_too_and_its_file_is_deleted(
     assert glob.glob(f"{tmp_path}/*") == []
 
 
-def test_a_packed_log_that_is_cut_is_tried_as_far_as_it_goes(
+def test_a_truncated_gzipped_log_is_replayed_up_to_the_end(
     operator: Client, rule: RateLimitRule
 ) -> None:
     """And the page says where that is."""
@@ -125,7 +125,7 @@ def test_a_packed_log_that_is_cut_is_tried_as_far_as_it_goes(
     )
 
 
-def test_a_log_that_is_too_large_is_not_kept(
+def test_a_log_that_is_too_large_is_refused(
     operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The page says where to go with it."""
@@ -137,7 +137,7 @@ def test_a_log_that_is_too_large_is_not_kept(
     assert glob.glob(f"{tmp_path}/*") == []
 
 
-def test_a_log_that_takes_too_long_is_looked_at_in_part(
+def test_a_log_that_takes_too_long_is_replayed_partly(
     operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the page says so."""
@@ -152,7 +152,7 @@ def test_a_log_that_takes_too_long_is_looked_at_in_part(
     assert "takes too long for a page: 0 of its lines" in shown(tried(operator, rule, bomb))
 
 
-def test_half_characters_of_json_are_no_matter(operator: Client, rule: RateLimitRule) -> None:
+def test_lone_surrogates_in_json_cause_no_error(operator: Client, rule: RateLimitRule) -> None:
     """The page can be written."""
     line = (
         '{"ts":1,"remote_addr":"::1","request":"GET /ok/\\ud800%41 '
@@ -161,7 +161,7 @@ def test_half_characters_of_json_are_no_matter(operator: Client, rule: RateLimit
     assert "refused 1 (20 %)" in shown(tried(operator, rule, line * 5))
 
 
-def test_of_a_line_without_an_end_only_the_beginning_is_shown(
+def test_only_the_beginning_of_an_endless_line_is_shown(
     operator: Client, rule: RateLimitRule
 ) -> None:
     """As the one that is no log, and as one broken line of a log; … stands for the rest."""
@@ -190,7 +190,9 @@ def test_replay_needs_the_permission_to_change_rules(rule: RateLimitRule) -> Non
     assert tried(changer, rule, **{"X-CSRFToken": token[1]}).status_code == 200
 
 
-def test_the_limits_of_a_log_are_listed(operator: Client, site: None) -> None:
+def test_rules_that_cannot_be_replayed_are_listed_with_the_reason(
+    operator: Client, site: None
+) -> None:
     """A rule by a field of a form, one that is off, one that meets nothing."""
     by_form = RateLimitRule.objects.create(
         name="form", path="/", key="post:name", limit=4, unit="m"
@@ -210,7 +212,9 @@ def test_the_limits_of_a_log_are_listed(operator: Client, site: None) -> None:
     assert "There is no refusal curve: a leaky bucket makes" in shown(tried(operator, leaky))
 
 
-def test_the_page_speaks_german(operator: Client, rule: RateLimitRule, settings: Any) -> None:
+def test_the_replay_page_is_translated_to_german(
+    operator: Client, rule: RateLimitRule, settings: Any
+) -> None:
     """Its numbers, its curve and its reasons."""
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
     with translation.override("de"):

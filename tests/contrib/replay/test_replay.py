@@ -103,7 +103,7 @@ def rows() -> list[tuple[int, str]]:
     "algorithm", ["sliding_log", "sliding_window", "fixed_window", "token_bucket", "leaky_bucket"]
 )
 @pytest.mark.parametrize("rate", ["2/m", "5/m", "1/10s"])
-def test_a_real_log_is_decided_as_the_exact_model_decides_it(algorithm: str, rate: str) -> None:
+def test_a_real_log_is_decided_like_the_exact_model(algorithm: str, rate: str) -> None:
     """Requests and hosts that are refused, of an excerpt of NASA's log of 1 July 1995."""
     given_rule = {"name": "r", "rate": rate, "algorithm": algorithm}
     tally = replayed(EXCERPT, given_rule, spread=False).tallies["r"]
@@ -131,7 +131,7 @@ def test_a_real_log_is_decided_as_the_exact_model_decides_it(algorithm: str, rat
 @pytest.mark.parametrize(
     ("rate", "refused", "hosts"), [("5/m", 1307, 384), ("10/m", 70, 42), ("20/m", 0, 0)]
 )
-def test_the_log_of_1_july_1995_comes_to_the_numbers_that_are_known(
+def test_the_log_of_1_july_1995_gives_the_known_numbers(
     rate: str, refused: int, hosts: int
 ) -> None:
     """All 9,999 rows of the file that the variable names, whole seconds, a sliding log per host and
@@ -167,7 +167,7 @@ def test_the_log_of_1_july_1995_comes_to_the_numbers_that_are_known(
     limit=st.integers(1, 12),
     cost=st.integers(1, 2),
 )
-def test_the_curve_matches_the_program(
+def test_the_curve_matches_the_script(
     options: dict[str, Any], hits: list[tuple[int, str]], limit: int, cost: int
 ) -> None:
     """For any limit, not only for the one that is replayed."""
@@ -179,7 +179,7 @@ def test_the_curve_matches_the_program(
     assert refusals(drawn, limit) == (tally.refused, tally.refused_identities)
 
 
-def test_a_calendar_has_a_curve_too() -> None:
+def test_a_calendar_limit_has_a_curve() -> None:
     """Its windows are those of the program."""
     log = access(*[(hour * 3600, "192.0.2.1", "/") for hour in range(0, 24)])
     rule = {"name": "r", "algorithm": "fixed_window", "align": "day", "time_zone": "Asia/Tokyo"}
@@ -193,7 +193,7 @@ def test_a_calendar_has_a_curve_too() -> None:
 @pytest.mark.parametrize(
     "options", [{"algorithm": "token_bucket"}, {"algorithm": "sliding_window", "segments": 3}]
 )
-def test_the_curve_is_enough_for_other_algorithms(options: dict[str, Any]) -> None:
+def test_the_curve_is_an_upper_bound_for_other_algorithms(options: dict[str, Any]) -> None:
     """A token bucket of N and a sliding window of N refuse no more identities than the curve says
     of N, and none if it says none.
     """
@@ -210,7 +210,7 @@ def test_the_curve_is_enough_for_other_algorithms(options: dict[str, Any]) -> No
     assert drawn.tallies["r"].refused > 0
 
 
-def test_nothing_stays_on_the_server_and_nothing_of_the_site_is_counted(
+def test_a_replay_leaves_no_keys_and_no_counts_of_the_site(
     direct: redis.Redis,
 ) -> None:
     """Keys are under a prefix of their own, have a time to live, and are deleted."""
@@ -232,7 +232,7 @@ def test_nothing_stays_on_the_server_and_nothing_of_the_site_is_counted(
     assert set(direct.keys()) <= before  # Those of others may have ended by their time to live.
 
 
-def test_what_is_interrupted_is_cleared_up(direct: redis.Redis) -> None:
+def test_an_interrupted_replay_deletes_its_keys(direct: redis.Redis) -> None:
     """Ctrl-C in the middle of a log leaves nothing."""
     assert counts(direct) == set()
     log = access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(3000)])
@@ -246,7 +246,7 @@ def test_what_is_interrupted_is_cleared_up(direct: redis.Redis) -> None:
     assert counts(direct) == set()
 
 
-def test_a_key_outlives_its_worth_by_what_a_replay_may_come_behind(
+def test_keys_of_a_replay_live_long_enough_for_a_lagging_replay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A second of a log that takes longer than a second to replay counts whole."""
@@ -260,7 +260,7 @@ def test_a_key_outlives_its_worth_by_what_a_replay_may_come_behind(
     assert found.tallies["r"].refused == 3
 
 
-def test_a_replay_that_fell_behind_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_lags_too_far_behind_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than numbers that are too small; a log that was written more slowly than it is
     replayed is none.
     """
@@ -276,7 +276,7 @@ def test_a_replay_that_fell_behind_is_reported(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("rule_path", ["/", "/nowhere"])
-def test_an_interrupted_replay_reports_the_lines_it_has_read(spread: bool, rule_path: str) -> None:
+def test_an_interrupted_replay_reports_the_decided_lines(spread: bool, rule_path: str) -> None:
     """Not of those that were read ahead: each number is of the lines that were decided."""
     lines = access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(30_000)])
     heard: list[int] = []
@@ -303,7 +303,7 @@ def test_an_interrupted_replay_reports_the_lines_it_has_read(spread: bool, rule_
     ["", "broken", '192.0.2.1 - - [22/Nov/2026:00:00:00 +0000] "-" 400 0 "-" "-"'],
     ids=["empty", "broken", "none"],
 )
-def test_a_call_that_waited_long_enough_is_decided_whatever_queues_exist(line: str) -> None:
+def test_a_call_is_decided_after_a_maximum_wait(line: str) -> None:
     """Also where none is decided; nothing of them is counted twice."""
     log = access((1, "192.0.2.1", "/")) + f"\n{line}" * 60_000
     heard: list[Any] = []
@@ -314,7 +314,7 @@ def test_a_call_that_waited_long_enough_is_decided_whatever_queues_exist(line: s
     assert as_json(found)["lines"] == found.taken + found.reading.broken <= 10_000
 
 
-def test_half_characters_of_json_are_no_matter(tmp_path: Path) -> None:
+def test_lone_surrogates_in_json_cause_no_error(tmp_path: Path) -> None:
     """In paths, agents, users, names of headers and of files; what is printed can be written."""
     tell = (
         '{"ts":1,"remote_addr":"::1","request":"GET /\\ud800%41 '
@@ -338,7 +338,7 @@ def test_half_characters_of_json_are_no_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("align", "rate"), [("day", "1/d"), ("week", "1/w"), ("month", "1/30d"), ("clock", "1/d")]
 )
-def test_lines_of_the_last_years_are_broken(align: str, rate: str) -> None:
+def test_lines_at_the_end_of_the_calendar_are_broken(align: str, rate: str) -> None:
     """No calendar has windows for them; those before are decided."""
     line = access((1, "192.0.2.1", "/"))
     log = "\n".join(
@@ -350,7 +350,7 @@ def test_lines_of_the_last_years_are_broken(align: str, rate: str) -> None:
     assert (found.refused, found.met, found.reading.broken) == (1, 2, 2)
 
 
-def test_rules_meet_lines_as_they_meet_requests() -> None:
+def test_rules_match_lines_as_they_match_requests() -> None:
     """By path, glob, method, route and audience; an exempt path is left alone; rules are decided
     together.
     """
@@ -399,7 +399,7 @@ urlpatterns = [
 
 
 @pytest.mark.urls(__name__)
-def test_routes_are_those_of_the_site() -> None:
+def test_routes_of_the_site_are_used() -> None:
     """A rule for a route meets the paths that lead there; who exempts a view, exempts it here."""
     log = access(
         *[
@@ -421,7 +421,7 @@ def test_routes_are_those_of_the_site() -> None:
     assert len(found.tallies["kwarg"].identities) == 3
 
 
-def test_the_429s_of_the_log_are_compared() -> None:
+def test_the_429s_in_the_log_are_compared() -> None:
     """Refused then, refused now, and both."""
     log = (
         access((1, "192.0.2.1", "/"), (2, "192.0.2.1", "/"))
@@ -463,7 +463,7 @@ def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
     assert "2 × early" in text
 
 
-def test_a_log_that_is_cut_does_not_keep_the_others_from_being_replayed(tmp_path: Path) -> None:
+def test_a_truncated_log_does_not_stop_the_others(tmp_path: Path) -> None:
     """A gzipped one that is still being written, one that is damaged, one of which nothing is there
     yet.
     """
@@ -490,7 +490,7 @@ def test_a_log_that_is_cut_does_not_keep_the_others_from_being_replayed(tmp_path
     assert "begun.gz: the file ends in the middle of line 0; it may be incomplete" in text
 
 
-def test_the_rules_that_apply_are_replayed_or_those_of_a_file(tmp_path: Path) -> None:
+def test_rules_in_force_or_those_of_a_file_are_replayed(tmp_path: Path) -> None:
     """Of the settings and the admin; overrides are named as left out."""
     log = tmp_path / "log"
     log.write_text(access(*[(second, "192.0.2.1", "/") for second in range(5)]))
@@ -508,7 +508,7 @@ def test_the_rules_that_apply_are_replayed_or_those_of_a_file(tmp_path: Path) ->
     assert (found["refused"], found["notes"]) == (0, [])
 
 
-def test_doubtful_numbers_are_marked(tmp_path: Path) -> None:
+def test_uncertain_numbers_are_marked(tmp_path: Path) -> None:
     """Names in the place of addresses, users that no line names, proxies that nobody trusts."""
     log = tmp_path / "log"
     log.write_text(
@@ -556,7 +556,7 @@ def test_errors_are_reported(arguments: list[str], problem: str, tmp_path: Path)
     assert problem in str(raised.value)
 
 
-def test_a_replay_without_urls_asks_for_them(settings: Any) -> None:
+def test_a_replay_without_a_urlconf_is_an_error(settings: Any) -> None:
     """A project of workers alone has no `ROOT_URLCONF`, and rules match by URL."""
     del settings.ROOT_URLCONF
     with pytest.raises(CommandError, match="set ROOT_URLCONF"):
@@ -574,7 +574,7 @@ def test_errors_of_a_rules_file_name_the_file(tmp_path: Path) -> None:
         command(str(log), "--rules", str(rules), "--redis", url())
 
 
-def test_proxies_are_believed_as_far_as_they_are_trusted(tmp_path: Path) -> None:
+def test_the_trusted_proxies_determine_the_address(tmp_path: Path) -> None:
     """By the option, else by the setting; identities are those that the site would count."""
     log = tmp_path / "log"
     log.write_text(
@@ -596,7 +596,7 @@ def test_proxies_are_believed_as_far_as_they_are_trusted(tmp_path: Path) -> None
         assert refused("--trusted-proxies", "0") == 3
 
 
-def test_a_replay_brings_its_own_server() -> None:
+def test_a_replay_starts_its_own_server() -> None:
     """Read from a pipe, with no bar in it; the site's own Redis is not asked."""
     arguments = [
         sys.executable,
@@ -624,7 +624,7 @@ def test_a_replay_brings_its_own_server() -> None:
     assert told.stderr == ""
 
 
-def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
+def test_a_terminal_shows_the_progress(tmp_path: Path) -> None:
     """Lines, lines a second and the time that is left; what is written to standard output is the
     report alone.
     """
@@ -660,7 +660,7 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path) -> None:
     assert re.search(r"\d+%\|.*\[\d\d:\d\d<.*lines, [\d,]+ lines/s", shown.decode())
 
 
-def test_ctrl_c_ends_a_replay_and_clears_up(direct: redis.Redis, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_replay_and_deletes_its_keys(direct: redis.Redis, tmp_path: Path) -> None:
     """As somebody presses it who waits for more of a pipe."""
     assert counts(direct) == set()
     arguments = [
@@ -703,7 +703,7 @@ def test_ctrl_c_ends_a_replay_and_clears_up(direct: redis.Redis, tmp_path: Path)
     assert counts(direct) == set()
 
 
-def test_the_report_is_documented_as_it_is(tmp_path: Path) -> None:
+def test_the_report_matches_its_documentation(tmp_path: Path) -> None:
     """Each word of the JSON stands in the documentation."""
     log = tmp_path / "log"
     log.write_text("broken\n" + access(*[(second, "192.0.2.1", "/") for second in range(3)]))
@@ -721,7 +721,7 @@ def test_the_report_is_documented_as_it_is(tmp_path: Path) -> None:
     assert words(found) - {"curl"} <= documented
 
 
-def test_a_curve_is_drawn_into_a_file(tmp_path: Path) -> None:
+def test_a_curve_is_written_to_a_file(tmp_path: Path) -> None:
     """With words for who does not see it; a page has the numbers beside it, and an SVG is of one
     curve.
     """
@@ -772,7 +772,7 @@ def test_a_missing_curve_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RefusalCounter(Limit("x", "5/m")).curve().requests == 0
 
 
-def test_a_replay_bans_and_leaves_nothing_of_it(direct: redis.Redis) -> None:
+def test_a_replay_bans_and_deletes_the_bans(direct: redis.Redis) -> None:
     """Who would have been banned is refused until the ban's end, by the log's time; no key is left,
     nor a list.
     """

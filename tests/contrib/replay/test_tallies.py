@@ -107,7 +107,7 @@ def line(second: float, address: str = "192.0.2.1", whole: bool = True) -> LogLi
     return LogLine(round(second * SECOND), whole, address, "GET", "/", 200)
 
 
-def test_a_line_of_the_combined_format_is_read() -> None:
+def test_a_line_of_the_combined_format_is_parsed() -> None:
     """IPv6, a zone, escaped quotes and backslashes."""
     found = combined(COMBINED)
     assert found is not None
@@ -130,7 +130,7 @@ def test_a_line_of_the_combined_format_is_read() -> None:
         (' "shop.example" "2001:db8::1" 0.250', ("2001:db8::1", "shop.example")),
     ],
 )
-def test_what_sites_add_to_the_combined_format_is_found(
+def test_additional_columns_of_the_combined_format_are_found(
     behind: str, expected: tuple[Any, ...]
 ) -> None:
     """X-Forwarded-For and the host, among other columns."""
@@ -169,14 +169,16 @@ def test_a_leading_virtual_host_is_detected_by_the_first_lines() -> None:
         ("get http://shop.example/a HTTP/1.1", ("GET", "/a")),
     ],
 )
-def test_what_is_no_request_is_no_broken_line(request_line: str, expected: tuple[str, str]) -> None:
+def test_a_line_without_a_request_is_not_broken(
+    request_line: str, expected: tuple[str, str]
+) -> None:
     """A port scan, or a client that hung up, is told from a request."""
     found = combined(f'192.0.2.1 - - [01/Jul/1995:00:00:01 -0400] "{request_line}" 400 0 "-" "-"')
     assert found is not None
     assert (found.method, found.target) == expected
 
 
-def test_objects_of_caddy_and_nginx_are_read() -> None:
+def test_objects_of_caddy_and_nginx_are_parsed() -> None:
     """With all headers, where the log has them; times to the microsecond, where it has these."""
     found = json_object(CADDY)
     assert found is not None
@@ -201,7 +203,7 @@ def test_objects_of_caddy_and_nginx_are_read() -> None:
     assert found.host == "shop.example"
 
 
-def test_a_line_of_a_load_balancer_of_aws_is_read() -> None:
+def test_a_line_of_an_aws_load_balancer_is_parsed() -> None:
     """By the time at which the request came."""
     found = alb(ALB)
     assert found is not None
@@ -216,7 +218,7 @@ def test_a_line_of_a_load_balancer_of_aws_is_read() -> None:
     assert format_of([ALB]).name == "alb"
 
 
-def test_columns_are_read_by_their_names() -> None:
+def test_columns_are_found_by_their_names() -> None:
     """The first line names them; `host` is who asks, where nothing else is."""
     read = columns("host\tlogname\ttime\tmethod\turl\tresponse\tbytes")
     found = read("unicomp6.unicomp.net\t-\t804571206\tGET\t/shuttle/\t200\t3985")
@@ -268,7 +270,7 @@ def test_a_time_without_a_known_zone_is_read_as_utc() -> None:
 
 
 @given(ANY_TEXT)
-def test_no_line_makes_a_reader_raise(text: str) -> None:
+def test_no_line_makes_a_parser_raise(text: str) -> None:
     """Whatever it holds, it is a line or it is broken; and a line that is read can be asked
     whatever a rule asks.
     """
@@ -330,7 +332,7 @@ PIECES = (
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_a_line_takes_time_by_its_length(piece: str) -> None:
+def test_parsing_a_line_takes_linear_time(piece: str) -> None:
     """Whatever somebody has put into it 64 KiB of, and wherever: eight times the length takes no 24
     times the time.
     """
@@ -381,7 +383,7 @@ def test_a_log_format_is_detected_or_an_error_asks_for_it(sample: list[str]) -> 
 
 
 @given(st.binary())
-def test_no_bytes_make_a_log_raise_anything_but_its_own_error(data: bytes) -> None:
+def test_invalid_bytes_only_raise_the_error_of_the_log(data: bytes) -> None:
     """Zeros, half a gzip file, an endless line."""
     for content in (data, b"\x1f\x8b" + data, gzip.compress(data)[: len(data) + 5]):
         with suppress(UnreadableLogError):
@@ -405,7 +407,7 @@ def held_open(name: str, data: bytes) -> tuple[Log, io.BytesIO]:
         "\0" * 300_000,
     ],
 )
-def test_a_waiting_call_is_retried_whatever_queues_exist(one: str) -> None:
+def test_a_waiting_call_is_retried_after_a_bounded_number_of_lines(one: str) -> None:
     """After some ten thousand lines or some MiB, and what is raised then ends the reading."""
     count = 35_000 if len(one) < 1000 else reading_module.SAMPLE + 20 * 2**20 // len(one)
     log, file = held_open(
@@ -442,7 +444,7 @@ def memory() -> Iterator[Callable[[], tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("seconds", [1, 1000])
-def test_long_lines_are_held_by_their_length(
+def test_fewer_lines_are_buffered_if_they_are_long(
     seconds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of those, fewer are sorted and spread; none is lost, and time never goes back."""
@@ -465,7 +467,7 @@ def test_long_lines_are_held_by_their_length(
     assert (count, found.lines, found.late) == (500, 500, 0)
 
 
-def test_nothing_long_is_kept_for_later() -> None:
+def test_long_values_are_not_stored() -> None:
     """Invalid times and addresses are broken lines; paths and agents are read, but not kept."""
     planner = LinePlanner(
         Ruleset([compile_rule({"name": "r", "path": "/", "key": "ip", "rate": "5/m"})]),
@@ -510,7 +512,7 @@ def test_nothing_long_is_kept_for_later() -> None:
 
 
 @pytest.mark.parametrize("year", [1970, 2199, 2200, 9899, 9999])
-def test_times_of_past_years_are_not_accepted(year: int) -> None:
+def test_times_outside_the_calendar_are_not_accepted(year: int) -> None:
     """Calendars have windows before and behind every time that is read."""
     texts = (
         COMBINED.replace("22/Nov/2026", f"31/Dec/{year}"),
@@ -526,7 +528,9 @@ def test_times_of_past_years_are_not_accepted(year: int) -> None:
                 assert Limit("x", rate, algorithm="fixed_window", align=align).numbers(found.moment)
 
 
-def test_a_log_closes_what_it_has_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_log_closes_only_the_files_that_it_has_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Neither standard input nor a file that it was given; also where there is no standard input,
     as in servers.
     """
@@ -619,7 +623,7 @@ def test_lines_are_sorted_within_a_window_and_later_ones_are_counted() -> None:
     )
 
 
-def test_lines_of_one_second_are_spread_evenly_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_one_second_are_spread_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And say so; those with a time of their own keep it."""
 
     class Source:
@@ -660,7 +664,7 @@ def test_lines_of_one_second_are_spread_evenly_in_it(monkeypatch: pytest.MonkeyP
     assert len(moments) == 9
 
 
-def test_the_address_is_what_trusted_proxies_have_written() -> None:
+def test_the_address_is_the_one_that_trusted_proxies_have_written() -> None:
     """A spoofed entry is not believed; a name stands for an address of its own."""
     logged = combined(COMBINED.replace("2001:db8::7", "10.0.0.1") + ' "spoofed, 203.0.113.9"')
     assert logged is not None
@@ -693,7 +697,7 @@ def test_the_address_is_what_trusted_proxies_have_written() -> None:
         ({"key": "shop"}, ""),
     ],
 )
-def test_what_a_log_cannot_know_is_not_looked_at(
+def test_rules_that_need_values_missing_in_the_log_are_left_out(
     given_rule: dict[str, Any], reason: str, settings: Any
 ) -> None:
     """And the reason names it."""
@@ -746,7 +750,7 @@ def test_one_pass_computes_the_refusals_of_every_limit(hits: list[tuple[int, str
         {"algorithm": "fixed_window", "align": "day"},
     ],
 )
-def test_a_curve_does_not_grow_with_lines(options: dict[str, Any]) -> None:
+def test_the_memory_of_a_curve_does_not_grow_with_lines(options: dict[str, Any]) -> None:
     """What ends together is kept together, however much that is, of one identity or of some."""
     counter = RefusalCounter(Limit("x", "100000/d", **options))
     with memory() as used:
@@ -760,7 +764,7 @@ def test_a_curve_does_not_grow_with_lines(options: dict[str, Any]) -> None:
     hits=st.lists(st.tuples(st.integers(1, 40), st.sampled_from("aab")), max_size=200),
     algorithm=st.sampled_from(["sliding_log", "sliding_window", "fixed_window"]),
 )
-def test_a_curve_is_the_same_after_it_has_dropped_entries(
+def test_a_curve_is_the_same_after_dropping_entries(
     hits: list[tuple[int, str]], algorithm: str
 ) -> None:
     """As long as it does not say that there is none."""
@@ -796,7 +800,7 @@ def test_a_curve_that_needs_too_much_memory_is_not_drawn(monkeypatch: pytest.Mon
     assert all(minutes.add(b"%d" % (number % 7), number * SECOND) for number in range(5000))
 
 
-def test_a_curve_of_many_steps_is_thinned() -> None:
+def test_a_curve_with_many_steps_is_thinned() -> None:
     """Its ends stay."""
     counter = RefusalCounter(Limit("x", "10000/d", algorithm="fixed_window"))
     assert all(counter.add(b"a", SECOND) for _ in range(5000))

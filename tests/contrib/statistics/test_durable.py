@@ -88,7 +88,7 @@ def rows(name: str) -> list[tuple[int, int]]:
     return list(found.values_list("allowed", "refused"))
 
 
-def test_rules_and_limiters_declare_what_is_durable(moved: Callable[[float], None]) -> None:
+def test_only_durable_rules_and_limiters_are_stored(moved: Callable[[float], None]) -> None:
     """Of those every hour that Redis has, with all its columns; of others none."""
     RateLimitRule.objects.create(name="kept", path="/ok", key="ip", limit=3, unit="h", extra=KEPT)
     RateLimitRule.objects.create(name="not", path="/ok", key="ip", limit=3, unit="h")
@@ -113,7 +113,7 @@ def test_rules_and_limiters_declare_what_is_durable(moved: Callable[[float], Non
     assert oldest.people_refused is None  # Nobody knows any more.
 
 
-def test_it_is_done_again_without_harm(moved: Callable[[float], None], direct: Any) -> None:
+def test_copying_hours_again_changes_nothing(moved: Callable[[float], None], direct: Any) -> None:
     """What is there is raised, never lowered, also where Redis has lost what it had; several may do
     it at one time.
     """
@@ -164,7 +164,7 @@ def test_it_is_done_again_without_harm(moved: Callable[[float], None], direct: A
     assert rows("beside") == [(5, 20)] * 20
 
 
-def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefix: str) -> None:
+def test_one_process_at_a_time_copies_hours(tmp_path: Path, prefix: str) -> None:
     """Processes that are told nothing do it by themselves; while the database cannot be written to
     nothing is lost, and who is killed in the middle leaves it to the others.
     """
@@ -202,7 +202,7 @@ def test_one_process_at_a_time_writes_also_after_an_outage(tmp_path: Path, prefi
         other._process.stdin.close()
 
 
-def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(
+def test_the_last_hours_of_a_quiet_site_are_copied_without_a_further_request(
     tmp_path: Path, prefix: str
 ) -> None:
     """By the process that wrote last; it stops when nothing is new, and the next request starts it
@@ -229,7 +229,7 @@ def test_the_last_hours_of_a_quiet_site_are_written_without_a_further_request(
             until(lambda: not worker("hours.keeping.is_running"), "the process stops looking")
 
 
-def test_what_was_missed_is_caught_up(
+def test_missed_hours_are_copied_later(
     settings: Any, moved: Callable[[float], None], direct: Any, prefix: str
 ) -> None:
     """From the last row of each name on; also after an outage of Redis or of the database."""
@@ -260,7 +260,9 @@ def test_what_was_missed_is_caught_up(
     assert rows("mail.late") == [(1, 0)] * 3
 
 
-def test_longer_times_are_read_from_both(moved: Callable[[float], None], direct: Any) -> None:
+def test_long_spans_are_read_from_redis_and_the_database(
+    moved: Callable[[float], None], direct: Any
+) -> None:
     """From the database what Redis has forgotten, from Redis what is not written yet."""
     mail = RateLimiter("mail.long", "1000/h", durable=True)
     today = int(time.time()) // 86_400 * 86_400
@@ -284,7 +286,7 @@ def test_longer_times_are_read_from_both(moved: Callable[[float], None], direct:
     assert sum(map(len, found.values())) == 3
 
 
-def test_any_time_is_read_as_it_was_counted(direct: Any) -> None:
+def test_any_span_is_read_exactly(direct: Any) -> None:
     """Wherever it begins and however long its steps are: in Redis only, in the database only, and
     of both the larger count of each hour, once.
     """
@@ -333,7 +335,7 @@ def test_any_time_is_read_as_it_was_counted(direct: Any) -> None:
     "zone", ["UTC", "Asia/Kolkata", "Asia/Kathmandu", "America/St_Johns", "Australia/Lord_Howe"]
 )
 @pytest.mark.parametrize("period", ["week", "90d"])
-def test_a_page_counts_each_request_once_and_outlives_redis(
+def test_a_page_counts_each_request_once_and_survives_a_loss_in_redis(
     zone: str, period: str, settings: Any, direct: Any, moved: Callable[[float], None]
 ) -> None:
     """In every time zone; and what Redis has lost since, and the database has, is drawn."""
@@ -364,7 +366,7 @@ def test_a_page_counts_each_request_once_and_outlives_redis(
         ("UTC", datetime(2024, 2, 29)),
     ],
 )
-def test_each_day_of_a_page_is_a_day_by_the_clocks_of_the_site(
+def test_the_days_of_a_page_are_those_of_the_sites_time_zone(
     zone: str, changed: datetime, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 23 to 25 hours, whenever the page is looked at: each request is in the day of its local
@@ -388,7 +390,7 @@ def test_each_day_of_a_page_is_a_day_by_the_clocks_of_the_site(
         assert [point.requests for point in points] == [counted[day] for day in days]
 
 
-def test_hours_that_do_not_change_are_asked_for_once() -> None:
+def test_unchanged_hours_cost_few_queries() -> None:
     """However many there are, by batches; and one that has changed costs no more for that. New ones
     are inserted in as few statements as the database allows.
     """
@@ -411,7 +413,7 @@ def test_hours_that_do_not_change_are_asked_for_once() -> None:
     assert sum("SELECT" in query["sql"] for query in same.captured_queries) == 1
 
 
-def test_hours_that_redis_has_are_not_pruned_and_old_ones_are_not_written(
+def test_hours_in_redis_are_not_pruned_and_old_ones_are_not_copied(
     settings: Any, moved: Callable[[float], None]
 ) -> None:
     """They would be written again; what is older than `RATELIMIT_HISTORY_DAYS` is neither kept nor
@@ -433,7 +435,7 @@ def test_hours_that_redis_has_are_not_pruned_and_old_ones_are_not_written(
     assert (keep_hours(), len(rows("mail.pruned"))) == (0, 2)
 
 
-def test_names_to_keep_are_few_and_forgotten(
+def test_the_number_of_durable_names_is_bounded(
     direct: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all processes as many as are counted apart, and none that is counted as one with others;
@@ -457,9 +459,7 @@ def test_names_to_keep_are_few_and_forgotten(
     assert keep_hours() == 3
 
 
-def test_a_limiter_that_is_no_longer_durable_is_written_until_then(
-    direct: Any, prefix: str
-) -> None:
+def test_a_limiter_that_is_no_longer_durable_is_copied_until_then(direct: Any, prefix: str) -> None:
     """And names that no database takes are refused at once."""
     RateLimiter("mail.ended", "5/h", durable=True).hit("ada")
     assert keep_hours() == 1
@@ -472,7 +472,7 @@ def test_a_limiter_that_is_no_longer_durable_is_written_until_then(
             RateLimiter(name, "5/h", durable=True)
 
 
-def test_a_decorator_keeps_the_hours_of_its_view(rf: RequestFactory) -> None:
+def test_a_durable_decorator_stores_the_hours_of_its_view(rf: RequestFactory) -> None:
     """Under its group, or the name of the view; also of a class-based view. Others are not kept."""
 
     @ratelimit(group="written.here", key="ip", rate="1/h", durable=True)
@@ -495,7 +495,7 @@ def test_a_decorator_keeps_the_hours_of_its_view(rf: RequestFactory) -> None:
     for view in (grouped, grouped, named, Kept.as_view(), other):
         view(rf.get("/"))
     assert keep_hours() == 3
-    here = f"{__name__}.{test_a_decorator_keeps_the_hours_of_its_view.__name__}.<locals>"
+    here = f"{__name__}.{test_a_durable_decorator_stores_the_hours_of_its_view.__name__}.<locals>"
     names = RateLimitHour.objects.values_list("name", flat=True)
     assert set(names) == {f"{here}.Kept.dispatch", f"{here}.named", "written.here"}
     assert rows("written.here") == [(1, 1)]
@@ -503,7 +503,7 @@ def test_a_decorator_keeps_the_hours_of_its_view(rf: RequestFactory) -> None:
         ratelimit(group="x" * 201, key="ip", rate="5/h", durable=True)(other)
 
 
-def test_the_word_is_that_of_rules_everywhere(settings: Any, client: Any) -> None:
+def test_the_field_durable_works_in_settings_yaml_and_admin(settings: Any, client: Any) -> None:
     """In settings, in YAML and in the admin's form."""
     settings.RATELIMIT_RULES = [
         {"name": "written", "path": "/ok", "key": "ip", "rate": "5/h", "durable": True}
@@ -528,7 +528,7 @@ def command(*arguments: str) -> str:
     return out.getvalue()
 
 
-def test_the_command_shows_and_prunes(settings: Any) -> None:
+def test_the_command_shows_and_prunes_hours(settings: Any) -> None:
     """A table of the last day, for people and machines; and what is older goes, after it was shown
     what that is.
     """
@@ -561,7 +561,9 @@ def test_the_command_shows_and_prunes(settings: Any) -> None:
         command("history", "prune", "--older", "soon")
 
 
-def test_the_command_names_what_is_missing(direct: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_dropped_requests(
+    direct: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What was dropped in the last seven days (UTC)."""
     today = int(time.time()) // DAY
     RateLimiter("mail.missing", "2/h").hit("ada")
@@ -572,7 +574,7 @@ def test_the_command_names_what_is_missing(direct: Any, capsys: pytest.CaptureFi
     assert "8 counts of the last 7 days could not be written" in capsys.readouterr().err
 
 
-def test_publishing_prunes_a_little_each_time(settings: Any) -> None:
+def test_publishing_prunes_some_rows_each_time(settings: Any) -> None:
     """Hours that are older than `RATELIMIT_HISTORY_DAYS`; none where that is None."""
     moment = int(time.time()) // HOUR * HOUR
     for days in (1, 399, 401, 900):

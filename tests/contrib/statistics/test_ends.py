@@ -62,7 +62,7 @@ print("ends", flush=True)
 """
 
 
-def test_a_silent_redis_keeps_no_process_that_is_writing_from_ending(
+def test_a_silent_redis_does_not_delay_the_end_of_a_writing_process(
     own: Server, prefix: str
 ) -> None:
     """What its thread is writing then has five seconds; the process does not wait for them."""
@@ -77,7 +77,7 @@ def test_a_silent_redis_keeps_no_process_that_is_writing_from_ending(
 
 @pytest.mark.parametrize("known", ["known", "new"])
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
-def test_children_of_multiprocessing_end_as_processes_do(
+def test_children_of_multiprocessing_end_cleanly(
     method: str, known: str, own: Server, prefix: str, tmp_path: Path
 ) -> None:
     """Forked or spawned, whether their parent has decided before or not: what they counted is

@@ -11,7 +11,7 @@ def digest(number: int) -> bytes:
     return hashlib.blake2b(b"%d" % number, digest_size=16).hexdigest().encode()
 
 
-def test_the_samples_of_processes_make_one() -> None:
+def test_the_samples_of_processes_can_be_merged() -> None:
     """Each process has seen other people, and some more than once: what is read is the same as if
     one had seen all.
     """
@@ -36,7 +36,7 @@ def test_the_samples_of_processes_make_one() -> None:
     assert marks.beyond(100) == (0, 1)
 
 
-def test_few_are_all() -> None:
+def test_a_sample_of_few_identities_is_exact() -> None:
     """Where there are no more than the sample holds, nothing is estimated."""
     found = {digest(number): number for number in range(SAMPLE)}
     marks = Marks.of(found)
@@ -46,7 +46,7 @@ def test_few_are_all() -> None:
     assert Marks().beyond(0) == (0, 0)
 
 
-def test_a_mark_that_is_no_news_is_not_sent_again() -> None:
+def test_an_unchanged_mark_is_not_sent_again() -> None:
     """Nor one of somebody beyond the sample."""
     sample = Sample()
     numbers = sorted(map(digest, range(3 * SAMPLE)))

@@ -74,7 +74,7 @@ class Gauges(Extension):
         ]
 
 
-def test_gauges_of_other_annexes_are_among_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_include_gauges_of_other_annexes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the labels that they name."""
     monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.extensions", [Gauges()])
     assert scraped()["ratelimit_rooms", "1", "free"] == 3.0
@@ -104,7 +104,7 @@ def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], floa
     }
 
 
-def test_metrics_have_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_include_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> None:
     """By limit, those in force; what a ban that was lifted was is none, and many limits are told
     together.
     """
@@ -124,7 +124,7 @@ def test_metrics_have_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["other"] == 1
 
 
-def test_metrics_leave_out_advisory_bans() -> None:
+def test_metrics_leave_out_shadow_bans() -> None:
     """Of a rule or a limit of the code in shadow mode; where it is enforced again, they
     are told."""
     rule = RateLimitRule.objects.create(
@@ -201,7 +201,7 @@ def test_metrics_count_decisions() -> None:
     } == {0}
 
 
-def test_units_are_counted_once_by_a_rule_of_several_rates() -> None:
+def test_units_are_counted_once_by_a_rule_with_several_rates() -> None:
     """And refused ones where one of its rates refuses; a policy's units are those it let go."""
     mail = RateLimiter("several", ["4/h", "100/d"])
     assert [mail.hit("ada", cost=3).allowed for _ in range(2)] == [True, False]
@@ -214,7 +214,7 @@ def test_units_are_counted_once_by_a_rule_of_several_rates() -> None:
     }
 
 
-def test_totals_outlive_what_they_are_made_of(direct: redis.Redis, prefix: str) -> None:
+def test_totals_survive_the_counts_they_were_made_from(direct: redis.Redis, prefix: str) -> None:
     """Minutes and hours go away, and new processes come: a total does not fall."""
     mail = RateLimiter("mail", "2/h")
     for _ in range(3):
@@ -239,7 +239,7 @@ def test_totals_outlive_what_they_are_made_of(direct: redis.Redis, prefix: str) 
     }
 
 
-def test_names_beyond_the_bound_are_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_beyond_the_bound_are_counted_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is counted by itself stays so, so that no total falls; a rule that is called
     "other" is one.
     """
@@ -266,7 +266,7 @@ def test_names_beyond_the_bound_are_other(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_there_is_room_again_when_a_name_is_not_used(
+def test_an_unused_name_makes_room_for_another(
     monkeypatch: pytest.MonkeyPatch, direct: Any, prefix: str
 ) -> None:
     """For as long as its total is kept."""
@@ -278,7 +278,7 @@ def test_there_is_room_again_when_a_name_is_not_used(
     assert decisions(scraped()) == {("enforce", "allowed", "new"): 1}
 
 
-def test_no_data_of_a_request_is_reported() -> None:
+def test_metrics_contain_no_data_of_a_request() -> None:
     """No address, user, path or value of a field, whoever is counted and whatever is refused."""
 
     @ratelimit(group="login", key=("ip", "get:name"), rate="1/h")
@@ -340,7 +340,7 @@ def test_metrics_need_a_permission(settings: Any) -> None:
     assert opened.content.endswith(b"# EOF\n")
 
 
-def test_the_default_registry_has_them_on_request() -> None:
+def test_the_default_registry_contains_the_metrics_after_registration() -> None:
     """Which is what django-prometheus shows; it can be asked before Redis can."""
     collector = register()
     try:
@@ -386,9 +386,7 @@ def test_without_redis_only_the_outage_is_reported(settings: Any) -> None:
     assert decisions(found) == {("enforce", "allowed", "mail"): 1, ("", "policy", "mail"): 11}
 
 
-def test_what_redis_answers_with_an_error_is_a_kind_of_its_own(
-    settings: Any, direct: redis.Redis
-) -> None:
+def test_an_error_reply_of_redis_is_a_separate_kind(settings: Any, direct: redis.Redis) -> None:
     """Such as a user who may not run scripts."""
     direct.acl_setuser(
         "metrics",
@@ -508,7 +506,7 @@ def query(port: int, expression: str) -> list[float]:
 
 
 @needs_prometheus
-def test_prometheus_reads_the_whole_site_from_any_process(workers: int, prometheus: int) -> None:
+def test_prometheus_can_scrape_any_process(workers: int, prometheus: int) -> None:
     """Whichever process is scraped, the totals are those of both, to the unit; and no series ever
     falls.
     """
@@ -558,7 +556,7 @@ def test_promtool_accepts_the_metrics(workers: int) -> None:
 
 
 @needs_prometheus
-def test_the_alerts_fire_when_they_should() -> None:
+def test_the_alerts_fire_under_their_conditions() -> None:
     """Each of them, by series of numbers, and not before."""
     for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
         checked = subprocess.run(
@@ -578,7 +576,7 @@ def expressions() -> list[str]:
     return [*targets, *annotations, *(row["query"]["query"] for row in variables)]
 
 
-def test_dashboard_and_alerts_ask_for_what_there_is() -> None:
+def test_dashboard_and_alerts_use_existing_metrics() -> None:
     """Metrics and labels that exist, and each metric somewhere."""
     RateLimiter("mail", "5/h").hit("ada")
     registry = prometheus_client.CollectorRegistry()
@@ -599,7 +597,7 @@ def test_dashboard_and_alerts_ask_for_what_there_is() -> None:
 
 
 @needs_prometheus
-def test_prometheus_understands_what_the_dashboard_asks(prometheus: int, workers: int) -> None:
+def test_prometheus_evaluates_every_query_of_the_dashboard(prometheus: int, workers: int) -> None:
     """Every query, with Grafana's variables filled in, and each has an answer once there is
     something to tell.
     """

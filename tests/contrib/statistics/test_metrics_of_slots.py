@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 site, held = test_slot_operators.site, test_slot_operators.held
 
 
-def test_prometheus_has_the_number_of_held_slots(held: tuple[RateLimiter, RateLimiter]) -> None:
+def test_metrics_include_the_number_of_held_slots(held: tuple[RateLimiter, RateLimiter]) -> None:
     """Units by the name of the limit; of what is released, nothing is left."""
     registry = prometheus_client.CollectorRegistry()
     register(registry)

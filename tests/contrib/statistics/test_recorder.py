@@ -45,9 +45,7 @@ def recorder() -> Iterator[Recorder]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some.lists(HITS, max_size=100))
-def test_each_limit_counts_by_itself_and_each_decision_once(
-    recorder: Recorder, hits: list[Any]
-) -> None:
+def test_each_limit_and_each_decision_is_counted_once(recorder: Recorder, hits: list[Any]) -> None:
     """Whatever limits allow, refuse or would refuse, whoever decides, in whatever order."""
     recorder.clear()
     recorder._is_awaited = True

@@ -12,7 +12,7 @@ from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.models import RateLimitRule
 
 
-def test_bans_are_counted_as_a_result_of_their_own() -> None:
+def test_bans_are_counted_as_a_separate_result() -> None:
     """Refusals of the limit and of its ban are told apart, and both are refusals."""
     limiter = RateLimiter("login", "2/h", ban_after=3, ban_for="10m")
     for _ in range(12):
@@ -32,7 +32,7 @@ def test_a_call_that_waits_is_counted_once() -> None:
     assert total("exports", Span.last(3600, 60)).counts["r"] == 1
 
 
-def test_all_callers_are_no_client_of_the_statistics() -> None:
+def test_a_limit_on_all_callers_lists_no_clients_in_the_statistics() -> None:
     """They are counted, and nobody is named who used most."""
     limiter = RateLimiter("counted together", "2/h")
     for _ in range(3):
@@ -46,7 +46,7 @@ def test_all_callers_are_no_client_of_the_statistics() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_a_rule_refuses_is_counted_by_its_mode() -> None:
+def test_refusals_are_counted_by_the_mode_of_the_rule() -> None:
     """What a limiter asks for as well as requests, before and after the rule enforces."""
     rule = RateLimitRule.objects.create(name="mail", limit=1, unit="h", mode="shadow")
     mail = RateLimiter("mail", "100/h")

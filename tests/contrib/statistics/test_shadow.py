@@ -35,7 +35,7 @@ def rule(**fields: object) -> RateLimitRule:
     )
 
 
-def test_seen_refused_and_of_how_many_are_counted() -> None:
+def test_shadow_mode_counts_requests_refusals_and_identities() -> None:
     """A request once, whatever rates the rule has; enforced rules are none of it."""
     one = rule(more_rates=["2/d"])
     for address, times in (("203.0.113.1", 4), ("203.0.113.2", 1), ("203.0.113.3", 3)):
@@ -48,7 +48,7 @@ def test_seen_refused_and_of_how_many_are_counted() -> None:
     assert shadow_numbers(one.declared()).seen == 8
 
 
-def test_another_version_begins_afresh() -> None:
+def test_another_version_of_a_rule_starts_with_new_counts() -> None:
     """With another limit, key or path; not with another description, order or mode. The earlier one
     is not lost.
     """
@@ -66,14 +66,14 @@ def test_another_version_begins_afresh() -> None:
     assert shadow_numbers(one.declared()).refused == 2
 
 
-def test_a_limiter_that_a_rule_replaces_counts_as_well() -> None:
+def test_shadow_requests_of_a_replaced_limiter_are_counted() -> None:
     """By its identities."""
     one = rule(name="shadow.parcels", path="", key="", limit=1)
     assert [parcels.hit(who).allowed for who in ("ada", "ada", "grace")] == [True] * 3
     assert shadow_numbers(one.declared()) == ShadowNumbers(3, 1, 2, 1)
 
 
-def test_enforce_now_repeats_the_numbers_and_asks(operator: Client) -> None:
+def test_enforce_now_shows_the_numbers_and_asks_for_confirmation(operator: Client) -> None:
     """Nothing is switched by looking; who may not change rules is not asked."""
     one = rule()
     assert visits(3) == [200] * 3
@@ -105,7 +105,9 @@ def pressed(client: Client, page: Any, url: str = RULES) -> Any:
     return client.post(url, sent)
 
 
-def test_enforcing_in_the_list_repeats_the_numbers_and_asks(operator: Client) -> None:
+def test_enforcing_in_the_list_shows_the_numbers_and_asks_for_confirmation(
+    operator: Client,
+) -> None:
     """By the action, of every rule that was not enforced; then all that was sent is done."""
     one, other = rule(), rule(name="other", path="/other", order=3)
     assert visits(3) == [200] * 3
@@ -122,7 +124,7 @@ def test_enforcing_in_the_list_repeats_the_numbers_and_asks(operator: Client) ->
     assert operator.post(RULES, chosen).status_code == 302
 
 
-def test_what_is_enforced_is_the_version_that_was_shown(operator: Client) -> None:
+def test_only_the_version_that_was_shown_is_enforced(operator: Client) -> None:
     """Whoever edits the rule while somebody else is asked has them asked again; by the button and
     by the list.
     """
@@ -144,7 +146,9 @@ def test_what_is_enforced_is_the_version_that_was_shown(operator: Client) -> Non
         assert RateLimitRule.objects.get().mode == "enforce"
 
 
-def test_enforcing_in_the_form_of_the_rule_repeats_the_numbers_and_asks(operator: Client) -> None:
+def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
+    operator: Client,
+) -> None:
     """As "Enforce now" does: of the rule as it would be saved, which another limit makes another
     version of.
     """
@@ -169,7 +173,7 @@ def test_enforcing_in_the_form_of_the_rule_repeats_the_numbers_and_asks(operator
     assert "Seen: 4 requests" in errors(operator.post(url, form))
 
 
-def test_a_new_rule_and_an_exemption_are_enforced_unasked(operator: Client) -> None:
+def test_enforcing_a_new_rule_or_an_exemption_needs_no_confirmation(operator: Client) -> None:
     """A new one says so itself, and an exemption refuses nobody."""
     assert (
         operator.post(f"{RULES}add/", given(name="site", path="/ok", key="ip", limit=2)).status_code
@@ -180,7 +184,7 @@ def test_a_new_rule_and_an_exemption_are_enforced_unasked(operator: Client) -> N
     assert operator.post(f"{RULES}{exempt.pk}/change/", form).status_code == 302
 
 
-def test_enforcing_by_the_command_repeats_the_numbers_and_takes_confirm() -> None:
+def test_enforcing_by_the_command_shows_the_numbers_and_needs_confirm() -> None:
     """Other modes, and what is enforced already, do not."""
     rule()
     assert visits(3) == [200] * 3

@@ -108,7 +108,7 @@ class Report(APIView):
         return Response()
 
 
-def test_a_request_counts_once_for_the_site_however_many_limits_it_meets() -> None:
+def test_a_request_counts_once_for_the_site_however_many_limits_it_has() -> None:
     """Limits of a middleware, a throttle and a decorator decide separately, and each is counted
     under its own name.
     """
@@ -190,7 +190,7 @@ def test_a_request_counts_once_whenever_its_decisions_are_written(
     assert total("", day()).counts.total() == len(results)
 
 
-def test_high_water_marks_record_what_identities_wanted() -> None:
+def test_high_water_marks_include_requested_units() -> None:
     """Who was refused wanted one more than there was; requests are known by how much they found
     used.
     """
@@ -210,7 +210,7 @@ def test_high_water_marks_record_what_identities_wanted() -> None:
     assert histogram.time_within(0.95) is not None
 
 
-def test_the_clients_with_most_uses_and_most_refusals_are_known(settings: Any) -> None:
+def test_the_top_clients_by_units_and_by_refusals_are_listed(settings: Any) -> None:
     """By names that are masked, unless the settings say otherwise."""
 
     @ratelimit(group="stats.who", key=("ip", "get:name"), rate="2/h")
@@ -237,7 +237,7 @@ def test_the_clients_with_most_uses_and_most_refusals_are_known(settings: Any) -
     assert top(name, day())[0].name == []
 
 
-def test_every_way_in_and_every_way_out_is_counted() -> None:
+def test_every_face_and_every_result_is_counted() -> None:
     """Rules by the middleware, shadow mode, exemptions, blocks with and without a rule."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     RateLimitRule.objects.create(
@@ -281,7 +281,7 @@ def test_decisions_of_a_policy_are_counted_separately(settings: Any) -> None:
     assert dropped() == 0
 
 
-def test_threads_lose_nothing() -> None:
+def test_threads_lose_no_counts() -> None:
     """However many decide at once while it is written."""
     limiter = RateLimiter("stats.threads", "1000000/h", algorithm="fixed_window")
     with ThreadPoolExecutor(8) as threads:
@@ -292,7 +292,7 @@ def test_threads_lose_nothing() -> None:
     assert total("stats.threads", day()).units == 2000
 
 
-def test_a_batch_that_was_written_without_an_answer_counts_once(
+def test_a_batch_that_was_written_without_a_reply_counts_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is sent again with the same number, behind which what was counted since is a batch of its
@@ -318,7 +318,7 @@ def test_a_batch_that_was_written_without_an_answer_counts_once(
     assert totals().of_names["stats.once"]["a"] == 2
 
 
-def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that are made up at run time share one place beyond the bound, also between two
     writings.
     """
@@ -335,7 +335,7 @@ def test_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(counts(name).get("a", 0) for name in known_names()) == counts("")["a"] == 25
 
 
-def test_a_users_own_clock_and_login_are_counted_as_any(client: Client) -> None:
+def test_hits_with_the_callers_clock_and_of_users_are_counted(client: Client) -> None:
     """Users are shown by their ids: nothing secret, and what links to them."""
     user = User.objects.create_user("ada")
     RateLimitRule.objects.create(name="users", path="/ok", key="user", limit=1, unit="h")
@@ -344,7 +344,7 @@ def test_a_users_own_clock_and_login_are_counted_as_any(client: Client) -> None:
     assert top("users", day())[0].name == [("user", str(user.pk))]
 
 
-def test_the_demo_begins_with_a_day_of_statistics() -> None:
+def test_the_demo_starts_with_a_day_of_statistics() -> None:
     """And with two weeks by the hour: most are let go, an attacker is refused, and each client has
     its window.
     """
@@ -400,7 +400,7 @@ def test_clients_beyond_the_bound_of_a_second_are_found_in_the_next(
     assert counts("stats.crowd") == {"a": 21, "r": 35}
 
 
-def test_several_rates_are_one_request() -> None:
+def test_a_rule_with_several_rates_counts_a_request_once() -> None:
     """Whichever of them refuses, or is nearly used up, and in whatever order they are written."""
     for number, rates in enumerate((["10/m", "5/h"], ["5/h", "10/m"])):
         name = f"stats.several-{number}"
@@ -420,7 +420,7 @@ def test_denied_hits_that_count_are_not_counted_twice_in_marks() -> None:
     assert marks("stats.denied", HOUR_US, day()).marks == (max(used),)
 
 
-def test_long_identities_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_identities_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is shown of them, until they are written."""
     RateLimiter("stats.long", "5/h").hit("x" * 1_000_000)
     with recorder._flushing:
@@ -438,7 +438,7 @@ def test_a_decision_that_cannot_be_counted_raises_nothing() -> None:
     assert counts("stats.none") == {}
 
 
-def test_a_time_is_read_by_how_long_ago_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_spans_are_read_by_days(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours are known apart for two days; of what is older, all is read by days, and steps may
     begin at any minute.
     """

@@ -72,7 +72,7 @@ def test_the_overview_refreshes_itself_until_the_session_ends(browser: Any, demo
     assert complaints(browser) == []
 
 
-def test_the_focus_does_not_move(browser: Any, demo: str) -> None:
+def test_a_refresh_keeps_the_focus(browser: Any, demo: str) -> None:
     """When what has it is replaced."""
     sign_in(browser, demo)
     browser.get(demo + OVERVIEW)

@@ -16,7 +16,7 @@ def found() -> list[tuple[str, str]]:
     ]
 
 
-def test_metrics_have_the_packages_that_they_need(
+def test_a_missing_metrics_package_is_a_warning(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the token itself is not told."""
@@ -30,7 +30,7 @@ def test_metrics_have_the_packages_that_they_need(
 
 
 @pytest.mark.parametrize("token", ["too-short", "not as a header has it"])
-def test_a_token_can_be_sent_in_a_header(token: str, settings: Any) -> None:
+def test_a_metrics_token_must_be_valid_in_a_header(token: str, settings: Any) -> None:
     """Any other text is an error."""
     settings.RATELIMIT_METRICS_TOKEN = token
     ((identifier, message),) = found()

@@ -20,7 +20,7 @@ from tests.acceptance.test_moved_clocks import DAY, WrongClock, assert_turn_ends
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_turn_to_keep_hours_ends_though_the_servers_clock_was_set_back(
+def test_a_copying_lock_expires_although_the_server_clock_was_set_back(
     direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process has it, for no longer than ever."""
@@ -47,7 +47,7 @@ def test_a_process_without_threads_counts_requests_in_their_hour(
 
 
 @pytest.mark.parametrize("days", [-15_000, -365, -91, 91, 365, 15_000])
-def test_a_process_with_a_wrong_clock_makes_no_name_of_statistics_forgotten(
+def test_a_process_with_a_wrong_clock_removes_no_name(
     days: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither those of others nor its own; and no metric falls."""

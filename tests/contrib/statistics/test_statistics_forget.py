@@ -22,7 +22,7 @@ from tests.acceptance.test_reset_and_block import said
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_another_process_forgets_within_a_second(
+def test_another_process_forgets_unwritten_counts_within_a_second(
     direct: redis.Redis, prefix: str, tmp_path: Path
 ) -> None:
     """Also statistics that it has not written, and the lists of clients that it writes every
@@ -31,7 +31,7 @@ def test_another_process_forgets_within_a_second(
     forget_what_another_process_knows(direct, prefix, tmp_path, "statistics")
 
 
-def test_others_stay_in_the_lists_of_clients(settings: object) -> None:
+def test_other_clients_stay_in_the_lists(settings: object) -> None:
     """The client that is forgotten is in none of them; requests stay counted."""
     limiter = RateLimiter("searched", "1/h")
     for identity in (IP, ("ip", OTHER)):

@@ -166,7 +166,7 @@ def test_a_process_that_is_killed_loses_its_last_second(
 
 
 @pytest.mark.alone
-def test_counts_of_an_outage_are_written_later_and_once(
+def test_counts_during_an_outage_are_written_later_and_once(
     database: Path, prefix: str, tmp_path: Path, settings: Any
 ) -> None:
     """Redis stands still, and does later what it was asked; then it is killed, and started again
@@ -249,7 +249,7 @@ def of_these(names: set[str]) -> dict[str, int]:
     return dict(found)
 
 
-def test_a_server_without_memory_is_written_to_later(settings: Any) -> None:
+def test_counts_are_written_later_if_the_server_has_no_memory(settings: Any) -> None:
     """Decisions are made as the policy says, and nothing that was counted is lost."""
     with Server(
         os.environ.get("RATELIMIT_TEST_BINARY"), "--maxmemory-policy", "noeviction"
@@ -302,7 +302,7 @@ def test_a_redis_user_without_rights_on_statistics_can_decide(settings: Any, pre
 
 
 @pytest.mark.parametrize("missing", ["hincrby", "pfadd"])
-def test_unwritable_files_are_reported(
+def test_an_unwritable_key_is_reported(
     missing: str,
     settings: Any,
     prefix: str,
@@ -349,7 +349,7 @@ def test_unwritable_files_are_reported(
         stop(20)
 
 
-def test_what_is_kept_is_bounded_and_what_is_dropped_is_known(
+def test_unwritten_counts_are_bounded_and_dropped_ones_reported(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond the bound, nothing is counted; how many requests that was is reported."""
@@ -370,7 +370,7 @@ def test_what_is_kept_is_bounded_and_what_is_dropped_is_known(
 
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
 @pytest.mark.django_db(transaction=True)
-def test_workers_that_come_and_go_lose_nothing(prefix: str) -> None:
+def test_restarted_workers_lose_no_counts(prefix: str) -> None:
     """gunicorn ends each of its workers after a few requests."""
     RateLimitRule.objects.create(name="site", path="/", key="ip", limit=100, unit="d")
     port = free_port()
@@ -398,7 +398,7 @@ def test_workers_that_come_and_go_lose_nothing(prefix: str) -> None:
 
 
 @pytest.mark.alone
-def test_a_child_counts_for_itself(direct: Any) -> None:
+def test_a_forked_child_writes_only_its_own_counts(direct: Any) -> None:
     """Whatever the parent's threads are doing when it forks: what was counted until then, the
     parent writes.
     """
@@ -430,7 +430,7 @@ def test_a_child_counts_for_itself(direct: Any) -> None:
     assert total("forked", day()).counts["a"] == total("", day()).counts["a"] == 20 * 10 + 20 * 20
 
 
-def test_a_clock_that_is_moved_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_moved_loses_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the end of an hour and of a day, and back: each moment is counted where it was at its
     time.
     """
@@ -462,7 +462,9 @@ def test_a_clock_that_is_moved_loses_nothing(monkeypatch: pytest.MonkeyPatch) ->
         assert [one.times for one in top("clock", day(), "used")] == [len(moments)]
 
 
-def test_names_without_end_share_one_place(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_beyond_the_bound_share_one_place(
+    direct: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those for which there is no room among all processes; nothing is lost of what they
     counted."""
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
@@ -480,7 +482,7 @@ def test_names_without_end_share_one_place(direct: Any, monkeypatch: pytest.Monk
     assert total(writing.OTHER, day()).counts.total() == 27
 
 
-def test_each_hour_has_whole_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_hour_starts_with_full_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rules were counted in the hour before; beyond so many of one hour, they are
     small ones.
     """
@@ -507,7 +509,7 @@ def test_lists_of_clients_appear_once(direct: Any, prefix: str) -> None:
     assert [one.times for one in top("many.129", day(), "used")] == [2]
 
 
-def test_lists_of_workers_that_have_ended_stay() -> None:
+def test_lists_of_ended_workers_are_kept() -> None:
     """However many come and go in an hour."""
     limiter = RateLimiter("workers", "4/h", algorithm="fixed_window")
     for number in range(5):
@@ -547,7 +549,7 @@ def test_memory_is_bounded_for_any_clients(direct: Any, prefix: str) -> None:
 
 
 @pytest.mark.alone
-def test_behind_sentinel_counts_go_on_with_the_next_master(settings: Any) -> None:
+def test_counts_continue_with_the_next_master_under_sentinel(settings: Any) -> None:
     """What is decided while there is none is kept, and written to the next one, once."""
     with clusters.watched() as found:
         settings.RATELIMIT_TIMEOUT, settings.RATELIMIT_ON_STORE_ERROR = 0.5, "local"
@@ -626,9 +628,7 @@ def test_marks_in_redis_are_bounded_for_any_input(direct: Any, prefix: str) -> N
     assert marks("idle.59", 3600 * 10**6, day()).people == 60
 
 
-def test_what_a_process_remembers_of_marks_is_bounded(
-    direct: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_marks_in_a_process_are_bounded(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rules are busy; and nothing is counted twice or left out by it."""
     monkeypatch.setattr(writing, "MAX_MARKS", 2000)
     now, writer = time.time(), writing.Writer()
@@ -640,7 +640,7 @@ def test_what_a_process_remembers_of_marks_is_bounded(
     assert {marks(f"known.{rule}", 3600 * 10**6, day()).people for rule in range(20)} == {300}
 
 
-def test_drops_alone_are_still_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_counts_alone_are_still_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a process that ends would forget them."""
     monkeypatch.setattr(writing, "MAX_PENDING", -1)
     writer = writing.Writer()

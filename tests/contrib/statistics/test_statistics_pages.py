@@ -153,7 +153,7 @@ def test_the_pages_distinguish_bans_from_other_refusals(operator: Client) -> Non
     assert [each["banned"] for each in json.loads(out.getvalue())["rows"]] == [7]
 
 
-def test_a_page_shows_what_its_json_contains(operator: Client) -> None:
+def test_a_page_and_its_json_show_the_same_numbers(operator: Client) -> None:
     """The numbers of both are the same."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     visits(5, "203.0.113.1")
@@ -207,7 +207,7 @@ def test_refused_clients_are_shown_to_permitted_users() -> None:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_any_name_has_its_page(operator: Client, name: str) -> None:
+def test_every_name_has_its_page(operator: Client, name: str) -> None:
     """Linked from the overview, and nothing of it is taken for markup."""
     limiter = RateLimiter(name, "1/h")
     limiter.hit("<img src=x>")
@@ -224,7 +224,7 @@ def test_any_name_has_its_page(operator: Client, name: str) -> None:
     assert all("<img src" not in shown and "<script>alert" not in shown for shown in pages)
 
 
-def test_the_curve_is_what_would_have_been_refused(operator: Client) -> None:
+def test_the_curve_shows_what_other_limits_would_have_refused(operator: Client) -> None:
     """For a fixed window, exactly: another count of the same requests, for every limit, finds the
     same; above the limit in force, at most.
     """
@@ -271,7 +271,7 @@ def test_any_limit_is_answered(operator: Client, mode: str) -> None:
         assert f'value="{limit}"' in page
 
 
-def test_a_curve_of_several_limits_is_labelled(operator: Client) -> None:
+def test_a_curve_over_a_changed_limit_is_labelled(operator: Client) -> None:
     """If the limit was another one for a part of the time, the curve is as if today's had applied
     to all; what was refused may be any part of what is above it.
     """
@@ -293,7 +293,7 @@ def test_a_curve_of_several_limits_is_labelled(operator: Client) -> None:
     assert who(operator, "90d") == who(operator, "day") == [3, 3]
 
 
-def test_a_bucket_with_tiers_explains_the_difference_of_the_curve(operator: Client) -> None:
+def test_a_curve_with_tiers_explains_its_difference(operator: Client) -> None:
     """Who has a tier is in the curve with what they asked of theirs: more than was refused, which
     is said.
     """
@@ -386,7 +386,7 @@ def test_a_curve_includes_counts_of_the_call_site_that_a_rule_replaced(operator:
     assert (of["today"], of["others"]) == (3, ["changes"])
 
 
-def test_a_curve_knows_overrides_of_all_rules(operator: Client) -> None:
+def test_a_curve_takes_overrides_of_all_rules_into_account(operator: Client) -> None:
     """Of rules, and of limits in code."""
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=2, unit="h", algorithm="fixed_window"
@@ -412,7 +412,7 @@ def test_shadow_mode_reports_no_refusal(operator: Client) -> None:
     assert "clients refused" not in page
 
 
-def test_json_of_no_name_is_that_of_all(operator: Client) -> None:
+def test_json_without_a_name_is_that_of_the_overview(operator: Client) -> None:
     """Not a page."""
     answer = operator.get(f"{ONE}?format=json", follow=True)
     assert answer.headers["Content-Type"] == "application/json"
@@ -435,7 +435,7 @@ def who(client: Client, period: str) -> list[int]:
     ]
 
 
-def test_a_chosen_limit_fills_the_form(operator: Client) -> None:
+def test_a_limit_chosen_on_the_curve_fills_in_the_form(operator: Client) -> None:
     """Of the rule, or of a new one for a limit of the code; it is saved by who looks at it, and the
     history says so.
     """
@@ -478,7 +478,7 @@ def test_a_chosen_limit_fills_the_form(operator: Client) -> None:
     assert re.search(r'name="limit" value="3"', text(operator, link.rpartition("=")[0] + "=3"))
 
 
-def test_a_chosen_limit_takes_the_place_of_that_of_its_period(operator: Client) -> None:
+def test_a_limit_chosen_on_the_curve_replaces_that_of_its_period(operator: Client) -> None:
     """Where limits of one name count by several keys, a rule takes the place of one of them: of
     that of the curve.
     """
@@ -538,7 +538,9 @@ def inspected(operator: Client, name: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("shows", ["masked", "plain", "off"])
-def test_inspect_links_to_exactly_that_client(operator: Client, settings: Any, shows: str) -> None:
+def test_the_inspect_link_leads_to_exactly_that_client(
+    operator: Client, settings: Any, shows: str
+) -> None:
     """Whatever is shown of the client: its own counts, the verdict that it meets, and a reset of
     these alone.
     """
@@ -573,7 +575,7 @@ def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:
     )
 
 
-def test_inspect_uses_the_overrides_of_the_client(operator: Client) -> None:
+def test_the_inspect_link_applies_the_overrides_of_the_client(operator: Client) -> None:
     """About a user, another limit, an exemption and a block hold in the verdict."""
     user = User.objects.create_user("ada")
     RateLimitRule.objects.create(
@@ -621,7 +623,7 @@ def test_a_client_with_a_hidden_name_is_exempt_or_blocked_by_its_digest(
     assert visits(9, "203.0.113.77") == [200] * 9
 
 
-def test_inspect_shows_where_a_client_was_refused(operator: Client) -> None:
+def test_the_inspect_link_shows_where_a_client_was_refused(operator: Client) -> None:
     """As far as the evidence of a ban knows it, to operators who may see identities."""
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=1, unit="h", ban_after=2, ban_for="1h"
@@ -667,7 +669,7 @@ def test_without_redis_the_pages_open_and_report_it(operator: Client, settings: 
 
 
 @pytest.mark.usefixtures("no_others")
-def test_a_thousand_names_are_read_in_few_trips(
+def test_a_thousand_names_are_read_in_few_round_trips(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However they are sorted; they are shown page by page, and found by a part of their name."""
@@ -704,7 +706,7 @@ def test_a_thousand_names_are_read_in_few_trips(
     assert [row["name"] for row in told(operator, q="-0777")["rows"]] == ["name-0777"]
 
 
-def test_whatever_is_asked_has_an_answer(operator: Client) -> None:
+def test_every_query_gets_a_page(operator: Client) -> None:
     """Of periods, sorts, pages and limits that are none."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     visits(1, "203.0.113.1")
@@ -731,7 +733,7 @@ def test_whatever_is_asked_has_an_answer(operator: Client) -> None:
     assert urlencode({"name": "site"}) in "name=site"
 
 
-def test_lists_show_the_last_day_and_lead_to_its_page(operator: Client) -> None:
+def test_lists_show_the_last_day_and_link_to_its_page(operator: Client) -> None:
     """Rules of the admin in their list, with what this version in shadow mode has seen; rules of
     the settings and limits in the code on their page. Who was blocked was blocked, and not refused
     by a rule.
@@ -782,7 +784,7 @@ def test_lists_work_without_redis_and_link_only_for_permitted_users(
         assert "ratelimit-spark" not in response.content.decode()
 
 
-def test_shares_are_rounded() -> None:
+def test_shares_are_rounded_and_not_truncated() -> None:
     """And not cut, which is what Django does with digits that are too many."""
     shares = (0, 0.0001, 0.0158, 0.0996, 0.618, 0.995, 1)
     assert [share_words(share) for share in shares] == [
@@ -805,7 +807,7 @@ def test_shares_are_rounded() -> None:
         ("a\nb", "a\\nb"),
     ],
 )
-def test_odd_names_fit_their_cells(operator: Client, name: str, cell: str) -> None:
+def test_odd_names_are_cut_escaped_and_quoted(operator: Client, name: str, cell: str) -> None:
     """Cut, escaped, quoted; and of a limiter that there is, nobody says that it is gone."""
     RateLimiter(name, "1/h").hit("ada")
     page = text(operator)
@@ -825,7 +827,7 @@ def test_odd_names_fit_their_cells(operator: Client, name: str, cell: str) -> No
     assert len(lines[1]) <= 60 + 8 * 12
 
 
-def test_now_is_now(operator: Client) -> None:
+def test_the_current_moment_is_not_the_end_of_the_step(operator: Client) -> None:
     """Not the end of the step that is going on."""
     RateLimiter("moment", "1/h").hit("ada")
     for period in PERIODS:
@@ -952,7 +954,7 @@ def test_clients_that_may_not_have_come_are_left_out(operator: Client) -> None:
     assert (found["least"], found["most"]) == (2, 100)
 
 
-def test_the_curves_of_the_sample_are_of_its_limits() -> None:
+def test_the_sample_curves_match_the_sample_limits() -> None:
     """What was refused found more than the bucket holds, and nothing else did."""
     for place in sample.PLACES:
         visitors = {str(who): 80 * who for who in range(20)}
@@ -982,7 +984,7 @@ def test_a_site_without_time_zones_has_the_same_pages(
         assert told(operator, ONE, name="site", period=period)["requests"] == 2
 
 
-def test_odd_queries_are_answered(operator: Client) -> None:
+def test_odd_urls_get_a_page(operator: Client) -> None:
     """Whatever stands in a URL, the pages answer."""
     dice = random.Random(7)
     for _ in range(60):
@@ -1019,7 +1021,7 @@ def test_health_names_rules_that_could_not_be_applied(
     assert "rule 'bad' could not be applied to 2 requests today" in capsys.readouterr().err
 
 
-def test_the_pages_of_rules_lead_to_their_statistics(operator: Client) -> None:
+def test_the_pages_of_rules_link_to_their_statistics(operator: Client) -> None:
     """A link on the form, and beside a ban; for operators who may see them."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     link = f'<a href="{ONE}?name=site">'
@@ -1027,7 +1029,7 @@ def test_the_pages_of_rules_lead_to_their_statistics(operator: Client) -> None:
     assert link not in text(staff("change_ratelimitrule"), f"{RULES}{rule.pk}/change/")
 
 
-def test_what_is_not_installed_names_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urls_of_a_missing_app_name_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
     """A project that includes the URLs of the metrics without the app."""
     name = "django_ratelimit_lua.contrib.statistics.urls"
     monkeypatch.setattr(extension, "is_installed", lambda name: False)

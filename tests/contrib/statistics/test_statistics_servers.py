@@ -34,7 +34,7 @@ def test_statistics_are_read_from_all_masters(cluster: Cluster) -> None:
 
 @pytest.mark.engine
 @pytest.mark.django_db(transaction=True)
-def test_a_user_with_the_least_rights(least: redis.Redis, prefix: str) -> None:
+def test_a_redis_user_with_minimal_rights_can_count(least: redis.Redis, prefix: str) -> None:
     """Nothing more is needed than what is documented, to count and to read what was counted."""
     RateLimitRule.objects.create(name="where", limit=1, unit="h")
     assert [RateLimiter("where", "100/h").hit("someone").allowed for _ in range(2)] == [True, False]

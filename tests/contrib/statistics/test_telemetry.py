@@ -171,7 +171,7 @@ def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
     assert second["ratelimit.result"] == "refused"
 
 
-def test_made_up_rule_names_are_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_names_beyond_the_bound_are_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond as many as metrics tell apart."""
     monkeypatch.setattr(telling, "MAX_LABELS", 2)
     for number in range(5):

@@ -28,12 +28,12 @@ def test_the_lines_begin_and_end_at_the_edges() -> None:
     }
 
 
-def test_a_held_request_is_allowed_when_its_turn_comes() -> None:
+def test_a_held_request_is_drawn_as_allowed_at_its_turn() -> None:
     """The line of the allowed rises then, not when they were sent."""
     assert f"H{plot(HELD).x(0.5):g}V{plot(HELD).y(0.5):g}" in lines(HELD)["line passed"]
 
 
-def test_ticks_are_in_a_unit_that_people_read() -> None:
+def test_the_time_axis_has_suitable_units() -> None:
     """Of what is watched: seconds of a minute, days of some days."""
     assert [text for _, text in plot(BURST).across] == [
         "0 s",
@@ -49,7 +49,7 @@ def test_ticks_are_in_a_unit_that_people_read() -> None:
     assert [text for _, text in plot(BURST).up] == ["0", "2", "4", "6", "8", "10"]
 
 
-def test_the_same_in_words() -> None:
+def test_the_result_is_described_in_words() -> None:
     """A burst, what follows, and the longest wait."""
     assert words(BURST) == "Requests at once: 5 of 10 allowed."
     assert words(HELD) == (
@@ -60,7 +60,7 @@ def test_the_same_in_words() -> None:
     assert words(Simulation((), 0, 0, 0, 0, 60.0)) == "No requests."
 
 
-def test_the_preview_lists_omissions() -> None:
+def test_the_preview_lists_ignored_options() -> None:
     """Shadow mode, leases and splits change what processes do, not what the limit says."""
     assert notes({}) == []
     assert len(notes({"mode": "shadow", "lease": 5, "split": "equal"})) == 3

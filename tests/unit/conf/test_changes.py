@@ -11,7 +11,7 @@ from django_ratelimit_lua.conf import SETTINGS, changes, conf
 from django_ratelimit_lua.conf.changes import on_change
 
 
-def test_listeners_of_a_setting_run_after_it_was_read_again(
+def test_listeners_run_after_a_changed_setting_was_read_again(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its name or by what it begins with; of no other, in the order of registration, and again
@@ -29,7 +29,7 @@ def test_listeners_of_a_setting_run_after_it_was_read_again(
     assert heard[4:] == ["slots or caches"]
 
 
-def test_every_used_setting_exists() -> None:
+def test_every_setting_that_code_uses_exists() -> None:
     """A name that is misspelt would never be heard of."""
     names = {name for names, _ in changes._hearers for name in names}
     others = {"RATELIMIT_*", "CACHES", "INSTALLED_APPS", "SECRET_KEY", "SECRET_KEY_FALLBACKS"}

@@ -13,7 +13,7 @@ from django.test import override_settings
 from django_ratelimit_lua.conf import SETTINGS, callables, conf
 
 
-def test_fail_open_means_what_it_does_in_django_ratelimit(settings: Any) -> None:
+def test_fail_open_means_the_same_as_in_django_ratelimit(settings: Any) -> None:
     """True is open, False is closed; the newer setting goes first."""
     del settings.RATELIMIT_ON_STORE_ERROR
     assert conf.ON_STORE_ERROR == "local"
@@ -34,7 +34,7 @@ def test_every_setting_has_a_default(settings: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_is_documented(name: str) -> None:
+def test_every_setting_is_documented(name: str) -> None:
     """For the page that is made of it."""
     row = SETTINGS[name]
     assert row.name == name
@@ -62,7 +62,7 @@ def test_a_setting_is_documented(name: str) -> None:
         ("KEY_SECRET", ["new", b"old"], ("new", b"old")),
     ],
 )
-def test_a_setting_is_read_as_the_package_uses_it(
+def test_a_setting_is_converted_when_it_is_read(
     name: str, given: Any, used: Any, settings: Any
 ) -> None:
     """Text becomes bytes, a path what it names, networks what addresses are compared with."""
@@ -70,7 +70,7 @@ def test_a_setting_is_read_as_the_package_uses_it(
     assert getattr(conf, name) == used
 
 
-def test_a_setting_is_read_once_until_settings_change(settings: Any) -> None:
+def test_a_setting_is_cached_until_settings_change(settings: Any) -> None:
     """So that it costs a request what an attribute costs; `override_settings` works all
     the same."""
     assert conf.TIMEOUT is conf.TIMEOUT
@@ -82,7 +82,7 @@ def test_a_setting_is_read_once_until_settings_change(settings: Any) -> None:
     assert conf.KEY_SECRET == ("another",)
 
 
-def test_the_secrets_of_the_site_are_those_of_digests(settings: Any) -> None:
+def test_digests_use_the_secrets_of_the_site(settings: Any) -> None:
     """`SECRET_KEY` and its fallbacks, unless digests have a secret of their own; and no error shows
     one.
     """
@@ -99,14 +99,14 @@ def test_the_secrets_of_the_site_are_those_of_digests(settings: Any) -> None:
             _ = conf.KEY_SECRET
 
 
-def test_a_configured_socket_is_trusted(settings: Any) -> None:
+def test_a_unix_socket_is_trusted_if_configured(settings: Any) -> None:
     """Beside networks; by a number of proxies, nothing is said of it."""
     for given, trusts in ((None, False), (1, False), (["10.0.0.0/8"], False), (["unix"], True)):
         settings.RATELIMIT_TRUSTED_PROXIES = given
         assert conf.TRUSTS_SOCKET is trusts
 
 
-def test_a_callable_by_its_path_is_imported_when_it_is_called(
+def test_a_dotted_path_is_imported_at_the_first_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The path is known to `manage.py check` from the start; what does not exist fails at the

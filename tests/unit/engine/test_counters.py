@@ -51,7 +51,7 @@ def hits(here: Counters, limit: Limit, who: object, times: int = 1) -> int:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @pytest.mark.parametrize("split", ["equal", None])
-def test_the_least_recently_used_identity_is_forgotten(
+def test_the_least_recently_used_identity_is_dropped(
     algorithm: str, split: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An identity that keeps hitting is never forgotten. Another one needs as many hits of others
@@ -77,7 +77,7 @@ def test_the_least_recently_used_identity_is_forgotten(
     assert hits(here, limit, "idle", 50) == 40
 
 
-def test_an_edited_limit_keeps_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_limit_keeps_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """More or fewer units, longer or shorter periods: nobody begins anew, nor waits longer than the
     new limit says.
     """
@@ -94,7 +94,7 @@ def test_an_edited_limit_keeps_what_is_counted(monkeypatch: pytest.MonkeyPatch) 
         assert hits(here, short, "ada", 20) == 12, algorithm
 
 
-def test_a_decision_costs_the_same_whatever_is_counted() -> None:
+def test_a_decision_has_constant_cost() -> None:
     """One of 10,000 units takes no longer than one of ten, give or take what a machine is busy
     with.
     """
@@ -114,7 +114,7 @@ def test_a_decision_costs_the_same_whatever_is_counted() -> None:
     assert shares[10_000] < 4 * shares[10], shares
 
 
-def test_threads_take_exactly_what_there_is() -> None:
+def test_threads_take_exactly_the_available_units() -> None:
     """Of limits of several identities, taken in any order by eight threads: all or nothing, and
     each exactly.
     """
@@ -142,7 +142,7 @@ def test_threads_take_exactly_what_there_is() -> None:
     assert sum(admitted.count((limit, who)) == 400 for limit in range(3) for who in range(8)) > 0
 
 
-def test_an_outages_share_and_a_bucket_are_kept_when_shares_change() -> None:
+def test_counts_are_kept_when_the_share_changes() -> None:
     """Two processes instead of one halve what there is, and what is counted stays."""
     limit = Limit("x", "100/h", algorithm="token_bucket")
     bucket = Bucket(limit, ProcessShare(0, 1, 1))
@@ -164,7 +164,7 @@ HISTORY = st.lists(
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @given(history=HISTORY, size=st.integers(1, 8))
-def test_what_goes_back_to_a_part_was_never_taken(
+def test_units_returned_to_a_part_count_as_never_taken(
     algorithm: str, history: list[Any], size: int
 ) -> None:
     """Of a limit that is split, units go back by the moment they count from: what is counted
@@ -236,7 +236,7 @@ def test_steady_traffic_below_the_limit_is_never_refused(
     assert refused == 0
 
 
-def test_something_is_owed_until_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counters_owe_units_until_all_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while Redis is being told: nobody who is owed goes by Redis alone meanwhile."""
     here = Counters()
     limit = Limit("x", "10/h", on_store_error="local")

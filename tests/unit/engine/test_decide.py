@@ -103,7 +103,7 @@ def no_rules_yet(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_ratelimit_lua.engine.decide.current", lambda: None)
 
 
-def test_what_was_taken_can_be_given_back_by_its_token() -> None:
+def test_taken_units_can_be_refunded_by_their_token() -> None:
     """An outcome names for each charge its state and the moment from which its units count."""
     planner = Planner()
     outcome = Loop(planner, [rules(1)]).answer(ALLOWED)
@@ -112,7 +112,7 @@ def test_what_was_taken_can_be_given_back_by_its_token() -> None:
     assert planner.finished == [outcome]
 
 
-def test_stale_rules_are_loaded_and_planned_by_again() -> None:
+def test_stale_rules_are_loaded_and_the_call_is_planned_again() -> None:
     """Everything is gathered anew by the newer rules; what was loaded last goes without asking for
     its revision.
     """
@@ -126,7 +126,7 @@ def test_stale_rules_are_loaded_and_planned_by_again() -> None:
     assert outcome.decision.revision == 4
 
 
-def test_the_newest_rules_known_to_any_process_apply() -> None:
+def test_the_latest_known_rules_apply() -> None:
     """Where loading changes nothing, the next call does not ask again whether they are the current
     ones.
     """
@@ -137,7 +137,7 @@ def test_the_newest_rules_known_to_any_process_apply() -> None:
 
 
 @pytest.mark.parametrize(("is_answered", "left"), [(True, 0.02), (False, 0.0)])
-def test_redis_that_has_answered_with_the_rules_is_asked(
+def test_a_call_has_time_left_after_loading_the_rules(
     is_answered: bool, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the thread that loaded them came so late to all of it that no time is left."""
@@ -148,7 +148,7 @@ def test_redis_that_has_answered_with_the_rules_is_asked(
     assert loop.patience.left == left
 
 
-def test_overrides_that_were_not_known_are_learnt_without_loading() -> None:
+def test_unknown_overrides_are_read_from_the_reply() -> None:
     """The records that Redis answers are remembered, and the call is planned again by the same
     rules.
     """
@@ -163,7 +163,7 @@ def test_overrides_that_were_not_known_are_learnt_without_loading() -> None:
     assert override_cache._known.get(digest("subject")) == (b"0123456789abcdef", ())
 
 
-def test_both_drivers_do_the_same() -> None:
+def test_both_drivers_give_the_same_result() -> None:
     """What a wait comes to is sent, what it raises is raised there, and what is returned comes
     out."""
 
@@ -184,7 +184,7 @@ def test_both_drivers_do_the_same() -> None:
 
 
 @pytest.mark.parametrize("counts_denied", [False, True])
-def test_a_refused_call_has_nothing_to_return(counts_denied: bool) -> None:
+def test_a_refused_call_has_no_units_to_refund(counts_denied: bool) -> None:
     """A limit that allows took nothing where another one refused; unless it counts
     whoever comes."""
     planner, refusing = Planner(), Charge(Limit("full", "5/h"), digest("ada"))
@@ -203,7 +203,7 @@ def test_a_refused_call_has_nothing_to_return(counts_denied: bool) -> None:
     assert [decided.token for decided in outcome.charges] == [7 if counts_denied else None, None]
 
 
-def test_what_is_interrupted_lets_go_at_once() -> None:
+def test_an_interrupted_wait_releases_its_resources_immediately() -> None:
     """Whoever is cancelled or interrupted while waiting has given back what was held when that is
     told.
     """
@@ -235,7 +235,7 @@ def test_what_is_interrupted_lets_go_at_once() -> None:
     asyncio.run(cancelled())
 
 
-def test_what_a_generator_owes_is_done_whatever_stops_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stopped_generator_completes_its_cleanup(caplog: pytest.LogCaptureFixture) -> None:
     """Once, before the interruption goes on: by the driver that blocks, for a task that is
     cancelled however often, and for a coroutine that is closed. What fails meanwhile is logged, and
     hides no interruption.

@@ -85,7 +85,7 @@ def drive(steps: Steps) -> Decision:
     raise AssertionError
 
 
-def test_just_after_an_outage_both_have_to_allow(
+def test_after_an_outage_both_counts_have_to_allow(
     here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Redis refuses costs no share; a share that is used up refuses without asking; then it is
@@ -107,7 +107,7 @@ def test_just_after_an_outage_both_have_to_allow(
     assert not here.is_recovering
 
 
-def test_an_owed_counter_is_decided_by_both_until_redis_has_the_units(
+def test_an_owed_counter_is_decided_by_both_counts_until_reported(
     here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often it is looked whether all have come back, and whatever failed meanwhile."""
@@ -124,7 +124,7 @@ def test_an_owed_counter_is_decided_by_both_until_redis_has_the_units(
     assert len(asked) == 3, "the share is used up, so Redis is not asked"
 
 
-def test_a_share_that_is_used_up_refuses_also_while_the_store_is_paused(
+def test_a_used_up_share_refuses_while_the_store_is_paused(
     here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its breaker may close a moment later, and Redis does not know yet what was admitted here."""

@@ -11,7 +11,7 @@ from django_ratelimit_lua.engine.heartbeat import ProcessShare
 
 
 @given(whole=st.integers(0, 10**9), weights=st.lists(st.integers(1, 1000), min_size=1, max_size=20))
-def test_parts_are_the_whole(whole: int, weights: list[int]) -> None:
+def test_the_parts_of_all_processes_add_up_to_the_whole(whole: int, weights: list[int]) -> None:
     """Whatever the weights, nothing is lost or given twice; each has its part, give or take one."""
     *before, of = accumulate(weights, initial=0)
     parts = [ProcessShare(*part, of) for part in zip(before, weights, strict=True)]

@@ -80,7 +80,7 @@ def back(lease: Lease, fewer_than: int = 0) -> list[tuple[int, int | None]]:
     return [(call.charges[0].cost, call.hit_at) for call in lease.take_expired(fewer_than)]
 
 
-def test_units_are_spent_for_a_second_and_then_go_back(clock: Clock) -> None:
+def test_leased_units_are_spent_for_a_second_and_then_returned(clock: Clock) -> None:
     """Those that are left, by the moment they count from."""
     lease = filled(10)
     taken = lease.take(4, 4)
@@ -93,7 +93,7 @@ def test_units_are_spent_for_a_second_and_then_go_back(clock: Clock) -> None:
     assert lease.is_empty
 
 
-def test_abandoned_and_insufficient_units_go_back(clock: Clock) -> None:
+def test_idle_and_insufficient_units_are_returned(clock: Clock) -> None:
     """After a quarter of a second; or at once, where a hit needs more than there is; or where all
     is asked back.
     """
@@ -110,7 +110,7 @@ def test_abandoned_and_insufficient_units_go_back(clock: Clock) -> None:
     assert back(filled(3), EVERYTHING) == [(3, 7_000_000)]
 
 
-def test_a_batch_is_as_large_as_it_pays_and_as_is_fair(
+def test_a_batch_size_depends_on_the_rate_and_the_share(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is spent in a tenth of a second, at most the lease and this process's part of what is
@@ -144,7 +144,7 @@ def test_a_batch_is_as_large_as_it_pays_and_as_is_fair(
     assert lease.next_batch_size(1) > 1
 
 
-def test_what_is_put_back_goes_to_its_batch_or_to_redis(clock: Clock) -> None:
+def test_units_put_back_go_to_their_batch_or_to_redis(clock: Clock) -> None:
     """And nowhere once the identity was reset."""
     lease = filled(2)
     assert lease.take(2, 2) is not None
@@ -163,7 +163,7 @@ def test_what_is_put_back_goes_to_its_batch_or_to_redis(clock: Clock) -> None:
     assert (lease.take(1, 1), back(lease, EVERYTHING)) == (None, [])
 
 
-def test_units_go_back_to_the_moment_that_they_count_from() -> None:
+def test_units_are_returned_with_the_moment_of_their_batch() -> None:
     """A newer batch takes the place of the one before, which goes back; so does what is put back to
     that.
     """
@@ -248,7 +248,7 @@ def test_a_reset_ends_the_leases_of_an_identity_alone(clock: Clock) -> None:
     assert leases.of(calls[1], calls[1].charges[0]) is others
 
 
-def test_a_reset_ends_what_was_taken_before_it_alone(clock: Clock) -> None:
+def test_a_reset_ends_only_units_taken_before_it(clock: Clock) -> None:
     """Units of before it are neither spent nor given back, wherever they are; later ones
     go back."""
     call = Call([Charge(WINDOW, WHO)])
@@ -286,7 +286,7 @@ def test_a_reset_ends_what_was_taken_before_it_alone(clock: Clock) -> None:
         (b"x y @" + b"9" * 5000, FOREVER),
     ],
 )
-def test_a_message_about_a_reset_without_a_moment_ends_all(message: bytes, moment: int) -> None:
+def test_a_reset_message_without_a_moment_ends_all_units(message: bytes, moment: int) -> None:
     """That of an earlier version has none; and what makes no sense is none."""
     assert read_reset(message.split(b" ")) == ({b"x", b"y"}, moment)
 

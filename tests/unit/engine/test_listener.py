@@ -23,7 +23,7 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     listener._begin()
 
 
-def test_settings_that_change_while_they_are_read_are_read_again(
+def test_settings_that_change_during_a_connect_are_read_again(
     stepping: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was connected by the ones before is let go of with the next step."""
@@ -42,7 +42,7 @@ def test_settings_that_change_while_they_are_read_are_read_again(
     assert stepping._subscription not in (None, first)
 
 
-def test_other_settings_are_gone_by_at_once(stepping: Listener) -> None:
+def test_changed_settings_wake_the_listener(stepping: Listener) -> None:
     """What waits for a message is woken, and nothing is said to be lost."""
     stepping._step()
     first = stepping._subscription

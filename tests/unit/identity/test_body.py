@@ -122,7 +122,7 @@ def bodies(draw: Any) -> tuple[str, bytes]:
 @example(sent=("koi8-r", '{"name": "m\u00fcller"}'.encode()), kind="application/json")
 @example(sent=("utf-8", b'{"name": "ada"}'), kind="application/*")
 @given(sent=bodies(), kind=st.sampled_from(KINDS))
-def test_a_key_reads_what_views_read(sent: tuple[str, bytes], kind: str) -> None:
+def test_a_key_reads_the_same_value_as_views(sent: tuple[str, bytes], kind: str) -> None:
     """For any charset that Python knows and any type that DRF's parsers take: the value that a view
     of Django's or DRF's finds is the one that counts, or the address counts; and a block looks at
     the value that the view finds.
@@ -176,7 +176,7 @@ TYPES = {
 
 
 @pytest.mark.parametrize("kind", ["application/json", FORM, MULTIPART])
-def test_a_large_body_is_not_read_through_drfs_request(kind: str) -> None:
+def test_a_large_body_is_not_read_through_the_drf_request(kind: str) -> None:
     """Of a chunked one, which does not say how long it is, nobody reads a byte more than of
     Django's request.
     """

@@ -38,14 +38,16 @@ def person(primary_key: Any) -> Any:
         ("\x00", "unknown"),
     ],
 )
-def test_addresses(address: str, network: str | None, rf: RequestFactory) -> None:
+def test_addresses_are_masked_identities(
+    address: str, network: str | None, rf: RequestFactory
+) -> None:
     """IPv4 whole, IPv6 by /64, mapped IPv4 as IPv4; no address and no sense are identities of their
     own.
     """
     assert client_address(rf.get("/", REMOTE_ADDR=address)).network == network
 
 
-def test_masks_and_the_source_of_the_address(rf: RequestFactory, settings: Any) -> None:
+def test_masks_and_the_address_source_are_configurable(rf: RequestFactory, settings: Any) -> None:
     """django-ratelimit's settings mean the same."""
     request = rf.get("/", REMOTE_ADDR="192.0.2.7", HTTP_X_REAL_IP="2001:db8:1:2::9")
     settings.RATELIMIT_IPV4_MASK = 24
@@ -65,7 +67,7 @@ def somewhere(request: HttpRequest) -> str:
     return "203.0.113.9"
 
 
-def test_every_key_reads_its_own(rf: RequestFactory) -> None:
+def test_every_key_reads_its_value(rf: RequestFactory) -> None:
     """Parameters, form fields, headers and cookies, each under its name."""
     request = rf.post("/?q=find", {"username": "ada"}, headers={"x-api-key": "k1"})
     request.COOKIES["visitor"] = "v1"
@@ -78,7 +80,7 @@ def test_every_key_reads_its_own(rf: RequestFactory) -> None:
 
 
 @pytest.mark.parametrize("key", ["exact:get:q", "exact:post:q", "exact:header:q", "cookie:q"])
-def test_a_missing_value_is_not_the_empty_one(key: str, rf: RequestFactory) -> None:
+def test_a_missing_value_differs_from_an_empty_exact_value(key: str, rf: RequestFactory) -> None:
     """Letter by letter, it is an identity of its own."""
     missing = identity(key, rf.post("/"))
     assert missing[-1] is None
@@ -98,7 +100,7 @@ def test_an_empty_value_shares_the_count_of_a_missing_one(
     assert identity(key, empty) == identity(key, rf.post("/")) == (*key.split(":"), None)
 
 
-def test_fields_of_a_body(rf: RequestFactory) -> None:
+def test_fields_of_a_body_are_keys(rf: RequestFactory) -> None:
     """JSON by path, forms by name; and the view reads the body all the same."""
     body = {"user": {"name": "ada", "id": 7}, "tags": ["b", "a"]}
     request = rf.post("/", body, content_type="application/json")
@@ -122,7 +124,7 @@ def test_fields_of_a_body(rf: RequestFactory) -> None:
         (b'{"name":null}', "application/vnd.api+json"),
     ],
 )
-def test_a_broken_body_buys_no_count_of_its_own(
+def test_a_malformed_body_creates_no_further_count(
     body: bytes, content_type: str, rf: RequestFactory
 ) -> None:
     """Malformed, or of another kind: the missing identity."""
@@ -133,7 +135,7 @@ def test_a_broken_body_buys_no_count_of_its_own(
     )
 
 
-def test_a_stream_that_was_read_is_not_a_failure(rf: RequestFactory) -> None:
+def test_a_stream_that_was_read_causes_no_error(rf: RequestFactory) -> None:
     """Nobody knows what somebody else has taken: the client's address counts."""
     for key, content_type in (
         ("json:name", "application/json"),
@@ -144,7 +146,7 @@ def test_a_stream_that_was_read_is_not_a_failure(rf: RequestFactory) -> None:
         assert identity(key, request) == ("ip", "127.0.0.1")
 
 
-def test_the_path_of_a_request(rf: RequestFactory) -> None:
+def test_the_path_and_the_route_are_keys(rf: RequestFactory) -> None:
     """Path, route and the route's arguments."""
     request = rf.get("/things/7/")
     assert identity(("path", "route", "kwarg:pk"), request) == (
@@ -159,7 +161,7 @@ def test_the_path_of_a_request(rf: RequestFactory) -> None:
     )
 
 
-def test_users(rf: RequestFactory) -> None:
+def test_users_are_identified_by_primary_key(rf: RequestFactory) -> None:
     """A user by primary key; anonymous visitors by address under `user_or_ip`, together under
     `user`.
     """

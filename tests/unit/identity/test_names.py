@@ -55,7 +55,7 @@ def test_identities_are_shown_as_configured(
 
 
 @given(IDENTITIES)
-def test_whatever_an_identity_is_it_is_shown_short(identity: Any) -> None:
+def test_every_identity_is_shown_shortened(identity: Any) -> None:
     """And nothing raises."""
     name = shown(identity)
     assert len(name) <= MAX_PARTS

@@ -127,7 +127,7 @@ def behind_proxies(settings: Any) -> None:
     settings.RATELIMIT_TRUSTED_PROXIES = PROXIES
 
 
-def test_the_corpus_is_large() -> None:
+def test_the_corpus_of_hostile_headers_is_large() -> None:
     """At least 200 hostile headers are tried below, under each way of trusting."""
     assert len(corpus("x-forwarded-for")) >= 200
     assert len(corpus("forwarded")) >= 200
@@ -170,7 +170,9 @@ def corpus(kind: str) -> list[str]:
 @pytest.mark.parametrize(
     "written", ["{client}", "{client}:4711", '"{client}"', "{client},{inner}", "::ffff:{client}"]
 )
-def test_nothing_a_client_sends_changes_its_address(kind: str, written: str, settings: Any) -> None:
+def test_no_header_changes_the_address_behind_trusted_networks(
+    kind: str, written: str, settings: Any
+) -> None:
     """Behind proxies trusted by network: the client is who the nearest trusted proxies say asked
     them.
     """
@@ -186,7 +188,7 @@ def test_nothing_a_client_sends_changes_its_address(kind: str, written: str, set
         assert address(f"{sent}, {appended}", name=kind) == CLIENT, sent
 
 
-def test_nothing_a_client_sends_changes_its_address_behind_counted_proxies(settings: Any) -> None:
+def test_no_header_changes_the_address_behind_counted_proxies(settings: Any) -> None:
     """Behind two proxies, the client is the second entry from the right, whatever stands to the
     left of it.
     """
@@ -196,7 +198,7 @@ def test_nothing_a_client_sends_changes_its_address_behind_counted_proxies(setti
 
 
 @pytest.mark.parametrize("trusted", [None, 0, ["192.168.0.0/16"]])
-def test_without_trust_headers_are_not_looked_at(trusted: Any, settings: Any) -> None:
+def test_headers_are_ignored_without_trusted_proxies(trusted: Any, settings: Any) -> None:
     """The default, no proxies, and a peer that is none of them."""
     settings.RATELIMIT_TRUSTED_PROXIES = trusted
     for sent in corpus("x-forwarded-for"):
@@ -219,7 +221,9 @@ def test_without_trust_headers_are_not_looked_at(trusted: Any, settings: Any) ->
         (f"{CLIENT}, 10.0.0.2", "::ffff:10.0.0.1", CLIENT),
     ],
 )
-def test_what_honest_proxies_write(header: str | None, peer: str, expected: str | None) -> None:
+def test_headers_of_honest_proxies_are_parsed(
+    header: str | None, peer: str, expected: str | None
+) -> None:
     """Ports, brackets, zones, mapped addresses, sockets: each has its outcome."""
     assert address(header, peer) == expected
 
@@ -254,7 +258,7 @@ def test_what_honest_proxies_write(header: str | None, peer: str, expected: str 
         ),
     ],
 )
-def test_the_reason_for_this_address_is_shown(header: str | None, why: str) -> None:
+def test_the_reason_for_an_address_is_explained(header: str | None, why: str) -> None:
     """A header that a proxy sent is not said to be missing, whatever stands in it."""
     assert found(header).why == why
 
@@ -274,7 +278,7 @@ def test_fewer_entries_than_proxies_means_a_client_that_bypassed_them(settings: 
     assert address(None, CLIENT) == CLIENT
 
 
-def test_only_a_few_redirections_are_followed() -> None:
+def test_the_number_of_proxies_in_a_chain_is_bounded() -> None:
     """Thousands of trusted entries cost a bounded time."""
     assert address(",".join([SPOOFED] + ["10.0.0.9"] * 3000)) == "10.0.0.9"
     assert len(list(entries(",".join(["10.0.0.9"] * 3000), "x-forwarded-for"))) == 32
@@ -295,7 +299,9 @@ NETWORKS = [ipaddress.ip_network(network) for network in PROXIES[:2]]
     kind=st.sampled_from(["X-Forwarded-For", "Forwarded"]),
     counted=st.booleans(),
 )
-def test_no_header_raises_or_spoofs(sent: str, hops: list[str], kind: str, counted: bool) -> None:
+def test_no_header_raises_or_spoofs_an_address(
+    sent: str, hops: list[str], kind: str, counted: bool
+) -> None:
     """Any text in front of what trusted proxies wrote: no exception, and the client's own
     address."""
     from django.test import override_settings
@@ -313,7 +319,7 @@ def test_no_header_raises_or_spoofs(sent: str, hops: list[str], kind: str, count
 @pytest.mark.parametrize(
     "value", [True, -1, 33, "10.0.0.0/8", ["10.0.0.1/8"], ["proxy.example"], [10.5]]
 )
-def test_trust_that_makes_no_sense_is_an_error(value: Any, settings: Any) -> None:
+def test_an_invalid_proxy_setting_is_an_error(value: Any, settings: Any) -> None:
     """Said by `manage.py check` and at the first request."""
     from django.core.exceptions import ImproperlyConfigured
 
@@ -325,7 +331,7 @@ def test_trust_that_makes_no_sense_is_an_error(value: Any, settings: Any) -> Non
         _ = conf.PROXY_HEADER
 
 
-def test_an_address_is_no_longer_than_addresses_are() -> None:
+def test_an_overlong_address_is_invalid() -> None:
     """However it is padded, and nothing longer is remembered."""
     assert str(parse_address(" " * 9000 + "[fe80::1%eth0]:65535")) == "fe80::1"
     assert parse_address("1" * 800_000) is None

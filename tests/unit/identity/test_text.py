@@ -83,7 +83,7 @@ def cleaned(text: str) -> str | None:
 @given(spelled(st.one_of(st.sampled_from(NAMES), st.text(min_size=1, max_size=12))))
 @example(("ada", "ada\t"))
 @example(("i", "\N{LATIN SMALL LETTER DOTLESS I}"))
-def test_what_djangos_login_form_takes_for_the_same_name_is_one_identity(
+def test_names_that_djangos_login_treats_as_equal_are_one_identity(
     pair: tuple[str, str],
 ) -> None:
     """Also where the backend compares without case, in whichever way: by capitals, by small letters
@@ -103,14 +103,14 @@ def test_what_djangos_login_form_takes_for_the_same_name_is_one_identity(
 
 
 @given(st.text())
-def test_normalising_ends(text: str) -> None:
+def test_normalising_twice_changes_nothing(text: str) -> None:
     """What is normalised stays as it is, however often it is done."""
     once = normalised(text)
     assert normalised(once) == once
     assert once == once.strip()
 
 
-def test_no_single_character_has_two_spellings() -> None:
+def test_no_single_character_has_two_normalized_spellings() -> None:
     """All of Unicode: what differs in case or compatibility only is one, and is a fixed point."""
     assert SPACES
     for way in (
@@ -126,7 +126,7 @@ def test_no_single_character_has_two_spellings() -> None:
     assert all(normalised(one) == one for one in map(normalised, every()))
 
 
-def test_long_text_is_cheap_and_still_stripped() -> None:
+def test_long_text_is_normalized_cheaply() -> None:
     """Beyond what a name can be, nothing that costs quadratic time is done to it; two long texts
     are never one.
     """
@@ -151,7 +151,7 @@ def requests(rf: RequestFactory, kind: str, value: str) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(pair=spelled(st.sampled_from(NAMES)))
-def test_every_kind_of_text_is_normalised(kind: str, pair: tuple[str, str]) -> None:
+def test_text_of_every_field_kind_is_normalised(kind: str, pair: tuple[str, str]) -> None:
     """Forms, JSON, the query, headers and arguments of the route; with `exact:` none of them."""
     rf = RequestFactory()
     read, exact = compile_key(f"{kind}:name").read, compile_key(f"exact:{kind}:name").read
@@ -160,7 +160,7 @@ def test_every_kind_of_text_is_normalised(kind: str, pair: tuple[str, str]) -> N
     assert exact("", other, None) == (kind, "name", pair[1])
 
 
-def test_what_the_site_itself_has_written_counts_letter_by_letter(rf: RequestFactory) -> None:
+def test_cookies_are_case_sensitive(rf: RequestFactory) -> None:
     """Cookies."""
     request = requests(rf, "cookie", "Ada ")
     assert compile_key("cookie:name").read("", request, None) == ("cookie", "name", "Ada ")
@@ -170,7 +170,7 @@ def test_what_the_site_itself_has_written_counts_letter_by_letter(rf: RequestFac
     "field", [f"{exact}{kind}:name" for kind in KINDS for exact in ("", "exact:")]
 )
 @given(pair=spelled(st.sampled_from(NAMES)))
-def test_overrides_meet_the_same_spellings_as_keys(field: str, pair: tuple[str, str]) -> None:
+def test_overrides_normalise_like_keys(field: str, pair: tuple[str, str]) -> None:
     """A block of a name is not walked around by another spelling of it, and a digest is the same on
     both ways.
     """
@@ -186,7 +186,7 @@ def test_overrides_meet_the_same_spellings_as_keys(field: str, pair: tuple[str, 
 
 
 @pytest.mark.parametrize("key", ["exact:header:X-API-Key", ["ip", "exact:post:name"]])
-def test_rules_may_use_exact(key: Any) -> None:
+def test_rules_may_use_exact_keys(key: Any) -> None:
     """In the settings, in the admin and in YAML."""
     rule = compile_rule({"name": "n", "path": "/", "key": key, "rate": "1/m"}, plain=True)
     assert rule.key is not None

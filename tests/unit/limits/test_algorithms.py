@@ -14,7 +14,7 @@ MINUTE, DAY = 60_000_000, 86_400_000_000
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_python_and_lua_stand_side_by_side(name: str) -> None:
+def test_each_algorithm_has_a_python_and_a_lua_file(name: str) -> None:
     """Under one name (the leaky bucket shares the token bucket's Lua), with letters for its keys
     that no other has.
     """
@@ -52,7 +52,9 @@ def test_python_and_lua_stand_side_by_side(name: str) -> None:
         ("sliding_log", "5/m", {}, (5, MINUTE, 0, 0, 0, 0, 0, 0)),
     ],
 )
-def test_the_numbers(algorithm: str, rate: str, options: Any, numbers: tuple[int, ...]) -> None:
+def test_the_arguments_of_the_lua_are_whole_numbers(
+    algorithm: str, rate: str, options: Any, numbers: tuple[int, ...]
+) -> None:
     """Whole numbers in lowest terms; of a calendar four boundaries around the moment."""
     assert Limit("x", rate, algorithm=algorithm, **options).numbers(DAY + 5) == numbers
 
@@ -69,16 +71,14 @@ def test_the_numbers(algorithm: str, rate: str, options: Any, numbers: tuple[int
         ("fixed_window", "5/m", {"time_zone": "Europe/Berlin"}, "time_zone"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(
-    algorithm: str, rate: Any, options: Any, field: str
-) -> None:
+def test_an_inexact_limit_is_refused(algorithm: str, rate: Any, options: Any, field: str) -> None:
     """When the limit is written, and not when it is first asked."""
     with pytest.raises(LimitError) as raised:
         Limit("x", rate, algorithm=algorithm, **options)
     assert raised.value.field == field
 
 
-def test_units_taken_ahead_lapse() -> None:
+def test_units_taken_ahead_expire() -> None:
     """After a second, or a tenth of what a bucket takes to fill."""
     assert Limit("x", "5/m").lapse == 1.0
     assert Limit("x", "100/s", algorithm="token_bucket", burst=500).lapse == 0.5

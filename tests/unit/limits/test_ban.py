@@ -13,7 +13,7 @@ from django_ratelimit_lua.limits.rate import LimitError, Rate, duration
 HOUR = 3_600_000_000
 
 
-def test_two_options_are_enough() -> None:
+def test_two_options_are_enough_for_a_ban() -> None:
     """The others have defaults: offences count as long as the first ban is, and every ban is as
     long.
     """
@@ -83,7 +83,7 @@ def test_each_ban_has_its_length(given: Any) -> None:
         ),
     ],
 )
-def test_what_contradicts_itself_is_an_error(
+def test_contradicting_ban_options_are_an_error(
     options: dict[str, Any], field: str, message: str
 ) -> None:
     """It names the option and says why."""
@@ -92,7 +92,7 @@ def test_what_contradicts_itself_is_an_error(
     assert error.value.field == field
 
 
-def test_a_lease_bans_no_client() -> None:
+def test_a_lease_cannot_be_combined_with_bans() -> None:
     """What is decided without Redis earns no ban."""
     with pytest.raises(LimitError, match="lease and ban_after contradict each other"):
         Limit("login", "50/m", algorithm="token_bucket", lease=10, ban_after=5, ban_for="1h")
@@ -142,7 +142,7 @@ def test_a_duration_is_a_number_and_a_unit(given: Any, written: str) -> None:
         timedelta(days=9999),
     ],
 )
-def test_anything_else_is_no_duration(given: Any) -> None:
+def test_an_invalid_duration_is_an_error(given: Any) -> None:
     """Whole seconds from one to ten years."""
     with pytest.raises(
         ValueError, match=r"write a number and a unit|from 1s to ten years|whole seconds"
@@ -150,7 +150,7 @@ def test_anything_else_is_no_duration(given: Any) -> None:
         duration(given)
 
 
-def test_a_limit_by_another_name_has_other_bans() -> None:
+def test_a_renamed_limit_has_other_bans() -> None:
     """And one with other numbers has the same."""
     limit = Limit("login", "5/m", ban_after=1, ban_for="1h")
     assert limit.ban is not None
@@ -165,7 +165,7 @@ def test_a_limit_by_another_name_has_other_bans() -> None:
 
 
 @pytest.mark.parametrize("mode", ["enforce", "advise"])
-def test_a_limit_without_bans_stays_so(mode: str) -> None:
+def test_a_limit_without_bans_stays_without_bans(mode: str) -> None:
     """At another rate, as an override has it, and under another name; one with bans keeps them."""
     limit = Limit("login", "5/m", ban_after=3, ban_for="10m")
     limit = limit.advising() if mode == "advise" else limit

@@ -17,7 +17,7 @@ STATE = LimitState.of(
 )
 
 
-def test_a_state_is_of_its_limit() -> None:
+def test_a_state_has_the_name_rate_and_mode_of_its_limit() -> None:
     """Name, rate and mode are the limit's."""
     assert (STATE.name, STATE.limit, STATE.period, STATE.mode, STATE.counted_at) == (
         "mail",
@@ -28,7 +28,7 @@ def test_a_state_is_of_its_limit() -> None:
     )
 
 
-def test_a_refusal_reads_shorter_later() -> None:
+def test_times_of_a_cached_refusal_decrease() -> None:
     """By the seconds that went by, and never below none; one for ever stays that."""
     later = STATE.later(10.0)
     assert (later.retry_after, later.reset_after, later.wait) == (2.0, 50.0, 0.0)
@@ -40,7 +40,7 @@ def test_a_refusal_reads_shorter_later() -> None:
     assert decision == Decision(False, (later,), source="deny-cache", moment=11_000_000, revision=4)
 
 
-def test_a_block_is_a_limit_of_nothing() -> None:
+def test_a_block_is_a_limit_with_zero_units() -> None:
     """Until it ends; without an end it is never lifted."""
     state = LimitState.blocked("office", 90.0, "enforce")
     assert state.is_block
@@ -57,7 +57,7 @@ def test_a_block_is_a_limit_of_nothing() -> None:
     ).is_block
 
 
-def test_leased_units_are_not_used_yet() -> None:
+def test_leased_units_are_not_counted_as_used() -> None:
     """They are taken from the shared count, and remain for this process."""
     state = STATE.with_leased(2, 10.0)
     assert (state.allowed, state.used, state.remaining, state.retry_after) == (True, 3, 2, 0.0)

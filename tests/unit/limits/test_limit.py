@@ -30,7 +30,7 @@ from django_ratelimit_lua.limits.rate import LimitError
         ({"algorithm": "fixed_window", "align": "day", "split": "equal"}, "split and align"),
     ],
 )
-def test_a_limit_that_cannot_be_leased_or_split_is_an_error(options: Any, problem: str) -> None:
+def test_an_unsupported_lease_or_split_is_an_error(options: Any, problem: str) -> None:
     """A clear error where the limit is written."""
     with pytest.raises(LimitError, match=problem):
         Limit("hot", "100/h", **options)

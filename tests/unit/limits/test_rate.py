@@ -26,7 +26,7 @@ UNITS = {
 @pytest.mark.parametrize(
     ("period", "unit"), [(period, unit) for period, units in UNITS.items() for unit in units]
 )
-def test_every_unit_is_understood(period: int, unit: str) -> None:
+def test_every_unit_of_time_is_parsed(period: int, unit: str) -> None:
     """Alone and multiplied."""
     assert Rate.parse(f"5/{unit}") == Rate(5, period)
     assert Rate.parse(f"5/3{unit}") == Rate(5, 3 * period)
@@ -84,7 +84,7 @@ def test_pairs_are_a_count_and_seconds(pair: Any, period: int) -> None:
         "five at once",
     ],
 )
-def test_whatever_does_not_match_whole_is_an_error_that_names_it(text: str) -> None:
+def test_an_invalid_rate_is_an_error_with_the_accepted_forms(text: str) -> None:
     """And the accepted forms, or the range."""
     with pytest.raises(LimitError) as caught:
         Rate.parse(text)
@@ -113,7 +113,7 @@ def test_pairs_out_of_range_are_errors(pair: Any) -> None:
 
 
 @given(st.integers(0, 10**12), st.integers(1, 10**9), st.sampled_from("smhdw"))
-def test_a_rate_reads_back_what_it_writes(limit: int, times: int, unit: str) -> None:
+def test_a_rate_can_be_parsed_from_its_text(limit: int, times: int, unit: str) -> None:
     """`str` and `parse` agree."""
     try:
         rate = Rate.parse(f"{limit}/{times}{unit}")
@@ -172,7 +172,7 @@ def test_a_period_below_a_second_is_written_in_microseconds() -> None:
         ),
     ],
 )
-def test_options_that_make_no_sense_are_errors(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_errors(options: dict[str, Any], message: str) -> None:
     """Each says what would be right."""
     with pytest.raises(LimitError, match=message):
         Limit("x", "5/m", **options)
@@ -184,7 +184,7 @@ def test_a_limit_needs_a_name() -> None:
         Limit("", "5/m")
 
 
-def test_what_would_not_be_exact_is_refused() -> None:
+def test_an_inexact_rate_is_refused() -> None:
     """Rates far past any real one, rather than a silent rounding."""
     assert Limit("x", "1000003/d", algorithm="token_bucket")
     with pytest.raises(LimitError, match="exactly"):

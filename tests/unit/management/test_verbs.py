@@ -51,9 +51,7 @@ def test_a_limit_is_described_in_one_line(state: LimitState, words: str) -> None
         (["check", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_invalid_arguments_are_errors_before_anything_is_done(
-    arguments: list[str], problem: str
-) -> None:
+def test_invalid_arguments_are_errors_before_any_action(arguments: list[str], problem: str) -> None:
     """Nothing is asked of Redis or the database."""
     with pytest.raises(CommandError, match=problem):
         call_command("ratelimit", "rules", *arguments)

@@ -16,7 +16,7 @@ from django_ratelimit_lua.rules.overrides import Override
 MONDAY = datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC)
 
 
-def test_an_override_about_nothing_is_refused() -> None:
+def test_an_override_without_a_subject_is_refused() -> None:
     """A value of which nothing is left, and a field that is none."""
     for field, value in (
         ("post:name", " \u3000"),
@@ -44,9 +44,7 @@ def test_an_override_about_nothing_is_refused() -> None:
         ({"client_digest": "0f" * 16}, "digest", ("digest", "0f" * 16), ""),
     ],
 )
-def test_the_subject_is_stored_in_one_spelling(
-    fields: Any, kind: str, identity: Any, text: str
-) -> None:
+def test_the_subject_is_stored_normalized(fields: Any, kind: str, identity: Any, text: str) -> None:
     """With the kind and the digest by which requests find it; preparing it again changes
     nothing."""
     override = RateLimitOverride(effect="block", **fields)
@@ -56,7 +54,7 @@ def test_the_subject_is_stored_in_one_spelling(
         assert override.subject == digest(identity).decode()
 
 
-def test_of_the_value_of_a_field_only_the_digest_is_kept() -> None:
+def test_only_the_digest_of_a_field_value_is_stored() -> None:
     """In the spelling that requests are compared in; the label is what people read."""
     override = RateLimitOverride(field="post:name", label="the loud one", effect="block")
     override.set_value(" ADA ")
@@ -95,7 +93,7 @@ def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None
     assert list(raised.value.update_error_dict({})) == [wrong]
 
 
-def test_a_row_becomes_what_rules_know() -> None:
+def test_a_row_is_converted_for_the_rules() -> None:
     """Times in microseconds; numbers where it changes the limit, and none where it does not."""
     row = RateLimitOverride(
         pk=3, rule_id=7, effect="limit", limit=5, unit="h", burst=9, starts=MONDAY

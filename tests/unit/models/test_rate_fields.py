@@ -24,7 +24,7 @@ from django_ratelimit_lua.models import RateLimitRule
         ("0/h", (0, 1, "h"), "0/h"),
     ],
 )
-def test_a_rate_is_kept_as_it_was_written(
+def test_a_rate_is_stored_in_its_unit(
     written: Any, columns: tuple[int, int, str], read: str
 ) -> None:
     """In the unit that was meant: sixty seconds stay sixty seconds."""
@@ -68,7 +68,7 @@ def test_a_rate_that_the_form_cannot_show_is_refused(written: Any) -> None:
         ({"burst": 0}, "burst"),
     ],
 )
-def test_a_value_that_no_database_stores_is_an_error_of_its_field(
+def test_a_value_that_cannot_be_stored_is_an_error_of_its_field(
     fields: dict[str, Any], wrong: str
 ) -> None:
     """Before it is asked."""

@@ -69,7 +69,7 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"path": "", "name": "slow", "group": "search"}, []),
     ],
 )
-def test_what_refuses_or_admits_everybody_has_to_be_confirmed(
+def test_rules_that_refuse_or_admit_all_clients_have_to_be_confirmed(
     words: dict[str, Any], fields: list[str]
 ) -> None:
     """At its field; and nothing of what is as one would think."""
@@ -96,9 +96,7 @@ def test_what_refuses_or_admits_everybody_has_to_be_confirmed(
         ({"path": "", "name": "together", "key": "ip", "ban_after": 5, "ban_for": "1h"}, ""),
     ],
 )
-def test_what_has_no_effect_or_more_than_one_thinks_is_a_notice(
-    words: dict[str, Any], notice: str
-) -> None:
+def test_rules_without_effect_get_a_notice(words: dict[str, Any], notice: str) -> None:
     """Nothing has to be confirmed for it."""
     found = " ".join(notices(RateLimitRule(**{**RULE, **words}), None))
     assert found.startswith(notice) if notice[:2] == "No" else notice in found
@@ -121,7 +119,7 @@ def test_what_has_no_effect_or_more_than_one_thinks_is_a_notice(
         (None, {**IN_PLACE, "limit": 100, "unit": "h", "algorithm": "fixed_window"}, True),
     ],
 )
-def test_counts_that_start_again_are_a_notice(
+def test_counts_that_start_again_are_reported_in_a_notice(
     before: dict[str, Any] | None,
     after: dict[str, Any],
     restarts: bool,
@@ -135,7 +133,7 @@ def test_counts_that_start_again_are_a_notice(
     assert any("the counts of this limit start again" in text for text in found) is restarts, found
 
 
-def test_routes_are_known_by_their_names_with_namespaces() -> None:
+def test_routes_are_listed_with_their_namespaces() -> None:
     """Those without a name are none."""
     assert route_names() == {"v1:things"}
 

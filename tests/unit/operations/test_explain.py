@@ -22,7 +22,7 @@ from django_ratelimit_lua.operations.request_builder import build_request
         ("/a?b=1#c", "/a", {"b": ["1"]}),
     ],
 )
-def test_a_path_may_be_written_as_in_a_browser(
+def test_a_described_path_may_be_quoted_and_have_a_query(
     described: str, path: str, query: dict[str, list[str]]
 ) -> None:
     """Quoted or not, with a query; what follows a # is the browser's alone."""
@@ -30,14 +30,14 @@ def test_a_path_may_be_written_as_in_a_browser(
     assert (request.path_info, dict(request.GET.lists())) == (path, query)
 
 
-def test_it_comes_from_the_address_that_is_named(settings: Any) -> None:
+def test_a_described_request_has_the_given_address(settings: Any) -> None:
     """Also where the site reads addresses from a header."""
     assert client_address(build_request(address="203.0.113.9")).network == "203.0.113.9"
     settings.RATELIMIT_IP_META_KEY = "HTTP_X_REAL_IP"
     assert client_address(build_request(address="203.0.113.9")).network == "203.0.113.9"
 
 
-def test_it_has_headers_and_a_user_and_no_body() -> None:
+def test_a_described_request_has_headers_and_a_user_and_no_body() -> None:
     """Nobody is logged in unless somebody is named."""
     request = build_request("/", "POST", headers={"X-Api-Key": "k1"})
     assert (request.method, request.body, request.user.is_authenticated) == ("POST", b"", False)

@@ -32,7 +32,7 @@ RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
         {"order": 5},
     ],
 )
-def test_what_is_written_is_what_was_read(words: dict[str, object]) -> None:
+def test_a_rule_survives_yaml_export_and_import(words: dict[str, object]) -> None:
     """Rules go round: as YAML, as a row, and as they were declared."""
     (item,) = load(dump([{**RULE, **words}]))
     assert item.built is not None
@@ -41,7 +41,7 @@ def test_what_is_written_is_what_was_read(words: dict[str, object]) -> None:
     assert rule.declared() == {**RULE, **words}
 
 
-def test_an_item_of_an_annex_that_is_missing_names_the_line_to_add(
+def test_a_field_of_a_missing_annex_names_the_line_to_add(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rather than an unknown word of a rule."""
@@ -52,7 +52,7 @@ def test_an_item_of_an_annex_that_is_missing_names_the_line_to_add(
         load("- {breaker: payments, failures: 5}")
 
 
-def test_a_rule_comes_with_its_tiers() -> None:
+def test_a_rule_is_built_with_its_tiers() -> None:
     """Rows that belong to it, not saved either."""
     rule, tiers = build_rule({**RULE, "tiers": [{"group": "pro", "rate": "500/m"}]})
     assert (rule.pk, [(tier.group, tier.rate, tier.rule) for tier in tiers]) == (
@@ -87,7 +87,7 @@ def test_a_rule_comes_with_its_tiers() -> None:
         ("#" * (MAX_TEXT_LENGTH + 1), "more than"),
     ],
 )
-def test_errors_have_their_line(text: str, problem: str) -> None:
+def test_errors_name_the_line_in_the_file(text: str, problem: str) -> None:
     """Which rule, where, and what would be right; never a traceback."""
     with pytest.raises(RuleError) as raised:
         load(text)
@@ -117,7 +117,7 @@ def test_errors_have_their_line(text: str, problem: str) -> None:
         ),
     ],
 )
-def test_all_errors_are_reported_without_consequential_ones(text: str, problems: list[str]) -> None:
+def test_each_error_is_reported_once(text: str, problems: list[str]) -> None:
     """Each mistake once."""
     with pytest.raises(RuleError) as raised:
         load(f"- {{name: a, path: /, key: ip, {text}}}")
@@ -144,7 +144,7 @@ def test_an_unknown_word_gets_a_suggestion() -> None:
 @pytest.mark.parametrize(
     "text", ["- {name: a, path: /", "{}", "", "- \x01", "- 2026-99-99", "#" * (MAX_TEXT_LENGTH + 1)]
 )
-def test_a_text_that_is_no_list_of_rules_is_called_by_its_name(text: str) -> None:
+def test_an_error_of_a_text_names_its_file(text: str) -> None:
     """That of its file, also in what the reader of YAML says."""
     with pytest.raises(RuleError) as raised:
         load(text, "limits.yaml")

@@ -21,7 +21,7 @@ from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
     ),
     most=st.integers(1, 8),
 )
-def test_a_bounded_map_keeps_the_latest_that_fit(
+def test_a_bounded_map_keeps_the_latest_entries_that_fit(
     steps: list[tuple[str, int, int]], most: int
 ) -> None:
     """As a list does that forgets its oldest when there are too many or they are too heavy, and all
@@ -69,7 +69,7 @@ def test_without_weights_only_the_number_of_entries_is_bounded(keys: list[int], 
         assert [(key, value) for key, (value, _) in bounded.entries.items()] == list(model.items())
 
 
-def test_many_threads_put_at_once() -> None:
+def test_many_threads_can_put_at_once() -> None:
     """None of them fails, and no more is kept than there is room for."""
     bounded: BoundedMap[tuple[int, int], int] = BoundedMap(50)
     failed: list[Exception] = []
@@ -90,7 +90,7 @@ def test_many_threads_put_at_once() -> None:
     assert len(bounded) == 50
 
 
-def test_one_thread_clears_while_others_put() -> None:
+def test_one_thread_can_clear_while_others_put() -> None:
     """It is told what there was, and does not fail over what comes meanwhile."""
     usual = sys.getswitchinterval()
     bounded: BoundedMap[int, int] = BoundedMap(20_000)

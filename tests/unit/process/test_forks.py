@@ -24,7 +24,7 @@ class Renewed:
             raise RuntimeError("on purpose")
 
 
-def test_a_child_renews_what_its_parent_registered_once_and_whatever_else_fails() -> None:
+def test_a_child_renews_each_registered_object_once() -> None:
     """Each once, in the child only, though one of them raises; a function as well as a method."""
     called: list[int] = []
     broken, renewed = Renewed(fails=True), Renewed()
@@ -36,7 +36,7 @@ def test_a_child_renews_what_its_parent_registered_once_and_whatever_else_fails(
     assert (broken.times, renewed.times, called) == (0, 0, [])
 
 
-def test_a_collected_holder_is_not_renewed() -> None:
+def test_a_collected_object_is_not_renewed() -> None:
     """Stores and breakers come and go with settings."""
     renewed = Renewed()
     gone = weakref.ref(renewed)

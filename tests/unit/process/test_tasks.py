@@ -24,7 +24,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Task]]:
     stop(SOON)
 
 
-def test_a_task_that_is_stopped_ends_at_once_and_starts_again() -> None:
+def test_a_stopped_task_ends_immediately_and_can_start_again() -> None:
     """However long its pause or what its step waits for is; what it does last is done by its own
     thread.
     """
@@ -52,7 +52,7 @@ def test_a_task_that_is_stopped_ends_at_once_and_starts_again() -> None:
     assert by == ["ratelimit-heartbeat"] * 2 + ["ratelimit-listener"] * 2
 
 
-def test_what_a_last_step_starts_is_stopped_as_well(made: set[Task]) -> None:
+def test_tasks_started_during_a_stop_are_stopped_as_well(made: set[Task]) -> None:
     """Nothing is left running by what had been running."""
     begun = threading.Event()
     second = Task("publishing", lambda: 3600.0)
@@ -88,7 +88,7 @@ def test_a_process_that_ends_stops_its_tasks_before_the_last_flush() -> None:
     assert set(seen) == {False, "never begun"}
 
 
-def test_an_errand_returns_what_comes_of_it() -> None:
+def test_one_off_work_returns_its_result() -> None:
     """What the work returns, or raises; each in a thread of its own, and the latest is the one that
     it is busy with.
     """
@@ -117,7 +117,7 @@ def test_an_errand_returns_what_comes_of_it() -> None:
     assert done.result(SOON) == 3.0
 
 
-def test_an_errand_that_will_not_run_blocks_no_caller(
+def test_one_off_work_that_cannot_run_blocks_no_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If the process ends before it begins, or no thread can be started."""
@@ -169,7 +169,7 @@ def test_a_process_flushes_before_it_ends(errs: bool, monkeypatch: pytest.Monkey
     assert said == ["goodbye"]
 
 
-def test_the_latest_is_what_was_given_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_piece_of_work_is_the_last_one_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late the one who gave something earlier goes on."""
     errand, may_go = Errand(), threading.Event()
     start, later = Task.start, []
@@ -189,7 +189,7 @@ def test_the_latest_is_what_was_given_last(monkeypatch: pytest.MonkeyPatch) -> N
     assert later[0].done()
 
 
-def test_a_task_that_is_started_again_waits_for_the_step_before() -> None:
+def test_a_restarted_task_waits_for_its_previous_thread() -> None:
     """What its old thread does last is done before the new one begins."""
     begun, may_go, said = threading.Semaphore(0), threading.Event(), []
 
@@ -215,7 +215,7 @@ def test_a_task_that_is_started_again_waits_for_the_step_before() -> None:
         thread.join(SOON)
 
 
-def test_a_step_that_hangs_holds_up_no_other_thread_for_good(
+def test_a_hanging_step_delays_no_other_thread_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And ends nothing that the other one has begun."""

@@ -30,7 +30,7 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
     )
 
 
-def test_a_snapshot_contains_all_rules_of_a_process() -> None:
+def test_a_snapshot_contains_all_rules() -> None:
     """Rules in the words they are declared in, with their rows; kinds of subjects by rule; and
     which of them blocks that need no rule are about.
     """
@@ -83,7 +83,7 @@ def test_values_digested_with_another_key_are_reported(settings: Any) -> None:
     assert values_by_key("default") == {before: 1}
 
 
-def test_the_transaction_of_a_test_case_is_not_waited_for() -> None:
+def test_a_test_cases_transaction_does_not_delay_publishing() -> None:
     """What it has done nobody else can see, so its own thread has to publish; one that is begun
     within it is one.
     """

@@ -12,7 +12,7 @@ from django_ratelimit_lua.rules.callsite import KnownCallSites, call_site, group
 from tests.unit.rules.test_rule import limit_name
 
 
-def test_a_name_may_be_one_where_not_all_are_known() -> None:
+def test_an_unlisted_name_may_be_a_call_site_if_the_list_is_full() -> None:
     """Names in the code are known; where names are made up without end, or are too long to keep,
     any may be one.
     """
@@ -68,7 +68,7 @@ def test_a_view_is_named_by_its_module_and_function() -> None:
     assert group_of(one) == group_of(other), "on one line"
 
 
-def test_limits_of_a_call_site_are_named_so_that_no_two_share_a_count() -> None:
+def test_limits_of_call_sites_never_share_a_count() -> None:
     """By group, methods, key and rate."""
     names = {
         limit_name(call_site(group, key, rate, method, 1, {}))

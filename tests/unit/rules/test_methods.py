@@ -31,7 +31,7 @@ class ByMethod(SimpleRateThrottle):
         st.sampled_from(["PSOT", "GTE", "HAED", "UNSAFE", "ALL", "*", "GET,POST", "GET POST", ""]),
     )
 )
-def test_a_name_that_is_no_method_is_refused_everywhere(name: str) -> None:
+def test_an_unknown_method_is_refused_everywhere(name: str) -> None:
     """By decorator, function, rule and throttle alike; one that is a method is taken in
     any case."""
     if name.upper() in METHODS:
@@ -82,14 +82,14 @@ def test_get_includes_head(given: Any, methods: set[str] | None, label: str) -> 
 
 
 @pytest.mark.parametrize("given", [7, [], (), {}, "", [7], object()])
-def test_what_names_no_method_is_an_error(given: Any) -> None:
+def test_a_missing_method_is_an_error(given: Any) -> None:
     """Of the field `method`."""
     with pytest.raises(LimitError) as raised:
         parse_methods(given)
     assert raised.value.field == "method"
 
 
-def test_a_rule_counts_the_methods_that_it_names(rf: RequestFactory) -> None:
+def test_a_rule_counts_its_methods(rf: RequestFactory) -> None:
     """All of them, where it names none."""
     rules = [
         compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})

@@ -37,7 +37,7 @@ def known(**by_kind: list[Override]) -> KnownOverrides:
     )
 
 
-def test_a_record_describes_what_was_written() -> None:
+def test_a_record_can_be_parsed_again() -> None:
     """All of it, behind a tag that is another for other overrides."""
     assert read_record(write_record(ROWS)) == ROWS
     forbidding = (Override(4, None, "block", block=Block(True, "Write to us.")),)
@@ -62,7 +62,7 @@ def test_a_record_describes_what_was_written() -> None:
         {"kind": ["user"]},
     ],
 )
-def test_what_is_not_understood_goes_on_as_it_was(words: Any) -> None:
+def test_an_invalid_entry_keeps_its_previous_version(words: Any) -> None:
     """If it was understood before; else it is skipped, and the others hold."""
     tagged = write_record(ROWS[1:])
     one, other = json.loads(tagged[16:])
@@ -72,13 +72,13 @@ def test_what_is_not_understood_goes_on_as_it_was(words: Any) -> None:
     assert read_record(tagged[:16] + b"?", ROWS) == ROWS
 
 
-def test_a_block_with_unknown_words_is_a_block() -> None:
+def test_a_block_with_unknown_fields_is_a_block() -> None:
     """It may have been meant for less, and lifts nothing."""
     (given,) = json.loads(write_record(ROWS[:1])[16:])
     assert read_record(b"t" * 16 + json.dumps([{**given, "weekday": 5}]).encode()) == ROWS[:1]
 
 
-def test_the_strongest_override_counts() -> None:
+def test_the_most_specific_override_applies() -> None:
     """That of the most particular subject; then what names the rule; then by effect; then the
     newer.
     """
@@ -97,14 +97,14 @@ def test_the_strongest_override_counts() -> None:
     assert known(user=[replace(block, kind="exact:get:q")]).strongest_for(7, NOW) is None
 
 
-def test_an_override_holds_from_its_start_to_its_end() -> None:
+def test_an_override_applies_from_its_start_to_its_end() -> None:
     """The start belongs to it, the end does not; until then it is told how long."""
     row = ROWS[1]
     assert [row.is_active(now) for now in (4, 5, NOW, NOW + 1)] == [False, True, True, False]
     assert (row.retry_after(NOW - 1_000_000), ROWS[0].retry_after(NOW)) == (1.000001, None)
 
 
-def test_other_numbers_are_for_algorithms_that_take_them() -> None:
+def test_another_burst_applies_only_to_algorithms_with_bursts() -> None:
     """A burst is only a bucket's; what cannot be kept leaves the limit as it is."""
     bucket, window = (
         Limit("a", "1/s", algorithm="token_bucket"),
@@ -117,7 +117,7 @@ def test_other_numbers_are_for_algorithms_that_take_them() -> None:
     assert Override(1, None, "limit", Rate(10**6, 1_000_000)).limit(log) is log
 
 
-def test_a_process_knows_the_overrides_it_received() -> None:
+def test_a_process_caches_the_overrides_it_received() -> None:
     """By digest; whose record is gone is nobody again, and goes with an empty tag."""
     cache, ref = OverrideCache(), SubjectRef("user", b"u")
     assert not cache.get_many([ref])
@@ -144,12 +144,12 @@ def test_a_process_knows_the_overrides_it_received() -> None:
         ("all:user & ip4/32", False),
     ],
 )
-def test_kinds_of_subjects(kind: object, is_one: bool) -> None:
+def test_kinds_of_subjects_are_recognized(kind: object, is_one: bool) -> None:
     """Users, networks that there can be, and the fields that a key can name."""
     assert is_kind(kind) is is_one
 
 
-def test_the_smaller_a_network_the_more_particular() -> None:
+def test_a_smaller_network_is_more_specific() -> None:
     """A client's digest, a user, a field, an address, its networks."""
     kinds = ["ip4/8", "ip4/24", "ip4/32", "header:X-Key", "user", "digest"]
     assert sorted(kinds, key=strength) == kinds

@@ -69,7 +69,7 @@ def test_a_route_is_named_with_its_namespaces(
     assert rule(route=route).matches(rf.get(where)) is applies
 
 
-def test_route_and_path_both_have_to_apply(rf: RequestFactory) -> None:
+def test_a_route_and_a_path_both_have_to_match(rf: RequestFactory) -> None:
     """The route is looked for only where the path is right."""
     both = rule(route="v1:thing", path="/api/things/7*")
     assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [
@@ -81,7 +81,7 @@ def test_route_and_path_both_have_to_apply(rf: RequestFactory) -> None:
     assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [True, True, False]
 
 
-def test_what_django_has_found_goes_before_what_is_found_ahead(rf: RequestFactory) -> None:
+def test_the_route_that_django_resolved_precedes_the_early_one(rf: RequestFactory) -> None:
     """A middleware may have chosen another URLconf by then."""
     request = rf.get("/nowhere/")
     request.resolver_match = resolve("/api/things/7/")

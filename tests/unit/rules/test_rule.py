@@ -83,13 +83,13 @@ def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
 @pytest.mark.parametrize(
     "words", [{"key": "app.keys.tenant"}, {"rate": "app.rate"}, {"cost": "app.cost"}]
 )
-def test_code_has_no_place_in_a_rule_of_the_admin(words: dict[str, Any]) -> None:
+def test_a_rule_of_the_admin_may_not_refer_to_code(words: dict[str, Any]) -> None:
     """Whoever may edit rules may not say what is run."""
     with pytest.raises(RuleError):
         compile_rule({**API, **words}, plain=True)
 
 
-def test_a_tier_that_contradicts_its_rule_is_left_out_alone() -> None:
+def test_only_a_contradicting_tier_is_left_out() -> None:
     """Where a rule is in force already; its others stay, the most favourable first."""
     tiers = [
         {"group": "a", "rate": "2/s"},
@@ -174,7 +174,7 @@ CODE = st.lists(
     st.dictionaries(st.sampled_from("smhd"), st.integers(1, 9), min_size=1),
     st.sampled_from(["", "ip"]),
 )
-def test_a_rule_goes_on_with_the_counts_of_the_code_and_with_no_others(
+def test_a_rule_continues_only_matching_counts_of_the_code(
     code: list[tuple[int, str, str, str]], rates: dict[str, int], key: str
 ) -> None:
     """Those for the same period, by the same key and algorithm; of several, the first. No two
@@ -226,7 +226,9 @@ def test_a_rule_goes_on_with_the_counts_of_the_code_and_with_no_others(
         ({"path": ["/x", "/*.js"]}, "/a.js", True),
     ],
 )
-def test_when_a_rule_applies(words: dict[str, Any], path: str, applies: bool) -> None:
+def test_a_rule_applies_to_any_of_its_paths(
+    words: dict[str, Any], path: str, applies: bool
+) -> None:
     """By any of its paths; without one, everywhere."""
     assert declared(**words).matches(RequestFactory().get(path)) is applies
 
@@ -241,6 +243,8 @@ def test_when_a_rule_applies(words: dict[str, Any], path: str, applies: bool) ->
         (["user", "ip"], "anonymous", False),
     ],
 )
-def test_keys_that_count_all_strangers_together(key: Any, audience: str, lumps: bool) -> None:
+def test_a_rule_by_user_counts_all_anonymous_clients_together(
+    key: Any, audience: str, lumps: bool
+) -> None:
     """A rule by user alone that meets people without one."""
     assert declared(key=key, audience=audience).lumps_strangers is lumps

@@ -35,7 +35,7 @@ def names(rules: Any) -> list[str]:
     return [rule.name for rule in rules]
 
 
-def test_a_request_meets_the_rules_of_its_path_in_their_order() -> None:
+def test_matching_rules_are_returned_in_order() -> None:
     """Those that are off, or for call sites, are not among them; those that exempt are."""
     rules = ruleset(
         {"name": "late", "path": "/", "order": 9},
@@ -55,7 +55,7 @@ def test_two_rules_of_one_name_are_an_error() -> None:
         ruleset({"name": "twice"}, {"name": "twice"})
 
 
-def test_a_call_site_that_no_rule_is_about_is_left_alone() -> None:
+def test_a_call_site_without_a_rule_is_unchanged() -> None:
     """The very same rules come back."""
     sites = (HERE, OTHER)
     assert (
@@ -63,7 +63,7 @@ def test_a_call_site_that_no_rule_is_about_is_left_alone() -> None:
     )
 
 
-def test_a_rule_of_its_name_takes_the_place_of_a_call_site() -> None:
+def test_a_rule_with_the_name_of_a_call_site_replaces_it() -> None:
     """Once for all of that name; one for its group stands beside."""
     rules = ruleset({"name": "search", "group": "search"}, {"name": "beside", "group": "search"})
     chosen = rules.for_call_sites((HERE, OTHER, HERE), "app.view", HOME)
@@ -80,12 +80,12 @@ def test_a_rule_can_lift_the_limit_of_a_call_site(words: dict[str, Any]) -> None
     assert ruleset({"name": "search", **words}).for_call_sites((HERE,), "", HOME) == []
 
 
-def test_a_rule_for_another_path_is_not_for_this_call() -> None:
+def test_a_rule_for_another_path_does_not_replace_the_call_site() -> None:
     """The call site stands as it says itself."""
     assert ruleset({"name": "search", "path": "/x"}).for_call_sites((HERE,), "", HOME) == [HERE]
 
 
-def test_a_rule_of_the_admin_goes_before_one_of_the_settings() -> None:
+def test_a_rule_of_the_admin_precedes_one_of_the_settings() -> None:
     """Of the same name."""
     given = {"id": 1, "name": "api", "key": "ip", "rate": "2/s"}
     rules = Ruleset(
@@ -96,7 +96,7 @@ def test_a_rule_of_the_admin_goes_before_one_of_the_settings() -> None:
     assert rules.rule_of("api") is rules.by_name["api"]
 
 
-def test_what_is_not_understood_goes_on_as_it_was() -> None:
+def test_an_invalid_rule_keeps_its_last_valid_version() -> None:
     """A process that has never understood it leaves it out."""
     first = published({"name": "a"})
     for words in ({"rate": "5/moon"}, {"moon": 1}):
@@ -110,14 +110,14 @@ def test_what_is_not_understood_goes_on_as_it_was() -> None:
     "text",
     [b"[]", b"{", b'{"format": 0}', b'{"format": 99}', b'{"revision": "x"}', b'{"kinds": []}'],
 )
-def test_what_is_no_snapshot_is_not_read(text: bytes) -> None:
+def test_an_invalid_snapshot_is_not_read(text: bytes) -> None:
     """Of a newer format, or garbage."""
     with pytest.raises(UnreadableError) as raised:
         parse_snapshot(text)
     assert raised.value.is_kept == (b"99" in text)
 
 
-def test_an_edit_enters_no_function_for_the_rules_that_stay() -> None:
+def test_an_edit_calls_no_function_for_unchanged_rules() -> None:
     """However many these are: each is compared with how it was declared, and goes on as it is."""
     frames = []
     for count in (1, 100):

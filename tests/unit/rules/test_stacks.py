@@ -117,7 +117,9 @@ def test_a_method_counts_under_the_class_of_the_view() -> None:
         (Parent().get, [f"{__name__}.Parent.get"], []),
     ],
 )
-def test_what_cannot_be_found_is_unknown(view: Any, unknown: list[str], groups: list[str]) -> None:
+def test_a_limit_that_cannot_be_found_is_unknown(
+    view: Any, unknown: list[str], groups: list[str]
+) -> None:
     """Never "no limit": methods of the class that the view may call, by `self` or `super`, and what
     is hidden inside another callable.
     """
@@ -126,7 +128,7 @@ def test_what_cannot_be_found_is_unknown(view: Any, unknown: list[str], groups: 
     assert [stack.group.removeprefix(f"{__name__}.") for stack in found.hidden] == groups
 
 
-def test_a_method_that_answers_other_requests_is_not_unknown() -> None:
+def test_a_method_for_other_requests_is_not_unknown() -> None:
     """It is found for those."""
 
     class Both(View):
@@ -162,7 +164,7 @@ class Rows(ModelViewSet):
         (Rows.as_view({"get": "list"}), "GET", ""),
     ],
 )
-def test_what_rest_framework_calls_of_a_class_is_known(view: Any, method: str, name: str) -> None:
+def test_methods_that_rest_framework_calls_are_found(view: Any, method: str, name: str) -> None:
     """Its generic views and mixins."""
     assert rates(view, method) == ([(name, "5/m")] if name else [])
     assert on_view(view, method).unknown == []
@@ -185,7 +187,7 @@ class Asking(LoginRequiredMixin, View):
         (limited(Asking.as_view()), False),
     ],
 )
-def test_a_login_in_front_of_a_limit_is_seen(view: Any, is_behind: bool, settings: Any) -> None:
+def test_a_login_before_a_limit_is_detected(view: Any, is_behind: bool, settings: Any) -> None:
     """By the decorator, the mixin or the middleware."""
     assert is_behind_login(view, on_view(view, "GET").stacks[0]) is is_behind
     settings.MIDDLEWARE = ["django.contrib.auth.middleware.LoginRequiredMiddleware"]

@@ -25,7 +25,7 @@ def breaker(trials: list[bool], monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def test_only_failures_in_a_row_open_it(breaker: Breaker) -> None:
+def test_only_consecutive_failures_open_the_breaker(breaker: Breaker) -> None:
     """An answer in between makes them none."""
     for _ in range(FAILURES - 1):
         breaker.failed()
@@ -38,7 +38,9 @@ def test_only_failures_in_a_row_open_it(breaker: Breaker) -> None:
     assert (breaker.is_open, breaker.may_ask()) == (True, False)
 
 
-def test_a_trial_closes_it_and_pauses_grow_until_then(breaker: Any, trials: list[bool]) -> None:
+def test_a_successful_trial_closes_the_breaker_and_pauses_grow_until_then(
+    breaker: Any, trials: list[bool]
+) -> None:
     """By half each time and by chance, up to a second; a request closes it, too, if it is
     answered."""
     for _ in range(FAILURES):

@@ -46,7 +46,7 @@ def use(settings: Any, location: str, **kwargs: Any) -> None:
     }
 
 
-def test_nothing_is_taken_that_is_not_named(settings: Any) -> None:
+def test_only_listed_connection_options_are_used(settings: Any) -> None:
     """The cache's ways of using a connection, and whatever redis-py has tomorrow, change nothing
     here.
     """
@@ -76,7 +76,7 @@ def test_nothing_is_taken_that_is_not_named(settings: Any) -> None:
     assert "hush" not in repr(params)
 
 
-def test_an_option_of_tls_is_never_left_out(settings: Any) -> None:
+def test_no_tls_option_is_ignored(settings: Any) -> None:
     """Rather than a connection that checks less than the project asks for."""
     use(settings, "rediss://127.0.0.1:2/0", ssl_tomorrow=True)
     assert "ssl_tomorrow, which limits do not support" in why_unusable("default")
@@ -93,7 +93,7 @@ def test_unsupported_connection_options_are_reported_at_once(settings: Any) -> N
         ConnectionParams.of("default")
 
 
-def test_a_check_that_is_switched_off_is_no_check(settings: Any) -> None:
+def test_a_disabled_tls_check_is_accepted_for_coroutines(settings: Any) -> None:
     """Coroutines connect although their connections do not know OCSP; where it is wanted, they
     refuse to.
     """
@@ -106,7 +106,7 @@ def test_a_check_that_is_switched_off_is_no_check(settings: Any) -> None:
         ConnectionParams.of("default").async_connection()
 
 
-def test_the_names_are_those_of_redis_py() -> None:
+def test_the_option_names_are_those_of_redis_py() -> None:
     """So that none is misspelt, and that each reaches the classes that open connections."""
     kinds = [redis.connection.SSLConnection, redis.connection.UnixDomainSocketConnection]
     names = {
@@ -137,7 +137,7 @@ def guarded() -> Iterator[Server]:
         yield server
 
 
-def test_credentials_are_asked_for_each_connection(settings: Any, guarded: Server) -> None:
+def test_credentials_are_requested_for_each_connection(settings: Any, guarded: Server) -> None:
     """A provider may return others by then, for threads and for coroutines."""
     provider = Rotating()
     use(settings, guarded.url, credential_provider=provider)
@@ -163,7 +163,7 @@ class Noting(redis.connection.DefaultParser):
         return super().read_response(*args, **kwargs)
 
 
-def test_a_parser_of_the_project_is_used(settings: Any) -> None:
+def test_a_custom_parser_is_used(settings: Any) -> None:
     """By threads; asyncio connections need another kind of parser, and refuse it."""
     with Server() as server:
         use(settings, server.url)
@@ -213,7 +213,7 @@ class OwnPool(redis.ConnectionPool):
     ],
     ids=["blocking pool", "own pool", "herd client", "timeouts"],
 )
-def test_pools_and_clients_of_a_site_are_accepted(options: Any, settings: Any) -> None:
+def test_custom_pools_and_clients_are_accepted(options: Any, settings: Any) -> None:
     """The class of the pool's connections is used, as far as threads go."""
     with Server() as server:
         settings.CACHES = {
@@ -232,7 +232,7 @@ def test_pools_and_clients_of_a_site_are_accepted(options: Any, settings: Any) -
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_redis_py_connects_within_our_time(kind: str, settings: Any, tmp_path: Path) -> None:
+def test_redis_py_connects_within_the_deadline(kind: str, settings: Any, tmp_path: Path) -> None:
     """Whatever redis-py's own timeouts are. Keepalive is as the options say."""
     family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
     with socket.socket(family) as listener:
@@ -271,7 +271,7 @@ def test_redis_py_connects_within_our_time(kind: str, settings: Any, tmp_path: P
         assert asyncio.run(keeps_alive()) == (kind == "tcp")
 
 
-def test_redis_pys_inside_is_known_to_one_file() -> None:
+def test_only_one_module_uses_internals_of_redis_py() -> None:
     """What it may change in any release is imported nowhere else."""
     folder = Path(django_ratelimit_lua.store.__file__).parent
     for file in set(folder.glob("*.py")) - {folder / "redis_py.py"}:
@@ -282,7 +282,7 @@ def test_redis_pys_inside_is_known_to_one_file() -> None:
                 assert not any(alias.name.startswith(INSIDE) for alias in node.names), file.name
 
 
-def test_a_store_that_is_made_while_settings_change_is_not_kept(
+def test_a_store_made_during_a_change_of_settings_is_not_kept(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that has read the settings of before would leave everybody a store of them."""

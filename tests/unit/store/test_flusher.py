@@ -26,7 +26,7 @@ def flush_of(
     return flush
 
 
-def test_urgent_functions_come_first_and_one_that_has_more_brings_all_again() -> None:
+def test_urgent_functions_come_first_and_unfinished_ones_are_repeated() -> None:
     """A second later; none comes again if all have written everything."""
     calls: Calls = []
     flusher = Flusher()
@@ -38,7 +38,7 @@ def test_urgent_functions_come_first_and_one_that_has_more_brings_all_again() ->
     assert flusher._flush_all() == FLUSH_SECONDS
 
 
-def test_a_failure_keeps_back_no_other_function() -> None:
+def test_a_failure_delays_no_other_function() -> None:
     """It is reported when all have been called; as the process ends, it is not."""
     calls: Calls = []
     flusher = Flusher()

@@ -26,7 +26,7 @@ def test_patience_counts_a_slice_at_most_once() -> None:
     assert share.left == pytest.approx(0.02)
 
 
-def test_what_is_left_is_shared_among_those_that_are_asked() -> None:
+def test_the_time_left_is_shared_among_servers() -> None:
     """Each has its part of what is left then; what one has not spent is there for the next; nobody
     is asked when nothing is left.
     """

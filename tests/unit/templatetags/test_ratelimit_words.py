@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.template import Context, Template
 
 
-def test_templates_have_numbers_and_names_in_words() -> None:
+def test_template_filters_format_numbers_and_names() -> None:
     """Names are escaped, and may be broken after each of their parts."""
     text = (
         "{% load ratelimit_words %}{{ number|number_words }} {{ share|share_words }} {{ "

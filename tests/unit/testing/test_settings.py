@@ -15,14 +15,14 @@ from django_ratelimit_lua.engine import decide
 from django_ratelimit_lua.testing import move_clock, override_ratelimits
 
 
-def test_settings_hold_within_and_not_after() -> None:
+def test_settings_apply_only_inside_the_block() -> None:
     """`enabled` and `rules` by their short names, any other by its own."""
     with override_ratelimits(enabled=False, rules=[{"name": "x"}], RATELIMIT_ALGORITHM="gcra"):
         assert (conf.ENABLE, conf.RULES, conf.ALGORITHM) == (False, [{"name": "x"}], "token_bucket")
     assert (conf.ENABLE, conf.RULES, conf.ALGORITHM) == (True, [], "sliding_window")
 
 
-def test_each_use_has_a_prefix_of_its_own() -> None:
+def test_each_use_has_its_own_prefix() -> None:
     """Unless it is told not to begin afresh, or names one."""
     before, seen = conf.CACHE_PREFIX, set()
     again = override_ratelimits()

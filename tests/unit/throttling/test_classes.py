@@ -45,7 +45,7 @@ class Scoped(ScopedRateThrottle):
 
 
 @pytest.mark.parametrize("rate", ["5/month", "ten/m", "5", "5/fortnight"])
-def test_a_rate_that_means_nothing_names_its_scope(rate: str) -> None:
+def test_an_invalid_rate_names_its_scope(rate: str) -> None:
     """At the first request, not a guess."""
     with pytest.raises(
         ImproperlyConfigured, match=f"scope 'anon': (Rate {rate!r}|5 is a number of slots)"
@@ -75,7 +75,7 @@ def test_a_throttle_without_scope_or_rate_is_an_error() -> None:
         ("unknown", "made up", "198.51.100.8"),
     ],
 )
-def test_one_client_is_one_identity_for_throttles_too(
+def test_one_client_is_one_identity_for_throttles(
     one: str, same: str, other: str, throttle: Any, proxies: int | None, settings: Any
 ) -> None:
     """One /64 however many addresses it uses, without ports, brackets and zones; whoever says where
@@ -146,7 +146,7 @@ def test_a_throttle_charges_by_its_scope() -> None:
     assert throttle(User, scope="none").prepare(request(), None) is None
 
 
-def test_a_rate_may_be_one_for_each_method() -> None:
+def test_a_rate_can_depend_on_the_method() -> None:
     """HEAD goes by that of GET, each is named by what it counts as, and None is no limit."""
     asked = throttle(rate={"get": "2/h", "POST": None, "*": "9/h"})
     charges = {
@@ -191,7 +191,7 @@ def test_a_rule_named_by_a_scope_replaces_its_rate() -> None:
     ) == [("none", "7/h")]
 
 
-def test_a_log_is_not_kept_of_a_million_requests() -> None:
+def test_a_throttle_with_a_million_requests_uses_a_sliding_window() -> None:
     """A throttle that names no algorithm has a sliding window then."""
     assert throttle(rate="1000000/d").prepare(request(), None).limit.algorithm == "sliding_window"
     assert (
@@ -202,7 +202,7 @@ def test_a_log_is_not_kept_of_a_million_requests() -> None:
     )
 
 
-def test_throttles_of_a_view_are_asked_together() -> None:
+def test_throttles_of_a_view_are_decided_together() -> None:
     """Those of ours that decide as ours do; the one that asks is the one that is answered. One by
     itself is alone.
     """

@@ -20,7 +20,7 @@ OURS = (
 )
 
 
-def test_names_are_escaped_and_kept_apart(settings: Any) -> None:
+def test_names_in_headers_are_escaped_and_unique(settings: Any) -> None:
     """Quotes and backslashes as RFC 9651 says; what is not ASCII is replaced; no two are
     the same."""
     settings.RATELIMIT_HEADERS = "draft-10"
@@ -41,7 +41,7 @@ def test_names_are_escaped_and_kept_apart(settings: Any) -> None:
     assert parsed == ['say "hi"', "back\\slash", "gr__e", "search", "search-2", "__X"]
 
 
-def test_a_fallback_reports_nothing(settings: Any) -> None:
+def test_a_fallback_decision_adds_no_headers(settings: Any) -> None:
     """Numbers that nobody counted are not shown."""
     settings.RATELIMIT_HEADERS = "x"
     response = HttpResponse()

@@ -59,7 +59,7 @@ def test_overrides_exempt_change_or_block() -> None:
     assert blocked.subject == SUBJECT.digest
 
 
-def test_a_block_for_all_rules_needs_none() -> None:
+def test_a_block_for_all_rules_needs_no_rule() -> None:
     """It refuses where no enforced charge is, but only those faces that stand for all rules."""
     overrides = known(Override(1, None, "block"))
     (blocked,), _ = apply_overrides([], overrides, NO_RULES, True, "owner")
@@ -75,7 +75,7 @@ def test_a_block_for_all_rules_needs_none() -> None:
     assert apply_overrides([], overrides, NO_RULES, False) == ([], [])
 
 
-def test_an_override_counts_from_its_start_to_its_end() -> None:
+def test_an_override_applies_from_its_start_to_its_end() -> None:
     """Before and after, a charge is what it was."""
     now = now_us()
     for override in (
@@ -106,7 +106,7 @@ KINDS = Ruleset(
 )
 
 
-def test_only_visible_clients_are_looked_up() -> None:
+def test_only_kinds_that_may_matter_are_looked_up() -> None:
     """By the names of what is charged; and blocks that need no rule, where a face stands for all
     rules.
     """
@@ -116,7 +116,7 @@ def test_only_visible_clients_are_looked_up() -> None:
     assert list(override_kinds(KINDS, [], False)) == []
 
 
-def test_the_subjects_of_a_request(rf: RequestFactory) -> None:
+def test_a_request_has_subjects(rf: RequestFactory) -> None:
     """Who is logged in, the address and its networks; nobody, where there is no such thing."""
     request = rf.get("/", REMOTE_ADDR="192.0.2.9")
     ada = SimpleNamespace(pk=7, is_authenticated=True)
@@ -140,7 +140,7 @@ def test_the_subjects_of_a_request(rf: RequestFactory) -> None:
     )
 
 
-def test_the_digests_of_clients_are_those_that_charges_count_and_would_ban(settings: Any) -> None:
+def test_the_digests_are_those_that_charges_count_or_would_ban(settings: Any) -> None:
     """Under each key that is known; what all callers share, or all who lack something, is no
     client's.
     """
@@ -164,7 +164,7 @@ def test_the_digests_of_clients_are_those_that_charges_count_and_would_ban(setti
         assert subjects(nobody) == []
 
 
-def test_unknown_clients_are_left_out_and_logged_once(rf: RequestFactory, caplog: Any) -> None:
+def test_undetermined_subjects_are_skipped_and_logged_once(rf: RequestFactory, caplog: Any) -> None:
     """A database that is away: overrides by the other kinds are found all the same; a refusal of
     Django's is one.
     """

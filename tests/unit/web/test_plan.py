@@ -121,7 +121,7 @@ COSTS = [1, 0, lambda group, request: 2, three]
 @pytest.mark.parametrize(
     ("key", "rate", "cost"), list(itertools.product(KEYS, RATES, COSTS)), ids=lambda value: None
 )
-def test_both_ways_to_gather_come_to_the_same(key: Any, rate: Any, cost: Any) -> None:
+def test_sync_and_async_gathering_give_the_same_result(key: Any, rate: Any, cost: Any) -> None:
     """Whatever a key, a rate and a cost are, functions and coroutines among them."""
     rules = [
         call_site(None, key, rate, None, cost, {}),
@@ -148,7 +148,7 @@ def test_both_ways_to_gather_come_to_the_same(key: Any, rate: Any, cost: Any) ->
         (["group:a"], STRANGER, False, 0),
     ],
 )
-def test_groups_are_loaded_only_if_they_matter(
+def test_groups_are_loaded_only_if_a_rule_needs_them(
     kind: str, audience: list[str], who: Any, is_met: bool, asks: int
 ) -> None:
     """A rule is about the user or not, and the database is asked at most once, and only if it
@@ -163,7 +163,7 @@ def test_groups_are_loaded_only_if_they_matter(
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_what_was_gathered_stands_where_newer_rules_leave_the_call_sites(kind: str) -> None:
+def test_gathered_values_are_reused_if_newer_rules_keep_the_call_sites(kind: str) -> None:
     """Functions of the user's are called once by both; and anew where a rule took the place of a
     call site between.
     """
@@ -192,7 +192,7 @@ def test_what_was_gathered_stands_where_newer_rules_leave_the_call_sites(kind: s
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_rule_that_fails_is_left_out_and_what_it_replaced_stands_again(kind: str) -> None:
+def test_a_rule_that_fails_is_replaced_by_its_call_sites(kind: str) -> None:
     """Unless it is the request that is refused, or a call site that is wrong."""
 
     def fail(group: str, request: HttpRequest) -> Any:
@@ -221,7 +221,7 @@ def test_a_rule_that_fails_is_left_out_and_what_it_replaced_stands_again(kind: s
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_rule_is_charged_whole_or_not_at_all(kind: str) -> None:
+def test_a_rule_is_charged_completely_or_not_at_all(kind: str) -> None:
     """One of whose rates the second is nonsense charges nothing, and calls neither cost nor key
     first.
     """
@@ -243,7 +243,7 @@ def test_a_rule_is_charged_whole_or_not_at_all(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_place_that_needs_a_missing_app_is_explained(kind: str) -> None:
+def test_a_missing_user_or_an_invalid_identity_is_explained(kind: str) -> None:
     """A user where no middleware sets one, and an identity that is none: both are the developer's
     to mend.
     """
@@ -256,7 +256,7 @@ def test_a_place_that_needs_a_missing_app_is_explained(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_the_most_favourable_tier_of_a_users_groups_counts(kind: str) -> None:
+def test_the_most_favourable_tier_of_a_users_groups_applies(kind: str) -> None:
     """The rule's own numbers are for everybody else."""
     tiers = [{"group": "free", "rate": "9/h"}, {"group": "pro", "rate": "99/h"}]
     rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "tiers": tiers})
@@ -302,7 +302,7 @@ def scoped(rate: str, owner: str) -> Place:
     )
 
 
-def test_what_stands_in_several_places_is_charged_in_their_order() -> None:
+def test_charges_of_several_places_are_made_in_order() -> None:
     """Each for its owner; where two have one name, as throttles of one scope, they are told apart
     by their rates.
     """
@@ -343,7 +343,7 @@ def test_a_rule_is_counted_once_for_a_request() -> None:
     assert gathered([rule], "sync", request) == []
 
 
-def test_receivers_get_the_refused_client() -> None:
+def test_signal_receivers_get_the_refused_client() -> None:
     """Of each limit that refuses a hit; not of a peek, and not where Redis could not be asked."""
     heard: list[Any] = []
 
@@ -391,7 +391,7 @@ WITH_BLOCKS = Ruleset(
 
 
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
-def test_a_blocked_client_is_looked_up_and_not_counted(mode: str) -> None:
+def test_a_blocked_client_is_peeked_and_not_counted(mode: str) -> None:
     """The call peeks, with the block's subject, so that it is found out if the block has ended; a
     shadow limit's block refuses nobody, so the other limits count.
     """

@@ -47,7 +47,7 @@ def test_a_reference_contains_the_limit_the_client_and_the_second() -> None:
     assert not opened.is_of_place("login:*:ip:10/s")
 
 
-def test_a_block_has_no_name_of_a_limit() -> None:
+def test_a_reference_of_a_block_contains_no_limit_name() -> None:
     """It is recognized as a block, of whatever rule."""
     opened = open_reference(
         reference_of(refused(state=LimitState.blocked("search", None, "enforce")))
@@ -56,7 +56,9 @@ def test_a_block_has_no_name_of_a_limit() -> None:
     assert not opened.is_of_place("search")
 
 
-def test_the_second_is_the_latest_past_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_of_a_reference_is_the_latest_possible_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Eight and a half years back; clocks of hosts may differ by a day."""
     text = reference_of(refused(moment=NOW + 60))
     assert open_reference(text).moment == NOW + 60
@@ -75,7 +77,7 @@ def test_the_second_is_the_latest_past_one(monkeypatch: pytest.MonkeyPatch) -> N
         lambda text: text.replace("-", "\N{NON-BREAKING HYPHEN}"),
     ],
 )
-def test_however_it_is_written_down_it_is_the_same(change: Any) -> None:
+def test_a_reference_is_recognized_in_every_spelling(change: Any) -> None:
     """Small letters, spaces, no hyphens, O for 0, I and l for 1."""
     for number in range(20):
         text = reference_of(refused(who=digest(number)))
@@ -86,7 +88,7 @@ LETTER = st.sampled_from("0123456789ABCDEFGHJKMNPQRSTVWXYZ")
 
 
 @given(st.dictionaries(st.integers(0, 19), LETTER, min_size=1))
-def test_other_letters_open_nothing(changes: dict[int, str]) -> None:
+def test_other_characters_are_invalid_in_a_reference(changes: dict[int, str]) -> None:
     """Wherever they are, and however many."""
     text = reference_of(refused()).replace("-", "")
     mistyped = "".join(changes.get(at, letter) for at, letter in enumerate(text))
@@ -96,7 +98,7 @@ def test_other_letters_open_nothing(changes: dict[int, str]) -> None:
 
 
 @given(st.text(max_size=200) | st.from_regex(r"[0-9A-HJKMNP-TV-Z]{20}", fullmatch=True))
-def test_any_other_text_is_an_error(text: str) -> None:
+def test_invalid_text_is_an_error(text: str) -> None:
     """Nothing is opened, and nothing else is raised."""
     with pytest.raises(BadReferenceError, match=r"has 20 letters|mistyped, or not a reference"):
         open_reference(text)
@@ -132,7 +134,7 @@ def test_another_site_cannot_make_or_verify_it(settings: Any) -> None:
     assert open_reference(text).secret == before
 
 
-def test_without_a_client_there_is_no_link() -> None:
+def test_a_refusal_without_a_client_has_no_reference() -> None:
     """As of a `Ratelimited` that is raised by hand."""
     assert reference_of(Decision(False)) == ""
     assert reference_of(refused(who=b"")) == ""

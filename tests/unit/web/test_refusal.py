@@ -40,7 +40,7 @@ FREE = LimitState("free", True, 10, 1, 9, 0.0, 5.0, 0.0, period=1.0)
         ([], "unknown"),
     ],
 )
-def test_the_reason_is_what_stands_longest(
+def test_the_reason_is_that_of_the_longest_wait(
     states: list[LimitState], reason: str, rf: RequestFactory
 ) -> None:
     """Of several; a limit in shadow mode is none."""
@@ -50,7 +50,7 @@ def test_the_reason_is_what_stands_longest(
     assert bool(refusal.when()) == (reason != "unknown")
 
 
-def test_a_decision_is_reported_once(rf: RequestFactory, caplog: Any) -> None:
+def test_a_decision_is_logged_once(rf: RequestFactory, caplog: Any) -> None:
     """However often it is asked: one record, one reference."""
     request, decision = rf.get("/"), Decision(False, (WAIT,))
     assert refusal_of(request, decision) is refusal_of(request, decision)

@@ -73,7 +73,7 @@ def test_an_address_is_masked(address: str, client: str, caplog: Any) -> None:
     assert caplog.records[0].client == client
 
 
-def test_a_client_writes_no_lines_of_its_own(caplog: Any) -> None:
+def test_client_text_cannot_add_log_lines(caplog: Any) -> None:
     """Nor long ones."""
     write(path="/a%0AWARNING%20all%20is%20well" + "x" * 100_000)
     (record,) = caplog.records
@@ -81,7 +81,7 @@ def test_a_client_writes_no_lines_of_its_own(caplog: Any) -> None:
     assert len(record.getMessage()) < 600
 
 
-def test_a_client_is_written_once_a_minute() -> None:
+def test_a_client_is_logged_once_a_minute() -> None:
     """By each limit that refuses it; whoever is not known is written as any flood is."""
     ada, grace = b"a" * 32, b"b" * 32
     assert [refusal_log.left_out("search", ada, 1000.0 + second) for second in range(59)] == [0] + [
@@ -94,7 +94,7 @@ def test_a_client_is_written_once_a_minute() -> None:
     assert [refusal_log.left_out("search", b"", 1062.0) for _ in range(3)] == [1, 0, 0]
 
 
-def test_clients_dropped_in_a_flood_are_written_later() -> None:
+def test_clients_skipped_in_a_flood_are_logged_later() -> None:
     """What counts is what was written."""
     for client in range(FOR_EACH.rate.limit):
         refusal_log.left_out("search", b"%032x" % client, 1000.0)
@@ -102,7 +102,7 @@ def test_clients_dropped_in_a_flood_are_written_later() -> None:
     assert refusal_log.left_out("search", b"a" * 32, 1006.5) == 1
 
 
-def test_a_flood_writes_little(caplog: Any) -> None:
+def test_a_flood_writes_few_records(caplog: Any) -> None:
     """Of thousands, ten at once, and on a busy machine perhaps another; those about another limit
     are still written.
     """
@@ -123,13 +123,13 @@ def test_omissions_are_logged_with_the_next_record() -> None:
     assert refusal_log.left_out("search", b"x" * 32, 1013.0) == 2
 
 
-def test_names_that_are_made_up_write_little_too() -> None:
+def test_made_up_limit_names_write_few_records() -> None:
     """Sixty at once, of whatever limits."""
     said = [refusal_log.left_out(f"made-up-{number}", b"x" * 32, 1000.0) for number in range(3000)]
     assert said == [0] * FOR_ALL.rate.limit + [None] * (3000 - FOR_ALL.rate.limit)
 
 
-def test_without_receivers_nothing_is_left_out(caplog: Any) -> None:
+def test_nothing_is_counted_as_skipped_while_logging_is_off(caplog: Any) -> None:
     """Where the level says that nobody wants to know, nothing is counted."""
     logger = logging.getLogger("django_ratelimit_lua.refused")
     with caplog.at_level(logging.ERROR, logger.name):
@@ -139,7 +139,7 @@ def test_without_receivers_nothing_is_left_out(caplog: Any) -> None:
     assert record.left_out == 0
 
 
-def test_a_projects_function_that_fails_costs_no_record(caplog: Any, settings: Any) -> None:
+def test_a_failing_project_function_does_not_prevent_a_record(caplog: Any, settings: Any) -> None:
     """For the address."""
 
     def fail(request: Any) -> str:

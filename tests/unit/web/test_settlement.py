@@ -94,7 +94,7 @@ def test_the_options_of_the_call_site_apply(says: dict[str, Any], done: Any) -> 
         assert settled(outcome(**says)) == done
 
 
-def test_a_call_that_took_nothing_returns_nothing() -> None:
+def test_a_call_that_took_no_units_refunds_none() -> None:
     """A refused hit has no token; where Redis could not be asked, nobody is asked about the outcome
     either.
     """
@@ -102,7 +102,7 @@ def test_a_call_that_took_nothing_returns_nothing() -> None:
     assert settled(outcome(source="fallback", count_if=no, cost_after=seven, reset_if=yes)) == []
 
 
-def test_a_cost_afterwards_is_charged_once_for_a_request() -> None:
+def test_cost_after_is_charged_once_per_request() -> None:
     """However often it goes through the view; another request is another matter."""
     request = RequestFactory().get("/")
     assert [settled(outcome(cost_after=seven), request=request) for _ in range(2)] == [
@@ -112,7 +112,7 @@ def test_a_cost_afterwards_is_charged_once_for_a_request() -> None:
     assert settled(outcome(cost_after=seven)) == [("charge", 7)]
 
 
-def test_the_outcome_is_the_response_or_what_was_raised() -> None:
+def test_the_outcome_is_the_response_or_the_exception() -> None:
     """Whatever stopped the view is what the functions are given."""
     seen: list[Any] = []
     error = KeyboardInterrupt()

@@ -1,4 +1,4 @@
-"""`breakers`: list the breakers, and force one until a time."""
+"""`breakers`: list the breakers, and force the state of one for a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Envoy is answered: all descriptors of a question are one call, all or nothing."""
+"""The response to Envoy: all descriptors of a request are decided in one call, all or nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SlotEndedError(Exception):
 
 
 class DescriptorResult:
-    """The result for a descriptor: whether a rule exempts it from all limits, and its states."""
+    """The result for a descriptor: its states, and whether a rule exempts it from all limits."""
 
     def __init__(self, requested: DescriptorCharge) -> None:
         self.requested = requested
@@ -56,12 +56,12 @@ class DescriptorResult:
 
     @cached_property
     def request(self) -> DescriptorRequest:
-        """Return the values of the descriptor as those of a request."""
+        """Return the values of the descriptor as a request."""
         return DescriptorRequest(self.requested)
 
 
 class _Planner(Planner):
-    """Plans the charges of descriptors for one purpose. Only their entries are known."""
+    """Plans the charges of descriptors with the same purpose. Only their entries are known."""
 
     adds_up = True
 
@@ -94,7 +94,7 @@ class _Planner(Planner):
         return Party(charges, subjects, self.is_hit, (result,))
 
     def plan(self, ruleset: Ruleset) -> Plan:
-        """See `Planner`. A slot lasts only for a few seconds until it is confirmed."""
+        """Return the plan. A slot lasts only for a few seconds until it is confirmed."""
         plan = super().plan(ruleset)
         charged = {result for planned in plan.charges for result in _owners(planned)}
         for planned in plan.exempt:
@@ -112,7 +112,7 @@ class _Planner(Planner):
         return _owners(planned)[0].request
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """See `Planner`. Note the states of each descriptor, too."""
+        """Record the outcome, and the states of each descriptor."""
         for planned, state in zip(outcome.planned, outcome.decision.limits, strict=True):
             for result in _owners(planned):
                 result.states.append(state)
@@ -124,7 +124,7 @@ def _owners(planned: PlannedCharge) -> Sequence[DescriptorResult]:
 
 
 def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[PlannedCharge]:
-    """Return the charges of a descriptor by these rules."""
+    """Return the charges of a descriptor, by the rule that matches it or Envoy's own rate."""
     requested = result.requested
     rule = rule_for(ruleset, requested.domain, requested.entries)
     is_exempt = rule is not None and rule.template is None
@@ -185,7 +185,7 @@ def _of_envoy(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) ->
 
 
 async def answer(data: bytes) -> bytes:
-    """Return the answer to a `RateLimitRequest`, each as it is on the wire.
+    """Return the encoded response to an encoded `RateLimitRequest`.
 
     Raises `QuestionError` and `SlotEndedError`.
     """
@@ -254,7 +254,7 @@ def _refused_request(results: Sequence[DescriptorResult]) -> DescriptorRequest:
 
 
 def _write_status(status: Any, result: DescriptorResult) -> None:
-    """Write the status of a descriptor: of the limit that refuses it, or has the least left."""
+    """Write the status of a descriptor: that of the limit that refuses it, or has least left."""
     status.code = messages.OVER_LIMIT if _is_refused(result) else messages.OK
     if not result.states:
         status.limit_remaining = UNLIMITED if result.is_unlimited else 0

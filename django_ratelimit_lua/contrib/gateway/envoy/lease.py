@@ -1,13 +1,13 @@
 """Leases of concurrency slots that are taken for Envoy.
 
-Envoy forwards the lease with the request, and the lease gives the slots back. A lease contains the
-slot and its limit, and is signed, so a forged one gives nothing back. Any process can read it. No
-process renews such a slot: it lasts for a minute, or until it is given back. To give it back twice
-has no effect.
+Envoy forwards the lease with the request, and the lease releases the slots. A lease contains the
+slot and its limit, and is signed, so a forged one releases nothing. Any process can read it. No
+process renews such a slot: it lasts for a minute, or until it is released. Releasing it twice has
+no effect.
 
-Envoy drops an answer whose client has disconnected, and does not report that. So a slot lasts only
-for a few seconds until Envoy confirms that it has the lease, before it sends the request to the
-service.
+Envoy drops a response if its client has disconnected, and does not report that. So a slot lasts
+only for a few seconds until Envoy confirms that it has the lease, before it sends the request to
+the service.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _SALT = "django_ratelimit_lua.contrib.gateway.lease"
 class Lease(NamedTuple):
     """A slot and the charges that it holds.
 
-    `needs_confirmation`: false for a slot that Redis does not know.
+    - `needs_confirmation`: whether Envoy has to confirm it; false for a slot that Redis does not
+      have.
     """
 
     slot: bytes
@@ -53,10 +54,10 @@ def write_lease(held: Sequence[DecidedCharge], *, needs_confirmation: bool) -> s
 
 
 def read_leases(text: str) -> list[Lease]:
-    """Return the slots of leases, and what they are of.
+    """Return the slots of leases, and their charges.
 
-    Clients may have sent others under that name, which a proxy joins by commas: what this site has
-    not signed is passed over.
+    Clients may have sent others under that name, which a proxy joins by commas. Leases that this
+    site has not signed are ignored.
     """
     found = []
     for lease in text.split(",")[-MAX_LEASES:]:  # What Envoy has added stands last.

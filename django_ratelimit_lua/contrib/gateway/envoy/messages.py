@@ -1,11 +1,11 @@
 """The messages of Envoy's rate limit service, without generated code and files of Envoy's.
 
-On the wire a message has no name, only the numbers and kinds of its fields, so ours are of a
-package of our own and understand Envoy's. The numbers are those of
+An encoded message contains no names, only the numbers and types of its fields, so messages in this
+package's own namespace are compatible with Envoy's. The numbers are those of
 `envoy/service/ratelimit/v3/rls.proto` and `envoy/extensions/common/ratelimit/v3/ratelimit.proto`
 (https://github.com/envoyproxy/envoy/tree/main/api). Text that clients may have sent has the type
-`bytes`, which is the same on the wire: a header that is not UTF-8 would otherwise make a message
-that cannot be read, and Envoy admits a request without an answer.
+`bytes`, which is encoded in the same way: otherwise a header that is not UTF-8 would make the
+message unreadable, and Envoy admits a request without a response.
 """
 
 from __future__ import annotations

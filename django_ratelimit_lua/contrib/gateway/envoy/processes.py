@@ -20,12 +20,12 @@ MIN_SECONDS = 2.0
 
 
 class ProcessEndedError(RuntimeError):
-    """A process ended that should not have."""
+    """A process ended unexpectedly."""
 
 
 @contextmanager
 def reserve_port(host: str, port: int) -> Iterator[int]:
-    """Reserve a port that several processes may listen on: the given one, or a free one for 0.
+    """Reserve a port on which several processes may listen: the given one, or a free one for 0.
 
     Raises `OSError`.
     """
@@ -80,7 +80,7 @@ def _stop(pids: Iterable[int]) -> None:
 
 
 def _reap(started: dict[int, float]) -> None:
-    """Remove the processes that have ended."""
+    """Remove the processes that have ended. Raises `ProcessEndedError` for one at its start."""
     for pid in list(started):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:

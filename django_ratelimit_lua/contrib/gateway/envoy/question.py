@@ -1,7 +1,7 @@
-"""Envoy's requests, read and bounded.
+"""Envoy's requests, parsed and bounded.
 
-Invalid values of Envoy's configuration are refused, so that they are noticed. Values of clients
-never are, however odd: by default, Envoy admits a request that got no answer.
+Invalid values in Envoy's configuration are refused, so that they are noticed. Values of clients are
+never refused: by default, Envoy admits a request that gets no response.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ class QuestionError(ValueError):
 
 
 class DescriptorCharge(NamedTuple):
-    """A descriptor of a question.
+    """A descriptor of a request.
 
-    - `hits`: the number of units, and `purpose`: to be allowed, as units that were used already or
-      are given back, or to confirm or release a slot;
-    - `rate`: the rate that Envoy's configuration gives it (None: that of the rules).
+    - `hits`: the number of units;
+    - `purpose`: whether the units are to be allowed, were used already, or are refunded; or whether
+      a slot is confirmed or released;
+    - `rate`: the rate in Envoy's configuration (None: that of the rules).
     """
 
     domain: str
@@ -67,7 +68,7 @@ class DescriptorCharge(NamedTuple):
     rate: Rate | None = None
 
     def identity(self) -> Identity:
-        """Return the identity without a key: the descriptor, with its address in canonical form."""
+        """Return the identity for limits without a key: the descriptor, its address normalized."""
         parts = [
             ("ip", address_as(value, "").network) if key == ADDRESS else ("entry", key, value)
             for key, value in self.entries

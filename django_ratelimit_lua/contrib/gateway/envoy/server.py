@@ -38,15 +38,15 @@ async def serve(
     ready: Callable[[], None],
     tls: tuple[bytes, bytes, bytes | None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and answer running requests then.
+    """Serve until SIGTERM or SIGINT, and then complete the running requests.
 
     Args:
         address: The address to listen on.
-        is_healthy: Returns whether limits can be decided. The health service reports it, for all
-            ("") and for the one service.
-        ready: Called when it serves.
-        tls: A certificate, its key and, if clients need a certificate, the authority that signs it.
-            All PEM.
+        is_healthy: Returns whether limits can be decided. The health service reports that, for the
+            whole server ("") and for the one service.
+        ready: Called when the server is ready.
+        tls: A certificate, its key and, if clients need a certificate, the authority that signs it,
+            each in PEM.
 
     Raises:
         OSError: The address cannot be bound.

@@ -49,9 +49,9 @@ def configuration(
         listen: The proxy's own address.
         upstream: The address of the service behind it.
         gateway: The address of the gateway.
-        is_open: Whether requests are admitted while the gateway does not answer.
+        is_open: Whether requests are admitted while the gateway does not reply.
         path: The path of `check`.
-        user: The proxy's expression for the signed-in user; empty: none.
+        user: The proxy's expression for the signed-in user; may be empty.
         beside: An internal address for Traefik, if `is_open`.
         timeout: Seconds that the proxy waits for the gateway.
 
@@ -84,7 +84,7 @@ def configuration(
 
 
 def _timeout(seconds: float) -> dict[str, str]:
-    """Return the timeout as Envoy writes it, in seconds, and as the others do, in milliseconds."""
+    """Return the timeout in seconds for Envoy, and in milliseconds for the others."""
     if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
         raise ValueError(
             f"the timeout is {seconds:g} s: must be from {MIN_TIMEOUT:g} to {MAX_TIMEOUT:g} s"
@@ -99,7 +99,7 @@ def _timeout(seconds: float) -> dict[str, str]:
 
 
 def _listening(text: str) -> dict[str, str]:
-    """As `_address`; a port alone is all addresses, as Caddy, Traefik and Go have it."""
+    """Return the parts of an address. A port alone stands for all addresses."""
     if text.startswith(":"):
         text = f"0.0.0.0{text}"
     return _address(text)

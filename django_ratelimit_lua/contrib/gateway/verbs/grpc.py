@@ -1,4 +1,4 @@
-"""`grpc`: answers Envoy's questions about limits, over gRPC."""
+"""`grpc`: serve Envoy's rate limit service over gRPC."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _read_file(path: str) -> bytes:
     ),
 )
 def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
-    """Serve until a signal. Raises `CommandError` if that is impossible."""
+    """Serve until a signal. Raises `CommandError` if the server cannot start."""
     if find_spec("grpc") is None or find_spec("grpc_health") is None:
         raise CommandError("gRPC is not installed: pip install 'django-ratelimit-lua[grpc]'")
     # Before gRPC is imported, which may not be forked.

@@ -58,7 +58,7 @@ from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration
     ),
 )
 def print_proxy(command: Printer, options: dict[str, Any]) -> None:
-    """Print the configuration. Raises `CommandError` if a setting or an option is wrong."""
+    """Print the configuration. Raises `CommandError` if a setting or an option is invalid."""
     proxy = options["proxy"]
     timeout = options["timeout"]
     wait = _longest_wait()
@@ -112,7 +112,10 @@ def _check_path(command: Printer, options: dict[str, object]) -> str:
 
 
 def _longest_wait() -> float:
-    """Return the seconds that a rule of the settings or the admin makes a client wait at most."""
+    """Return the maximum number of seconds that a rule makes a client wait.
+
+    The rules are those of the settings and the admin.
+    """
     longest = 0
     rules = list(settings_rules())
     with suppress(DatabaseError):

@@ -1,4 +1,4 @@
-"""`replay`: what limits would have done to the requests of access logs."""
+"""`replay`: decide the requests of access logs by limits, and report the results."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def replay(command: Printer, options: dict[str, Any]) -> None:
 
 
 def _draw(file: str, replayed: Replayed) -> None:
-    """Write the curves: a page of all, or an SVG if there is one."""
+    """Write the curves: all of them as an HTML page, or a single one as an SVG."""
     drawn = list(plots(replayed).values())
     if file.endswith(".html"):
         text = page(replayed)
@@ -139,7 +139,7 @@ def _draw(file: str, replayed: Replayed) -> None:
 
 
 def _ruleset(options: dict[str, Any]) -> Ruleset:
-    """Return the rules to decide by."""
+    """Return the rules to replay."""
     rates = options["rate"]
     file = options["rules"]
     if rates and file:
@@ -179,7 +179,7 @@ def _trusted(given: str | None) -> Trusted:
 
 
 def _store(url: str | None, stack: ExitStack) -> Store:
-    """Return the server for the decisions: the given one, or a new one."""
+    """Return the server for the decisions: the given one, or a temporary one."""
     if url is None:
         try:
             url = stack.enter_context(Server()).url
@@ -199,7 +199,7 @@ def _store(url: str | None, stack: ExitStack) -> Store:
 
 
 def _progress(stack: ExitStack) -> Callable[[Progress], bool | None]:
-    """Return the progress: a bar on a terminal, if tqdm is installed."""
+    """Return a function that shows the progress: a bar on a terminal, if tqdm is installed."""
     if not sys.stderr.isatty() or find_spec("tqdm") is None:
         return lambda progress: None
     from tqdm import tqdm

@@ -1,4 +1,4 @@
-"""`stats`: what was counted in the last day."""
+"""`stats`: print the counts of the last day."""
 
 from __future__ import annotations
 
