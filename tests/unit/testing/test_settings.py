@@ -64,6 +64,6 @@ def test_a_decorated_function_gets_the_clock() -> None:
 
 def test_only_test_cases_can_be_decorated() -> None:
     """Of classes; unittest's own among them."""
-    with pytest.raises(ValueError, match="subclasses of TestCase"):
+    with pytest.raises(ValueError, match="a subclass of TestCase"):
         override_ratelimits()(object)
     assert override_ratelimits()(type("Case", (unittest.TestCase,), {}))
