@@ -452,7 +452,7 @@ class Conf(Table):
         '``"masked"`` '
         '(addresses as /24 and /56, the first letters of other values), ``"plain"``, or '
         '``"off"``: not at all; see '
-        ":doc:`statistics`. For bans see :doc:`bans`",
+        ":doc:`statistics`. For bans see :doc:`/bans`",
     )
 
     @cached_property
