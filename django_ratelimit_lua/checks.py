@@ -159,7 +159,7 @@ def _right_setting(word: str) -> str:
     if near:
         return f"Did you mean RATELIMIT_{near[0]}?"
     names = ", ".join(sorted(f"RATELIMIT_{name}" for name in SETTINGS))
-    return f"Remove it or correct its name. Known are: {names}."
+    return f"Remove it or correct its name. Known settings: {names}."
 
 
 @register(Tags.caches)

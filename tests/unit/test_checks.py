@@ -91,7 +91,7 @@ def test_an_invalid_setting_is_an_error_that_shows_a_valid_value(
     [
         ("TIMEOUTS", "Did you mean RATELIMIT_TIMEOUT?"),
         ("TRUSTED_PROXY", "Did you mean RATELIMIT_TRUSTED_PROXIES?"),
-        ("FROBNICATE", "Remove it or correct its name. Known are: RATELIMIT_ALGORITHM, "),
+        ("FROBNICATE", "Remove it or correct its name. Known settings: RATELIMIT_ALGORITHM, "),
     ],
 )
 def test_a_misspelt_setting_is_a_warning(name: str, hint: str, settings: Any) -> None:
