@@ -37,7 +37,7 @@ from .slots import slots_held
 from .subjects import Subject
 
 MAX_EXAMINED = 2000
-"""Maximum number of limits whose counts of a client are read."""
+"""Maximum number of limits to read the counts of a client of."""
 AT_ONCE = 100
 """Limits of one call to Redis."""
 MAX_LISTED = 50
@@ -294,7 +294,7 @@ def is_prefix(text: str) -> bool:
 
 
 def clients_by_prefix(prefix: str) -> Mapping[str, Name]:
-    """Return the banned clients and holders of slots whose digests begin so, with their names.
+    """Return the banned clients and holders of slots with digests that begin so, with their names.
 
     Raises:
         StoreError: Redis is unavailable.

@@ -13,7 +13,7 @@ from .space_saving import Estimate
 HOURS = 24
 """Hours that lists of clients are kept."""
 MAX_NAMES = 500
-"""Maximum number of limits whose lists are read: those that counted something last."""
+"""Maximum number of limits to read lists of: those that counted something last."""
 MAX_BYTES = 32_000_000
 """After this much has been read, earlier hours are left out."""
 
@@ -33,7 +33,7 @@ class HourOfClient(NamedTuple):
 
 
 def hours_of_clients(prefix: str, names: Sequence[str] = ()) -> Iterator[HourOfClient]:
-    """Yield the hours of clients whose digests begin so, the latest first.
+    """Yield the hours of clients with digests that begin so, latest first.
 
     Args:
         prefix: Hexadecimal digits.
