@@ -32,9 +32,12 @@ URLENCODED = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 MAX_BYTES = 64 * 1024
 """The largest body that is looked at."""
-NOT_DECODED = ("idna", "punycode", "unicode-escape")
-"""The first two decode in quadratic time: 64 KiB take a third of a second. The last is Python's
-own, and warns of escapes that it does not know, which raises where warnings are errors."""
+SLOW = ("idna", "punycode")
+"""Charsets that decode in quadratic time: 64 KiB take a third of a second."""
+
+
+UNDECODABLE = (ValueError, DeprecationWarning)
+"""`unicode_escape` warns of unknown escapes, which raises where warnings are errors."""
 
 
 class _Unread(Enum):
@@ -210,14 +213,13 @@ def _is_decoded(charset: str) -> bool:
     gigabytes.
     """
     try:
-        name = codecs.lookup(charset).name
-        return "".encode(charset) is not None and name not in NOT_DECODED
+        return "".encode(charset) is not None and codecs.lookup(charset).name not in SLOW
     except (LookupError, ValueError):  # A `UnicodeError` is a `ValueError`.
         return False
 
 
 def _json(body: bytes, charset: str | None) -> list[object]:
-    """A Django view calls `json.loads`, which detects the charset.
+    """Return what parsers make of JSON.
 
     A Django view calls `json.loads`, which detects the charset. DRF uses the charset of the
     request, and ignores a character that is cut off at the end, as stream readers do.
@@ -226,7 +228,7 @@ def _json(body: bytes, charset: str | None) -> list[object]:
     with suppress(ValueError):
         texts.append(body.decode(json.detect_encoding(body), "surrogatepass"))
     if charset is not None:
-        with suppress(ValueError):
+        with suppress(*UNDECODABLE):
             texts.append(codecs.getreader(charset)(io.BytesIO(body)).read())
     readings: list[object] = []
     for text in dict.fromkeys(texts):
@@ -240,7 +242,7 @@ def _json(body: bytes, charset: str | None) -> list[object]:
 def _urlencoded(body: bytes, charset: str) -> QueryDict | Unread:
     try:
         return QueryDict(body, encoding=charset)
-    except (SuspiciousOperation, ValueError):
+    except (SuspiciousOperation, *UNDECODABLE):
         return UNREAD  # Django refuses it when the view reads it.
 
 
@@ -248,7 +250,7 @@ def _multipart(request: HttpRequest, body: bytes, charset: str) -> QueryDict | U
     try:
         # Without upload handlers: files in it are passed over, and kept nowhere.
         return MultiPartParser(request.META, io.BytesIO(body), [], charset).parse()[0]
-    except (SuspiciousOperation, MultiPartParserError, ValueError):
+    except (SuspiciousOperation, MultiPartParserError, *UNDECODABLE):
         return UNREAD
 
 

@@ -136,6 +136,8 @@ def test_the_form_has_no_period_for_concurrency_limits(browser: Any, demo: str) 
         "the form is there",
         20,
     )
+    for folded in browser.find_elements("css selector", "details"):
+        browser.execute_script("arguments[0].open = true", folded)
     unit, algorithm = (
         Select(browser.find_element("id", name)) for name in ("id_unit", "id_algorithm")
     )

@@ -221,5 +221,5 @@ def test_settings_of_a_decorated_class_apply_to_its_setup() -> None:
     ran(override_ratelimits(RATELIMIT_ALGORITHM="fixed_window")(Case))
     assert [algorithm for _, algorithm in seen] == ["fixed_window"] * 2
     assert len({outside, *(prefix for prefix, _ in seen)}) == 3
-    with pytest.raises(ValueError, match="subclasses of TestCase"):
+    with pytest.raises(ValueError, match="a subclass of TestCase"):
         override_ratelimits()(Counts)
