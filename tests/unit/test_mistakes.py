@@ -31,6 +31,7 @@ from django_ratelimit_lua import (
     ratelimit,
 )
 from django_ratelimit_lua.core import get_usage, is_ratelimited
+from django_ratelimit_lua.extension import FIELDS_OF_ANNEXES
 from django_ratelimit_lua.identity import address
 from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.limits.decision import LimitState
@@ -60,7 +61,9 @@ def ok(request: HttpRequest) -> HttpResponse:
 
 
 words = st.text(st.characters(categories=["Ll", "Nd"], include_characters="_"), min_size=1).filter(
-    lambda word: word not in (*FIELDS, *callsite._ARGUMENTS, "id", "self", "name")
+    lambda word: (
+        word not in (*FIELDS, *FIELDS_OF_ANNEXES, *callsite._ARGUMENTS, "id", "self", "name")
+    )
 )
 
 
