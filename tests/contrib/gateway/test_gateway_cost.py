@@ -54,10 +54,11 @@ def test_the_gateway_refuses_large_requests_at_the_same_cost(
 
 
 def test_the_gateway_reads_only_the_token_and_the_body() -> None:
-    """But its token, of which it takes a digest, and a body, which has a bound:
-    test_gateway_decide.py.
+    """It takes a digest of the token, and the body has a bound: test_gateway_decide.py. The admin's
+    page of a new client names the address of the site.
     """
     assert parts_read(PACKAGE / "contrib" / "gateway") - {*READ} <= {
         "META[HTTP_AUTHORIZATION]",
+        "build_absolute_uri",
         "read",
     }
