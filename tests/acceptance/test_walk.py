@@ -24,7 +24,9 @@ def test_a_decision_passes_few_functions_and_files(settings: Any, no_others: Non
     newer = sys.version_info >= (3, 12)  # Which enters a few functions more.
     assert warm.frames <= 46 + 2 * newer, str(warm)
     assert warm.files <= 22, str(warm)
-    assert stale.frames <= 176 + 2 * newer, str(stale)  # About 50 of them compile the edited rule.
+    # About 50 of them compile the edited rule. Without hiredis a reply has one more read, and other
+    # tests of the process may have breakers, which are told of new rules.
+    assert stale.frames <= 178 + 2 * newer, str(stale)
 
 
 def test_the_guided_tour_lists_existing_functions() -> None:
