@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
 from ..extension import extensions
+from ..identity import is_digest
 from ..identity.names import Part
 from ..models import RateLimitOverride
 from ..operations.clients import (
@@ -39,7 +39,6 @@ from .pages import ActionPage, may_see_rules, page_response
 from .slots import purpose_words, release
 from .times import moment_of
 
-_IS_DIGEST = re.compile("[0-9a-f]{32}").fullmatch
 MAX_TEXT_LENGTH = 500
 
 
@@ -54,7 +53,7 @@ class ClientPage(ActionPage):
         digest = request.GET.get("digest", "")
         context = {"text": text, **context}
         try:
-            if _IS_DIGEST(digest):
+            if is_digest(digest):
                 context |= self._client(request, digest, text)
             elif text:
                 found = self._search(request, text)
@@ -74,7 +73,7 @@ class ClientPage(ActionPage):
         else:
             inspector = reverse("admin:django_ratelimit_lua_inspect")
             return HttpResponseRedirect(f"{inspector}?{urlencode({'reference': reference})}")
-        if _IS_DIGEST(text.lower()):
+        if is_digest(text.lower()):
             return HttpResponseRedirect(client_url(text.lower()))
         rows = [
             {
@@ -140,7 +139,7 @@ class ClientPage(ActionPage):
     def act(self, request: HttpRequest) -> dict[str, Any]:
         """Perform the action of a button."""
         digest = request.GET.get("digest", "")
-        if not _IS_DIGEST(digest):
+        if not is_digest(digest):
             raise PermissionDenied
         action, _colon, target = request.POST.get("action", "").partition(":")
         if action in ("block", "exempt"):

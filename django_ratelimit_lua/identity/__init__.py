@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import re
 import uuid
 from functools import lru_cache
 from typing import Union
@@ -33,6 +34,7 @@ Identity = Union[  # noqa: UP007
     str, bytes, int, float, uuid.UUID, None, Promise, tuple["Identity", ...], list["Identity"]
 ]
 DIGEST_SIZE = 16
+_DIGEST = re.compile(f"[0-9a-f]{{{2 * DIGEST_SIZE}}}")
 
 
 def _encode(identity: object) -> bytes:
@@ -118,3 +120,12 @@ def digest(identity: Identity, secret: str | bytes | None = None) -> bytes:
     else:
         hashed.update(_encode(identity))
     return hashed.hexdigest().encode()
+
+
+def is_digest(text: str) -> bool:
+    """Return whether a text can be a digest.
+
+    >>> is_digest(digest(7).decode()), is_digest("7")
+    (True, False)
+    """
+    return bool(_DIGEST.fullmatch(text))

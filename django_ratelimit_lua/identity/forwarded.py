@@ -84,6 +84,17 @@ def parse_network(text: str) -> Network:
     return unmapped(ipaddress.ip_network(text, strict=False))
 
 
+def network_words(network: Network) -> str:
+    """Return a network as text: a single address without its length.
+
+    >>> network_words(parse_network("203.0.113.9")), network_words(parse_network("::/48"))
+    ('203.0.113.9', '::/48')
+    """
+    if network.prefixlen == network.max_prefixlen:
+        return str(network.network_address)
+    return str(network)
+
+
 def covers(network: str, address: str) -> bool:
     """Return whether an address is in a network, both as text; False if either is invalid.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..conf import conf
 from . import Identity
+from .forwarded import network_words
 from .keys import FIELDS, registered_keys
 
 Part = tuple[str, str]
@@ -189,9 +190,7 @@ def _address(value: object, *, is_masked: bool) -> str:
         longest = {4: 24, 6: 56}[network.version]
         if network.prefixlen > longest:
             network = network.supernet(new_prefix=longest)
-    if network.prefixlen == network.max_prefixlen:
-        return str(network.network_address)
-    return str(network)
+    return network_words(network)
 
 
 def _value(value: object, *, is_masked: bool) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self, TypeVar
@@ -15,8 +14,8 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from ..identity import Identity, digest, key_id, secrets_by_id
-from ..identity.forwarded import parse_network
+from ..identity import Identity, digest, is_digest, key_id, secrets_by_id
+from ..identity.forwarded import network_words, parse_network
 from ..identity.keys import EXACT, FIELD_KINDS, field_identity, registered_keys, split_field
 from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.rate import LimitError, Rate
@@ -228,10 +227,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         self.starts = within(self.starts)
         self.ends = within(self.ends)
         if self.network:
-            network = parse_network(self.network)
-            self.network = str(network)
-            if network.prefixlen == network.max_prefixlen:
-                self.network = str(network.network_address)
+            self.network = network_words(parse_network(self.network))
         kind, identity = self.about()
         if identity is not None:
             self.subject = digest(identity).decode()
@@ -375,7 +371,7 @@ class RateLimitOverride(RateFields, AuditedModel):
 
     def _problems_of_digest(self) -> dict[str, object]:
         problems: dict[str, object] = {}
-        if not re.fullmatch("[0-9a-f]{32}", self.client_digest):
+        if not is_digest(self.client_digest):
             problems["client_digest"] = _(
                 "Enter 32 hexadecimal digits, as the inspector shows them."
             )

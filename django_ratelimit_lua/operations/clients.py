@@ -17,7 +17,7 @@ from ..engine.slots import Holder
 from ..exceptions import StoreError
 from ..identity import digest as digest_of
 from ..identity import secrets_by_id
-from ..identity.forwarded import parse_address, parse_network
+from ..identity.forwarded import network_words, parse_address, parse_network
 from ..identity.names import Name, Part
 from ..limits.ban import Ban
 from ..limits.call import Charge
@@ -240,16 +240,8 @@ def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
         address = parse_address(value.partition("/")[0])
         if kind == "ip" and address and digest_of(("ip", str(address))).decode() == digest:
             bits = {4: conf.IPV4_MASK, 6: conf.IPV6_MASK}[address.version]
-            return "network", _network_words(str(address), bits)
+            return "network", network_words(parse_network(f"{address}/{bits}"))
     return "client_digest", digest
-
-
-def _network_words(address: str, bits: int) -> str:
-    """Return a network as overrides name it: a single address without its length."""
-    network = parse_network(f"{address}/{bits}")
-    if network.prefixlen == network.max_prefixlen:
-        return str(network.network_address)
-    return str(network)
 
 
 @dataclass(frozen=True, slots=True)

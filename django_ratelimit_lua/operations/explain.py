@@ -463,12 +463,6 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
 
     Raises:
         StoreError: Redis is unavailable.
-
-    Returns:
-        The names of those that had counted something.
-
-    Raises:
-        StoreError: Redis is unavailable.
     """
     charges = [limit.charge for limit in explanation.met if names is None or limit.name in names]
     if not charges:

@@ -126,10 +126,7 @@ class Planner:
     """Plans one decision: the base class of each face's planner.
 
     A face adds its request, or its identities and limits. A subclass gathers `charges` by the rules
-    in force or, if overrides may apply to them, `parties`.
-
-    A subclass gathers `charges` by the rules in force, and, if overrides may be about them, the
-    same as `parties`.
+    in force, and, if overrides may apply to them, the same as `parties`.
 
     - `options`: those of `build_call`; `adds_up`: what two charges take from one counter is taken
       together; `ignores_blocks`: decide as if no override blocked;

@@ -21,6 +21,7 @@ from ...operations.explain import ExplainedLimit
 from ...operations.formatting import (
     between_words,
     clients_words,
+    count_words,
     moment_element,
     moment_words,
     number_words,
@@ -167,5 +168,5 @@ def health_warnings() -> Iterator[str]:
     for name, total in sorted(totals.items()):
         number = total.counts[FAILED]
         if number:
-            requests = f"{number} request{'s' * (number > 1)}"
+            requests = count_words(number, "request")
             yield f"rule {name!r} could not be applied to {requests} today; see the log"

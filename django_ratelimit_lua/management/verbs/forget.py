@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 from django.core.management.base import CommandError
 
+from ...identity import is_digest
 from ...operations.forgetting import ForgottenIdentity, forget, single_address
 from ...operations.formatting import count_words
 from ..arguments import add_subject, subjects_of
 from . import Printer, VerbOptions, argument, verb
 
-_DIGEST = re.compile("[0-9a-f]{32}")
 NOT_ERASED = (
     "log files, and data that receivers of signals have stored",
     "references on error pages, and digests in copies of data, which cannot be reversed",
@@ -38,7 +37,7 @@ def _forget_identity(command: Printer, options: VerbOptions) -> None:
     if len(subjects) > 1 and any(subject.digest for subject in subjects):
         raise CommandError("--digest names a whole identity; use no other option with it")
     for place, subject in enumerate(subjects):
-        if subject.digest and not _DIGEST.fullmatch(subject.digest):
+        if subject.digest and not is_digest(subject.digest):
             raise CommandError(f"--digest {subject.digest!r}: use 32 hexadecimal digits")
         if subject.address:
             try:
