@@ -14,6 +14,7 @@ from typing import Any
 import redis
 
 ROOT = Path(__file__).parents[1]
+SCREENS = {"desktop": (1280, 900, "light"), "phone": (390, 844, "dark")}
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from django.test import Client
 
 from django_ratelimit_lua.rules.rule import UNWRITABLE
 from django_ratelimit_lua.signals import banned
-from tests.demo import CHROMIUM, DRIVER, headless, start
+from tests.demo import CHROMIUM, DRIVER, SCREENS, headless, start
 from tests.users import OPERATOR
 
 
@@ -99,3 +99,20 @@ def browser(chromium: Any) -> Any:
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     chromium.get_log("browser")
     return chromium
+
+
+@pytest.fixture(scope="module", params=SCREENS)
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A demo that an operator looks at on a screen: see `tests.operators.demo_site`."""
+    from tests.operators import demo_site
+
+    with demo_site(request, tmp_path_factory) as running:
+        yield running
+
+
+@pytest.fixture
+def hand_for(browser: Any, site: Any) -> Callable[[str], Any]:
+    """Makes the operator's `Hand` for a task."""
+    from tests.operators import Hand
+
+    return lambda task: Hand(browser, site, task)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.acceptance.test_admin_browser import complaints, fill
-from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
-from tests.demo import run_in, start
+from tests.operators import Hand, Site
 
 PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
@@ -23,27 +21,9 @@ RateLimitRule.objects.create(
 )
 RateLimitRule.objects.filter(name="reports at once").update(limit=3)
 """
+ENVIRONMENT = {"DJANGO_SETTINGS_MODULE": "tests.long_reports_settings"}
 ATTACKER = "127.0.9.9"
 MINUTE, HOUR, DAY = 60, 3600, 86_400
-
-
-@pytest.fixture(scope="module", params=SCREENS)
-def site(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
-    process, address, redis_url = start(
-        EXAMPLE_DATABASE=str(database), DJANGO_SETTINGS_MODULE="tests.long_reports_settings"
-    )
-    run_in(database, redis_url, PREPARED)
-    yield Site(address, *SCREENS[request.param])
-    process.terminate()
-    process.communicate(timeout=20)
-
-
-@pytest.fixture
-def hand_for(browser: Any, site: Site) -> Callable[[str], Hand]:
-    return lambda task: Hand(browser, site, task)
 
 
 def is_banned_for(site: Site, seconds: int) -> bool:

@@ -5,15 +5,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
-import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.acceptance.test_admin_browser import fill
-from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
-from tests.demo import run_in, start
+from tests.operators import Hand, Site
 
 PREPARED = """
 import datetime
@@ -27,29 +24,6 @@ RateLimitOverride.objects.create(client_digest=of("127.0.5.5"), effect="block", 
 print(*[of(f"127.0.9.{number}") for number in (1, 2, 3)])
 """
 NEIGHBOURS = ("127.0.9.1", "127.0.9.2", "127.0.9.3")
-
-
-@pytest.fixture(scope="module", params=SCREENS)
-def prepared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Site, list[str]]]:
-    """A demo, and the digests of the neighbours."""
-    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
-    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
-    printed = run_in(database, redis_url, PREPARED)
-    yield Site(address, *SCREENS[request.param]), printed.split()
-    process.terminate()
-    process.communicate(timeout=20)
-
-
-@pytest.fixture
-def site(prepared: tuple[Site, list[str]]) -> Site:
-    return prepared[0]
-
-
-@pytest.fixture
-def hand_for(browser: Any, site: Site) -> Callable[[str], Hand]:
-    return lambda task: Hand(browser, site, task)
 
 
 def test_a_refusal_is_explained_from_its_reference(
@@ -101,10 +75,10 @@ def test_a_blocked_client_is_unblocked(site: Site, hand_for: Callable[[str], Han
 
 
 def test_one_of_several_clients_of_a_masked_network_is_blocked(
-    prepared: tuple[Site, list[str]], hand_for: Callable[[str], Hand]
+    site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
     """The rows have one name and several digests; only the one that was chosen is refused."""
-    site, digests = prepared
+    digests = site.printed.split()
     for number, address in enumerate(NEIGHBOURS, start=3):
         assert site.statuses("/address/", number, address) == [200, 200] + [429] * (number - 2)
         assert site.statuses("/", 1, address) == [200]

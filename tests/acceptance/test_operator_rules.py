@@ -7,16 +7,14 @@ As in `test_operator_tasks.py`, clicks are counted, and docs/rules.rst says how 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import yaml
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.acceptance.test_admin_browser import fill
-from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
-from tests.demo import run_in, start
+from tests.operators import Hand, Site
 
 PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
@@ -24,23 +22,6 @@ RateLimitRule.objects.create(name="orders", path="/api/", key="ip", limit=3, uni
 RateLimitRule.objects.create(name="user", limit=3, unit="h")  # The scope of a DRF throttle.
 RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit=50, unit="h")
 """
-
-
-@pytest.fixture(scope="module", params=SCREENS)
-def site(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
-    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
-    run_in(database, redis_url, PREPARED)
-    yield Site(address, *SCREENS[request.param])
-    process.terminate()
-    process.communicate(timeout=20)
-
-
-@pytest.fixture
-def hand_for(browser: object, site: Site) -> Callable[[str], Hand]:
-    return lambda task: Hand(browser, site, task)
 
 
 def test_a_lower_limit_is_added_to_that_of_the_code(

@@ -1,31 +1,19 @@
 """What an operator does under pressure, in a real browser, in so many clicks; then, a real request
-shows its effect.
-
-A click is a press of a link or a button, or a choice in a list; typing is none. Each task begins at
-the admin's index, logged in, and takes as many clicks as docs/rules.rst says.
+shows its effect. See `tests/operators.py`.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from collections.abc import Callable
+from typing import Any
 
-import pytest
-from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.test_admin_browser import complaints, fill, goes_on, log_in, look, problems_of
-from tests.demo import ROOT, run_in, screenshot, start
+from tests.acceptance.test_admin_browser import fill
+from tests.operators import Hand, Site
 
-DOCS = (ROOT / "docs" / "rules.rst").read_text(encoding="utf-8")
-CLICKS = {
-    task: int(number)
-    for task, number in re.findall(r"^   \* - (.+)\n     - (\d+)$", DOCS, re.MULTILINE)
-}
 PREPARED = """
 import datetime
 from django.utils import timezone
@@ -36,121 +24,6 @@ rule.limit = 100
 rule.save()
 RateLimitRule.objects.create(name="tried out", path="/clock/", key="ip", limit=2, unit="h", mode="shadow")
 """  # noqa: E501
-
-
-class Answer(NamedTuple):
-    """What a request of a visitor was answered."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: str
-
-
-class Site(NamedTuple):
-    """A demo, and the screen that it is looked at on."""
-
-    address: str
-    width: int
-    height: int
-    scheme: str
-
-    def ask(self, path: str, method: str = "GET", source: str = "127.0.0.1", **form: str) -> Answer:
-        """A real request, from any address of this machine's own network."""
-        place = urlsplit(self.address)
-        assert place.hostname is not None
-        connection = http.client.HTTPConnection(
-            place.hostname, place.port, source_address=(source, 0)
-        )
-        headers = {"Accept": "application/json"}
-        if method == "POST":
-            connection.request("GET", "/login/", headers=headers)
-            page = connection.getresponse()
-            page.read()
-            token = re.search(r"csrftoken=(\w+)", page.headers["Set-Cookie"] or "")
-            assert token is not None
-            form |= {"csrfmiddlewaretoken": token[1]}
-            headers |= {"Cookie": token[0], "Content-Type": "application/x-www-form-urlencoded"}
-        connection.request(method, path, urlencode(form), headers)
-        response = connection.getresponse()
-        answer = Answer(response.status, response.headers, response.read().decode())
-        connection.close()
-        return answer
-
-    def statuses(self, path: str, times: int, source: str = "127.0.0.1") -> list[int]:
-        """What so many requests are answered."""
-        return [self.ask(path, source=source).status for _ in range(times)]
-
-
-class Hand:
-    """The operator's: counts its clicks, and has axe look at every page that it comes to, in the
-    dark.
-    """
-
-    def __init__(self, browser: Any, site: Site, task: str) -> None:
-        self.browser, self.site, self.task, self.clicks = browser, site, task, 0
-        log_in(browser, site.address)
-        look(browser, site.width, site.height, site.scheme)
-
-    def press(self, selector: str) -> None:
-        """Press what leads to another page; it is found by a CSS selector, or by the words of a
-        link.
-        """
-        how = "css selector" if re.search(r"[.#\[>]", selector) else "link text"
-        self.press_on(self.browser.find_element(how, selector))
-
-    def press_on(self, element: Any) -> None:
-        """The same, for an element."""
-        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-        goes_on(self.browser, element.click)
-        self.clicks += 1
-        if self.site.scheme == "dark":
-            # The light pages are checked by the tests in a browser.
-            assert problems_of(self.browser) == []
-        name = (
-            f"task-{self.task.replace(' ', '-')}-{self.clicks}-{self.site.width}-{self.site.scheme}"
-        )
-        screenshot(self.browser, name)
-        assert self.browser.execute_script(
-            "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-        ), name
-
-    def choose(self, name: str, value: str) -> None:
-        """Choose in a list."""
-        self.choose_on(self.browser.find_element("name", name), value)
-
-    def choose_on(self, element: Any, value: str) -> None:
-        """The same, for an element."""
-        Select(element).select_by_value(value)
-        self.clicks += 1
-
-    def text(self, selector: str) -> str:
-        """What is read there."""
-        return str(self.browser.find_element("css selector", selector).text)
-
-    def is_done(self) -> None:
-        """It took as many clicks as are promised, and the browser complained about nothing."""
-        assert (self.task, self.clicks) == (self.task, CLICKS[self.task])
-        assert complaints(self.browser) == []
-
-
-SCREENS = {"desktop": (1280, 900, "light"), "phone": (390, 844, "dark")}
-
-
-@pytest.fixture(scope="module", params=SCREENS)
-def site(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
-    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
-    run_in(database, redis_url, PREPARED)
-    yield Site(address, *SCREENS[request.param])
-    process.terminate()
-    process.communicate(timeout=20)
-
-
-@pytest.fixture
-def hand_for(browser: Any, site: Site) -> Callable[[str], Hand]:
-    return lambda task: Hand(browser, site, task)
 
 
 def test_an_operator_lowers_a_limit_in_the_code(

@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from tests.acceptance.test_admin_browser import complaints, fill
-from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
-from tests.demo import start
-
-
-@pytest.fixture(scope="module", params=SCREENS)
-def site(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
-    process, address, _redis = start(EXAMPLE_DATABASE=str(database))
-    yield Site(address, *SCREENS[request.param])
-    process.terminate()
-    process.communicate(timeout=20)
+from tests.operators import Hand, Site
 
 
 def pays(site: Site) -> list[int]:

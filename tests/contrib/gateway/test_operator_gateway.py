@@ -5,30 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
 from tests.acceptance.test_admin_browser import complaints, fill
-from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site
-from tests.demo import run_in, start
+from tests.operators import Hand, Site
 
 PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
 RateLimitRule.objects.create(name="mail", group="mail", key="user", limit=3, unit="h")
 """
-
-
-@pytest.fixture(scope="module", params=SCREENS)
-def site(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Site]:
-    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
-    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
-    run_in(database, redis_url, PREPARED)
-    yield Site(address, *SCREENS[request.param])
-    process.terminate()
-    process.communicate(timeout=20)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="NO CURL TEST: curl is not installed")

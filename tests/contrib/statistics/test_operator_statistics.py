@@ -11,9 +11,9 @@ import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.acceptance.test_admin_browser import fill
-from tests.acceptance.test_operator_tasks import SCREENS, Hand, Site, hand_for  # noqa: F401
 from tests.access_log import access
-from tests.demo import run_in, start
+from tests.demo import SCREENS
+from tests.operators import Hand, Site, demo_site
 
 USERS = """
 from django.contrib.auth.models import User
@@ -21,7 +21,7 @@ from django.core.management import call_command
 call_command("migrate", verbosity=0)
 User.objects.create_superuser("grace", password="hopper")
 """
-RULES = """
+PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
 for name, path, mode in (
     ("steady", "/address/", "enforce"),
@@ -37,13 +37,8 @@ def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
     """A demo that has counted nothing: it makes up its statistics with its users."""
-    database = tmp_path_factory.mktemp("demo") / "db.sqlite3"
-    run_in(database, "redis://127.0.0.1:1/0", USERS)
-    process, address, redis_url = start(EXAMPLE_DATABASE=str(database))
-    run_in(database, redis_url, RULES)
-    yield Site(address, *SCREENS[request.param])
-    process.terminate()
-    process.communicate(timeout=20)
+    with demo_site(request, tmp_path_factory, USERS) as running:
+        yield running
 
 
 def shown(hand: Hand, words: str) -> None:
@@ -60,7 +55,7 @@ def shown(hand: Hand, words: str) -> None:
 
 def test_who_was_refused_most_in_the_last_hour(
     site: Site,
-    hand_for: Callable[[str], Hand],  # noqa: F811
+    hand_for: Callable[[str], Hand],
 ) -> None:
     """Two clients of one network, and one of another: each has the number of its own refusals."""
     refused = [
@@ -85,7 +80,7 @@ def test_30_instead_of_10_a_minute(
     name: str,
     path: str,
     site: Site,
-    hand_for: Callable[[str], Hand],  # noqa: F811
+    hand_for: Callable[[str], Hand],
 ) -> None:
     """40 requests of one client: 30 would have refused 10 of them, also in shadow mode. Once it is
     in force, it does.
@@ -114,7 +109,7 @@ def test_30_instead_of_10_a_minute(
 
 def test_30_instead_of_10_a_minute_from_a_log(
     site: Site,
-    hand_for: Callable[[str], Hand],  # noqa: F811
+    hand_for: Callable[[str], Hand],
     tmp_path: Path,
 ) -> None:
     """A client of the log came 40 times in a minute, another 12 times: the limit of today
@@ -147,7 +142,7 @@ def test_30_instead_of_10_a_minute_from_a_log(
 
 def test_without_scripts_the_page_answers_as_well(
     site: Site,
-    hand_for: Callable[[str], Hand],  # noqa: F811
+    hand_for: Callable[[str], Hand],
 ) -> None:
     """The number is sent with the form."""
     site.statuses("/orders/", 3, "127.0.30.1")
