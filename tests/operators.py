@@ -129,10 +129,11 @@ def demo_site(
     factory: pytest.TempPathFactory,
     before: str = "",
 ) -> Iterator[Site]:
-    """A demo on one of the `SCREENS`.
+    """A demo.
 
-    `before`: code that its database runs before it starts. The module of the tests may have
-    `PREPARED`, code that runs then, and `ENVIRONMENT`, variables of its process.
+    `before`: code that its database runs before it starts. The module of the tests has `SCREEN`,
+    which of the `SCREENS` it is looked at on, and may have `PREPARED`, code that runs then, and
+    `ENVIRONMENT`, variables of its process.
     """
     database = factory.mktemp("demo") / "db.sqlite3"
     if before:
@@ -141,6 +142,6 @@ def demo_site(
     process, address, redis_url = start(EXAMPLE_DATABASE=str(database), **environment)
     prepared = getattr(request.module, "PREPARED", "")
     printed = run_in(database, redis_url, prepared) if prepared else ""
-    yield Site(address, *SCREENS[request.param], printed)
+    yield Site(address, *SCREENS[request.module.SCREEN], printed)
     process.terminate()
     process.communicate(timeout=20)

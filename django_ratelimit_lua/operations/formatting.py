@@ -93,6 +93,20 @@ def breakable(text: str) -> SafeString:
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
+def limit_words(limit: str) -> SafeString:
+    """Return the name of a limit for a page, and below it what tells it from others of that name.
+
+    >>> limit_words("search:*:ip:10/s")
+    'search<div class="quiet">ip:<wbr>10/<wbr>s</div>'
+    """
+    name, _colon, rest = limit.partition(":")
+    if not rest:
+        return breakable(name)
+    return format_html(
+        '{}<div class="quiet">{}</div>', breakable(name), breakable(rest.removeprefix("*:"))
+    )
+
+
 def moment_words(moment: datetime.datetime) -> str:
     """Return "14:05" for today, otherwise "23 Nov, 14:05", with the year if it is another."""
     local = local_moment(moment)

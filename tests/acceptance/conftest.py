@@ -12,7 +12,7 @@ from django.test import Client
 
 from django_ratelimit_lua.rules.rule import UNWRITABLE
 from django_ratelimit_lua.signals import banned
-from tests.demo import CHROMIUM, DRIVER, SCREENS, headless, start
+from tests.demo import CHROMIUM, DRIVER, headless, start
 from tests.users import OPERATOR
 
 
@@ -101,9 +101,9 @@ def browser(chromium: Any) -> Any:
     return chromium
 
 
-@pytest.fixture(scope="module", params=SCREENS)
+@pytest.fixture(scope="module")
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A demo that an operator looks at on a screen: see `tests.operators.demo_site`."""
+    """A demo that an operator looks at: see `tests.operators.demo_site`."""
     from tests.operators import demo_site
 
     with demo_site(request, tmp_path_factory) as running:

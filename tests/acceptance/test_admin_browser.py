@@ -205,45 +205,6 @@ def problems_of(browser: Any, *rules: str) -> list[Any]:
     return problems
 
 
-def signs_in(demo: str, name: str, password: str) -> int:
-    """What the login form of the site answers a browser of one's own: 302 leads inside."""
-    cookies = http.cookiejar.CookieJar()
-    client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
-    client.open(f"{demo}login/")
-    token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
-    form = urllib.parse.urlencode(
-        {"username": name, "password": password, "csrfmiddlewaretoken": token}
-    )
-    try:
-        client.open(urllib.request.Request(f"{demo}login/", form.encode(), {"Referer": demo}))
-    except urllib.error.HTTPError as error:
-        return error.code
-    return 302 if "sessionid" in {cookie.name for cookie in cookies} else 200
-
-
-def test_an_operator_unlocks_a_customer_at_the_login(browser: Any, demo: str) -> None:
-    """From the admin's index in five presses: what refuses is found by the path alone, and the
-    right password works.
-    """
-    assert [signs_in(demo, "ada", "guess") for _ in range(6)] == [200] * 5 + [429]
-    assert signs_in(demo, "ada", "lovelace") == 429
-    browser.set_window_size(1280, 1000)
-    log_in(browser, demo)
-    goes_on(browser, browser.find_element("css selector", ".model-inspector a").click)
-    fill(browser, path="/login/", address="127.0.0.1")
-    press(browser, ".submit-row [type=submit]")
-    press(browser, "button[name=as][value=POST]")
-    fill(browser, **{"post:username": "ada"})
-    press(browser, ".ratelimit-missing .ratelimit-acts button")
-    assert "would be refused" in browser.find_element("id", "found").text
-    assert "5 / 5" in browser.find_element("css selector", ".ratelimit-row.refused").text
-    screenshot(browser, "admin-refused")
-    press(browser, "button[value=reset]")
-    assert "would be allowed" in browser.find_element("id", "found").text
-    assert signs_in(demo, "ada", "lovelace") == 302
-    assert complaints(browser) == []
-
-
 def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str) -> None:
     """Create with a preview, save, change, restore, block, unblock, reset, enforce."""
     browser.set_window_size(1280, 1000)

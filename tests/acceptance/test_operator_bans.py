@@ -13,6 +13,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from tests.acceptance.test_admin_browser import complaints, fill
 from tests.operators import Hand, Site
 
+SCREEN = "desktop"
 PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
 RateLimitRule.objects.create(name="growing", path="/address/", key="ip", limit=1, unit="m")

@@ -16,6 +16,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from tests.acceptance.test_admin_browser import fill
 from tests.operators import Hand, Site
 
+SCREEN = "phone"
 PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
 RateLimitRule.objects.create(name="orders", path="/api/", key="ip", limit=3, unit="h")

@@ -14,6 +14,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from tests.acceptance.test_admin_browser import fill
 from tests.operators import Hand, Site
 
+SCREEN = "desktop"
 PREPARED = """
 import datetime
 from django.utils import timezone

@@ -26,6 +26,7 @@ from django.core.management import call_command  # noqa: E402
 
 from tests.bench.measure import DIRECT  # noqa: E402
 from tests.bench.peers.limiters import BARE_NAME, DRF_VIEW, LIMITERS, VIEW  # noqa: E402
+from tests.bench.peers.promises import measure_promises  # noqa: E402
 from tests.bench.peers.requests import CONNECTIONS, measure_requests  # noqa: E402
 from tests.bench.peers.rounds import (  # noqa: E402
     IDENTITIES,
@@ -233,7 +234,28 @@ def main() -> None:
     server.stop()
 
 
-PARTS = {"hits": hits, "coroutines": coroutines, "processes": processes, "requests": requests}
+def promises(rounds: int) -> list[str]:
+    """What happens to limits of ten when it matters. It comes last, because it stops the server."""
+    found = measure_promises()
+    columns = [
+        ("100 at once, limit 10", plain(found, "at_once")),
+        ("most in a second, limit 10/s", plain(found, "in_a_second")),
+        ("lost by refusals of another limit", plain(found, "lost")),
+        ("Redis hangs", plain(found, "hung", "{}")),
+        ("Redis is gone", plain(found, "down", "{}")),
+        ("Retry-After", plain(found, "retry_after", "{}")),
+    ]
+    text = [table("Promises, tried", list(found), columns), *failures(found)]
+    return text
+
+
+PARTS = {
+    "hits": hits,
+    "coroutines": coroutines,
+    "processes": processes,
+    "requests": requests,
+    "promises": promises,
+}
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,8 @@ from typing import Any
 from tests.acceptance.test_admin_browser import complaints, fill
 from tests.operators import Hand, Site
 
+SCREEN = "desktop"
+
 
 def pays(site: Site) -> list[int]:
     """What three payments are answered."""

@@ -11,6 +11,7 @@ import pytest
 from tests.acceptance.test_admin_browser import complaints, fill
 from tests.operators import Hand, Site
 
+SCREEN = "phone"
 PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
 RateLimitRule.objects.create(name="mail", group="mail", key="user", limit=3, unit="h")

@@ -12,7 +12,6 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.acceptance.test_admin_browser import fill
 from tests.access_log import access
-from tests.demo import SCREENS
 from tests.operators import Hand, Site, demo_site
 
 USERS = """
@@ -21,6 +20,7 @@ from django.core.management import call_command
 call_command("migrate", verbosity=0)
 User.objects.create_superuser("grace", password="hopper")
 """
+SCREEN = "phone"
 PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
 for name, path, mode in (
@@ -32,7 +32,7 @@ for name, path, mode in (
 """
 
 
-@pytest.fixture(scope="module", params=SCREENS)
+@pytest.fixture(scope="module")
 def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:

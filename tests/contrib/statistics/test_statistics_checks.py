@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from django.core.checks import run_checks
 
+pytestmark = pytest.mark.usefixtures("no_others")
+
 
 def found() -> list[tuple[str, str]]:
     """Their messages, by id."""
