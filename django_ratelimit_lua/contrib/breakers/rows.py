@@ -97,19 +97,13 @@ class Thresholds:
         """Return how long a process renews the slot of a probe that does not end."""
         return max(self.open_max_us, self.probe_us)
 
-    @property
-    def step_us(self) -> int:
-        """Return the duration of a step of the ramp. All steps last as long as the first pause."""
-        return self.open_us // 3
-
-    def reason(self, total: int, failures: int, slow: int, share: int = 100) -> str:
+    def reason(self, total: int, failures: int, slow: int) -> str:
         """Return why these numbers of outcomes open the breaker; empty if they do not.
 
         Args:
             total: The number of calls.
             failures: The number of failed calls.
             slow: The number of slow calls.
-            share: The percentage of calls that are let through.
 
         >>> (
         ...     Thresholds().reason(20, 10, 0),
@@ -118,12 +112,9 @@ class Thresholds:
         ... )
         ('failure_ratio', '', 'failures')
         """
-        minimum = self.minimum
-        if share < 100:
-            minimum = min(minimum, max(self.probes, -(-minimum * share // 100)))
-        if self.failures is not None and failures >= max(1, -(-self.failures * share // 100)):
+        if self.failures is not None and failures >= self.failures:
             return "failures"
-        if total < minimum:
+        if total < self.minimum:
             return ""
         if self.failure_ppm is not None and failures * PPM >= self.failure_ppm * total:
             return "failure_ratio"
