@@ -23,6 +23,7 @@ from .keys import (
     MINUTE,
     MINUTES_KEPT,
     SITE,
+    TOP_HOURS,
     TOTALS,
     key_of,
     site_key,
@@ -338,7 +339,7 @@ def lists_of(name: str, span: Span) -> list[list[bytes]]:
     if span.is_by_minute:
         suffixes = [b"top:minute:%d" % minute for minute in span.parts(MINUTE)]
     else:
-        suffixes = [b"top:%d" % hour for hour in span.parts(HOUR)[-24:]]
+        suffixes = [b"top:%d" % hour for hour in span.parts(HOUR)[-TOP_HOURS:]]
     replies = ask([(b"HGETALL", key_of(name, suffix)) for suffix in suffixes])
     return [reply[1::2] for reply in replies]
 

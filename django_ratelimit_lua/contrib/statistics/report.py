@@ -268,7 +268,6 @@ class Report(NamedLimit, Numbers):
     units: int
     near_limit: int
     points: Sequence[Point]
-    changes: Sequence[RateLimitChange]
     curves: Sequence[Curve]
     since: datetime.datetime
     counts_since: Counts
@@ -301,8 +300,6 @@ class Encoder(DjangoJSONEncoder):
     def default(self, o: object) -> object:
         if isinstance(o, Curve):
             return curve_members(o)
-        if isinstance(o, RateLimitChange):
-            return {"at": moment_of(o.at.timestamp()), "by": o.by, "action": o.action, "pk": o.pk}
         if isinstance(o, Limit):
             return {
                 "limit": o.rate.limit,
@@ -507,7 +504,6 @@ def one(name: str, period: str) -> Report:
         units=whole.units,
         near_limit=whole.near,
         points=_points(points),
-        changes=changes_of(name, span),
         curves=curves(what, span, histograms, counts_since, whole.units),
         since=moment_of(histograms.since),
         counts_since=counts_since,
@@ -575,11 +571,18 @@ def _people_beyond(marks: Marks, units: int) -> Between:
 
 def _other_limits(what: NamedLimit, span: Span) -> list[str]:
     """Return why some clients, or all for some of the time, had another limit."""
-    overrides = RateLimitOverride.objects.between(*_moments(span)).filter(effect="limit")
-    changes = changes_of(what.name, span)
-    has_changed = any(change.action != RateLimitChange.Action.CREATED for change in changes)
+    start, end = _moments(span)
+    overrides = RateLimitOverride.objects.between(start, end).filter(effect="limit")
+    changes = RateLimitChange.objects.using(primary()).filter(
+        kind=RateLimitChange.Kind.RULE, at__gte=start, at__lt=end
+    )
+    if UNWRITABLE.search(what.name):
+        changes = changes.none()
+    changes = changes.filter(name=what.name)
+    if not _in_code(what.name).limits:  # Before the rule was created, there was no limit.
+        changes = changes.exclude(action=RateLimitChange.Action.CREATED)
     reasons = {
-        "changes": has_changed or (changes and _in_code(what.name).limits),
+        "changes": changes.exists(),
         "overrides": overrides.filter(Q(rule=None) | Q(rule=what.rule)).exists(),
         "tiers": RateLimitTier.objects.filter(rule=what.rule).exists(),
     }
@@ -657,17 +660,6 @@ def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
         day = days.setdefault(moment_of(point.moment).date(), stats.Point(point.moment, Counter()))
         day.counts.update(point.counts)
     return list(days.values())
-
-
-def changes_of(name: str, span: Span) -> Sequence[RateLimitChange]:
-    """Return the changes of a rule in a time span, the earliest first."""
-    if UNWRITABLE.search(name):
-        return []
-    start, end = _moments(span)
-    changes = RateLimitChange.objects.using(primary()).filter(
-        kind=RateLimitChange.Kind.RULE, name=name, at__gte=start, at__lt=end
-    )
-    return list(changes.order_by("at", "pk")[:100])
 
 
 def _moments(span: Span) -> list[datetime.datetime]:
