@@ -157,8 +157,8 @@ class PerMinute:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers(Counts):
-    """The counts of a span.
+class Course(Counts):
+    """The counts of a period, also step by step, of the whole site or of one name.
 
     - `p95_seconds`: the 95th percentile of the decision time;
     - `sources`: decisions by source.
@@ -168,6 +168,8 @@ class Numbers(Counts):
     per_minute: PerMinute = PerMinute()
     p95_seconds: float | None = None
     sources: Mapping[str, int] = field(default_factory=dict)
+    period: str = "day"
+    points: Sequence[Point] = ()
 
     @property
     def source_words(self) -> str:
@@ -179,14 +181,6 @@ class Numbers(Counts):
             for source, of in ordered
             if of
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course(Numbers):
-    """The counts of a period step by step, of the whole site or of one name."""
-
-    period: str = "day"
-    points: Sequence[Point] = ()
 
     @property
     def spark(self) -> SafeString | str:
@@ -251,7 +245,7 @@ class Overview:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(NamedLimit, Numbers):
+class Report(NamedLimit, Course):
     """The counts of one rule or call site in a period.
 
     - `since`: the beginning of counts that are not stored by minute, at the start of an hour or a
@@ -260,14 +254,12 @@ class Report(NamedLimit, Numbers):
     """
 
     at: datetime.datetime
-    period: str
     from_: datetime.datetime
     to: datetime.datetime
     step_seconds: int
     people_refused: int
     units: int
     near_limit: int
-    points: Sequence[Point]
     curves: Sequence[Curve]
     since: datetime.datetime
     counts_since: Counts
@@ -360,7 +352,7 @@ def _in_code(name: str) -> NamedLimit:
 
 
 def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the fields of `Numbers` about the last minutes, for each name."""
+    """Return the fields of `Course` about the last minutes, for each name."""
     seconds, counts = stats.lately(names)
     histograms = stats.details_of(names, Span.last(2 * HOUR, HOUR))
     return {

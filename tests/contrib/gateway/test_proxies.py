@@ -10,7 +10,6 @@ import yaml
 from django.core.management import CommandError, call_command
 
 from django_ratelimit_lua.contrib.gateway.proxies import FILES, GRPC
-from django_ratelimit_lua.models import RateLimitRule
 from docs.gateway_files import FOLDER, printed
 
 pytestmark = pytest.mark.django_db
