@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from django.core.exceptions import ValidationError
 from django.db import router, transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -208,12 +207,10 @@ def force(
         The row of the breaker.
 
     Raises:
-        ValidationError: The end is in the past, or an argument is invalid.
+        ValidationError: An argument is invalid.
     """
     with transaction.atomic(router.db_for_write(RateLimitBreaker)):
         row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
-        if until is not None and until <= timezone.now():
-            raise ValidationError({"until": _("Enter a time in the future.")})
         row.forced = how
         row.until = until
         row.why = why
