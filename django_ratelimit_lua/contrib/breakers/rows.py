@@ -217,10 +217,6 @@ class Force:
     how: Forced
     until_us: int | None = None
 
-    def lasts(self, now_us: int) -> bool:
-        """Return whether the forced state is in force at a moment, in microseconds since 1970."""
-        return self.until_us is None or now_us < self.until_us
-
 
 @dataclass(frozen=True, slots=True)
 class BreakerRow:
@@ -231,10 +227,11 @@ class BreakerRow:
     force: Force | None = None
 
     def forced(self, now_us: int) -> Force | None:
-        """Return the forced state, if it is in force at a moment."""
-        if self.force is not None and self.force.lasts(now_us):
-            return self.force
-        return None
+        """Return the forced state, if it is in force at a moment, in microseconds since 1970."""
+        force = self.force
+        if force is None or (force.until_us is not None and now_us >= force.until_us):
+            return None
+        return force
 
     def over(self, base: Thresholds) -> Thresholds:
         """Return the thresholds of the row, completed by `base`. Raises `BreakerError`."""

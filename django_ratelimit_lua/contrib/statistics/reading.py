@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...operations.curve import Between
 from ...store import Patience, get_store, rules_key
 from .buckets import quantile, units_range
 from .keys import (
@@ -126,7 +127,7 @@ class Detail(NamedTuple):
         """Return the maximum number of seconds that this share of the decisions took."""
         return quantile(share, self.times)
 
-    def beyond(self, period_us: int, units: int) -> tuple[int, int]:
+    def beyond(self, period_us: int, units: int) -> Between:
         """Return the bounds of the number of requests that came above this number of units.
 
         The buckets of large numbers are not exact.
@@ -139,7 +140,7 @@ class Detail(NamedTuple):
                 least += number
             if high > units:
                 most += number
-        return least, most
+        return Between(least, most)
 
 
 class Totals(NamedTuple):

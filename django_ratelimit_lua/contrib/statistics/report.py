@@ -539,7 +539,7 @@ def curves(
                 now,
                 requests=used.total(),
                 people=marks.people,
-                find_requests=partial(_requests_beyond, histograms, period_us),
+                find_requests=partial(histograms.beyond, period_us),
                 find_people=partial(_people_beyond, marks),
                 most=max(marks.marks, default=0),
                 refused=refused,
@@ -550,10 +550,6 @@ def curves(
             )
         )
     return found
-
-
-def _requests_beyond(histograms: Detail, period_us: int, units: int) -> Between:
-    return Between(*histograms.beyond(period_us, units))
 
 
 def _people_beyond(marks: Marks, units: int) -> Between:
