@@ -144,20 +144,18 @@ def thresholds(
 ) -> Thresholds:
     """Return the given thresholds over those of a base.
 
+    Others are ignored, because a process of another version may have recorded them.
+
     Raises:
-        BreakerError: A threshold is invalid or unknown, or they contradict each other.
+        BreakerError: A threshold is invalid, or they contradict each other.
 
     >>> thresholds("x", {"slow": "2s", "failures": 5}).slow_us
     2000000
     """
-    if unknown := sorted(set(given) - set(TUNED)):
-        raise BreakerError(
-            name, "", f"unknown {', '.join(unknown)}; known thresholds: {', '.join(TUNED)}"
-        )
     values = {
         _ATTRIBUTES[field]: _read(name, field, value)
         for field, value in given.items()
-        if value is not None or field in NULLABLE
+        if field in TUNED and (value is not None or field in NULLABLE)
     }
     found = replace(base or Thresholds(), **values)
     if found.open_max_us < found.open_us:
