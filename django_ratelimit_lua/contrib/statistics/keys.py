@@ -84,8 +84,3 @@ def key_of(name: str, suffix: bytes) -> bytes:
 def site_key(suffix: bytes) -> bytes:
     """Return a key that does not belong to a single name."""
     return conf.CACHE_PREFIX + b"{stats}:" + suffix
-
-
-def readable(name: str) -> str:
-    """Return a name for systems that do not accept lone surrogates."""
-    return name.encode(errors="replace").decode()
