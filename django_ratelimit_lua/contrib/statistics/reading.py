@@ -470,8 +470,9 @@ def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[Cou
 
 
 def ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
-    """Return the replies to commands. What this process has counted is written first, if Redis
-    accepts it within a second.
+    """Return the replies to commands.
+
+    What this process has counted is written first, if Redis accepts it within a second.
     """
     recorder.flush(patience or Patience(FLUSH_SECONDS))
     store = get_store(background=True)
