@@ -43,7 +43,7 @@ def test_a_recipe_against_guessing_has_three_limits(path: Path) -> None:
 
 
 def test_recipes_against_guessing_exist() -> None:
-    """The quickstart, the middleware, outcomes, and the example site."""
-    assert {"quickstart.rst", "middleware.rst", "outcomes.rst", "views.py"} <= {
+    """On the pages on logins, outcomes and bans, and in the example site."""
+    assert {"login.rst", "count-by-outcome.rst", "ban-repeat-offenders.rst", "views.py"} <= {
         path.name for path in RECIPES
     }
