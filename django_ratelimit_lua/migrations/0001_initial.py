@@ -34,7 +34,7 @@ class Migration(migrations.Migration):
                 ('kind', models.CharField(choices=django_ratelimit_lua.models.change.kind_choices, max_length=10, verbose_name='kind')),
                 ('object_id', models.BigIntegerField(db_index=True, null=True, verbose_name='row')),
                 ('name', models.CharField(max_length=300, verbose_name='name')),
-                ('action', models.CharField(choices=[('created', 'created'), ('changed', 'changed'), ('deleted', 'deleted'), ('bulk', 'bulk change'), ('reset', 'reset'), ('banned', 'banned'), ('unbanned', 'ban lifted')], max_length=10, verbose_name='action')),
+                ('action', models.CharField(choices=[('created', 'created'), ('changed', 'changed'), ('deleted', 'deleted'), ('bulk', 'bulk change'), ('reset', 'reset'), ('unbanned', 'ban lifted')], max_length=10, verbose_name='action')),
                 ('before', models.JSONField(null=True, verbose_name='before')),
                 ('after', models.JSONField(null=True, verbose_name='after')),
                 ('subjects', models.TextField(blank=True, verbose_name='digests of the subjects')),
