@@ -90,6 +90,7 @@ class FallbackLimiter:
 
     def on_store_up(self, **kwargs: object) -> None:
         self._wait_for_others()
+        held_slots.note_outage()
         if counters.is_owing:
             self.task.start()
 
