@@ -76,4 +76,4 @@ class _Tally:
 
 def _bucket(limit: Limit) -> Bucket:
     # The whole limit, because no other process shares it.
-    return Bucket(limit, ProcessShare(0, 1, 1))
+    return Bucket(limit, ProcessShare(0, 1))

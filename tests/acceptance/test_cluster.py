@@ -320,7 +320,7 @@ def test_edited_split_rules_apply_in_a_cluster_within_a_second(
     """What is decided in the process and what is asked apart in a cluster go by one look at the
     rules, not by two.
     """
-    set_part(monkeypatch, ProcessShare(0, 1, 1))
+    set_part(monkeypatch, ProcessShare(0, 1))
     limiter = RateLimiter("x", "100000/h", split="equal")
     RateLimitRule.objects.create(name="x", limit=90_000, unit="h", split="equal")
     until(lambda: limiter.hit("x").limits[0].limit == 90_000, "the first edit holds", 2)

@@ -48,10 +48,7 @@ def _health(command: Printer, options: VerbOptions) -> None:
         command.say(f"{task.name}: {task.purpose} ({state})")
     for process in status.processes:
         age = duration_words(time.time() - process.since)
-        parts = "; ".join(
-            f"{part.units} of {part.limit} of {part.name} (weight {part.weight:g})"
-            for part in process.parts
-        )
+        parts = "; ".join(f"{part.units} of {part.limit} of {part.name}" for part in process.parts)
         command.say(
             f"process {process.pid} on {process.host}, up for {age}: {parts or 'no split limit'}"
         )
