@@ -90,7 +90,6 @@ class FallbackLimiter:
 
     def on_store_up(self, **kwargs: object) -> None:
         self._wait_for_others()
-        held_slots.note_outage()
         if counters.is_owing:
             self.task.start()
 
@@ -101,7 +100,7 @@ class FallbackLimiter:
 
     def _wait_for_others(self) -> None:
         with self._lock:
-            self._back_at = time.monotonic()
+            self._back_at = held_slots.outage_at = time.monotonic()
             self.is_recovering = True
 
     def _share_of(self, call: Call) -> Call | None:

@@ -86,7 +86,6 @@ class HeldSlot:
     - `is_local`: this process granted the slot while Redis was unavailable, and Redis does not have
       it yet;
     - `is_late`: the slot may have ended in Redis, which was unavailable, and that was reported;
-    - `is_doubtful`: Redis was unavailable, and may have lost the slot;
     - `is_lost`: the slot has ended while it was held.
     """
 
@@ -101,13 +100,12 @@ class HeldSlot:
     held_at: float = field(default_factory=time.monotonic)
     renewed_at: float = field(default_factory=time.monotonic)
     is_late: bool = False
-    is_doubtful: bool = False
     is_lost: bool = False
 
     @property
     def may_be_gone(self) -> bool:
         """Return whether Redis may not have the slot."""
-        return self.is_local or self.is_late or self.is_doubtful
+        return self.is_local or self.is_late or self.renewed_at < held_slots.outage_at
 
     @property
     def ends_at(self) -> float:
@@ -190,6 +188,9 @@ class HeldSlots:
     """The time by which calls are decided, in microseconds since 1970; None: by the server's clock.
     """
 
+    outage_at = float("-inf")
+    """The last moment (monotonic) at which Redis was unavailable."""
+
     def __init__(self) -> None:
         self._begin()
         self.task = Task(
@@ -254,11 +255,6 @@ class HeldSlots:
         if not self.task.is_running:
             self._step_without_thread()
         return dropped
-
-    def note_outage(self) -> None:
-        """Take the held slots again with the next renewal: Redis may have lost them."""
-        for slot in self.all():
-            slot.is_doubtful = True
 
     def release_later(self, slots: Iterable[HeldSlot]) -> None:
         """Release these slots, which are held no more, as soon as Redis is available."""
@@ -331,8 +327,9 @@ class HeldSlots:
         for slot, answer in zip(slots, answers, strict=True):
             if answer:
                 slot.renewed_at = asked_at
-                slot.is_local = slot.is_late = slot.is_doubtful = False
+                slot.is_local = slot.is_late = False
             elif answer is None:
+                self.outage_at = time.monotonic()
                 unasked.append(slot)
             else:
                 gone.append(slot)
