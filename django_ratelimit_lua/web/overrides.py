@@ -42,6 +42,9 @@ BLOCK = "block"
 NOTHING = Limit(BLOCK, "1/s")
 """The limit of such a block, of which nothing is taken."""
 
+_UNKNOWN = "Overrides by %s are not applied, because its value cannot be determined: %s: %s"
+_unknown_kinds: set[str] = set()
+"""The kinds of subjects that could not be determined; the log names each once."""
 REFUSED = (
     Http404,
     PermissionDenied,
@@ -137,10 +140,12 @@ def override_subjects(
             raise
         except Exception as error:
             # For example, the database is down. Limits that do not need the subject continue.
-            unknown_kinds.add(kind, error)
+            if kind not in _unknown_kinds:
+                logger.error(_UNKNOWN, kind, type(error).__name__, error, exc_info=error)
+            _unknown_kinds.add(kind)
             continue
         if digests:
-            unknown_kinds.discard(kind)
+            _unknown_kinds.discard(kind)
         subjects += [SubjectRef(kind, subject) for subject in dict.fromkeys(digests)]
     return subjects
 
@@ -199,33 +204,6 @@ def is_unknown(identity: Identity) -> bool:
     if isinstance(identity[0], tuple):
         return all(map(is_unknown, identity))
     return identity[-1] is None or identity[0] in ("path", "route")
-
-
-class UnknownKinds:
-    """The kinds of subjects that could not be determined.
-
-    The log reports each once, until it can be determined again.
-    """
-
-    def __init__(self) -> None:
-        self._kinds: set[str] = set()
-
-    def add(self, kind: str, error: Exception) -> None:
-        """Record that a subject could not be determined.
-
-        The request continues without the overrides about it.
-        """
-        if kind not in self._kinds:
-            self._kinds.add(kind)
-            text = "Overrides by %s are not applied, because its value cannot be determined: %s: %s"
-            logger.error(text, kind, type(error).__name__, error, exc_info=error)
-
-    def discard(self, kind: str) -> None:
-        """Record that a kind of subject can be determined again."""
-        self._kinds.discard(kind)
-
-
-unknown_kinds = UnknownKinds()
 
 
 class Applied(NamedTuple):
