@@ -40,8 +40,6 @@ from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand, Task
-from ..rules import provider
-from ..rules.callsite import limits_of
 from ..signals import slot_lost
 from ..store import PATIENCE, Patience, get_store, last_patience
 
@@ -82,7 +80,6 @@ class HeldSlot:
     - `since`: the beginning, in seconds since 1970;
     - `held_at`, `renewed_at`, `ends_at`: the beginning, the last renewal, and the end without
       another renewal (monotonic);
-    - `rule`: the rule that sets the number of slots; empty if no rule does;
     - `is_local`: this process granted the slot while Redis was unavailable, and Redis does not have
       it yet;
     - `is_late`: the slot may have ended in Redis, which was unavailable, and that was reported;
@@ -95,7 +92,6 @@ class HeldSlot:
     identity: Name = field(default_factory=list)
     what: str = ""
     is_local: bool = False
-    rule: str = ""
     since: float = field(default_factory=time.time)
     held_at: float = field(default_factory=time.monotonic)
     renewed_at: float = field(default_factory=time.monotonic)
@@ -125,20 +121,9 @@ class HeldSlot:
         """Return the id that operators use for the slot."""
         return hashlib.blake2b(self.slot + self.redis_key, digest_size=16).hexdigest()
 
-    @property
-    def most(self) -> int:
-        """Return the current number of slots of the limit."""
-        limit = self.charge.limit
-        ruleset = provider.in_force()
-        if ruleset is not None and self.rule in ruleset.by_name:
-            for now in limits_of(ruleset.by_name[self.rule]):
-                if now.key_part == limit.key_part:
-                    return now.rate.limit
-        return limit.rate.limit
-
     def record(self) -> bytes:
         """Return the argument of the script for this slot."""
-        return _NUMBERS.pack(self.most, self.charge.cost) + self.slot
+        return _NUMBERS.pack(self.charge.limit.rate.limit, self.charge.cost) + self.slot
 
     def holder(self) -> Holder:
         """Return the description of this process as a holder, for operators."""
@@ -146,7 +131,7 @@ class HeldSlot:
             self.id,
             self.charge.limit.name,
             self.charge.cost,
-            self.most,
+            self.charge.limit.rate.limit,
             tuple(self.identity),
             self.charge.digest.decode(),
             self.since,

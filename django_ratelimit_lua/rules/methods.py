@@ -27,9 +27,7 @@ METHODS = frozenset(
         "UNLOCK",
     }
 )
-"""The methods of HTTP, WebDAV and caches. Any other is taken for a spelling error, which would limit
-nothing.
-"""
+"""The methods of HTTP, WebDAV and caches. Any other is taken for a spelling error."""
 
 
 def method_name(name: object) -> str:
