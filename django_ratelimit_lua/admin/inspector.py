@@ -218,7 +218,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         reason = _("from the inspector")
         override = subject.override(action, seconds, rule=rule, reason=reason, label=label)
         placeholders = {"client": subject, "duration": HOW_LONG[duration]}
-        warnings = subject.confirmations(action, own_proxy(request))
+        warnings = subject.confirmations(own_proxy(request))
         if request.POST.get("confirm") != "yes" and (
             action == "block" or duration == FOR_GOOD or warnings
         ):

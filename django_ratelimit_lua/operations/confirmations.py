@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from django.urls import NoReverseMatch, get_script_prefix, reverse
@@ -266,11 +266,11 @@ def _row(declared: Declared | None) -> RateLimitRule | None:
         return None  # The row was broken by hand.
 
 
-def override_confirmations(given: Declared, peer: str | None = None) -> list[tuple[str, str]]:
+def override_confirmations(networks: Iterable[str], peer: str | None = None) -> list[str]:
     """Return the warnings to confirm before an override that affects many clients is saved.
 
     Args:
-        given: The values of its fields, and its `networks`.
+        networks: The networks that it names.
         peer: The proxy that the operator's own request came through, if it did.
     """
     proxies: list[Network] = []
@@ -278,26 +278,22 @@ def override_confirmations(given: Declared, peer: str | None = None) -> list[tup
         proxies += conf.TRUSTED_PROXIES
     with suppress(ValueError):
         proxies.append(parse_network(peer or ""))
-    warnings: list[tuple[str, str]] = []
-    for text in given.get("networks", ()):
+    warnings: list[str] = []
+    for text in networks:
         try:
             network = parse_network(text)
         except ValueError:
             continue  # It is refused anyway.
-        problems = []
         if network.prefixlen <= WIDE[network.version]:
-            problems.append(
-                _(
-                    "“%(network)s” is a large part of the whole internet: the override "
-                    "would apply to all its clients."
-                )
+            problem = _(
+                "“%(network)s” is a large part of the whole internet: the override would apply to "
+                "all its clients."
             )
+            warnings.append(problem % {"network": text})
         if any(network.version == each.version and network.overlaps(each) for each in proxies):
-            problems.append(
-                _(
-                    "“%(network)s” is a proxy of this site: the override would apply to "
-                    "all clients behind it."
-                )
+            problem = _(
+                "“%(network)s” is a proxy of this site: the override would apply to all clients "
+                "behind it."
             )
-        warnings += [("network", problem % {"network": text}) for problem in problems]
+            warnings.append(problem % {"network": text})
     return warnings

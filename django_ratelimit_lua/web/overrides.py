@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest
@@ -206,32 +206,23 @@ def is_unknown(identity: Identity) -> bool:
     return identity[-1] is None or identity[0] in ("path", "route")
 
 
-class Applied(NamedTuple):
-    """Charges after overrides were applied to them.
-
-    - `charges`: the remaining ones, some of them with another limit, or blocked;
-    - `exempt`: those that an override has removed.
-    """
-
-    charges: Sequence[PlannedCharge]
-    exempt: Sequence[PlannedCharge] = ()
-
-
 def apply_overrides(
     charges: Sequence[PlannedCharge],
     overrides: KnownOverrides,
     ruleset: Ruleset,
     has_blocks: bool,
     owner: object = None,
-) -> Applied:
-    """Apply overrides to these charges.
+) -> tuple[Sequence[PlannedCharge], Sequence[PlannedCharge]]:
+    """Return the remaining charges, and those that an override exempts.
+
+    Of the remaining ones, some have another limit, or are blocked.
 
     With `has_blocks`, a block applies even without charges: as a charge of the limit `NOTHING`, for
     this `owner`. If there is an enforced charge, its override decides: the block, or the override
     that has precedence over it.
     """
     if not overrides:
-        return Applied(charges)
+        return charges, ()
     now = now_us()
     applied: list[PlannedCharge] = []
     exempt: list[PlannedCharge] = []
@@ -261,5 +252,5 @@ def apply_overrides(
             state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
             subject = overrides.subject_of(override)
             blocked = PlannedCharge(Charge(NOTHING, subject, 0), BLOCK, None, owner, state, subject)
-            return Applied([blocked])
-    return Applied(applied, exempt)
+            return [blocked], ()
+    return applied, exempt
