@@ -9,7 +9,7 @@ WORKERS ?= --side-by-side --numprocesses=3 --dist=loadfile --no-loadscope-reorde
 # The tests start hundreds of processes: compiled once, they start faster, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-gateway test coverage lint bench bench-peers faults docs dist format messages
+.PHONY: demo demo-gateway test coverage lint bench bench-peers faults docs screenshots dist format messages
 demo: $(VENV)/demo
 	$(RUN)/python -m example_project
 
@@ -46,6 +46,10 @@ docs: $(VENV)/docs
 	$(RUN)/python -m docs.gateway_files
 	$(RUN)/python -m docs.plots
 	$(RUN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+# The pictures of the admin, which need chromium and chromedriver.
+screenshots: $(VENV)/docs
+	$(RUN)/python -m docs.screenshots
 
 # A wheel, made from the source archive, with which the tutorial is followed in a fresh environment.
 dist: $(VENV)/dist

@@ -7,6 +7,8 @@ sys.path.insert(0, os.path.abspath(".."))
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
 
 import django
+from docutils import nodes
+from docutils.parsers.rst import Directive
 
 django.setup()
 
@@ -25,3 +27,23 @@ html_title = "django_ratelimit_lua"
 exclude_patterns = ["_build", "__pycache__"]
 nitpicky = False
 default_role = "code"
+
+
+class Screenshot(Directive):
+    """A picture of docs/screenshots, in light or dark like the page. The content is its caption."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        name, caption = self.arguments[0], " ".join(self.content)
+        files = {"only-light": f"{name}.png", "only-dark": f"{name}-dark.png"}
+        images = [
+            nodes.image(uri=f"/screenshots/{file}", alt=caption, classes=[shown])
+            for shown, file in files.items()
+        ]
+        return [nodes.figure("", *images, nodes.caption("", caption))]
+
+
+def setup(app: object) -> None:
+    app.add_directive("screenshot", Screenshot)

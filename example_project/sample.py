@@ -109,7 +109,9 @@ def _visitors(place: Place, began: int, seconds: int, dice: random.Random) -> di
         who = min(int(dice.paretovariate(0.7)), 2500)
         found[_client(place, who)] += max(1, round(dice.expovariate(1 / place.hits)))
     if place.name in HEAVY and 8 <= hour < 20:
-        share = 1.0 if place.by == "user" else seconds / HOUR
+        share = seconds / HOUR
+        if place.by == "user":  # It is busy for one minute of ten.
+            share = float(began % (10 * MINUTE) < MINUTE)
         found[_client(place, 0)] += round(HEAVY[place.name] * share * dice.uniform(0.6, 1.3))
     return found
 

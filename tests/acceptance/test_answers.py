@@ -150,7 +150,8 @@ def test_the_documentation_has_the_hash_of_the_style(client: Client) -> None:
         r"<style>(.*)</style>", blocked(client, accept=BROWSER).content.decode()
     ).group(1)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert f"'sha256-{digest}'" in (Path(__file__).parents[2] / "docs" / "refused.rst").read_text()
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "refusal-pages.rst"
+    assert f"'sha256-{digest}'" in page.read_text()
 
 
 def test_texts_of_a_rule_are_escaped_in_responses(client: Client, settings: Any) -> None:

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from tests.server import url
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "django_ratelimit_lua"
-PAGE = (ROOT / "docs" / "extending.rst").read_text().partition("Add an algorithm\n")[2]
+DOCS = ROOT / "docs" / "design"
 SITE = """
 import django
 from django.conf import settings
@@ -67,10 +66,10 @@ print("works")
 """  # noqa: E501
 
 
-def code_blocks() -> list[str]:
-    """The code of the page's section about algorithms."""
-    found = re.findall(r"\.\. code-block:: text\n\n((?:      .*\n|\n)+)", PAGE)
-    return [textwrap.dedent(block).strip() + "\n" for block in found]
+def shown_files() -> list[Path]:
+    """The files that the page's section about algorithms shows."""
+    section = (DOCS / "extending.rst").read_text().partition("Add an algorithm\n")[2]
+    return [DOCS / name for name in re.findall(r"\.\. literalinclude:: (\S+)", section)]
 
 
 def test_an_algorithm_can_be_added_as_documented(tmp_path: Path) -> None:
@@ -80,9 +79,10 @@ def test_an_algorithm_can_be_added_as_documented(tmp_path: Path) -> None:
     copy = tmp_path / "django_ratelimit_lua"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     algorithms = copy / "limits" / "algorithms"
-    python, lua = code_blocks()
-    (algorithms / "clock_window.py").write_text(python)
-    (algorithms / "clock_window.lua").write_text(lua)
+    files = shown_files()
+    assert [path.name for path in files] == ["clock_window.py", "clock_window.lua"]
+    for path in files:
+        shutil.copy(path, algorithms)
     registry = algorithms / "__init__.py"
     text = registry.read_text()
     text = text.replace(

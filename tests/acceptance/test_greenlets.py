@@ -160,7 +160,19 @@ def test_gunicorn_preloads_an_application_that_is_patched_first(
     )
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
-    command = ("-m", "gunicorn", "-k", "gevent", "-w", "2", "-b", f"127.0.0.1:{port}", "preloaded")
+    command = (
+        "-m",
+        "gunicorn",
+        "-k",
+        "gevent",
+        "-w",
+        "2",
+        "--graceful-timeout",
+        "3",
+        "-b",
+        f"127.0.0.1:{port}",
+        "preloaded",
+    )
     server = subprocess.Popen(
         [sys.executable, *command], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL
     )

@@ -37,7 +37,7 @@ def test_a_refusal_is_explained_from_its_reference(
     ]
     refused = [answer for answer in answers if answer.status == 429]
     assert len(refused) == 3
-    hand = hand_for("explain a refusal from its reference")
+    hand = hand_for("explain a refusal by its reference")
     hand.press(".model-client a")
     fill(hand.browser, q=json.loads(refused[-1].body)["reference"].replace("-", "").lower())
 

@@ -59,7 +59,7 @@ def test_an_operator_unlocks_a_customer_at_the_login(
     ]
     assert guesses == [200] * 5 + [429]
     assert site.ask("/login/", "POST", customer, username="ada", password="lovelace").status == 429
-    hand = hand_for("unblock a customer who is locked out at login")
+    hand = hand_for("unblock a customer locked out at login")
     hand.press(".model-inspector a")
     fill(hand.browser, path="/login/", address=customer, post="username=ada")
     hand.choose("method", "POST")
@@ -100,7 +100,7 @@ def test_an_operator_finds_the_limit_of_a_reference(
     ]
     refused = answers[-1]
     assert refused.status == 429
-    hand = hand_for("find what refused somebody, by the reference")
+    hand = hand_for("find the limit that refused a request, by its reference")
     hand.press(".model-inspector a")
     fill(hand.browser, reference=json.loads(refused.body)["reference"])
     hand.press("form:has([name=reference]) button")
@@ -154,7 +154,7 @@ def test_an_operator_checks_and_enforces_a_shadow_rule(
     """Its numbers say what it would have refused; then it does."""
     assert site.statuses("/clock/", 3) == [200] * 3
     assert site.statuses("/clock/", 1, "127.0.8.8") == [200]
-    hand = hand_for("judge and enforce a rule in shadow mode")
+    hand = hand_for("check and enforce a rule in shadow mode")
     hand.press(".model-ratelimitrule th a")
     hand.press("tried out")
 

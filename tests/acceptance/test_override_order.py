@@ -24,7 +24,7 @@ from tests.acceptance.test_command import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SUBJECTS = ("user", "value", "address", "network")
-"""The most particular first, as docs/rules.rst has them."""
+"""The most particular first, as docs/reference/rules.rst has them."""
 EFFECTS = ("block", "exempt", "limit")
 """Which goes first, where all else is the same."""
 

@@ -31,9 +31,9 @@ def test_public_names_have_docstrings(name: str) -> None:
     """Modules, classes, functions, methods and properties; one that overrides another may have its
     explanation.
     """
-    module = importlib.import_module(f"django_ratelimit_lua.{name}".rstrip("."))
+    module = importlib.import_module(name)
     assert module.__doc__
-    for public in PUBLIC[name].split():
+    for public in PUBLIC[name]:
         thing = getattr(module, public)
         if not (inspect.isclass(thing) or inspect.isfunction(thing)) or not is_ours(thing):
             continue

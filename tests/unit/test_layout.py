@@ -230,6 +230,21 @@ def test_comments_name_files_that_exist() -> None:
             )
 
 
+def test_pictures_are_small_and_shown() -> None:
+    """Each picture of the documentation is on a page, in light and dark, below 100 kB."""
+    pages = (ROOT / "docs").rglob("*.rst")
+    shown = {
+        name
+        for page in pages
+        for name in re.findall(r"^\.\. screenshot:: ([\w-]+)$", page.read_text(), re.MULTILINE)
+    }
+    sizes = {
+        path.stem: path.stat().st_size for path in (ROOT / "docs" / "screenshots").glob("*.png")
+    }
+    assert sizes.keys() == shown | {f"{name}-dark" for name in shown}
+    assert max(sizes.values()) < 100_000
+
+
 def test_no_function_is_used_only_by_tests() -> None:
     """The name of a function is used by the package, or the documentation names it."""
     paths = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").rglob("*.rst")]

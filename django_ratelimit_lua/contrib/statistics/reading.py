@@ -405,6 +405,7 @@ def shadow_numbers(given: Mapping[str, object]) -> ShadowNumbers:
     return ShadowNumbers(counts["seen"], counts["refused"], people, refused)
 
 
+FLUSH_SECONDS = 1.0
 _AT_ONCE = 200
 """Commands of one round trip: their replies are made and read in a few milliseconds."""
 
@@ -469,8 +470,11 @@ def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[Cou
 
 
 def ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
-    """Return the replies to commands. What this process has counted is written first."""
-    recorder.flush(patience)
+    """Return the replies to commands.
+
+    What this process has counted is written first, if Redis accepts it within a second.
+    """
+    recorder.flush(patience or Patience(FLUSH_SECONDS))
     store = get_store(background=True)
     replies: list[object] = []
     for at in range(0, len(commands), _AT_ONCE):

@@ -1,6 +1,6 @@
 """The algorithms by name. Each is one `.py` and one `.lua` file of that name.
 
-To add one, see `docs/extending.rst`.
+To add one, see `docs/design/extending.rst`.
 """
 
 from __future__ import annotations

@@ -222,8 +222,8 @@ def test_an_override_applies_to_requests_and_to_services(
 def test_the_most_specific_override_of_several_subjects_applies(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
-    """In the order that docs/rules.rst has: the digest of all of it, a user, a value, an address,
-    its network.
+    """In the order that docs/reference/rules.rst has: the digest of all of it, a user, a value, an
+    address, its network.
     """
     who = {"ip": "203.0.113.9", "user": 7, "header:X-Tenant": "acme"}
     charge = {"rule": "orders", "identity": who}

@@ -63,7 +63,7 @@ def test_who_was_refused_most_in_the_last_hour(
         for client, times in (("127.0.9.9", 27), ("127.0.9.10", 19), ("127.0.11.1", 13))
     ]
     assert refused == [17, 9, 3]
-    hand = hand_for("find who was refused most in the last hour")
+    hand = hand_for("find the clients refused most in the last hour")
     hand.press(".app-django_ratelimit_lua caption a")
     hand.press("last hour")
     hand.is_done()
@@ -86,7 +86,7 @@ def test_30_instead_of_10_a_minute(
     in force, it does.
     """
     site.statuses(path, 40, "127.0.20.1")
-    hand = hand_for("ask for another limit, and take it")
+    hand = hand_for("try another limit in the statistics, and use it")
     hand.press(".app-django_ratelimit_lua caption a")
     shown(hand, name)
     hand.press(name)
@@ -119,7 +119,7 @@ def test_30_instead_of_10_a_minute_from_a_log(
     hits = [(second, "198.51.100.7", "/export/") for second in range(40)]
     hits += [(second, "203.0.113.8", "/export/") for second in range(12)]
     log.write_text(access(*sorted(hits)))
-    hand = hand_for("ask for another limit from a log")
+    hand = hand_for("try another limit on a log")
     hand.press(".model-ratelimitrule th a")
     hand.press("logged")
     hand.press(".object-tools a[href*=replay]")

@@ -43,7 +43,7 @@ from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.process.tasks import stop
-from django_ratelimit_lua.store import flusher
+from django_ratelimit_lua.store import Patience, flusher
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.acceptance.test_forks import child_of, ended
@@ -220,11 +220,11 @@ def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: A
             for number in range(20):
                 for limiter in limiters:
                     assert limiter.hit(number)
-            assert recorder.flush()
+            assert recorder.flush(Patience(1))
             known = {name for name in NAMES if owners[name] is not away}
             due = {f"{name} a": 40 for name in known}
             until(
-                lambda: bool(recorder.flush()) and of_these(known) == due,
+                lambda: bool(recorder.flush(Patience(1))) and of_these(known) == due,
                 "the others are written",
                 60,
             )

@@ -1,0 +1,24 @@
+"""Clock window. The header of its Lua file states its promise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..values import gettext_noop as _
+from .algorithm import Algorithm, Numbers
+
+if TYPE_CHECKING:
+    from ..limit import Limit
+
+
+class ClockWindow(Algorithm):
+    """Counts in windows that begin half a period after each multiple of the period."""
+
+    name = "clock_window"
+    label = _("clock window: one count per period of the clock")
+    suffix = b"cw"
+    options = frozenset({"max_wait", "count_denied"})
+
+    def numbers(self, limit: Limit, now: int) -> Numbers:
+        period = limit.rate.period_us
+        return (limit.rate.limit, period, period // 2, 0, 0, 0, 0, 0)
