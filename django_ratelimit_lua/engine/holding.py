@@ -18,11 +18,10 @@ from functools import partial
 
 from ..conf import conf
 from ..extension import decision_hooks
-from ..identity.names import shown
+from ..identity.names import printable, shown
 from ..limits.algorithms.concurrency import new_slot
 from ..process.forks import chance
 from .decide import Outcome, Planner, adecide, decide, releasing
-from .evidence import printable
 from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
 from .slots import HeldSlot, held_slots
 
