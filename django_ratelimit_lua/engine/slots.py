@@ -288,9 +288,10 @@ class HeldSlots:
         known = [slot for slot in held if not slot.may_be_gone]
         gone, unasked = self._perform(b"renew", known)
         refused, later = self._perform(b"retake", unknown)
-        # It was released before the answer came.
         taken = set(unknown).difference(refused, later)
-        self.release_later(slot for slot in taken if not self._is_held(slot))
+        ended = [slot for slot in taken if not self._is_held(slot)]
+        if ended:  # They were released before the answer came.
+            self.release_later(ended)
         gone += refused
         for slot in gone:
             slot.is_lost = not slot.is_local and bool(self.drop([slot]))
