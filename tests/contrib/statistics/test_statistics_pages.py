@@ -635,24 +635,6 @@ def test_the_inspect_link_shows_where_a_client_was_refused(operator: Client) -> 
     assert "GET /ok" not in text(staff("view_ratelimitrule", name="reader"), url)
 
 
-def test_changes_are_marks_on_the_time_axis(operator: Client) -> None:
-    """Each with who made it and what it changed."""
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
-    rule.limit = 5
-    rule.save()
-    visits(1, "203.0.113.1")
-    shown = text(operator, ONE, name="site")
-    assert shown.count('<g class="mark">') == 2 * 2  # For a desk, and for a phone.
-    assert "Limit: 9 per minute → 5 per minute" in shown
-    assert [change["action"] for change in told(operator, ONE, name="site")["changes"]] == [
-        "created",
-        "changed",
-    ]
-    RateLimitChange.objects.update(at=timezone.now() - datetime.timedelta(days=2))
-    assert '<g class="mark">' not in text(operator, ONE, name="site")
-    assert '<g class="mark">' in text(operator, ONE, name="site", period="week")
-
-
 def test_without_redis_the_pages_open_and_report_it(operator: Client, settings: Any) -> None:
     """On both pages, and as JSON with the reason."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
