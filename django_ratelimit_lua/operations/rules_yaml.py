@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import NamedTuple, TypeVar
 
@@ -66,12 +66,16 @@ def export() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """A change of a rule, or of a row of an annex: its declarations before and after, or None."""
+    """A change of a rule, or of a row of an annex: its declarations before and after, or None.
+
+    - `row`: the unsaved row of a rule after the change, if it was built already.
+    """
 
     name: str
     before: Declared | None
     after: Declared | None
     word: str = RULE
+    row: RateLimitRule | None = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -107,9 +111,9 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     if "id" in given:
         raise RuleError(where, "name", "unknown id")
     rule = RateLimitRule()
-    for field in (*_COPIED, *OPTIONS):
-        if given.get(field) is not None:
-            setattr(rule, field, given[field])
+    for option in (*_COPIED, *OPTIONS):
+        if given.get(option) is not None:
+            setattr(rule, option, given[option])
     rule.algorithm = SYNONYMS.get(rule.algorithm, rule.algorithm)
     rule.path = "\n".join(compiled.paths)
     if rule.group == rule.name and not rule.path and not rule.route:
@@ -142,8 +146,8 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     except ValidationError as error:
         raise RuleError.of(
             [
-                RuleError(where, field, f"{field}: {' '.join(problems)}")
-                for field, problems in error.message_dict.items()
+                RuleError(where, name, f"{name}: {' '.join(problems)}")
+                for name, problems in error.message_dict.items()
             ]
         ) from None
     return rule, tiers
@@ -236,13 +240,15 @@ def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleC
 def plan_items(loaded: Sequence[Item], *, merge: bool = False) -> list[RuleChange]:
     """Return the changes that make the rules those of a loaded text; see `plan`."""
     readers = {word: document.stored for word, document in documents().items()}
+    rows = {item.name: item.built[0] for item in loaded if item.built is not None}
     changes = []
     for word, read in {RULE: _stored_rules, **readers}.items():
+        rows_of_word = rows if word == RULE else {}
         after = {item.name: item.declared for item in loaded if item.word == word}
         if word == RULE or after:  # A text without any items of an annex is of rules alone.
             before = read()
             changes += [
-                RuleChange(name, before.get(name), after.get(name), word)
+                RuleChange(name, before.get(name), after.get(name), word, rows_of_word.get(name))
                 for name in (after if merge else {**after, **before})
                 if before.get(name) != after.get(name)
             ]
@@ -379,9 +385,9 @@ def _create_or_update(model: type[M], pairs: Iterable[tuple[M, M | None]]) -> No
             continue
         row.pk = stored.pk
         differing = {
-            field.name
-            for field in model._meta.concrete_fields
-            if getattr(row, field.attname) != getattr(stored, field.attname)
+            each.name
+            for each in model._meta.concrete_fields
+            if getattr(row, each.attname) != getattr(stored, each.attname)
         }
         if differing:
             updated.append(row)
