@@ -371,7 +371,7 @@ class Conf(Table):
         or_none(proxies),
         "the proxies that may report the client's address: a list of networks, or the number of "
         "proxies; ``0``: there "
-        "is no proxy; see :doc:`/proxies`",
+        "is no proxy; see :doc:`/how-to/behind-a-proxy`",
     )
     PROXY_HEADER = Setting(
         "X-Forwarded-For",
@@ -452,7 +452,7 @@ class Conf(Table):
         '``"masked"`` '
         '(addresses as /24 and /56, the first letters of other values), ``"plain"``, or '
         '``"off"``: not at all; see '
-        ":doc:`statistics`. For bans see :doc:`/bans`",
+        ":doc:`statistics`. For bans see :doc:`/how-to/ban-repeat-offenders`",
     )
 
     @cached_property

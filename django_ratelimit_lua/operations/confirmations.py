@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from django.urls import NoReverseMatch, get_script_prefix, reverse
@@ -21,6 +21,7 @@ from ..rules.paths import path_pattern
 from ..rules.places import place_problems
 from ..rules.rule import Declared, Rule, RuleError
 from ..rules.ruleset import settings_rules
+from ..store import get_store
 from .call_sites import SETTINGS, call_sites_of
 from .rules_yaml import RULE, RuleChange, build_rule
 
@@ -161,6 +162,10 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
     found = place_problems(rule)
     if rule.template is None or rule.mode == "off":
         return found
+    if rule.template.ban_key is not None and not get_store().compares_rules:
+        found.append(
+            _("In a Redis Cluster ban_key has no effect: add a rule by that key that bans.")
+        )
     counted = _counts(limits_of(rule), _key_name(rule, sites))
     limits = [limit for site in sites for limit in site.limits_at(row.name)]
     key = next((site.key for site in sites), "")
@@ -271,11 +276,11 @@ def _row(declared: Declared | None) -> RateLimitRule | None:
         return None  # The row was broken by hand.
 
 
-def override_confirmations(given: Declared, peer: str | None = None) -> list[tuple[str, str]]:
+def override_confirmations(networks: Iterable[str], peer: str | None = None) -> list[str]:
     """Return the warnings to confirm before an override that affects many clients is saved.
 
     Args:
-        given: The values of its fields, and its `networks`.
+        networks: The networks that it names.
         peer: The proxy that the operator's own request came through, if it did.
     """
     proxies: list[Network] = []
@@ -283,26 +288,22 @@ def override_confirmations(given: Declared, peer: str | None = None) -> list[tup
         proxies += conf.TRUSTED_PROXIES
     with suppress(ValueError):
         proxies.append(parse_network(peer or ""))
-    warnings: list[tuple[str, str]] = []
-    for text in given.get("networks", ()):
+    warnings: list[str] = []
+    for text in networks:
         try:
             network = parse_network(text)
         except ValueError:
             continue  # It is refused anyway.
-        problems = []
         if network.prefixlen <= WIDE[network.version]:
-            problems.append(
-                _(
-                    "“%(network)s” is a large part of the whole internet: the override "
-                    "would apply to all its clients."
-                )
+            problem = _(
+                "“%(network)s” is a large part of the whole internet: the override would apply to "
+                "all its clients."
             )
+            warnings.append(problem % {"network": text})
         if any(network.version == each.version and network.overlaps(each) for each in proxies):
-            problems.append(
-                _(
-                    "“%(network)s” is a proxy of this site: the override would apply to "
-                    "all clients behind it."
-                )
+            problem = _(
+                "“%(network)s” is a proxy of this site: the override would apply to all clients "
+                "behind it."
             )
-        warnings += [("network", problem % {"network": text}) for problem in problems]
+            warnings.append(problem % {"network": text})
     return warnings

@@ -474,7 +474,7 @@ def test_all_errors_of_a_breaker_in_a_file_are_reported() -> None:
 
 def test_the_file_in_the_documentation_is_valid() -> None:
     """As written."""
-    text = (Path(__file__).parents[3] / "docs" / "breakers.rst").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "circuit-breaker.rst").read_text()
     (block,) = re.findall(r"code-block:: yaml\n\n((?:   .*\n)+)", text)
     shown = textwrap.dedent(block)
     assert [(item.word, item.name) for item in rules_yaml.load(shown)][1:] == [
