@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
@@ -186,10 +187,11 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
         names = [change.name for change in changes if change.word == rules_yaml.RULE]
+        user: Any = request.user
         rules = list(RateLimitRule.objects.in_bulk(names, field_name="name").values())
         for start in range(0, len(rules), BATCH):
             LogEntry.objects.log_actions(
-                request.user.pk, rules[start : start + BATCH], CHANGE, _("From a file.")
+                user.pk, rules[start : start + BATCH], CHANGE, _("From a file.")
             )
         if not changes:
             messages.success(request, _("The file changes nothing."))

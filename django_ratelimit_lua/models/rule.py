@@ -43,7 +43,8 @@ class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
         much memory.
         """
         tiers: dict[int, list[Any]] = {}
-        for tier in self.model.tiers.rel.related_model._base_manager.using(self.db):
+        stored: Any = self.model.tiers.rel.related_model._base_manager
+        for tier in stored.using(self.db):
             tiers.setdefault(tier.rule_id, []).append(tier)
         for rule in self.all().iterator(chunk_size=BATCH):
             yield rule, rule.declared(tiers.get(rule.pk, ()))

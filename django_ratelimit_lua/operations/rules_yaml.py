@@ -392,7 +392,7 @@ def _create_or_update(model: type[M], pairs: Iterable[tuple[M, M | None]]) -> No
         if differing:
             updated.append(row)
             fields |= differing
-    rows = AuditedQuerySet(model)
+    rows: AuditedQuerySet[M] = AuditedQuerySet(model)
     if created:
         rows.bulk_create(created)
     if updated:
