@@ -28,7 +28,7 @@ from django.utils.translation import gettext_lazy
 from ...limits.limit import Limit
 from ...limits.rate import Rate
 from ...models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
-from ...operations.call_sites import call_sites_of, limits_in_code
+from ...operations.call_sites import call_sites_of, names_in_code
 from ...operations.curve import Between, Curve
 from ...operations.formatting import number_words, share_words
 from ...operations.plot import sparkline
@@ -401,10 +401,10 @@ def overview(
     span = span_of(period)
     if period == "day":  # Half hours would have to be added up from minutes.
         span = span._replace(step=HOUR)
-    rows = RateLimitRule.objects.using(primary()).prefetch_related("tiers")
-    rules = {row.name: row for row in rows}
+    stored = RateLimitRule.objects.using(primary())
+    rule_names = set(stored.values_list("name", flat=True))
     counted = {name for name, hour in stats.known_names().items() if hour >= span.start - HOUR}
-    names = {*rules, *counted, *(limit.name for limit in limits_in_code())}
+    names = {*rule_names, *counted, *names_in_code()}
     wanted = query.strip().casefold()
     found = sorted(name for name in names if wanted in name.casefold())
     totals = stats.totals_of([name for name in found if name in counted], span)
@@ -412,6 +412,9 @@ def overview(
     listed = [Row(name=name, period=period, **courses.get(name, {})) for name in found]
     listed.sort(key=SORTS[by], reverse=sort.startswith("-"))
     shown = Paginator(listed, size).get_page(page)
+    # Other names may have characters that the database refuses.
+    names_stored = [row.name for row in shown if row.name in rule_names]
+    rules = stored.prefetch_related("tiers").in_bulk(names_stored, field_name="name")
     names_read = [row.name for row in shown if row.name in courses]
     lately = _lately([SITE, *names_read])
     people = stats.refused_people(names_read, span)
