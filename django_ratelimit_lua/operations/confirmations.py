@@ -29,12 +29,15 @@ WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
 
 
-def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> list[tuple[str, str]]:
+def confirmations(
+    row: RateLimitRule, exempt: Sequence[str] | None = None, pages: Sequence[str] | None = None
+) -> list[tuple[str, str]]:
     """Return the warnings to confirm before a rule is saved, each with its field.
 
     Args:
         row: The rule.
         exempt: The paths that rules exempt, if they are not to be read.
+        pages: The pages of the admin, if they are known.
     """
     rule = row.compiled([])
     found = []
@@ -48,7 +51,8 @@ def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> li
         found.append((field, text))
     if exempt is None:
         exempt = exempt_paths()
-    pages = admin_pages()
+    if pages is None:
+        pages = admin_pages()
     field = _covers_admin(rule, pages, exempt)
     if field:
         text = _(
@@ -220,7 +224,8 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
     Effects that a rule has already are left out.
     """
     changes = [change for change in changes if change.word == RULE]
-    after = {change.label: _row(change.after) for change in changes}
+    after = {change.label: _row_after(change) for change in changes}
+    pages = admin_pages()
     exempt_before = exempt_paths()
     exempt = exempt_paths(without=[change.name for change in changes])
     for row in after.values():
@@ -228,17 +233,18 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
             exempt += row.compiled([]).paths
     found = {}
     for change in changes:
-        known = _texts(_row(change.before), exempt_before)
-        new = [text for text in _texts(after[change.label], exempt) if text not in known]
+        known = _texts(_row(change.before), exempt_before, pages)
+        texts = _texts(after[change.label], exempt, pages)
+        new = [text for text in texts if text not in known]
         if new:
             found[change.label] = new
     return found
 
 
-def _texts(row: RateLimitRule | None, exempt: Sequence[str]) -> list[str]:
+def _texts(row: RateLimitRule | None, exempt: Sequence[str], pages: Sequence[str]) -> list[str]:
     if row is None:
         return []
-    return [text for _field, text in confirmations(row, exempt)]
+    return [text for _field, text in confirmations(row, exempt, pages)]
 
 
 def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
@@ -247,7 +253,7 @@ def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     for change in changes:
         texts: list[str] = []
         if change.word == RULE:
-            row = _row(change.after)
+            row = _row_after(change)
             if row is not None:
                 texts = notices(row, _row(change.before))
         elif change.before is None:
@@ -255,6 +261,10 @@ def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
         if texts:
             found[change.label] = texts
     return found
+
+
+def _row_after(change: RuleChange) -> RateLimitRule | None:
+    return change.row or _row(change.after)
 
 
 def _row(declared: Declared | None) -> RateLimitRule | None:
