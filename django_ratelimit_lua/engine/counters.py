@@ -61,9 +61,9 @@ class Counter:
         self.resize(limit, share, 0.0)
 
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
-        """Adopt another share, or other numbers of the same limit.
+        """Apply a changed share, or changed numbers of the same limit.
 
-        Units stay counted, but for no longer than if they were taken now.
+        Units stay counted, but expire no later than units that are taken now.
         """
         self.limit = limit
         self.share = share

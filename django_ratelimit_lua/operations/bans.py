@@ -229,9 +229,9 @@ def ban_client(
         address: The address, if any.
         user: The name or primary key of a user, if any.
         value: The value of the field, if any.
-        length: As of `ban`.
-        why: As of `ban`.
-        spared: Digests that are not banned.
+        length: See `ban`.
+        why: See `ban`.
+        spared: Digests that must not be banned.
 
     Raises:
         ValidationError: The client is not named, or its digest is one of `spared`.

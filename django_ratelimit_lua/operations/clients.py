@@ -125,7 +125,7 @@ _Place = tuple[KnownLimit, Limit]
 
 
 def _limits_by_place() -> dict[str, list[_Place]]:
-    """The limits that count under each name: those of the rule, if there is one, or of the code."""
+    """Return the limits under each name: those of its rule, if any, or else those in the code."""
     places: dict[str, dict[bytes, _Place]] = {}
     for known in known_limits():  # Rules come first. A tier counts in the same place.
         is_off = known.rule is not None and known.rule.mode == "off"

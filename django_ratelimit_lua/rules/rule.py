@@ -121,13 +121,14 @@ class RuleError(ImproperlyConfigured):
 class Rule:
     """When a limit applies, and its effect. A call site is a rule without a name.
 
-    - `template`: the amount and the key; None: requests that match are exempt;
+    - `template`: the rates, the options and the key (None: matching requests are exempt);
     - `paths`: prefixes or globs (empty: every path);
     - `route`: the name of a URL pattern, with its namespaces;
     - `group`: the rule applies only at call sites of that name;
     - `methods`, `audience`: the HTTP methods (None: all) and the clients that it applies to;
     - `extra`: the compiled values of the fields that annexes add;
-    - `is_elsewhere`: whether only an annex applies it, and no request of the site;
+    - `is_elsewhere`: whether only an optional app, such as the gateway, applies it. The middleware
+      and call sites never do;
     - `block`, `count_if`, `reset_if`, `cost_after`: the arguments of a call site, see `ratelimit`;
     - `replaces`: the call sites that it replaces;
     - `given`: its declaration;

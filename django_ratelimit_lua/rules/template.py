@@ -120,8 +120,8 @@ class LimitTemplate:
       So a changed rate keeps its count, and so does a rate that gets a shorter one next to it (one
       that is not the longest any more starts a new count). A rate from a function next to other
       rates is distinguished by the whole rate, so that it never shares a count with a written one;
-    - `counted`: by period and algorithm, the names of the counts of the code that these continue,
-      see `in_place_of`.
+    - `counted`: by period and algorithm, the names of the counts that rates of this template
+      continue, because they replace limits declared in code; see `in_place_of`.
     """
 
     key: Key | None
@@ -224,10 +224,11 @@ class LimitTemplate:
         return name
 
     def in_place_of(self, limits: tuple[Limit, ...]) -> LimitTemplate:
-        """Return this template in place of limits of the code, which count by the same key.
+        """Return this template with the limits declared in code that it replaces.
 
-        A rate continues the count of the limit with the same period and algorithm. If the template
-        names no algorithm, it takes that of the code, provided that the rates and options fit it.
+        They count by the same key. A rate continues the count of the limit with the same period and
+        algorithm. If the template names no algorithm, it takes that of the replaced limits,
+        provided that the rates and options fit it.
         """
         asked = (limits, conf.ALGORITHM)
         template = self._in_place.get(asked)

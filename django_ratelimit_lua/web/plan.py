@@ -49,7 +49,7 @@ class Place:
     - `rules`: the rules;
     - `group`: the name of counts without a rule;
     - `charges`: the charges that do not depend on rules;
-    - `owner`: the face that receives the decision.
+    - `owner`: the decorator, middleware or throttle that receives the decision.
     """
 
     __slots__ = ("_is_mixed", "_taken", "charges", "group", "owner", "waiting")
@@ -113,7 +113,7 @@ class Party(NamedTuple):
     """The charges of one client, and the `subjects` by which overrides may match it.
 
     - `has_blocks`: whether a block for all rules refuses the client even if nothing is charged;
-    - `owner`: the face that receives the decision in that case.
+    - `owner`: the decorator, middleware or throttle that receives the decision in that case.
     """
 
     charges: Sequence[PlannedCharge]
@@ -123,10 +123,10 @@ class Party(NamedTuple):
 
 
 class Planner:
-    """Plans one decision: the base class of each face's planner.
+    """Plans one decision: the base class of all planners.
 
-    A face adds its request, or its identities and limits. A subclass gathers `charges` by the rules
-    in force, and, if overrides may apply to them, the same as `parties`.
+    A subclass adds a request, or identities and limits. It gathers `charges` by the rules in force,
+    and, if overrides may apply to them, the same as `parties`.
 
     - `options`: those of `build_call`; `adds_up`: what two charges take from one counter is taken
       together; `ignores_blocks`: decide as if no override blocked;
@@ -461,7 +461,8 @@ class RequestPlanner(Planner):
 def is_never_banned(request: HttpRequest) -> bool:
     """Return whether a request comes from a network that is never banned.
 
-    A request without an address matches no network, unless no proxy setting is configured.
+    A request whose address is unknown is not from such a network. Without a proxy setting, it is:
+    the default then spares private networks, in which the site's own proxies are.
     """
     networks = conf.NEVER_BAN
     if not networks:

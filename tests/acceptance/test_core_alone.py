@@ -64,7 +64,7 @@ def test_the_core_creates_no_table_of_an_annex(site: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["columns", "URLs", "settings", "threads", "keys", "verbs"])
-def test_the_core_uses_no_name_of_an_annex(what: str, site: Any) -> None:
+def test_the_core_has_no_part_of_an_optional_app(what: str, site: Any) -> None:
     """Columns of rules, URLs, settings, threads, keys in Redis, verbs of the command."""
     assert site[what]
     assert [name for name in site[what] if OF_ANNEXES.search(name)] == []

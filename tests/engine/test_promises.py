@@ -451,7 +451,7 @@ def test_a_debt_is_granted_at_once_and_delays_later_calls() -> None:
 
 
 @pytest.mark.parametrize("rate", ["300007/s", "7/11s", "10/m"])
-def test_debts_exceed_a_token_bucket_by_at_most_the_last_one(rate: str) -> None:
+def test_hits_with_debt_exceed_a_token_bucket_only_by_the_last_hit(rate: str) -> None:
     """In any interval x it grants at most burst + x * N / W, and beside that the cost of the last
     hit.
     """

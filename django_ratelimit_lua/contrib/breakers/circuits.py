@@ -159,7 +159,7 @@ class Circuit:
     # Settings
 
     def retune(self, row: BreakerRow | None) -> None:
-        """Apply the thresholds of a row, or those of the code if it is None.
+        """Apply the thresholds of a row, or those declared in code if there is no row.
 
         The state and the counts are kept.
         """

@@ -188,7 +188,9 @@ def test_no_header_changes_the_address_behind_trusted_networks(
         assert address(f"{sent}, {appended}", name=kind) == CLIENT, sent
 
 
-def test_no_header_changes_the_address_behind_counted_proxies(settings: Any) -> None:
+def test_extra_forwarded_entries_do_not_change_the_address_behind_two_proxies(
+    settings: Any,
+) -> None:
     """Behind two proxies, the client is the second entry from the right, whatever stands to the
     left of it.
     """
