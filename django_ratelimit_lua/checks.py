@@ -146,7 +146,7 @@ def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
         word = name.removeprefix("RATELIMIT_")
         annex = SETTINGS_OF_ANNEXES.get(word)
         if annex is not None and not is_installed(annex):
-            text = f"{name} is a setting of an annex that is not installed."
+            text = f"{name} is a setting of an app that is not installed."
             yield SETTING_OF_ANNEX.message(text, right=install(annex))
         elif word != name and word not in SETTINGS:
             text = f"{name} is not a setting of django_ratelimit_lua."
@@ -498,7 +498,7 @@ def check_script_name(**kwargs: object) -> Iterator[CheckMessage]:
 def check_annexes(
     databases: Sequence[str] | None = None, **kwargs: object
 ) -> Iterator[CheckMessage]:
-    """Check that no rule of the admin has values of an annex that is not installed.
+    """Check that no rule of the admin has values of an optional app that is not installed.
 
     Like `check_published`, it runs only with `manage.py check --database default`.
     """
@@ -517,7 +517,7 @@ def check_annexes(
             )
             if names:
                 text = (
-                    f"The field {word} of the rules {', '.join(names)} is ignored: its annex "
+                    f"The field {word} of the rules {', '.join(names)} is ignored: its app "
                     "is not installed."
                 )
                 yield ABSENT_ANNEX.message(text, right=install(annex))

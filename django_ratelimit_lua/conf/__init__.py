@@ -304,11 +304,11 @@ class Setting(Generic[T]):
 
 
 SETTINGS: dict[str, Setting[object]] = {}
-"""All settings by name: the core's, and those of the annexes that are installed."""
+"""All settings by name: the core's, and those of the optional apps that are installed."""
 
 
 class Table:
-    """Settings that are declared as attributes. An annex has a table of its own."""
+    """Settings that are declared as attributes. An optional app has a table of its own."""
 
     def __init__(self) -> None:
         SETTINGS.update(

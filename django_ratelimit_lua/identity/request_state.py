@@ -28,7 +28,7 @@ class RequestState:
     - `looked_ahead`, `ahead`: whether its route was resolved before Django did, and the result;
     - `readings`: the results of parsing its body;
     - `refusal`: the content of the last refusal;
-    - `count`: an annex's data for counting the request once.
+    - `count`: an optional app's data for counting the request once.
     """
 
     counted: set[str] = field(default_factory=set)

@@ -288,7 +288,7 @@ def watch(model: type[AuditedModel]) -> None:
 
 
 def model_of(kind: str) -> type[AuditedModel] | None:
-    """Return the model of a kind of change; None if its annex is not installed."""
+    """Return the model of a kind of change; None if its optional app is not installed."""
     return next((model for model in AUDITED.values() if kind == model.CHANGE_KIND), None)
 
 

@@ -211,9 +211,9 @@ def _is_limiter(name: str) -> bool:
 
 
 def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]:
-    """Return the overrides about each of these clients that have not ended.
+    """Return the overrides of each of these clients that have not ended.
 
-    They are those about the digest, and about the user or the value that it is of.
+    An override may name a client by its digest, its user name or the value of a field.
     """
     clients = {digest: digest for digest in digests}
     for digest in digests:

@@ -204,7 +204,7 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, str]]:
 def rehearsal(rule: RateLimitRule) -> str:
     """Return the requests that a rule would have refused in shadow mode, in words.
 
-    Empty if no annex has counted them.
+    Empty if no optional app has counted them.
     """
     return " ".join(filter(None, (extension.rehearsal(rule) for extension in extensions)))
 

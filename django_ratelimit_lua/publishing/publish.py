@@ -305,9 +305,9 @@ def _rules(using: str) -> list[dict[str, object]]:
 
 
 def _parts(using: str) -> dict[str, object]:
-    """Return the parts of the annexes of this process, by name.
+    """Return the parts of the optional apps of this process, by name.
 
-    Rules are published even if an annex is not migrated.
+    Rules are published even if an optional app is not migrated.
     """
     parts = {}
     for extension in extensions:
@@ -315,7 +315,7 @@ def _parts(using: str) -> dict[str, object]:
             with transaction.atomic(using):
                 part = extension.snapshot(using)
         except DatabaseError as error:
-            text = "Skipped: the data of the annex %r cannot be read from the database: %s"
+            text = "Skipped: the data of the app %r cannot be read from the database: %s"
             logger.error(text, extension.name, error)
         else:
             if part is not None:

@@ -160,7 +160,7 @@ class KnownCallSites:
         """
         if not is_installed("statistics"):
             raise LimitError(
-                f"durable=True on {name!r} needs the annex statistics. {install('statistics')}"
+                f"durable=True on {name!r} needs the app statistics. {install('statistics')}"
             )
         if len(name) > self.MAX_LENGTH or UNWRITABLE.search(name):
             right = f"use a name of at most {self.MAX_LENGTH} characters that a database can store"

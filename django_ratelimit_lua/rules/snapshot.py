@@ -69,7 +69,7 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
         problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
     else:
         if rule.is_elsewhere and rule.extra.keys().isdisjoint(PLACES):
-            # Its only place is one of an annex that is not installed.
+            # Its only place is one of an optional app that is not installed.
             return ReadRule(given, None, ())
         return ReadRule(given, rule, rule.problems)
     if before is not None:

@@ -285,7 +285,7 @@ class Store:
         """Return the channel of the processes that share a database and a prefix.
 
         Its messages are: new rules (`RULES <revision>`), resets (`RESET <digest> <digest> ...
-        @<moment>`), and messages of an annex (`ANNEX <annex> <word> <word> ...`).
+        @<moment>`), and messages of an optional app (`ANNEX <app> <word> <word> ...`).
         """
         # Redis has the same channels in all databases.
         return b"%bchanges:%d" % (prefix, self._params.database)

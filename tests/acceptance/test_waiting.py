@@ -370,7 +370,7 @@ def test_a_view_is_held_for_five_seconds_at_most(settings: Any) -> None:
     assert [own(request()).status_code for _ in range(2)] == [200, 429]
 
 
-def test_a_throttle_holds_its_requests() -> None:
+def test_a_throttle_with_a_leaky_bucket_delays_requests() -> None:
     """In DRF, too, a leaky bucket's requests leave one after the other."""
 
     class View(APIView):

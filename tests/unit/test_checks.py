@@ -604,7 +604,7 @@ NONSENSE: list[Any] = [
 
 @pytest.mark.parametrize("name", [f"RATELIMIT_{name}" for name in (*SETTINGS, "UNHEARD_OF")])
 @pytest.mark.django_db
-def test_no_setting_makes_a_check_raise(name: str, settings: Any) -> None:
+def test_a_check_reports_an_invalid_setting_without_raising(name: str, settings: Any) -> None:
     """Every check that we have, for a deployment and for the database too: a bad setting is told,
     not a traceback; and a setting that the checks take can be taken where it is used.
     """

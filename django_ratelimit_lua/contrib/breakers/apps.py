@@ -18,7 +18,7 @@ from .rows import BreakerRow, read_rows
 
 
 class BreakersExtension(Extension):
-    """The hooks of the annex `breakers`."""
+    """The hooks of the optional app `breakers`."""
 
     name = "breakers"
     verbs = ("django_ratelimit_lua.contrib.breakers.verbs.breakers",)

@@ -201,7 +201,7 @@ def durable_names() -> dict[str, int]:
 def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
     """Return the counts of each name, and its requests step by step.
 
-    They are of whole hours, if a step is not shorter; the current hour is one of them.
+    If a step is an hour or longer, the counts are those of whole hours, including the current one.
     """
     return {name: _total(points) for name, points in _points_of(names, span).items()}
 

@@ -2,7 +2,8 @@
 
 `engine/decide` calls the recorder once for each decision, whatever requested it and whatever
 decided it. Counts are written once a second (`writing`), so counting costs a decision no round
-trip, and one percent of its time. A killed process loses its last second of statistics, but no count of a limit.
+trip, and one percent of its time. A killed process loses its last second of statistics, but no
+count of a limit.
 """
 
 from __future__ import annotations

@@ -135,5 +135,5 @@ def test_urls_servers_and_verbs_need_the_app() -> None:
     assert done.stdout.splitlines() == [
         f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
         f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
-        f"Error: the annex of the verb 'grpc' is not installed. {LINE}",
+        f"Error: the app of the verb 'grpc' is not installed. {LINE}",
     ]
