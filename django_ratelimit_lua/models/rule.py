@@ -154,8 +154,8 @@ class RateLimitRule(RatesFields, AuditedModel):
     extra = models.JSONField(
         default=dict, db_default=models.Value({}, models.JSONField()), editable=False
     )
-    """The values of the fields that optional apps add, by app. Those of an app that is not installed
-    are kept.
+    """The values of the fields that optional apps add, by app. Those of apps that are not
+    installed are kept.
     """
 
     to_check: Literal["all", "without tiers", "nothing"] = "all"

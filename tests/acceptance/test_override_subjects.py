@@ -194,7 +194,7 @@ def test_a_digest_and_the_user_with_that_digest_are_two_subjects() -> None:
     assert ada.get("/free/").status_code == 200
 
 
-def test_a_block_by_digest_ends_when_its_key_is_no_fallback(settings: Any) -> None:
+def test_a_block_by_digest_ends_when_its_secret_key_is_removed(settings: Any) -> None:
     """Until then it holds for rules, throttles and functions, though their counts begin afresh."""
     RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
     settings.SECRET_KEY = "before"

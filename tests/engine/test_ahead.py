@@ -128,7 +128,7 @@ def test_a_wait_beyond_the_calendar_bound_is_refused_until_the_next_window(align
 
 @pytest.mark.parametrize("align", list(RATES))
 @pytest.mark.parametrize("pace", ["1/300d", "1/40d", "5/3d"])
-def test_another_limits_wait_never_leads_to_a_wrong_window(align: str, pace: str) -> None:
+def test_a_hit_delayed_by_another_limit_counts_in_the_right_window(align: str, pace: str) -> None:
     """A calendar beside a queue that lasts for years: a turn beyond the windows that the calendar
     is told is refused, and every other is counted in its own window, now and when that has come.
     """

@@ -144,7 +144,7 @@ def test_earlier_bans_are_forgotten_after_the_last_length() -> None:
         assert ban.times == (1 if minutes == 1 else 2)
 
 
-def test_offences_do_not_prolong_the_memory_of_bans() -> None:
+def test_offences_do_not_prolong_the_time_that_bans_are_remembered() -> None:
     """It counts from the end of the last ban, which an unban moves; whatever was offended since
     then.
     """

@@ -322,7 +322,7 @@ def test_reserved_hits_leave_in_turn() -> None:
         assert waits == ([0, 0, 0.5, 1.0] if algorithm == "token_bucket" else [0, 0, 1.0, 1.0])
 
 
-def test_every_limit_is_charged_when_the_request_leaves() -> None:
+def test_a_delayed_request_counts_at_its_departure_under_every_limit() -> None:
     """Held back by one limit, a request counts under the others at the moment it goes, not when it
     asked.
     """
@@ -505,7 +505,7 @@ def test_a_new_client_has_the_initial_units_and_fills_up_from_there() -> None:
     assert ask(START + 1_700_000, 0, "peek").remaining == 17
 
 
-def test_expiry_of_a_key_makes_no_client_new(direct: redis.Redis) -> None:
+def test_an_expired_key_does_not_reset_a_client(direct: redis.Redis) -> None:
     """A full bucket is remembered for 30 days, by the program's own time. At the moment its key
     would expire, the verdict is the same with the key and without it.
     """

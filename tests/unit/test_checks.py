@@ -155,7 +155,7 @@ def test_a_decorator_without_a_rate_is_a_warning(
 
 
 @pytest.mark.parametrize(("name", "annex"), sorted(SETTINGS_OF_ANNEXES.items()))
-def test_a_setting_of_an_annex_that_is_not_installed_names_the_line_to_add(
+def test_a_setting_of_a_missing_app_names_the_line_to_add(
     name: str, annex: str, settings: Any
 ) -> None:
     """Rather than advice to remove it."""

@@ -64,7 +64,7 @@ def warnings() -> list[tuple[str, str]]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_field_is_kept_when_its_annex_is_removed(operator: Client) -> None:
+def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> None:
     """Other fields are edited and restored meanwhile. A check warns, and the sentence of the rule
     names the line.
     """
@@ -113,7 +113,7 @@ def test_a_rule_without_its_only_place_applies_nowhere(more: dict[str, Any]) -> 
 
 
 @pytest.mark.django_db
-def test_fields_of_a_missing_annex_are_errors_in_settings_and_yaml(settings: Any) -> None:
+def test_fields_of_a_missing_app_are_errors_in_settings_and_yaml(settings: Any) -> None:
     """Each names the line to add. What a row keeps can be imported as it was exported."""
     RateLimitRule.objects.create(name="edge", extra=EDGE, limit=1, unit="h")
     text = export()

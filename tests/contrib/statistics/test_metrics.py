@@ -74,7 +74,7 @@ class Gauges(Extension):
         ]
 
 
-def test_metrics_include_gauges_of_other_annexes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_include_gauges_of_other_optional_apps(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the labels that they name."""
     monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.extensions", [Gauges()])
     assert scraped()["ratelimit_rooms", "1", "free"] == 3.0

@@ -941,7 +941,7 @@ def test_clients_are_added_up_over_all_limits(operator: Client) -> None:
     assert "Clients refused most, last hour" in text(operator, period="hour")
 
 
-def test_clients_that_may_not_have_come_are_left_out(operator: Client) -> None:
+def test_clients_whose_count_may_be_zero_are_left_out(operator: Client) -> None:
     """ "49 ± 49" says nothing."""
     limiter = RateLimiter("noise", "1/h")
     for _ in range(3):

@@ -41,7 +41,7 @@ def test_a_rule_survives_yaml_export_and_import(words: dict[str, object]) -> Non
     assert rule.declared() == {**RULE, **words}
 
 
-def test_a_field_of_a_missing_annex_names_the_line_to_add(
+def test_a_field_of_a_missing_app_names_the_line_to_add(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rather than an unknown word of a rule."""
