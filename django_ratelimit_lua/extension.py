@@ -191,21 +191,21 @@ class Extension:
     """Its rows in the rules' YAML file."""
 
     def snapshot(self, using: str) -> object:
-        """Its part of the published snapshot, as JSON, from this database, or None.
+        """Return the app's part of the snapshot, as JSON, from this database, or None.
 
-        A process without the optional app leaves the published part as it is.
+        A process without the app leaves the published part as it is.
         """
 
     def load(self, part: Any, before: Any, problems: list[str]) -> object:
-        """Compile its part (None: nothing is published), once per revision.
+        """Compile the app's part of the snapshot, once per revision.
 
         Args:
-            part: The published part, or None.
+            part: The published part. None: nothing is published.
             before: The result for the previous revision, or None.
             problems: A list to which entries that cannot be parsed are added.
 
         Returns:
-            The compiled part, which `Ruleset.parts` stores under the optional app's name.
+            The compiled part, which `Ruleset.parts` stores under the app's name.
         """
 
     def on_decision(
@@ -244,7 +244,7 @@ class Extension:
         return False
 
     def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
-        """Return the effect of the optional app's decorators on a request.
+        """Return the effect of the app's decorators on a request.
 
         Args:
             marks: The marks that the decorators have left on the view.
@@ -256,7 +256,7 @@ class Extension:
     def error_details(self, error: Exception) -> Any:
         """Return the `ErrorDetails` for the response to an exception that a view raised.
 
-        None if the exception is not one of the optional app.
+        None if the exception is not one of the app's.
         """
 
     def notices(self, rule: Any) -> Iterable[str]:
@@ -264,11 +264,11 @@ class Extension:
         return ()
 
     def links(self, request: HttpRequest, rule: Any) -> Iterable[tuple[str, str]]:
-        """Links, as (label, URL), on the form of a rule."""
+        """Return the links on the form of a rule, as (label, URL)."""
         return ()
 
     def limit_url(self, request: HttpRequest, name: str) -> str:
-        """The URL of its page about the limit of this name, or an empty text."""
+        """Return the URL of the app's page about the limit of this name, or an empty text."""
         return ""
 
     def rehearsal(self, rule: Any) -> str:
@@ -276,25 +276,25 @@ class Extension:
         return ""
 
     def history(self, met: Any) -> str:
-        """Return a sentence with the optional app's information about a client in the inspector."""
+        """Return a sentence with the app's information about a client, for the inspector."""
         return ""
 
     def client(self, request: Any, digest: str, name: str = "") -> Mapping[str, ClientRecord]:
-        """Its records of the clients whose digests begin with `digest`, by digest.
+        """Return the app's records of the clients whose digests begin with `digest`, by digest.
 
-        `name`: only under the limit of this name. Raises `StoreError`.
+        With `name`, only records under that limit are returned. Raises `StoreError`.
         """
         return {}
 
     def home(self, request: Any) -> Iterable[HomeSection]:
-        """Its sections of the page of the app, for a user who may see rules.
+        """Return the sections that the app adds to the home page, for a user who may see rules.
 
         Raises `StoreError`.
         """
         return ()
 
     def metrics(self) -> Iterable[Metric]:
-        """Return the optional app's gauges."""
+        """Return the app's gauges."""
         return ()
 
     def tend(self) -> None:
@@ -304,7 +304,7 @@ class Extension:
         """
 
     def outdated(self, using: str, before: datetime) -> Mapping[str, QuerySet[Model]]:
-        """Return its rows from before this moment, as ordered query sets, by their name.
+        """Return the app's rows from before this moment, as ordered querysets, by name.
 
         `RATELIMIT_HISTORY_DAYS` and `manage.py ratelimit history prune` delete these rows.
         """

@@ -186,7 +186,7 @@ class ClientPage(ActionPage):
 
 
 def _entered(digest: str, text: str) -> tuple[Part, ...]:
-    """The name of a client, if the search for this text finds it."""
+    """Return the name of a client if a search for this text finds the client."""
     return next((each.name for each in find_clients(text) if each.digest == digest), ())
 
 

@@ -267,7 +267,7 @@ def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:
 
 
 def _opened(request: HttpRequest, opened: OpenedReference) -> dict[str, object]:
-    """The page's context for a reference, with links to the clients that it may be of."""
+    """Return the page's context for a reference, with links to the clients that it may name."""
     names = {limit.place for limit in opened.limits}
     name = ""
     if len(names) == 1:
@@ -341,7 +341,7 @@ def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]
 
 
 def _block(limit: ExplainedLimit) -> RateLimitOverride | None:
-    """The override that blocks requests which this limit counts, whatever it has counted."""
+    """Return the override that blocks all requests that this limit counts, or None."""
     override = limit.override
     is_enforced = limit.state is not None and limit.state.enforced and not limit.is_advice
     if override is None or override.effect != "block" or not is_enforced:

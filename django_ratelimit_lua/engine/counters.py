@@ -128,7 +128,7 @@ class Counter:
 
 
 class Window(Counter):
-    """The counter of all windows and logs, which counts as a sliding window.
+    """The counter of fixed windows, sliding windows and sliding logs. It is a sliding window.
 
     Units are counted by segments of the period. A segment ends one period after its last hit. So no
     period admits more units than the share.

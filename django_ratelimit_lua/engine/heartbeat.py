@@ -40,7 +40,7 @@ MAX_SPLITS = 100
 
 @dataclass(frozen=True, slots=True)
 class ProcessShare:
-    """The part of a whole that is this process's: from `before` to `before + own`, of `of`.
+    """This process's part of a whole of size `of`: from `before` to `before + own`.
 
     >>> [ProcessShare(n, 1, 3).units(100) for n in range(3)]
     [33, 33, 34]

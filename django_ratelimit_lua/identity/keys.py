@@ -348,7 +348,7 @@ def _no_field(field: str) -> LimitError:
 
 
 def label_of(name: str) -> str:
-    """Return the name of a key for operators. A field is its own name.
+    """Return the name of a key for operators. A field is returned unchanged.
 
     >>> label_of("ip"), label_of("post:username")
     ('address', 'post:username')

@@ -48,7 +48,7 @@ def name_words(name: str, most: int = 60) -> str:
 
 
 def is_short(identity: object) -> bool:
-    """Whether an identity is of text and numbers that are short, and stays what it is.
+    """Return whether an identity is immutable and short: text, an integer, None, or a tuple of them.
 
     >>> (
     ...     is_short((("ip", "203.0.113.9"), ("post", "username", "alice"))),
@@ -65,7 +65,7 @@ def is_short(identity: object) -> bool:
 
 
 def shown(identity: Identity, *, shows_address: bool = False) -> Name:
-    """Return the parts of an identity that `RATELIMIT_SHOW_IDENTITIES` allows to show.
+    """Return the parts of an identity that may be shown, by `RATELIMIT_SHOW_IDENTITIES`.
 
     - "plain": all parts as they are;
     - "masked": addresses as networks (/24, /56), paths by their first part, and the first letters
@@ -96,7 +96,7 @@ def shown(identity: Identity, *, shows_address: bool = False) -> Name:
 
 
 def masked(name: Name) -> Name:
-    """Return a name with its addresses as `RATELIMIT_SHOW_IDENTITIES` allows to show them.
+    """Return a name in which addresses are masked as `RATELIMIT_SHOW_IDENTITIES` requires.
 
     >>> masked([("ip", "203.0.113.9"), ("user", "7")])
     [('ip', '203.0.113.0/24'), ('user', '7')]

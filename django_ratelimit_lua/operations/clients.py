@@ -229,8 +229,8 @@ def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]
 def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
     """Return the field of an override that names exactly this client, and its value.
 
-    It is the user or address of its name if the digest proves that it is of this alone. Otherwise,
-    as when its name is masked or hidden, it is the digest.
+    It is the user or the address in the name if that alone has this digest. Otherwise, for example
+    if the name is masked or hidden, it is the digest.
     """
     parts = list(name)
     if len(parts) == 1:
@@ -246,7 +246,12 @@ def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FoundClient:
-    """A client that a search has found: what a limit would count by, and the name that it gives."""
+    """A client that a search has found.
+
+    - `digest`: the digest that a limit counts;
+    - `key_label`: the key of that limit, in words;
+    - `name`: the parts of the identity.
+    """
 
     digest: str
     key_label: str = ""

@@ -1,9 +1,9 @@
 """The refusal curve: how many requests and identities each limit N would have refused.
 
-Requests are counted by the units they found used, themselves among them: a request that found more
-than N would have been refused by a limit of N. For a fixed window that is exact. Under other
-algorithms a refusal makes room for later requests, so N refuses at most as many. Of requests that
-the limit in force has refused, only that is known: above that limit, the curve is an upper bound.
+For each request, the used units including its own are recorded: a limit of N would have refused it
+if there were more than N. For a fixed window that is exact. Under other algorithms a refusal makes
+room for later requests, so a limit of N refuses at most as many. For a request that the limit in
+force has refused, the used units are unknown: above that limit, the curve is an upper bound.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Curve:
         most: The maximum number of units that one identity used.
         refused: The number of refused requests.
         others: Why requests met other limits than this one.
-        is_exact: A limit refuses exactly as many, not at most; above today's only if that has
-            refused nothing.
+        is_exact: Whether the numbers are exact instead of upper bounds. Above today's limit, they
+            are exact only if that has refused nothing.
         higher: What is known about limits above today's, if that has refused requests.
         is_sampled: The number of identities is estimated.
 

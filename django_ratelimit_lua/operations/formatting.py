@@ -94,7 +94,7 @@ def breakable(text: str) -> SafeString:
 
 
 def limit_words(limit: str) -> SafeString:
-    """Return the name of a limit for a page, and below it what tells it from others of that name.
+    """Return the name of a limit for a page, with the text that distinguishes it on a second line.
 
     >>> limit_words("search:*:ip:10/s")
     'search<div class="quiet">ip:<wbr>10/<wbr>s</div>'

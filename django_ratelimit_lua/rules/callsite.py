@@ -93,7 +93,10 @@ class CallSite(NamedTuple):
 
 
 def throttle_algorithm(rate: Rate, named: str | None) -> str:
-    """Return the algorithm of a throttle: the `named` one, or a log if that can keep the rate."""
+    """Return the algorithm of a throttle: the `named` one, or the default for its rate.
+
+    The default is a sliding log, or a sliding window for a large limit.
+    """
     if not named and rate.limit > MAX_LOG_LENGTH:
         return "sliding_window"
     return named or "sliding_log"

@@ -122,7 +122,7 @@ def connect(
 
 
 def is_others(owner: object) -> bool:
-    """Return whether an id is known to be that of another database than this process's."""
+    """Return whether the id of a database is known to differ from that of this process's."""
     return database is not None and owner not in ("", database)
 
 

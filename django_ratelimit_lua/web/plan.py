@@ -128,8 +128,8 @@ class Planner:
     A subclass adds a request, or identities and limits. It gathers `charges` by the rules in force,
     and, if overrides may apply to them, the same as `parties`.
 
-    - `options`: those of `build_call`; `adds_up`: what two charges take from one counter is taken
-      together; `ignores_blocks`: decide as if no override blocked;
+    - `options`: those of `build_call`; `adds_up`: whether the costs of two charges to one counter
+      are added up; `ignores_blocks`: whether overrides that block are ignored;
     - `counted`: the names of the rules that were counted for the request.
 
     The other members are those of `engine.decide.Planner`.

@@ -59,7 +59,7 @@ def our_page(name: str, folder: Path) -> Template:
 
 
 def _rendered(template: Any, request: HttpRequest, context: Mapping[str, object]) -> str:
-    """A page, with what every page needs."""
+    """Render a page, with the nonce of the Content-Security-Policy."""
     nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
     if nonce is None:
         nonce = getattr(request, "_csp_nonce", None)

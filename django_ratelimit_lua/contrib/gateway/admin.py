@@ -38,7 +38,7 @@ curl {url} \\
 def revoke(
     modeladmin: ActingAdmin, request: HttpRequest, queryset: QuerySet[RateLimitClient]
 ) -> None:
-    """Refuse their tokens, from the next request on."""
+    """Revoke the tokens of clients, from the next request on."""
     for client in queryset.filter(is_active=True):
         client.is_active = False
         client.save(update_fields=["is_active"])
@@ -64,7 +64,7 @@ class ClientAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
     def used(self, client: RateLimitClient) -> str:
-        """Return when it was last used, to the minute."""
+        """Return when the client's token was last used, to the minute."""
         if client.last_used is None:
             return "—"
         return moment_element(client.last_used)
@@ -132,7 +132,10 @@ def _command(request: HttpRequest, client: RateLimitClient, token: str) -> str:
 
 
 def _limit(client: RateLimitClient) -> str:
-    """Return the first limit that a client may use; of those with a star, the first rule."""
+    """Return a limit that a client may use.
+
+    It is the first one that is named in full, or else the first rule that a pattern matches.
+    """
     names = [name for name in client.names() if not name.endswith("*")]
     rates = RateLimitRule.objects.exclude(algorithm=OF_SLOTS).order_by("order", "name")
     asking = Client(client.name, tuple(client.names()))
