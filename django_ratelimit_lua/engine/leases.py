@@ -372,7 +372,7 @@ class LocalPart:
         return charge._replace(cost=min(charge.cost, *[units for units, _ in self.taken]))
 
     def undo(self, keep: int = 0) -> None:
-        """Return the units that were taken from each limit, except for `keep` of them."""
+        """Give back the units that were taken from each limit, except for `keep` of them."""
         for units, give_back in self.taken:
             if units > keep:
                 give_back(units - keep)

@@ -48,7 +48,9 @@ def name_words(name: str, most: int = 60) -> str:
 
 
 def is_short(identity: object) -> bool:
-    """Return whether an identity is immutable and short: text, an integer, None, or a tuple of them.
+    """Return whether an identity is short and immutable.
+
+    It is text, an integer, None, or a tuple of these.
 
     >>> (
     ...     is_short((("ip", "203.0.113.9"), ("post", "username", "alice"))),

@@ -361,7 +361,9 @@ class Options(TypedDict, total=False):
             None,
             _joined,
             _("ban by"),
-            _("Whom a ban is of, for example ip: wider than who is counted. Empty: the same."),
+            _(
+                "The key to ban by, for example ip to ban the whole address. Empty: the key to count by."
+            ),
             needs="ban_after",
             is_general=True,
         ),

@@ -31,7 +31,7 @@ class Between(NamedTuple):
     most: int
 
     def up_to(self, number: int) -> Between:
-        """Return the bounds of a number that is known to be this one at most."""
+        """Return these bounds, reduced to a known maximum."""
         return Between(min(self.least, number), min(self.most, number))
 
 
@@ -236,7 +236,7 @@ def _sentences(
 ) -> list[str]:
     """Return the refusals of today's limit and of some others, in sentences."""
     text = _(
-        "%(limit)s per %(period)s refuses %(requests)s of the requests and meets %(identities)s "
+        "%(limit)s per %(period)s refuses %(requests)s of the requests and affects %(identities)s "
         "of the identities."
     )
     return [

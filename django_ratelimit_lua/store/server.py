@@ -239,7 +239,7 @@ class Store:
         )
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        """Decide a call within a patience, or within the timeout.
+        """Decide a call within the given `Patience`, or within the timeout.
 
         Raises `StoreError` or `StaleRules`.
         """

@@ -286,7 +286,7 @@ def test_field_names_may_contain_any_characters(name: str) -> None:
     assert [Client().get("/free/", {name: value}).status_code for value in ("v", "w")] == [429, 200]
 
 
-def test_two_kinds_of_one_field_are_stored_as_one_subject() -> None:
+def test_overrides_by_exact_and_normalized_value_share_one_record() -> None:
     """Who is blocked letter by letter is blocked by no other spelling; one by one and all anew,
     both are written, however the database orders them.
     """

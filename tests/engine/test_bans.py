@@ -280,7 +280,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("state", [*GARBAGE, None], ids=repr)
-def test_a_foreign_state_bans_no_client(state: bytes | None, direct: redis.Redis) -> None:
+def test_an_invalid_state_bans_no_client(state: bytes | None, direct: redis.Redis) -> None:
     """Also a key of another type; and bans are earned over it."""
     ask = Asker(banning())
     key = ask.keys()[1]

@@ -348,7 +348,7 @@ def test_a_caller_with_stale_rules_decides_nothing(direct: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_key_of_a_foreign_type_is_cleared(
+def test_a_key_of_another_type_is_cleared(
     algorithm: str, direct: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Something else under our key is removed and logged, and the hit is decided."""

@@ -34,7 +34,9 @@ curl {url} \\
   --data {data}"""
 
 
-@admin.action(description=gettext_lazy("Revoke: their tokens are refused"), permissions=["change"])
+@admin.action(
+    description=gettext_lazy("Revoke the tokens of the selected clients"), permissions=["change"]
+)
 def revoke(
     modeladmin: ActingAdmin, request: HttpRequest, queryset: QuerySet[RateLimitClient]
 ) -> None:
@@ -94,7 +96,7 @@ class ClientAdmin(ActingAdmin):
         token = client.new_token()
         with acting(request.user):
             client.save(update_fields=["digest"])
-        self.log_change(request, client, _("Another token."))
+        self.log_change(request, client, _("The token was replaced."))
         return self._show(request, client, token)
 
     def _show(self, request: HttpRequest, client: RateLimitClient, token: str) -> HttpResponse:

@@ -57,7 +57,7 @@ KINDS = {
     "code": gettext_lazy("limit in the code"),
     "block": gettext_lazy("blocks without a rule"),
     "other": gettext_lazy("further names, counted as one"),
-    "gone": gettext_lazy("limit in the code, or not there any more"),
+    "gone": gettext_lazy("limit in the code, or a removed limit"),
 }
 RESULTS = {
     "allowed": "adh",

@@ -23,7 +23,7 @@ class LeakyBucket(Algorithm):
     """
 
     name = "leaky_bucket"
-    label = _("leaky bucket: evenly spaced, others wait")
+    label = _("leaky bucket: evenly spaced requests; the others wait")
     suffix = b"lb2"
     options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True
