@@ -154,7 +154,7 @@ def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
 
 
 def _right_setting(word: str) -> str:
-    """The setting that a misspelt one may mean; otherwise all of them."""
+    """Return the closest match of a misspelt setting, or else all settings."""
     near = get_close_matches(word, SETTINGS, 1)
     if near:
         return f"Did you mean RATELIMIT_{near[0]}?"

@@ -197,7 +197,7 @@ def _explain(request: HttpRequest, digest: str, name: Iterable[Part]) -> Explain
 
 
 def _lead(client: ExplainedClient, rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """The state in force, as a class of the page and in words."""
+    """Return the state in force, as a CSS class and in words."""
     block = client.found.block
     if block is not None:
         return "refused", block_words(block)
@@ -222,6 +222,6 @@ def _slot_rows(request: HttpRequest, client: ExplainedClient) -> list[dict[str, 
 
 
 def _described(parts: Iterable[Part]) -> dict[str, str]:
-    """The fields of the inspector's form that describe a client, without masked ones."""
+    """Return the fields of the inspector's form that describe a client, without masked ones."""
     fields = {"ip": "address", "user": "user"}
     return {fields[kind]: value for kind, value in parts if kind in fields and "/" not in value}

@@ -92,7 +92,7 @@ def reset_counts(model_admin: Any, request: HttpRequest, found: Explanation, tar
 
 
 def block_words(block: RateLimitOverride) -> str:
-    """The state of a client that an override blocks."""
+    """Return the state of a client that an override blocks, in words."""
     if block.ends is None:
         return _("Blocked by an override, without end")
     return _("Blocked by an override until %(until)s") % {"until": moment_words(block.ends)}
@@ -324,7 +324,7 @@ def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
 
 
 def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
-    """The limits as the page shows them."""
+    """Return the limits as the page shows them."""
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are not known."))
     rows = []

@@ -370,7 +370,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )
 
     def _in_place_of(self, request: HttpRequest, name: str) -> dict[str, object]:
-        """The call sites of a name, or the one that may be meant, for a template."""
+        """Return the call sites of a name, or the closest match, for a template."""
         sites = call_sites_of(name)
         is_new = not RateLimitRule.objects.named(name).exists()
         in_code = [site for site in sites if site.kind != SETTINGS]
@@ -444,7 +444,7 @@ def _notices(row: RateLimitRule) -> list[str]:
 
 
 def _settings_rules() -> list[tuple[str, str, int | None]]:
-    """The rules of the settings: names, sentences, and the rules that have taken them over."""
+    """Return the settings' rules: names, sentences, and the admin's rules that replace them."""
     rules = settings_rules()
     rows = RateLimitRule.objects.filter(name__in=[rule.name for rule in rules])
     keys = dict(rows.values_list("name", "pk"))

@@ -192,7 +192,7 @@ def _meta_key(value: object) -> str | Callable[..., str]:
 
 
 def proxies(value: object) -> int | tuple[Network, ...]:
-    """The trusted proxies of `RATELIMIT_TRUSTED_PROXIES`. Raises `ValueError`."""
+    """Return the trusted proxies of `RATELIMIT_TRUSTED_PROXIES`. Raises `ValueError`."""
     right = (
         "must be a number of proxies from 0 to 32, or a list of networks such as "
         "['10.0.0.0/8', 'unix']"

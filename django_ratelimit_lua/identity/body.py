@@ -189,7 +189,7 @@ def _length(request: HttpRequest) -> int:
 
 
 def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> Sequence[object]:
-    """The results of parsing a small body: with the charset that it names, and without.
+    """Return the results of parsing a small body: with the charset that it names, and without.
 
     If a parser rejects the JSON, its result is left out.
     """

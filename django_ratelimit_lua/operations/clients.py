@@ -153,7 +153,7 @@ def _counted(limits: Sequence[_Place], digest: bytes) -> Iterator[_Place]:
 
 
 def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
-    """The evidence for each limit that bans its clients; none if Redis is unavailable."""
+    """Return the evidence for each limit that bans; none if Redis is unavailable."""
     bans = {state.name: state.ban or Ban() for state in outcome.decision.limits}
     keys = []
     for charge, *_others in charges:
@@ -197,7 +197,7 @@ class _ClientPlanner(Planner):
         return ()
 
     def strongest(self) -> RateLimitOverride | None:
-        """The override about the client that applies whatever the rule."""
+        """Return the override of the client that applies to all rules."""
         if not self.parties:
             return None
         override = override_cache.get_many(self.parties[0].subjects).strongest_for(None, now_us())

@@ -139,7 +139,7 @@ class Curve:
 
     @property
     def top(self) -> int:
-        """The largest N that is drawn. Any other above it refuses as many."""
+        """Return the largest N that is drawn. Any larger N refuses as many."""
         today = self.today or 0
         enough = 0 if self.higher is None else self.higher.enough(today)
         return max(self.most, round(today * 1.25), enough, 1)

@@ -41,7 +41,8 @@ _PARTS: Mapping[str, type] = {
 class UnreadableError(ValueError):
     """The published snapshot cannot be used.
 
-    Either it is invalid, or it is of a newer format or another database and stays (`is_kept`).
+    It is invalid, has a newer format, or belongs to another database. In the last two cases, it is
+    not replaced (`is_kept`).
     """
 
     def __init__(self, problem: str, *, is_kept: bool = False) -> None:

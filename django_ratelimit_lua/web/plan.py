@@ -355,7 +355,7 @@ class RequestPlanner(Planner):
         return identity
 
     def _user(self) -> Waiting[User | AnonymousUser]:
-        """The request's user. Raises `ImproperlyConfigured` if no middleware sets one."""
+        """Return the request's user. Raises `ImproperlyConfigured` if no middleware sets one."""
         user: User | AnonymousUser | None = yield Wait(
             partial(getattr, self.request, "user", None), partial(_auser, self.request)
         )

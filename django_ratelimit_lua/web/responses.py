@@ -179,7 +179,7 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
 
 
 def add_ratelimit_headers(request: Any, response: R) -> R:
-    """The view's answer, with rate-limit headers."""
+    """Return the response of the view, with rate-limit headers."""
     if conf.HEADERS is not None and isinstance(response, HttpResponseBase):
         add_headers(response, request.ratelimit)
     return response
