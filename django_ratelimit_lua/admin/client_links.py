@@ -32,7 +32,7 @@ class ClientLinks(NamedTuple):
 
 
 def client_url(digest: str, name: str = "", **query: str) -> str:
-    """Return the URL of the page of a client; `name`: that of a limit to show."""
+    """Return the URL of the page of a client, which shows the limit `name` in any case."""
     given = {"digest": digest, "name": name, **query}
     query = {key: value for key, value in given.items() if value}
     page = reverse("admin:django_ratelimit_lua_client_changelist")

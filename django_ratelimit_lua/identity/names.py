@@ -29,8 +29,8 @@ _OWN = "\0own"
 def name_words(name: str, most: int = 60) -> str:
     r"""Return the name of a rule or call site as one line of a table.
 
-    Characters that cannot be printed are escaped, and spaces at the ends are quoted. Of a name
-    longer than `most` characters, the middle is left out.
+    Characters that cannot be printed are escaped, and spaces at the ends are quoted. If a name is
+    longer than `most` characters, its middle is left out.
 
     >>> name_words("a\nb"), name_words("  "), name_words("abcdefghij", 5)
     ('a\\nb', '"  "', 'ab…ij')

@@ -20,7 +20,9 @@ from ..signals import rules_changed
 from .change import KINDS, RateLimitChange, RateLimitRevision
 
 MAX_RECORDED = 1000
-"""Rows of one bulk change that are recorded one by one; of more, only that there were many."""
+"""Maximum number of rows of a bulk change that are recorded one by one. If there are more, only
+their number is recorded.
+"""
 BATCH = 500
 """Rows of history that are written by one statement."""
 AUDITED: dict[str, type[AuditedModel]] = {}

@@ -108,7 +108,7 @@ def limit_words(limit: str) -> SafeString:
 
 
 def moment_words(moment: datetime.datetime) -> str:
-    """Return "14:05" for today, otherwise "23 Nov, 14:05", with the year if it is another."""
+    """Return "14:05" for today, otherwise "23 Nov, 14:05", with the year if it is not this year."""
     local = local_moment(moment)
     today = local_moment(timezone.now()).date()
     if local.date() == today:
