@@ -287,7 +287,7 @@ def test_an_error_while_settling_does_not_hide_the_cancellation(
     assert RateLimiter("fails:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 1
 
 
-def test_a_closed_coroutine_is_settled_while_another_one_is() -> None:
+def test_a_closed_coroutine_is_settled_during_the_settlement_of_another() -> None:
     """A coroutine may be closed while another one is being settled, by that same thread; and what
     hangs is not waited for, neither by who closed it nor by others.
     """

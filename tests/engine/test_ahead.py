@@ -67,7 +67,7 @@ class Asker:
         st.tuples(st.integers(1, 9), st.sampled_from([0, 1, DAY // 3, DAY, 5 * DAY])), max_size=12
     ),
 )
-def test_each_client_gets_its_own_calendar_window(
+def test_each_waiting_hit_counts_in_the_calendar_window_of_its_turn(
     align: str, zone: str, start: int, wait: int, steps: Any
 ) -> None:
     """With `max_wait`, however many days, weeks or months ahead: two in each window, none of them
@@ -164,7 +164,7 @@ def test_a_hit_delayed_by_another_limit_counts_in_the_right_window(align: str, p
     )
 
 
-def test_a_limit_without_a_wait_knows_the_end_of_a_distant_window() -> None:
+def test_the_retry_time_is_exact_if_distant_windows_are_reserved() -> None:
     """Somebody has reserved for next month; whoever does not wait is told the true time to come
     back.
     """
@@ -222,7 +222,7 @@ def test_a_backlog_takes_little_memory(algorithm: str, direct: redis.Redis) -> N
     assert moments[-1] - START <= 500_000_000
 
 
-def test_windows_that_an_edit_merges_are_counted_as_one() -> None:
+def test_windows_that_an_edit_merges_have_one_count() -> None:
     """One began before the minute that is the window now, and went on in it; another was to begin
     later in it.
     """

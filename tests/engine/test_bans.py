@@ -132,7 +132,7 @@ def test_offences_count_until_the_end_of_their_window() -> None:
     assert ban_of(refused(ask, START + 15 * SECOND - 1).limits[0]).until == START + 75 * SECOND - 1
 
 
-def test_earlier_bans_are_forgotten_after_the_last_length() -> None:
+def test_earlier_bans_are_forgotten_after_the_longest_ban_duration() -> None:
     """When the last entry has passed since the end of the last ban; one microsecond before, they
     are not.
     """
@@ -235,7 +235,7 @@ def test_an_unban_takes_effect_at_its_moment() -> None:
         assert ban.until - ban.since == (2 - forgets) * 2 * 3600 * SECOND
 
 
-def test_an_edit_shortens_bans_to_those_of_the_new_limit() -> None:
+def test_an_edit_shortens_bans_to_the_maximum_of_the_new_limit() -> None:
     """Nobody stays banned for longer than the new limit could ban anybody."""
     ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1h"))
     refused(ask, START)

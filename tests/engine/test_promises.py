@@ -238,7 +238,7 @@ def test_a_refusal_writes_nothing(algorithm: str, direct: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_expiry_changes_no_verdict(algorithm: str, direct: redis.Redis) -> None:
+def test_expiry_of_a_key_changes_no_verdict(algorithm: str, direct: redis.Redis) -> None:
     """A state expires when it is as good as none: not before, and within a second of it."""
     ask = Asker(Limit("ttl", "3/m", algorithm=algorithm))
     for _ in range(2):

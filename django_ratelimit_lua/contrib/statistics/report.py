@@ -616,7 +616,8 @@ def identities(name: str, period: str) -> dict[str, list[Estimate]]:
 def site_identities(period: str) -> list[Estimate]:
     """Return the ten clients that were refused most by all limits, each request counted once.
 
-    The time is that of `identities`. Limits that count by the same key have the same clients.
+    The time is that of `identities`. A client is listed once for all limits with the same key, and
+    separately for limits with another key.
 
     Raises:
         StoreError: Redis is unavailable.

@@ -156,7 +156,7 @@ def test_a_killed_probe_does_not_keep_the_breaker_half_open(start: Start) -> Non
     assert sorted(signals_of(others)) == ["closed", "opened"]
 
 
-def test_recovery_is_no_stampede(start: Start) -> None:
+def test_recovery_admits_few_calls_at_first(start: Start) -> None:
     """Of many calls of all processes, few reach a service that has just come back, then more."""
     workers = start(3, "pay(failures=1, open_for='1.5s', probes=1)")
     workers[0]("pay('failed')")

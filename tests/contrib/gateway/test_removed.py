@@ -97,7 +97,7 @@ def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> N
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("more", [{}, {"mode": "off"}, {"limit": 0}])
-def test_a_rule_without_its_only_place_applies_nowhere(more: dict[str, Any]) -> None:
+def test_a_rule_that_loses_its_only_place_applies_nowhere(more: dict[str, Any]) -> None:
     """A rule of which nothing else says where it applies limits no request and no call site;
     another goes on.
     """

@@ -438,7 +438,7 @@ def test_a_decision_that_cannot_be_counted_raises_nothing() -> None:
     assert counts("stats.none") == {}
 
 
-def test_old_spans_are_read_by_days(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_older_than_two_days_are_read_by_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours are known apart for two days; of what is older, all is read by days, and steps may
     begin at any minute.
     """

@@ -271,7 +271,7 @@ def test_any_limit_is_answered(operator: Client, mode: str) -> None:
         assert f'value="{limit}"' in page
 
 
-def test_a_curve_over_a_changed_limit_is_labelled(operator: Client) -> None:
+def test_a_curve_says_that_the_limit_was_changed(operator: Client) -> None:
     """If the limit was another one for a part of the time, the curve is as if today's had applied
     to all; what was refused may be any part of what is above it.
     """
@@ -827,7 +827,7 @@ def test_odd_names_are_cut_escaped_and_quoted(operator: Client, name: str, cell:
     assert len(lines[1]) <= 60 + 8 * 12
 
 
-def test_the_current_moment_is_not_the_end_of_the_step(operator: Client) -> None:
+def test_the_report_ends_at_the_current_moment_and_not_after_the_step(operator: Client) -> None:
     """Not the end of the step that is going on."""
     RateLimiter("moment", "1/h").hit("ada")
     for period in PERIODS:
