@@ -23,7 +23,7 @@ MAX_PARTS = 8
 NOTHING = "—"
 """Stands for a missing value: no signed-in user, no such header."""
 _OWN = "\0own"
-"""No kind of a key begins so."""
+"""A prefix that no kind of a key has."""
 
 
 def name_words(name: str, most: int = 60) -> str:

@@ -291,7 +291,7 @@ def is_prefix(text: str) -> bool:
 
 
 def clients_by_prefix(prefix: str) -> Mapping[str, Name]:
-    """Return the banned clients and holders of slots with digests that begin so, with their names.
+    """Return banned clients and holders of slots whose digests have a prefix, with their names.
 
     Raises:
         StoreError: Redis is unavailable.

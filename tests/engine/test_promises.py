@@ -304,7 +304,7 @@ def test_a_shadow_limit_counts_and_never_refuses() -> None:
 @pytest.mark.parametrize(
     "algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"]
 )
-def test_count_denied_counts_refused_hits(algorithm: str) -> None:
+def test_the_option_count_denied_counts_refused_hits(algorithm: str) -> None:
     """Where a limit says so, hammering at a closed door keeps it closed."""
     ask = Asker(Limit("strict", "2/m", algorithm=algorithm, count_denied=True))
     for second in range(0, 300, 10):

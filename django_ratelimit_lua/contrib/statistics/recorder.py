@@ -74,7 +74,7 @@ class Person:
 
     `allowed`, `refused`: its requests, refusals in shadow mode among them; `stopped`: those of its
     refusals that the whole site counts; `units`: those that it took; `mark`: the maximum that it
-    used, or wanted; `is_client`: false for the count of a limiter without identities.
+    used, or requested; `is_client`: false for the count of a limiter without identities.
     """
 
     __slots__ = (
