@@ -5,8 +5,8 @@ Redis decides the rest of a call. Together the call is all or nothing.
 A **lease** is a number of units of one identity's limit that this process has taken from the shared
 count and not spent yet. They are counted before they are spent, so no unit is admitted twice. They
 may be spent for a second, or until the window in which they were counted ends, by a clock that
-starts before they are requested. Unspent units are refunded after that time, when no hit needs
-them, and when the process ends.
+starts before they are requested. Unspent units are refunded after that time, earlier if hits do
+not need them, and at the latest when the process ends.
 
 A **split** limit is decided by this process's part of it.
 

@@ -34,7 +34,7 @@ class TokenBucket(Algorithm):
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Return the rate in lowest terms, and the interval and burst in whole microseconds.
 
-        The remainders that these do not contain are separate numbers.
+        Fractions of a microsecond are returned as separate numbers.
         """
         burst = _burst(limit)
         if limit.initial is not None:
