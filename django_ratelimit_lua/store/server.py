@@ -257,7 +257,7 @@ class Store:
             self.execute(b"DEL", *[keys[place] for place in places])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
-        """Return the keys on all masters that consist of `begin` and a match of the pattern.
+        """Return the keys that begin with `begin` and then match a pattern, from all masters.
 
         Raises `StoreError`.
         """

@@ -120,7 +120,7 @@ def test_another_charset_allows_no_further_guess(where: str, settings: Any) -> N
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("where", ["/method", "/function", "/asks"])
-def test_a_call_site_on_a_drf_method_counts_by_the_field(where: str, kind: str) -> None:
+def test_a_call_site_on_a_drf_method_can_count_by_a_body_field(where: str, kind: str) -> None:
     """Whatever the type says beside its name: each name has a count of its own, at every
     address."""
     for name in (b"ada", b"eve"):
