@@ -100,7 +100,7 @@ class BanPage(ActionPage):
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest, **context: object) -> HttpResponse:
-        """The banned clients."""
+        """Show the banned clients."""
         filters = {"chosen": request.GET.get("rule", ""), "search": _search_text(request)}
         context = {"form": BanForm(), **filters, **context}
         try:

@@ -134,7 +134,7 @@ def _shown_sections(
 
 
 def _has_value(form: ModelForm[Model], name: str) -> bool:
-    """Whether a field has another value than that of a new row."""
+    """Return whether a field differs from its value in a new row."""
     default = None
     with suppress(FieldDoesNotExist):  # It is a field of an optional app, or a method of the admin.
         field: Any = form.instance._meta.get_field(name)

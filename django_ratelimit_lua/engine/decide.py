@@ -578,7 +578,7 @@ def build_call(
 
 
 def now_us() -> int:
-    """Microseconds since 1970 by this process's clock, by which overrides begin and end."""
+    """Return this process's time in microseconds since 1970, by which overrides begin and end."""
     return time.time_ns() // 1000 if clock is None else clock()
 
 

@@ -137,7 +137,7 @@ def _values(
 
 
 def _readings(request: HttpRequest, kind: str) -> Sequence[object]:
-    """What parsers make of a body, parsed once for all keys that name a field of it."""
+    """Return the results of parsing a body, which is parsed once for all keys."""
     charset = request.encoding or settings.DEFAULT_CHARSET
     readings = request_state(request).readings
     if (kind, charset) not in readings:

@@ -176,7 +176,7 @@ def _registered(name: str, value: str | None, *, is_masked: bool) -> str:
 
 
 def _path(value: object, *, is_masked: bool) -> str:
-    """Further parts of a path may be a secret, as in a link for a new password."""
+    """Return a path. If masked, only its first part: others may be secret, as in a reset link."""
     first, _, more = str(value).removeprefix("/").partition("/")
     if is_masked and more:
         value = f"/{first}/…"

@@ -286,7 +286,7 @@ def find_clients(text: str) -> list[FoundClient]:
 
 
 def is_prefix(text: str) -> bool:
-    """Whether a text is a digest, or enough of its beginning for a search."""
+    """Return whether a text is a digest, or a prefix of one that is long enough for a search."""
     return bool(_IS_PREFIX(text))
 
 

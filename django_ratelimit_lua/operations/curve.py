@@ -132,7 +132,7 @@ class Curve:
         return point
 
     def is_exact_at(self, limit: int) -> bool:
-        """Whether `at` returns what exactly this limit refuses, or bounds of that."""
+        """Return whether `at` returns exact numbers for this limit, and not only bounds."""
         if self.refused and self.today is not None and not self.others:
             return limit == self.today or (self.is_exact and limit < self.today)
         return self.is_exact

@@ -94,7 +94,9 @@ def breakable(text: str) -> SafeString:
 
 
 def limit_words(limit: str) -> SafeString:
-    """Return the name of a limit for a page, with the text that distinguishes it on a second line.
+    """Return the name of a limit for a page, on two lines.
+
+    The second line distinguishes limits of the same name.
 
     >>> limit_words("search:*:ip:10/s")
     'search<div class="quiet">ip:<wbr>10/<wbr>s</div>'

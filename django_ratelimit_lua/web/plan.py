@@ -481,7 +481,7 @@ def is_spared(address: Address) -> bool:
 
 
 def _is_about(rule: Rule, user: User | AnonymousUser) -> bool:
-    """Whether a user is of a rule's audience, whatever the user's groups are."""
+    """Return whether a user is in a rule's audience, without regard to the user's groups."""
     if "everyone" in rule.audience:
         return True
     if not user.is_authenticated:
