@@ -461,8 +461,8 @@ class RequestPlanner(Planner):
 def is_never_banned(request: HttpRequest) -> bool:
     """Return whether a request comes from a network that is never banned.
 
-    A request whose address is unknown is not from such a network. Without a proxy setting, it is:
-    the default then spares private networks, in which the site's own proxies are.
+    If the address is unknown, the result is True only if the setting has its default and the
+    project has no proxy setting. All requests may then come from a proxy of the site.
     """
     networks = conf.NEVER_BAN
     if not networks:
