@@ -221,7 +221,7 @@ def test_a_manual_ban_lasts_for_the_given_duration() -> None:
     assert (ban.until - ban.since, ban.times) == (MINUTE, 1)
 
 
-def test_an_unban_takes_effect_at_its_moment() -> None:
+def test_an_unban_ends_the_ban_at_once_and_may_forget_earlier_bans() -> None:
     """From that moment on; how often there was a ban is known on, unless that is to be forgotten,
     too.
     """

@@ -72,7 +72,7 @@ class ClientAdmin(ActingAdmin):
         return moment_element(client.last_used)
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the URL that makes another token to Django's."""
+        """Return Django's URLs, and the one that makes another token."""
         view = self.admin_site.admin_view(self.token_view)
         return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 
@@ -124,7 +124,7 @@ def _decide_url(request: HttpRequest) -> str:
 
 
 def _command(request: HttpRequest, client: RateLimitClient, token: str) -> str:
-    """Return a command for a shell that takes a unit of a limit that the client may use."""
+    """Return a shell command with which the client takes a unit of one of its limits."""
     charge = {"limit": _limit(client), "identity": "example"}
     return EXAMPLE.format(
         url=shlex.quote(_decide_url(request) or ALONE),
