@@ -259,7 +259,7 @@ def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
 def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that no public view counts all clients without a signed-in user as one.
 
-    Also check that every `@ratelimit` has a rate, and that the sessions exist that rules use.
+    Also check that every `@ratelimit` has a rate, and that sessions are stored if rules use them.
     """
     yield from _no_rates()
     limited = [
@@ -377,7 +377,7 @@ def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
 def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[object]) -> str:
     """Return the problem of a throttle of this package.
 
-    Empty if it works, or if its scope was reported.
+    The result is empty if the throttle works, or if its scope was reported.
     """
     throttling = sys.modules.get(f"{__package__}.throttling")
     if (

@@ -109,7 +109,7 @@ class Held:
 def _rule_of(decided: DecidedCharge) -> str:
     """Return the rule that sets the number of slots.
 
-    Empty if the code, a tier or an override sets it.
+    The result is empty if the code, a tier or an override sets it.
     """
     rule = decided.planned.rule
     if rule is None or rule.template is None:

@@ -208,7 +208,7 @@ def _warn(message: str, error: Exception) -> None:
 def migration_problem(*, with_annexes: bool = False) -> str:
     """Return what to do if the app, or one of its optional apps, is installed but not migrated.
 
-    Empty if it is migrated, or if the database is unavailable.
+    The result is empty if all are migrated, or if the database is unavailable.
     """
     try:
         loader = MigrationLoader(connections[primary()])

@@ -202,9 +202,9 @@ class Ruleset:
     def replacement_for(
         self, name: str, call_sites: Sequence[Rule], request: HttpRequest
     ) -> list[Rule] | None:
-        """Return the rule that replaces the call sites of that name, or None.
+        """Return the rule that replaces the call sites of that name, as a list.
 
-        Empty if the rule is off or exempts the call sites.
+        None if no rule replaces them. The list is empty if the rule is off or exempts them.
         """
         rule = self.by_name.get(name)
         if rule is None or rule.group not in (None, name) or not rule.matches(request):
