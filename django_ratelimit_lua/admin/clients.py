@@ -65,7 +65,7 @@ class ClientPage(ActionPage):
         return page_response(self, request, "client.html", context)
 
     def _search(self, request: HttpRequest, text: str) -> HttpResponse | list[dict[str, Any]]:
-        """Return the clients that a text names, or where to go if it names one."""
+        """Return the clients that a text names, or a redirect if it names only one."""
         try:
             reference = open_reference(text).reference
         except BadReferenceError:

@@ -469,7 +469,7 @@ def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
 
 
 def _decide_splits(call: Call, here: LocalPart) -> bool:
-    """Decide the split limits by this process's parts of them. Return whether these allow it."""
+    """Decide the split limits by this process's parts. Return whether they allow the call."""
     places = _splits_of(call)
     if not places:
         return True

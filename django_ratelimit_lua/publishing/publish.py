@@ -393,7 +393,8 @@ def _digest_anew(using: str) -> None:
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
     """Yield the record of each subject, under each of its digests.
 
-    A field in its case-sensitive and its normal form is two kinds, which may have one digest.
+    A field is of one kind if it is case-sensitive, and of another if not. Subjects of both kinds
+    may have the same digest.
     """
     digest_of_values = models.Case(
         models.When(field="", then=models.Value("")), default=models.F("subject")

@@ -264,7 +264,7 @@ def series(name: str, span: Span) -> list[Point]:
 
 
 def hours(name: str, span: Span) -> list[Point]:
-    """Return all counts of one name, for each hour with any, as `keys` describes them."""
+    """Return all counts of one name, by the hours that have counts; see `keys`."""
     return [point for point in _points_of([name], span)[name] if point.counts]
 
 
