@@ -185,7 +185,7 @@ def test_the_retry_time_is_exact_if_distant_windows_are_reserved() -> None:
         ("sliding_window", 32, 32, 192),
     ],
 )
-def test_the_state_of_a_limit_is_small(
+def test_the_state_of_a_limit_has_few_bytes(
     algorithm: str, one: int, ten: int, most: int, direct: redis.Redis
 ) -> None:
     """Bytes after a hit, after ten within a second, and at most, when a thousand have come over two

@@ -418,8 +418,8 @@ class Circuit:
 
         Args:
             report: The report.
-            background: The patience of the background task, for which `StoreError` is raised
-                instead.
+            background: The patience, if the background task is the caller. In that case,
+                `StoreError` is raised while Redis is unavailable.
         """
         asked_at = time.monotonic()
         if background is None:
