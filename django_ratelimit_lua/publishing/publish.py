@@ -160,9 +160,10 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     """Publish the committed rows of the database, unless they are published already.
 
     With `rebuild`, publish all overrides again. With `take_over`, also replace the snapshot of
-    another database. If Redis has a revision that the database does not have, because the database
-    is an older copy, or one that was written to since, the database continues from that number.
-    Inside a transaction, a thread publishes, because it sees only committed rows.
+    another database. If Redis has a revision that the database does not have, the database
+    continues from that number. That is so if the database is an older copy, also if rows were
+    changed in it afterwards. Inside a transaction, a thread publishes, because it sees only
+    committed rows.
 
     Return the number of the revision. Raises `StoreError` (`OwnerError` if another database owns
     the prefix), and errors of the database.

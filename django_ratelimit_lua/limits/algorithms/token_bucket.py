@@ -120,7 +120,7 @@ def _lowest_terms(rate: Rate) -> tuple[int, int]:
 
 
 def most_units(rate: Rate) -> int:
-    """Return the maximum number of tokens that a bucket can hold, or owe, exactly at a rate.
+    """Return the maximum number of tokens, or of owed tokens, that a rate can represent exactly.
 
     >>> most_units(Rate.parse("1/s"))
     2251799813
