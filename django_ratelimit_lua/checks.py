@@ -30,7 +30,7 @@ from .rules.places import place_problems
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, on_view, url_patterns
-from .store import why_unusable
+from .store import get_store, why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -90,6 +90,9 @@ SHORT_BAN = Problem(
     Warning,
     "W027",
     "Make the first entry of ban_for at least as long as ban_window, or remove ban_window.",
+)
+NO_WIDE_BAN = Problem(
+    Error, "E034", "Add a limit with the key to ban by, with ban_after and ban_for, and no ban_key."
 )
 MANY_KINDS = Problem(
     Warning, "W016", "Distinguish clients by the values of one field, not by names of fields."
@@ -451,8 +454,12 @@ def check_proxies(**kwargs: object) -> Iterator[CheckMessage]:
 
 @register(Tags.caches)
 def check_bans(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that no first ban is shorter than the window in which its offences count."""
+    """Check that the servers support all bans, and that no first ban is shorter than its window."""
     for limit in _banning_limits():
+        with suppress(ImproperlyConfigured):  # `check_cache` reports it.
+            if limit.ban_key and not get_store().compares_rules:
+                text = f"The ban_key of {limit.name!r} has no effect in a Redis Cluster."
+                yield NO_WIDE_BAN.message(text)
         if limit.ban is not None and limit.ban.lengths_us[0] < limit.ban.window_us:
             text = (
                 f"The first ban of {limit.name!r} (ban_for: {limit.ban_for}) is shorter "

@@ -102,8 +102,6 @@ def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[st
         named.append(ngettext("%(number)s more", "%(number)s more", more) % {"number": more})
     if slot:
         text = gettext("A slot of %(client)s is released: %(what)s")
-    elif action == RateLimitChange.Action.BANNED:
-        text = gettext("Banned by hand: %(client)s.")
     else:
         text = ngettext(
             "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)

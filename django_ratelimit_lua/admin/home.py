@@ -98,7 +98,7 @@ def _unpublished(*, is_available: bool) -> Iterator[Problem]:
         yield Problem(words, hint, url, _("To the changes"))
     elif is_available:
         saved = RateLimitRevision.read(primary()).revision
-        live = provider.reload().revision.number
+        live = provider.load_published().revision.number
         if saved > live:
             words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")
             numbers = {"saved": saved, "live": live}

@@ -28,7 +28,7 @@ from ..operations.formatting import moment_words
 from ..operations.reference import OpenedReference
 from ..operations.subjects import Subject, add, end
 from ..publishing import triggers
-from ..rules.describe import field_words, key_label
+from ..rules.describe import key_label
 from ..web.durations import duration_words
 from ..web.overrides import is_unknown
 from .client_links import client_links, known_clients
@@ -167,7 +167,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 for finding in found.findings
             ],
             "rows": rows,
-            "missing": [(field, field_words(field)) for field in found.missing],
             "subjects": [(name, str(subject)) for name, subject in subjects.items()],
             "may_label": any(subject.field or subject.digest for subject in subjects.values()),
             "counted": _counted(found, subjects),
@@ -219,7 +218,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         reason = _("from the inspector")
         override = subject.override(action, seconds, rule=rule, reason=reason, label=label)
         placeholders = {"client": subject, "duration": HOW_LONG[duration]}
-        warnings = subject.confirmations(action, own_proxy(request))
+        warnings = subject.confirmations(own_proxy(request))
         if request.POST.get("confirm") != "yes" and (
             action == "block" or duration == FOR_GOOD or warnings
         ):

@@ -31,7 +31,7 @@ from ..publishing.publish import primary, publish
 from ..rules.describe import reading
 from ..rules.places import meant_by
 from ..rules.problems import problems
-from ..rules.provider import reload
+from ..rules.provider import load_published
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin
@@ -296,7 +296,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         }
         try:
             context["published"] = publish()
-            reload()
+            load_published()
             for problem in problems.found()[:MAX_PROBLEMS]:
                 messages.warning(request, _("Not applied: %s") % problem)
         except StoreError as error:

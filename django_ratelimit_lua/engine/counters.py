@@ -36,7 +36,7 @@ SAME_SECONDS = 1e-5
 
 def share_of(limit: Limit) -> ProcessShare:
     """Return this process's part of a split limit. Without one, an equal share."""
-    return heartbeat.part_of(limit) or ProcessShare(heartbeat.count - 1, 1, heartbeat.count)
+    return heartbeat.part_of(limit) or ProcessShare(heartbeat.count - 1, heartbeat.count)
 
 
 def policy_of(limit: Limit) -> str:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
+from ..identity.names import printable
 from ..limits.ban import Ban, BanTerms
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
@@ -163,22 +164,6 @@ class EvidenceNotes:
 def evidence_key(ban_key: bytes) -> bytes:
     """Return the key of the evidence of a ban."""
     return ban_key + b":evidence"
-
-
-def printable(text: str) -> str:
-    r"""Escape unprintable characters, so that the text is safe in pages, logs and terminals.
-
-    >>> printable("a\r\nb\x1b[2J")
-    'a\\r\\nb\\x1b[2J'
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        letter
-        if letter.isprintable()
-        else letter.encode("unicode_escape", "surrogatepass").decode()
-        for letter in text
-    )
 
 
 def _cut(text: object, size: int) -> str:

@@ -26,6 +26,20 @@ _OWN = "\0own"
 """A prefix that no kind of a key has."""
 
 
+def printable(text: str) -> str:
+    r"""Escape unprintable characters, so that the text is safe in pages, logs and terminals.
+
+    >>> printable("a\r\nb\x1b[2J")
+    'a\\r\\nb\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 def name_words(name: str, most: int = 60) -> str:
     r"""Return the name of a rule or call site as one line of a table.
 
@@ -35,10 +49,7 @@ def name_words(name: str, most: int = 60) -> str:
     >>> name_words("a\nb"), name_words("  "), name_words("abcdefghij", 5)
     ('a\\nb', '"  "', 'ab…ij')
     """
-    text = "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in name
-    )
+    text = printable(name)
     if text != text.strip():
         text = f'"{text}"'
     if len(text) <= most:

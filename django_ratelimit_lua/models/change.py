@@ -145,7 +145,6 @@ class RateLimitChange(models.Model):
         DELETED = "deleted", _("deleted")
         BULK = "bulk", _("bulk change")
         ENDED = "reset", _("reset")
-        BANNED = "banned", _("banned")
         UNBANNED = "unbanned", _("ban lifted")
 
     class Kind:

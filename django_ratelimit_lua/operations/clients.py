@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from django.core.exceptions import ValidationError
-
 from ..conf import conf
 from ..engine.decide import Outcome, PlannedCharge, answered, build_call, decide, now_us
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import Wait, run
 from ..engine.slots import Holder
 from ..exceptions import StoreError
+from ..identity import Identity, secrets_by_id
 from ..identity import digest as digest_of
-from ..identity import secrets_by_id
+from ..identity.address import address_as
 from ..identity.forwarded import network_words, parse_address, parse_network
+from ..identity.keys import field_identity, split_field
 from ..identity.names import Name, Part
 from ..limits.ban import Ban
 from ..limits.call import Charge
@@ -32,7 +32,7 @@ from ..web.plan import Party, Planner
 from .bans import ActiveBan, active_bans, bans_by_key
 from .explain import Explanation, explained_limits
 from .reference import KnownLimit, known_limits
-from .request_builder import identity_for
+from .request_builder import find_user
 from .slots import slots_held
 from .subjects import Subject
 
@@ -275,14 +275,32 @@ def find_clients(text: str) -> list[FoundClient]:
     keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
     found: dict[str, FoundClient] = {}
     for key in keys:
-        with suppress(ValidationError):  # It cannot be produced from this text.
-            identity = identity_for(key, next(iter(addresses), ""), value, value)
-            digest = digest_of(identity).decode()
-            parts: tuple[Part, ...] = ()
-            if isinstance(identity, tuple) and identity[0] in ("user", "ip"):
-                parts = ((str(identity[0]), str(identity[1])),)
-            found.setdefault(digest, FoundClient(digest, key_label(key.split("+")), parts))
+        identities = [
+            _find_identity(part, next(iter(addresses), ""), value) for part in key.split("+")
+        ]
+        if not all(identities):
+            continue
+        parts: tuple[Part, ...] = ()
+        identity: Identity = tuple(identities)
+        if len(identities) == 1:
+            identity = identities[0]
+            if key in ("user", "ip"):
+                parts = ((key, str(identities[0][-1])),)
+        digest = digest_of(identity).decode()
+        found.setdefault(digest, FoundClient(digest, key_label(key.split("+")), parts))
     return list(found.values())
+
+
+def _find_identity(key: str, address: str, value: str) -> tuple[str | None, ...]:
+    """Return the identity that a key would read; empty if this text has no value for the key."""
+    if key == "user" or (key == "user_or_ip" and value):
+        user = find_user(value)
+        return () if user is None else ("user", str(user.pk))
+    if key in ("ip", "user_or_ip"):
+        return ("ip", address_as(address, "").network) if address else ()
+    if split_field(key) is None or not value:
+        return ()
+    return field_identity(key, value)
 
 
 def is_prefix(text: str) -> bool:

@@ -301,8 +301,8 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, object]:
 
 
 def _rules(using: str) -> list[dict[str, object]]:
-    rows = RateLimitRule.objects.using(using).prefetch_related("tiers")
-    return [{**rule.declared(), "id": rule.pk} for rule in rows]
+    stored = RateLimitRule.objects.using(using).all_declared()
+    return [{**declared, "id": rule.pk} for rule, declared in stored]
 
 
 def _parts(using: str) -> dict[str, object]:

@@ -351,6 +351,17 @@ def reload(patience: Patience | None = None) -> Ruleset:
     return load(StaleRules(Revision(-1, b"")), patience)
 
 
+def load_published(patience: Patience | None = None) -> Ruleset:
+    """Return the published rules, which are loaded only if they have changed.
+
+    Blocks, and raises like `load`.
+    """
+    ruleset = _ruleset
+    if ruleset is None or ruleset.fence is None or not compare_with_published(loads=False):
+        return reload(patience)
+    return ruleset
+
+
 def compare_with_published(*, loads: bool) -> bool:
     """Return whether the rules of this process are the published ones.
 

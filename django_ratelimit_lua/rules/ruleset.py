@@ -31,30 +31,31 @@ def settings_rules() -> tuple[Rule, ...]:
 
 def settings_problems() -> list[str]:
     """Return all problems of `RATELIMIT_RULES`."""
-    found: list[str] = []
     try:
         settings_rules()
+    except RuleError as error:
+        return [str(each) for each in error.each]
     except ImproperlyConfigured as error:
-        found.append(str(error))
-    if not found or not isinstance(conf.RULES, (list, tuple)):
-        return found
-    of_each: list[str] = []
-    for given in conf.RULES:
-        try:
-            compile_rule(given)
-        except RuleError as error:
-            of_each += map(str, error.each)
-    return of_each or found
+        return [str(error)]
+    return []
 
 
 def compile_rules(given: Sequence[Declared]) -> tuple[Rule, ...]:
     """Compile declared rules, in their order.
 
-    Raises `ImproperlyConfigured` if one is invalid, or if two have the same name.
+    Raises `RuleError` with all invalid rules, and `ImproperlyConfigured` if two have the same name.
     """
     if not isinstance(given, (list, tuple)):
         raise ImproperlyConfigured("RATELIMIT_RULES must be a list of rules")
-    rules = tuple(map(compile_rule, given))
+    rules: list[Rule] = []
+    problems: list[RuleError] = []
+    for each in given:
+        try:
+            rules.append(compile_rule(each))
+        except RuleError as error:
+            problems.append(error)
+    if problems:
+        raise RuleError.of(problems)
     twice = sorted(
         name for name, count in Counter(rule.name for rule in rules).items() if count > 1
     )
@@ -63,7 +64,7 @@ def compile_rules(given: Sequence[Declared]) -> tuple[Rule, ...]:
             f"RATELIMIT_RULES: two rules have the name {', '.join(twice)}; rules of one name "
             "would share a count"
         )
-    return rules
+    return tuple(rules)
 
 
 class Ruleset:

@@ -171,11 +171,11 @@ class Planner:
             known, subjects = override_cache.get_each([party.subjects for party in self.parties])
             charges = []
             for party, overrides in zip(self.parties, known, strict=True):
-                applied = apply_overrides(
+                remaining, exempted = apply_overrides(
                     party.charges, overrides, ruleset, party.has_blocks, party.owner
                 )
-                charges += applied.charges
-                exempt += applied.exempt
+                charges += remaining
+                exempt += exempted
             # What was taken before a block can be given back.
             if self.operation == "refund" or self.ignores_blocks:
                 charges = [planned._replace(blocked=None, subject=b"") for planned in charges]

@@ -205,20 +205,19 @@ def refused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
 
     Raises the exception of `RATELIMIT_EXCEPTION_CLASS`, if that is set.
     """
-    _raise_instead(request, decision)
-    return run(_refuse(request, decision))
+    return run(refusing(request, decision))
 
 
 async def arefused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
     """`refused_response`, for coroutines."""
-    _raise_instead(request, decision)
-    return await arun(_refuse(request, decision))
+    return await arun(refusing(request, decision))
 
 
-def _raise_instead(request: HttpRequest, decision: Decision) -> None:
+def refusing(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
+    """`refused_response`, as steps for a driver."""
     exception = conf.EXCEPTION_CLASS
     if exception is None:
-        return
+        return (yield from _refuse(request, decision))
     refusal = refusal_of(request, decision)
     if not issubclass(exception, Ratelimited):
         raise exception()

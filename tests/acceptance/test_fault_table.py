@@ -65,4 +65,4 @@ def test_a_slot_limit_is_kept_when_processes_with_slots_fail(name: str) -> None:
     assert outcome.running <= holders.SLOTS + (outcome.told is not None)
     assert outcome.seconds < holders.SLOT_SECONDS + 5.0
     assert outcome.told is None or len(outcome.told) <= 1
-    assert outcome.told == [False] or outcome.told is None or name == "FLUSHALL"
+    assert outcome.told in ([""], None)

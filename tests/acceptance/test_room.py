@@ -21,7 +21,7 @@ def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     identities fill it.
     """
     monkeypatch.setattr(heartbeat, "count", 1)
-    set_part(monkeypatch, ProcessShare(0, 1, 1))
+    set_part(monkeypatch, ProcessShare(0, 1))
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", 1_000)
     counters.clear()
     yield

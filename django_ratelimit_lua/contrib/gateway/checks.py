@@ -70,14 +70,9 @@ def check_gateway_rules(
     using = primary()
     if using in (databases or ()):
         with suppress(ImproperlyConfigured, DatabaseError):
-            yield from _not_for_proxies(stored_rules(using))
-
-
-def stored_rules(using: str) -> Iterator[Rule]:
-    """Yield the rules of the admin, without those that were made invalid by hand."""
-    for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
-        with suppress(RuleError):
-            yield row.compiled()
+            for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
+                with suppress(RuleError):  # It was made invalid by hand.
+                    yield from _not_for_proxies([row.compiled()])
 
 
 def _not_for_proxies(rules: Iterable[Rule]) -> Iterator[CheckMessage]:

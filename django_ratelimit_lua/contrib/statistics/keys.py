@@ -46,7 +46,9 @@ DETAILS_KEPT = 65 * MINUTE
 MORE_KEPT = DETAILS_KEPT + HOUR
 MINUTES_KEPT = 49 * HOUR
 HOURS_KEPT = 91 * DAY
-TOP_KEPT = 25 * HOUR
+TOP_HOURS = 24
+"""Hours that are read of the lists of clients."""
+TOP_KEPT = (TOP_HOURS + 1) * HOUR
 VERSIONS_KEPT = 8 * DAY
 BATCH_KEPT = 6 * HOUR
 SITE = ""
@@ -82,8 +84,3 @@ def key_of(name: str, suffix: bytes) -> bytes:
 def site_key(suffix: bytes) -> bytes:
     """Return a key that does not belong to a single name."""
     return conf.CACHE_PREFIX + b"{stats}:" + suffix
-
-
-def readable(name: str) -> str:
-    """Return a name for systems that do not accept lone surrogates."""
-    return name.encode(errors="replace").decode()

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...operations.curve import Between
 from ...store import Patience, get_store, rules_key
 from .buckets import quantile, units_range
 from .keys import (
@@ -23,6 +24,7 @@ from .keys import (
     MINUTE,
     MINUTES_KEPT,
     SITE,
+    TOP_HOURS,
     TOTALS,
     key_of,
     site_key,
@@ -125,7 +127,7 @@ class Detail(NamedTuple):
         """Return the maximum number of seconds that this share of the decisions took."""
         return quantile(share, self.times)
 
-    def beyond(self, period_us: int, units: int) -> tuple[int, int]:
+    def beyond(self, period_us: int, units: int) -> Between:
         """Return the bounds of the number of requests that came above this number of units.
 
         The buckets of large numbers are not exact.
@@ -138,7 +140,7 @@ class Detail(NamedTuple):
                 least += number
             if high > units:
                 most += number
-        return least, most
+        return Between(least, most)
 
 
 class Totals(NamedTuple):
@@ -338,7 +340,7 @@ def lists_of(name: str, span: Span) -> list[list[bytes]]:
     if span.is_by_minute:
         suffixes = [b"top:minute:%d" % minute for minute in span.parts(MINUTE)]
     else:
-        suffixes = [b"top:%d" % hour for hour in span.parts(HOUR)[-24:]]
+        suffixes = [b"top:%d" % hour for hour in span.parts(HOUR)[-TOP_HOURS:]]
     replies = ask([(b"HGETALL", key_of(name, suffix)) for suffix in suffixes])
     return [reply[1::2] for reply in replies]
 

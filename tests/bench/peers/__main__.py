@@ -251,9 +251,9 @@ def promises(rounds: int) -> list[str]:
     """What happens to limits of ten when it matters. It comes last, because it stops the server."""
     found = measure_promises()
     columns = [
-        ("100 at once, limit 10", plain(found, "at_once")),
+        ("passed of 100 at once, limit 10", plain(found, "at_once")),
         ("most in a second, limit 10/s", plain(found, "in_a_second")),
-        ("lost by refusals of another limit", plain(found, "lost")),
+        ("lost", plain(found, "lost")),
         ("Redis hangs", plain(found, "hung", "{}")),
         ("Redis is gone", plain(found, "down", "{}")),
         ("Retry-After", plain(found, "retry_after", "{}")),

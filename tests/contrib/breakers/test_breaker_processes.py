@@ -156,22 +156,6 @@ def test_a_killed_probe_does_not_keep_the_breaker_half_open(start: Start) -> Non
     assert sorted(signals_of(others)) == ["closed", "opened"]
 
 
-def test_recovery_admits_few_calls_at_first(start: Start) -> None:
-    """Of many calls of all processes, few reach a service that has just come back, then more."""
-    workers = start(3, "pay(failures=1, open_for='1.5s', probes=1)")
-    workers[0]("pay('failed')")
-    for worker in workers:
-        until(lambda worker=worker: worker("state()") == "open")
-    time.sleep(1.7)
-    until(lambda: workers[0]("pay()") == "paid")
-    for worker in workers:
-        until(lambda worker=worker: worker("state()") == "ramp")
-    came = [one for worker in workers for one in worker("[pay() for _ in range(300)]")]
-    assert 20 < came.count("paid") < 400
-    until(lambda: all(worker("pay() and state()") == "closed" for worker in workers))
-    assert {one for worker in workers for one in worker("[pay() for _ in range(50)]")} == {"paid"}
-
-
 def test_without_redis_each_process_opens_by_its_own_outcomes(start: Start) -> None:
     """Killed: a process that sees failures opens for itself, and no other; back, all go by the
     shared state again, and calls were never errors.

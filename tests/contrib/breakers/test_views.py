@@ -100,11 +100,6 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
             None,
             "trial calls running; a stopped call raises CircuitOpen",
         ),
-        (
-            {"state": "ramp", "share": 25},
-            None,
-            "let through; a stopped call raises CircuitOpen",
-        ),
         ({}, None, "Redis is unavailable; a stopped call raises CircuitOpen"),
     ],
 )

@@ -23,8 +23,10 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
+from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -41,12 +43,14 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
     RateLimitTier,
 )
+from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.operations.formatting import rate_words, share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from example_project import sample
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import given, site, staff, visits  # noqa: F401 - a fixture
+from tests.bench.many_rules import rules_text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 STATISTICS = "/admin/ratelimit_statistics/statistics/"
@@ -635,24 +639,6 @@ def test_the_inspect_link_shows_where_a_client_was_refused(operator: Client) -> 
     assert "GET /ok" not in text(staff("view_ratelimitrule", name="reader"), url)
 
 
-def test_changes_are_marks_on_the_time_axis(operator: Client) -> None:
-    """Each with who made it and what it changed."""
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
-    rule.limit = 5
-    rule.save()
-    visits(1, "203.0.113.1")
-    shown = text(operator, ONE, name="site")
-    assert shown.count('<g class="mark">') == 2 * 2  # For a desk, and for a phone.
-    assert "Limit: 9 per minute → 5 per minute" in shown
-    assert [change["action"] for change in told(operator, ONE, name="site")["changes"]] == [
-        "created",
-        "changed",
-    ]
-    RateLimitChange.objects.update(at=timezone.now() - datetime.timedelta(days=2))
-    assert '<g class="mark">' not in text(operator, ONE, name="site")
-    assert '<g class="mark">' in text(operator, ONE, name="site", period="week")
-
-
 def test_without_redis_the_pages_open_and_report_it(operator: Client, settings: Any) -> None:
     """On both pages, and as JSON with the reason."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
@@ -1039,3 +1025,14 @@ def test_urls_of_a_missing_app_name_the_line_to_add(monkeypatch: pytest.MonkeyPa
         match=r'Add "django_ratelimit_lua\.contrib\.statistics" to INSTALLED_APPS',
     ):
         importlib.import_module(name)
+
+
+def test_the_overview_takes_the_same_queries_for_any_number_of_rules(operator: Client) -> None:
+    numbers = []
+    for count in (60, 200):
+        rules_yaml.apply(rules_text(count))
+        operator.get(STATISTICS)
+        with CaptureQueriesContext(connection) as captured:
+            operator.get(STATISTICS)
+        numbers.append(len(captured))
+    assert numbers[0] == numbers[1]
