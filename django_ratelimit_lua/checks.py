@@ -149,7 +149,7 @@ def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
         word = name.removeprefix("RATELIMIT_")
         annex = SETTINGS_OF_ANNEXES.get(word)
         if annex is not None and not is_installed(annex):
-            text = f"{name} is a setting of an annex that is not installed."
+            text = f"{name} is a setting of an app that is not installed."
             yield SETTING_OF_ANNEX.message(text, right=install(annex))
         elif word != name and word not in SETTINGS:
             text = f"{name} is not a setting of django_ratelimit_lua."
@@ -157,7 +157,7 @@ def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
 
 
 def _right_setting(word: str) -> str:
-    """The setting that a misspelt one may mean; otherwise all of them."""
+    """Return the closest match of a misspelt setting, or else all settings."""
     near = get_close_matches(word, SETTINGS, 1)
     if near:
         return f"Did you mean RATELIMIT_{near[0]}?"
@@ -262,7 +262,7 @@ def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
 def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that no public view counts all clients without a signed-in user as one.
 
-    Also check that every `@ratelimit` has a rate, and that the sessions exist that rules use.
+    Also check that every `@ratelimit` has a rate, and that sessions are stored if rules use them.
     """
     yield from _no_rates()
     limited = [
@@ -380,7 +380,7 @@ def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
 def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[object]) -> str:
     """Return the problem of a throttle of this package.
 
-    Empty if it works, or if its scope was reported.
+    The result is empty if the throttle works, or if its scope was reported.
     """
     throttling = sys.modules.get(f"{__package__}.throttling")
     if (
@@ -505,7 +505,7 @@ def check_script_name(**kwargs: object) -> Iterator[CheckMessage]:
 def check_annexes(
     databases: Sequence[str] | None = None, **kwargs: object
 ) -> Iterator[CheckMessage]:
-    """Check that no rule of the admin has values of an annex that is not installed.
+    """Check that no rule of the admin has values of an optional app that is not installed.
 
     Like `check_published`, it runs only with `manage.py check --database default`.
     """
@@ -524,7 +524,7 @@ def check_annexes(
             )
             if names:
                 text = (
-                    f"The field {word} of the rules {', '.join(names)} is ignored: its annex "
+                    f"The field {word} of the rules {', '.join(names)} is ignored: its app "
                     "is not installed."
                 )
                 yield ABSENT_ANNEX.message(text, right=install(annex))

@@ -98,7 +98,7 @@ class RateLimitMiddleware:
     def process_exception(
         self, request: HttpRequest, exception: Exception
     ) -> HttpResponseBase | None:
-        """Convert `Ratelimited` to the 429, and exceptions of annexes to their responses."""
+        """Convert `Ratelimited` to the 429, and exceptions of optional apps to their responses."""
         if isinstance(exception, Ratelimited):
             return too_many_requests(request, exception.decision)
         details = details_of(exception)

@@ -47,7 +47,7 @@ class BanPage(ActionPage):
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest, **context: object) -> HttpResponse:
-        """The banned clients."""
+        """Show the banned clients."""
         chosen = request.GET.get("rule", "")
         context = {"chosen": chosen, "search": _search_text(request), **context}
         try:

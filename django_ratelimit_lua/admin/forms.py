@@ -93,7 +93,7 @@ class AskingForm(VersionedForm):
 
         Args:
             warnings: Fields and texts.
-            subject: What a confirmation is about, if not the texts of the warnings.
+            subject: Texts that a confirmation is bound to. Default: those of the warnings.
         """
         texts = subject or [str(text) for _field, text in warnings]
         confirmed = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -52,7 +52,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _action_words(change.action, after, may_see_who=may_see_who)
     model = model_of(change.kind)
-    fields = () if model is None else model._meta.concrete_fields  # An annex may be gone.
+    fields = () if model is None else model._meta.concrete_fields  # An optional app may be gone.
     columns = {column.name: column for column in fields}
     labels = {
         "client": _("who"),

@@ -1,4 +1,4 @@
-"""The page of the app: problems first, then what annexes add, then the last changes.
+"""The page of the app: problems first, then what optional apps add, then the last changes.
 
 Django's admin shows it for the title of the app, above the list of models.
 """

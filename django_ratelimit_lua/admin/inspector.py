@@ -92,7 +92,7 @@ def reset_counts(model_admin: Any, request: HttpRequest, found: Explanation, tar
 
 
 def block_words(block: RateLimitOverride) -> str:
-    """The state of a client that an override blocks."""
+    """Return the state of a client that an override blocks, in words."""
     if block.ends is None:
         return _("Blocked by an override, without end")
     return _("Blocked by an override until %(until)s") % {"until": moment_words(block.ends)}
@@ -266,7 +266,7 @@ def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:
 
 
 def _opened(request: HttpRequest, opened: OpenedReference) -> dict[str, object]:
-    """The page's context for a reference, with links to the clients that it may be of."""
+    """Return the page's context for a reference, with links to the clients that it may name."""
     names = {limit.place for limit in opened.limits}
     name = ""
     if len(names) == 1:
@@ -323,7 +323,7 @@ def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
 
 
 def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
-    """The limits as the page shows them."""
+    """Return the limits as the page shows them."""
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are not known."))
     rows = []
@@ -340,7 +340,7 @@ def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]
 
 
 def _block(limit: ExplainedLimit) -> RateLimitOverride | None:
-    """The override that blocks requests which this limit counts, whatever it has counted."""
+    """Return the override that blocks all requests that this limit counts, or None."""
     override = limit.override
     is_enforced = limit.state is not None and limit.state.enforced and not limit.is_advice
     if override is None or override.effect != "block" or not is_enforced:

@@ -18,7 +18,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "slots": "renews the slots of concurrency limits that this process holds, four times "
         "before they expire",
         "flush": "writes data that was collected in memory (evidence of bans, and counts of "
-        "annexes), once a second while there is any",
+        "optional apps), once a second while there is any",
         "breaker": "tests, up to four times a second, whether a server that failed repeatedly "
         "answers again",
         "fallback": "reports to Redis, five times a second, the units that were admitted without "
@@ -30,13 +30,13 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "settles a closed coroutine, sends `slot_lost`, or records the use of a token",
     }
 )
-"""By name, in the order in which they matter; annexes have further ones."""
+"""By name, in the order in which they matter; optional apps have further ones."""
 AT_TIMES = ("breaker", "errand")
 """Those that are listed only while they run."""
 
 
 def task_purposes() -> dict[str, str]:
-    """Return what each background task does, by its name, including those of annexes."""
+    """Return what each background task does, by its name, including those of optional apps."""
     purposes = dict(TASKS)
     for extension in extensions:
         purposes.update(extension.tasks)

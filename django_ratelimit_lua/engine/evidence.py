@@ -33,7 +33,7 @@ MAX_NOTED = 1000
 that second.
 """
 MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES = 20, 120, 150
-"""Bytes that are kept of what a client has sent in one request, with what is escaped."""
+"""Maximum number of bytes that are stored of a client's text in one request, after escaping."""
 MAX_BYTES = 1024
 """Bytes of the evidence of one ban in Redis; the last offences that fit are kept."""
 _NUMBERS = Struct("<2d")

@@ -23,9 +23,9 @@ from ..store import Patience, Reply, get_store, last_patience
 
 _PROGRAM = Program.of(source("engine/heartbeat"))
 ALL = b"{rules}:process"
-"""The keys of the register of all processes begin so, behind the prefix."""
+"""How the keys of the register of all processes begin, after `RATELIMIT_CACHE_PREFIX`."""
 SPLIT = b"{rules}:split:"
-"""The keys of a split limit's register begin so; what follows is the name of its count."""
+"""How the keys of a split limit's register begin. The name of its count follows."""
 DESCRIPTIONS = b"{rules}:process-descriptions"
 BEAT_SECONDS = 2.0
 LIFETIME = 10
@@ -39,7 +39,7 @@ MAX_SPLITS = 100
 
 @dataclass(frozen=True, slots=True)
 class ProcessShare:
-    """The part of a whole that is this process's: the one behind `before` others, of `of`.
+    """This process's part of a whole in `of` equal parts: the one after `before` others.
 
     >>> [ProcessShare(n, 3).units(100) for n in range(3)]
     [33, 33, 34]

@@ -62,7 +62,7 @@ SHOWN_LETTERS = 200
 MAX_NAMES = 200
 """Number of limits for which a process reports how many slots it holds: those with the most."""
 _LIST = b"slots"
-"""The key of the processes that hold slots; the keys of their reports begin so."""
+"""The key of the processes that hold slots, and the prefix of the keys of their reports."""
 _NUMBERS = Struct("<2d")
 _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]

@@ -76,7 +76,7 @@ _NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: the default of an option, the check that reads it, and its label and help.
+    """One row of the table: an option's default, the check that reads it, its label and its help.
 
     - `check` returns the value as the package uses it, or raises `ValueError` with what would be
       right;
@@ -100,7 +100,7 @@ class Option:
 
 
 class Options(TypedDict, total=False):
-    """The options of a `Limit`: the type of each, and its row."""
+    """The options of a `Limit`. Each annotation is an option's type, with its `Option`."""
 
     algorithm: Annotated[
         str,
@@ -323,7 +323,10 @@ class Options(TypedDict, total=False):
             None,
             _joined,
             _("ban by"),
-            _("Whom a ban is of, for example ip: wider than who is counted. Empty: the same."),
+            _(
+                "The key to ban by, for example ip to ban the whole address. Empty: the key to "
+                "count by."
+            ),
             needs="ban_after",
             is_general=True,
         ),

@@ -75,7 +75,7 @@ def seconds_of(option: str, period: str, otherwise: str = "") -> int:
     """Return the seconds of a duration such as 30m.
 
     Raises:
-        CommandError: It names the option, and the alternative (`otherwise`).
+        CommandError: The duration is invalid. The message contains the option and `otherwise`.
     """
     try:
         return time_us(duration(period)) // SECOND

@@ -30,7 +30,7 @@ KINDS: dict[str, object] = {
     "identity": _("identity"),
 }
 """What changes can be about: the kind of a change, and its name. `audit.connect` adds the models of
-annexes.
+optional apps.
 """
 
 

@@ -167,8 +167,8 @@ class RateLimitRule(RatesFields, AuditedModel):
     extra = models.JSONField(
         default=dict, db_default=models.Value({}, models.JSONField()), editable=False
     )
-    """The values of the fields that annexes add, by annex. Those of an annex that is not installed
-    are kept.
+    """The values of the fields that optional apps add, by app. Those of apps that are not
+    installed are kept.
     """
 
     to_check: Literal["all", "without tiers", "nothing"] = "all"
@@ -253,12 +253,12 @@ class RateLimitRule(RatesFields, AuditedModel):
         return self.ordered(given)
 
     def annexed(self) -> Declared:
-        """Return the values of the fields that annexes add, by name."""
+        """Return the values of the fields that optional apps add, by name."""
         values = {word: self._part(annex).get(word) for word, annex in FIELDS_OF_ANNEXES.items()}
         return {word: value for word, value in values.items() if value}
 
     def annex(self, word: str, value: object) -> None:
-        """Set the value of a field that an annex adds."""
+        """Set the value of a field that an optional app adds."""
         annex = FIELDS_OF_ANNEXES[word]
         self.extra = {**_mapping(self.extra), annex: {**self._part(annex), word: value}}
 
@@ -318,7 +318,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         return NON_FIELD_ERRORS
 
     def values(self) -> Declared:
-        """Return the values of the rule's fields, by name, including those that annexes add."""
+        """Return the values of the rule's fields, by name, with those that optional apps add."""
         return {
             field.name: getattr(self, field.attname) for field in self._meta.concrete_fields
         } | self.annexed()

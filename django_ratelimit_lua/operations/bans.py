@@ -72,7 +72,7 @@ def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
     """Return the bans in force, in the order of their ends.
 
     Args:
-        most: Maximum number of bans; of more, those that end last.
+        most: The maximum number of bans. If there are more, those that end last are returned.
 
     Raises:
         StoreError: Redis is unavailable.

@@ -33,7 +33,10 @@ def _of_settings(name: str) -> Iterator[CallSite]:
 
 
 def rule_words(rule: RateLimitRule) -> str:
-    """Return a rule in one sentence, with its key, which may be that of the code."""
+    """Return a rule in one sentence, with its key.
+
+    If the rule has no key, the sentence names the key of a call site with its name.
+    """
     declared = rule.declared()
     if "rate" in declared and "key" not in declared:
         key = next((site.key for site in call_sites_of(rule.name)), "")

@@ -97,7 +97,7 @@ def _match(paths: Sequence[str], pages: Sequence[str]) -> bool:
 def admin_pages() -> list[str]:
     """Return paths of admin pages, without the script prefix, the index first.
 
-    Empty if the admin is not installed.
+    There are none if the admin is not installed.
     """
     script = get_script_prefix().rstrip("/")
     try:
@@ -213,7 +213,7 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, str]]:
 def rehearsal(rule: RateLimitRule) -> str:
     """Return the requests that a rule would have refused in shadow mode, in words.
 
-    Empty if no annex has counted them.
+    The result is empty if no optional app has counted them.
     """
     return " ".join(filter(None, (extension.rehearsal(rule) for extension in extensions)))
 

@@ -97,7 +97,7 @@ class Explanation:
     - `exempt`: the rule, or "the view", that exempts it from rules;
     - `block`: the override that blocks it without any rule;
     - `problems`: the rules and call sites that cannot be applied to such a request, and why;
-    - `findings`: the effects of annexes at its view, outermost first;
+    - `findings`: the effects of optional apps at its view, outermost first;
     - `notes`: other code that may refuse it, and is not examined;
     - `other_methods`: the HTTP methods that have further limits at this view;
     - `unknown`: functions with limits that the view may or may not call.
@@ -115,7 +115,7 @@ class Explanation:
 
     @property
     def stopped_by(self) -> Finding | None:
-        """Return the finding of an annex that stops an otherwise allowed request, or None."""
+        """Return the finding of an optional app that stops an allowed request, or None."""
         if not self.decision.allowed:
             return None
         return next((finding for finding in self.findings if finding.passes is False), None)
@@ -125,8 +125,8 @@ def explain(request: HttpRequest) -> Explanation:
     """Explain the limits of a request, each decision separately.
 
     These are the limits of the middleware, of each `@ratelimit` of its view and of the view's
-    throttles, and the effects of annexes. Nothing is counted. The currently published rules are
-    used.
+    throttles, and the effects of optional apps. Nothing is counted. The currently published rules
+    are used.
     """
     if conf.ENABLE:
         reload()

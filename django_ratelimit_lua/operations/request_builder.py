@@ -26,7 +26,9 @@ from ..limits.rate import LimitError
 from ..rules.rule import UNWRITABLE
 
 SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
-"""The kinds of fields that a client sends; `data`: a form field, or one of JSON if others are."""
+"""The kinds of fields that a client sends. `data` is a form field, or a JSON field if the body has
+other JSON fields.
+"""
 Fields = Sequence[tuple[str, str]]
 """Values that a client sends, and values of registered keys: `[("post:username", "ada"), ("tenant",
 "acme")]`.

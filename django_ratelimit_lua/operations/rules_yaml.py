@@ -1,4 +1,4 @@
-"""The rules of the admin, and rows of annexes, exported to and imported from YAML."""
+"""The rules of the admin, and rows of optional apps, exported to and imported from YAML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .formatting import count_words
 M = TypeVar("M", bound=AuditedModel)
 Built = tuple[RateLimitRule, list[RateLimitTier]]
 RULE = "rule"
-"""Stands for rules among the words that begin items of annexes."""
+"""Stands for rules among the words that begin items of optional apps."""
 MAX_TEXT_LENGTH = 4 * 1024 * 1024
 _COPIED = ("name", "description", "mode", "order", "exempt", "route", "group", "cost", "message")
 """Fields that a row has as they are declared; those of `OPTIONS` are too."""
@@ -45,7 +45,7 @@ def dump(rules: Sequence[Declared]) -> str:
 
 
 class Item(NamedTuple):
-    """An item of a YAML text: a rule, or a row of an annex with its `word`.
+    """An item of a YAML text: a rule, or a row of an optional app with its `word`.
 
     - `built`: the unsaved row and tiers of a rule.
     """
@@ -57,7 +57,7 @@ class Item(NamedTuple):
 
 
 def export() -> str:
-    """Return the rules of the admin as YAML, in their order, and then the rows of annexes."""
+    """Return the rules of the admin as YAML, in their order, and then the rows of optional apps."""
     items = list(_stored_rules().values())
     for word, document in documents().items():
         items += [{word: name, **declared} for name, declared in document.stored().items()]
@@ -66,7 +66,9 @@ def export() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """A change of a rule, or of a row of an annex: its declarations before and after, or None.
+    """A change of a rule, or of a row of an optional app: its declarations before and after.
+
+    None stands for no rule or row.
 
     - `row`: the unsaved row of a rule after the change, if it was built already.
     """
@@ -122,7 +124,7 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     fields = rule_fields()
     for word in filter(given.get, FIELDS_OF_ANNEXES):
         value = given[word]
-        if word in fields:  # The history has some of annexes that are not installed.
+        if word in fields:  # The history has some of optional apps that are not installed.
             value = fields[word].clean(value)
         rule.annex(word, value)
     rule.key = "+".join(_listed(given.get("key")))
@@ -208,7 +210,7 @@ def _item(given: object, where: str) -> Item:
 
 
 def _refuse_absent(given: Declared, where: str) -> None:
-    """Refuse values for annexes that are not installed, except those that the row has already."""
+    """Refuse values for optional apps that are not installed, except those already in the row."""
     words = given.keys() & FIELDS_OF_ANNEXES.keys() - rule_fields().keys()
     if words:
         kept: Declared = {}
@@ -245,7 +247,7 @@ def plan_items(loaded: Sequence[Item], *, merge: bool = False) -> list[RuleChang
     for word, read in {RULE: _stored_rules, **readers}.items():
         rows_of_word = rows if word == RULE else {}
         after = {item.name: item.declared for item in loaded if item.word == word}
-        if word == RULE or after:  # A text without any items of an annex is of rules alone.
+        if word == RULE or after:  # A text without any items of an optional app is of rules alone.
             before = read()
             changes += [
                 RuleChange(name, before.get(name), after.get(name), word, rows_of_word.get(name))

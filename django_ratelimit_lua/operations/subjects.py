@@ -1,4 +1,4 @@
-"""The subjects of overrides: those of a described request, and their overrides."""
+"""The subjects of a described request, and the overrides of each."""
 
 from __future__ import annotations
 

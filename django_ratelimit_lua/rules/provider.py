@@ -122,7 +122,7 @@ def connect(
 
 
 def is_others(owner: object) -> bool:
-    """Return whether an id is known to be that of another database than this process's."""
+    """Return whether the id of a database is known to differ from that of this process's."""
     return database is not None and owner not in ("", database)
 
 
@@ -190,7 +190,7 @@ def in_force() -> Ruleset | None:
 def load(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
     """Load the rules, for the first time or because a call used stale ones.
 
-    If that takes longer than the patience (default: the time of a decision), return the known ones.
+    If that takes longer than `patience` (default: the time of a decision), return the known ones.
     Blocks. Raises `ImproperlyConfigured` only for the rules of the settings.
     """
     patience = patience or Patience(conf.TIMEOUT)

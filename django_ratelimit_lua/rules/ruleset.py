@@ -85,7 +85,7 @@ class Ruleset:
       completely, see `rules.snapshot`, and the log;
     - `kinds`: the kinds of override subjects, by rule name, or by `EVERY_RULE`;
     - `blocks`: the kinds of subjects that are blocked for every rule;
-    - `parts`: the parts of annexes, by name; see `Extension.snapshot`;
+    - `parts`: the parts of optional apps, by name; see `Extension.snapshot`;
     - `keys`: the ids of the keys with which each subject's digests were made;
     - `field_keys`: by kind, the ids of the keys of subjects whose value is unknown now, which have
       only one digest.
@@ -136,7 +136,7 @@ class Ruleset:
         self.parts: Mapping[str, Any] = {
             each.name: self._load_part(each, before) for each in extensions
         }
-        """What installed annexes made of their parts, by name."""
+        """What installed optional apps made of their parts, by name."""
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
         in_force = [rule for rule in self.rules if rule.mode != "off"]
@@ -158,7 +158,7 @@ class Ruleset:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
 
     def _load_part(self, extension: Extension, before: Ruleset | None) -> object:
-        """Return the part of one annex.
+        """Return the part of one optional app.
 
         If it cannot be read at all, the earlier part stays in force.
         """
@@ -168,7 +168,7 @@ class Ruleset:
             return extension.load(part, earlier, self.problems)
         except Exception as error:
             self.problems.append(
-                f"the published data of the annex {extension.name!r} cannot be read: {error!r:.200}"
+                f"the published data of the app {extension.name!r} cannot be read: {error!r:.200}"
             )
             return earlier
 
@@ -203,9 +203,9 @@ class Ruleset:
     def replacement_for(
         self, name: str, call_sites: Sequence[Rule], request: HttpRequest
     ) -> list[Rule] | None:
-        """Return the rule that replaces the call sites of that name, or None.
+        """Return the rule that replaces the call sites of that name, as a list.
 
-        Empty if the rule is off or exempts the call sites.
+        None if no rule replaces them. The list is empty if the rule is off or exempts them.
         """
         rule = self.by_name.get(name)
         if rule is None or rule.group not in (None, name) or not rule.matches(request):

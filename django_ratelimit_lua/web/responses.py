@@ -59,7 +59,7 @@ def our_page(name: str, folder: Path) -> Template:
 
 
 def _rendered(template: Any, request: HttpRequest, context: Mapping[str, object]) -> str:
-    """A page, with what every page needs."""
+    """Render a page, with the nonce of the Content-Security-Policy."""
     nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
     if nonce is None:
         nonce = getattr(request, "_csp_nonce", None)
@@ -179,7 +179,7 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
 
 
 def add_ratelimit_headers(request: Any, response: R) -> R:
-    """The view's answer, with rate-limit headers."""
+    """Return the response of the view, with rate-limit headers."""
     if conf.HEADERS is not None and isinstance(response, HttpResponseBase):
         add_headers(response, request.ratelimit)
     return response

@@ -201,7 +201,7 @@ def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
     assert attack("/both/", times=1, username="ada", address=OFFICE).status_code == 200
 
 
-def test_a_block_of_a_client_banned_by_another_key_uses_that_key(operator: Client) -> None:
+def test_a_block_of_a_banned_client_uses_the_key_of_the_ban(operator: Client) -> None:
     """Whoever offends as one of several users of an address: the address is banned, and then
     blocked.
     """
@@ -253,7 +253,7 @@ def test_operators_cannot_ban_or_block_themselves(
     assert not RateLimitOverride.objects.exists()
 
 
-def test_a_limit_of_a_long_name_bans_and_blocks(operator: Client) -> None:
+def test_a_limit_with_a_long_name_supports_bans_and_blocks(operator: Client) -> None:
     """As one of a short name."""
     attack("/long/")
     assert "is blocked for 1 hour." in text_of(block(operator))
@@ -432,7 +432,7 @@ def test_ten_thousand_bans_are_lifted_in_few_calls(
     assert active_bans() == []
 
 
-def test_what_attackers_send_is_text(operator: Client) -> None:
+def test_text_from_attackers_is_escaped_on_the_page(operator: Client) -> None:
     """Markup in a path, a user agent or a name is shown as it is written."""
     attack("/both/", username="<script>1</script>", agent="<img src=x onerror=alert(1)>\x1b[1m")
     page = operator.get(BANS).content.decode()

@@ -134,7 +134,7 @@ def test_the_history_names_a_banned_client_as_the_setting_allows(
     assert RateLimitChange.objects.get().after["who"] == {active.identity: [["ip", who]]}
 
 
-def test_the_history_names_the_first_of_many() -> None:
+def test_the_history_lists_only_the_first_of_many_banned_clients() -> None:
     """Whose bans are lifted together; of the others it says how many."""
     limiter = RateLimiter("many", "1/h", ban_after=1, ban_for="10m")
     for number in range(13):

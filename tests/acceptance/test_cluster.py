@@ -491,7 +491,7 @@ def test_one_request_compares_the_rules_shortly_before_they_are_too_old() -> Non
     assert asks(0, one._replace(revision=Revision(1, b"1"))) == [True, True, True]
 
 
-def test_a_comparison_begun_before_a_change_confirms_nothing() -> None:
+def test_a_comparison_of_rules_that_began_before_a_change_is_ignored() -> None:
     """An answer that is still on its way while this process publishes, or hears that
     somebody has."""
     freshness, asked_at = Freshness(), time.monotonic()

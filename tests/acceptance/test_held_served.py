@@ -159,7 +159,9 @@ def workers(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_a_killed_process_loses_its_slots_within_the_time(kind: str, client: redis.Redis) -> None:
+def test_the_slots_of_a_killed_process_end_within_their_lifetime(
+    kind: str, client: redis.Redis
+) -> None:
     """A process that is killed releases nothing: its slots end by themselves, within
     `RATELIMIT_SLOT_SECONDS`; while it lived, it had them for longer than that.
     """

@@ -157,7 +157,7 @@ def test_the_cost_of_rows_is_bounded_whatever_a_client_sends() -> None:
     assert rows("", RequestFactory().get("/")) == 1
 
 
-def test_odd_row_numbers_use_up_the_bucket_like_others() -> None:
+def test_invalid_row_numbers_use_units_like_valid_ones() -> None:
     """A bucket of fifty: of seventy who ask for odd rows, fifty or so are served, and none meets an
     error.
     """

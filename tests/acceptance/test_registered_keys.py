@@ -148,7 +148,7 @@ def test_a_view_can_count_by_tenant_and_address(rf: Any) -> None:
     ]
 
 
-def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
+def test_a_key_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
     """To the developer of the view; a rule of the admin is left out, and the request goes on."""
     with pytest.raises(LimitError, match=r"RATELIMIT_KEYS\['broken'\] returned a object"):
         ratelimit("broken", key="broken", rate="1/h")(ok)(rf.get("/"))

@@ -39,7 +39,7 @@ def test_an_active_identity_is_never_evicted() -> None:
     assert admitted == 100
 
 
-def test_in_an_outage_evicting_a_count_takes_as_many_hits_as_there_is_room_for(
+def test_in_an_outage_a_full_memory_evicts_the_oldest_count(
     settings: Any,
 ) -> None:
     """Not one hit earlier."""

@@ -217,7 +217,7 @@ class Generator:
         Generator,
     ],
 )
-def test_slot_refuses_functions_whose_work_begins_later(made: Any) -> None:
+def test_the_slot_decorator_refuses_generator_functions(made: Any) -> None:
     """When they are decorated."""
     with pytest.raises(LimitError, match=r"returns before its work is done, .* use `with limiter"):
         exports().slot(key=lambda: "ada")(made)
@@ -235,7 +235,7 @@ def test_slot_refuses_functions_whose_work_begins_later(made: Any) -> None:
         lambda: StreamingHttpResponse(generator()),
     ],
 )
-def test_slot_refuses_results_whose_work_begins_later(made: Any) -> None:
+def test_the_slot_decorator_refuses_generators_as_results(made: Any) -> None:
     """When the call returns: the slot is released, and the result is closed."""
     limiter = exports("1")
     decorated = limiter.slot(made)

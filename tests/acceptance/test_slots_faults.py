@@ -224,7 +224,9 @@ def test_a_child_process_that_ends_releases_no_slot_of_its_parent(limiter: RateL
     slot.__exit__()
 
 
-def test_garbage_that_holds_a_slot_waits_for_no_lock(limiter: RateLimiter) -> None:
+def test_a_garbage_collected_slot_is_released_without_waiting_for_a_lock(
+    limiter: RateLimiter,
+) -> None:
     """It is collected anywhere, also by who has a lock that a release takes: the slot is released
     all the same.
     """

@@ -74,7 +74,7 @@ class ForceForm(forms.Form):
 
 
 class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
-    """The form of a breaker's row, which shows the values of the code."""
+    """The form of a breaker's row. Placeholders show the values that the code declares."""
 
     class Meta:
         """The model and its fields."""

@@ -159,7 +159,7 @@ class Circuit:
     # Settings
 
     def retune(self, row: BreakerRow | None) -> None:
-        """Apply the thresholds of a row, or those of the code if it is None.
+        """Apply the thresholds of a row, or those declared in code if there is no row.
 
         The state and the counts are kept.
         """
@@ -410,8 +410,8 @@ class Circuit:
 
         Args:
             report: The report.
-            background: The patience of the background task, for which `StoreError` is raised
-                instead.
+            background: The patience, if the background task is the caller. In that case,
+                `StoreError` is raised while Redis is unavailable.
         """
         asked_at = time.monotonic()
         if background is None:

@@ -1,4 +1,4 @@
-"""The hooks of the annex `breakers`."""
+"""The hooks of the optional app `breakers`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .rows import BreakerRow, read_rows
 
 
 class BreakersExtension(Extension):
-    """The hooks of the annex `breakers`."""
+    """The hooks of the optional app `breakers`."""
 
     name = "breakers"
     verbs = ("django_ratelimit_lua.contrib.breakers.verbs.breakers",)

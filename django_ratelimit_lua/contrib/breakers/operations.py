@@ -102,7 +102,7 @@ class BreakerState:
 
     @property
     def lines(self) -> list[str]:
-        """The state in force in words; then its own state, if another is forced."""
+        """Return the state in force in words, and then the breaker's own if another is forced."""
         if not self.forced:
             return [self.words]
         if self.state is None:
@@ -111,7 +111,7 @@ class BreakerState:
 
     @property
     def in_force(self) -> str | None:
-        """The forced state, or its own; None: unknown."""
+        """Return the forced state, or else the breaker's own; None if it is unknown."""
         return self.forced or self.state
 
 

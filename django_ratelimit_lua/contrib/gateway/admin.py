@@ -31,11 +31,13 @@ curl {url} \\
   --data {data}"""
 
 
-@admin.action(description=gettext_lazy("Revoke: their tokens are refused"), permissions=["change"])
+@admin.action(
+    description=gettext_lazy("Revoke the tokens of the selected clients"), permissions=["change"]
+)
 def revoke(
     modeladmin: ActingAdmin, request: HttpRequest, queryset: QuerySet[RateLimitClient]
 ) -> None:
-    """Refuse their tokens, from the next request on."""
+    """Revoke the tokens of clients, from the next request on."""
     for client in queryset.filter(is_active=True):
         client.is_active = False
         client.save(update_fields=["is_active"])
@@ -61,13 +63,13 @@ class ClientAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
     def used(self, client: RateLimitClient) -> str:
-        """Return when it was last used, to the minute."""
+        """Return when the client's token was last used, to the minute."""
         if client.last_used is None:
             return "—"
         return moment_element(client.last_used)
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the URL that makes another token to Django's."""
+        """Return Django's URLs, and the one that makes another token."""
         view = self.admin_site.admin_view(self.token_view)
         return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 
@@ -91,7 +93,7 @@ class ClientAdmin(ActingAdmin):
         token = client.new_token()
         with acting(request.user):
             client.save(update_fields=["digest"])
-        self.log_change(request, client, _("Another token."))
+        self.log_change(request, client, _("The token was replaced."))
         return self._show(request, client, token)
 
     def _show(self, request: HttpRequest, client: RateLimitClient, token: str) -> HttpResponse:
@@ -119,7 +121,7 @@ def _decide_url(request: HttpRequest) -> str:
 
 
 def _command(request: HttpRequest, client: RateLimitClient, token: str) -> str:
-    """Return a command for a shell that takes a unit of a limit that the client may use."""
+    """Return a shell command with which the client takes a unit of one of its limits."""
     charge = {"limit": _limit(client), "identity": "example"}
     return EXAMPLE.format(
         url=shlex.quote(_decide_url(request) or ALONE),

@@ -37,7 +37,7 @@ NOT_FOR_PROXIES = Problem(
 
 @register(Tags.caches)
 def check_gateway(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that proxies can be trusted, that gRPC is there, and that settings rules apply."""
+    """Check the trust in proxies, that gRPC is installed, and that the settings' rules apply."""
     with suppress(ImproperlyConfigured):  # The core's checks report it.
         if settings.GATEWAY_DIALECT is not None and (
             settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES

@@ -1,4 +1,4 @@
-"""The hooks of the annex `gateway`."""
+"""The hooks of the optional app `gateway`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class HourOfClient(NamedTuple):
 
 
 def hours_of_clients(prefix: str, names: Sequence[str] = ()) -> Iterator[HourOfClient]:
-    """Yield the hours of clients with digests that begin so, latest first.
+    """Yield the hours of clients whose digests have a prefix, latest first.
 
     Args:
         prefix: Hexadecimal digits.

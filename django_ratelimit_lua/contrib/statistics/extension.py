@@ -1,4 +1,4 @@
-"""The hooks of the annex `statistics`: counting, and pages and commands of the core."""
+"""The hooks of the optional app `statistics`: counting, and pages and commands of the core."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Collector:
 
 
 def _gauges() -> Iterable[Gauge]:
-    """Yield the gauges of the core and of other annexes."""
+    """Yield the gauges of the core and of other optional apps."""
     yield IN_FLIGHT
     yield BANS_ACTIVE
     for extension in extensions:

@@ -57,7 +57,7 @@ KINDS = {
     "code": gettext_lazy("limit in the code"),
     "block": gettext_lazy("blocks without a rule"),
     "other": gettext_lazy("further names, counted as one"),
-    "gone": gettext_lazy("limit in the code, or not there any more"),
+    "gone": gettext_lazy("limit in the code, or a removed limit"),
 }
 RESULTS = {
     "allowed": "adh",
@@ -224,7 +224,7 @@ class Row(NamedLimit, Course):
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A period of every rule and call site, one page of many.
+    """The counts of every rule and call site in a period, as one page of a list.
 
     - `names`: the total number of names.
     """
@@ -380,7 +380,7 @@ def overview(
     size: int = 50,
     period: str = "day",
 ) -> Overview:
-    """Return a period of every rule and call site, in pages.
+    """Return the counts of every rule and call site in a period, in pages.
 
     Args:
         sort: One of `SORTS`; with a minus, the largest come first.
@@ -443,7 +443,7 @@ def overview(
 
 
 def last_days(names: Sequence[str]) -> dict[str, Course]:
-    """Return the last day of each of these names.
+    """Return the counts of the last day under each of these names.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -510,7 +510,7 @@ def curves(
 ) -> list[Curve]:
     """Return the refusal curve of each period that was counted, the shortest first.
 
-    Slots have no curve, because with another number of slots, requests would have met other ones.
+    Slots have no curve: with another number of slots, other requests would have run at once.
 
     Args:
         what: The limits.
@@ -610,7 +610,8 @@ def identities(name: str, period: str) -> dict[str, list[Estimate]]:
 def site_identities(period: str) -> list[Estimate]:
     """Return the ten clients that were refused most by all limits, each request counted once.
 
-    The time is that of `identities`. Limits that count by the same key have the same clients.
+    The time is that of `identities`. A client is listed once for all limits with the same key, and
+    separately for limits with another key.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -627,7 +628,8 @@ def _top(name: str, period: str, what: str) -> list[Estimate]:
 def span_of(period: str) -> Span:
     """Return a period of `PERIODS` up to now, with steps aligned to the site's time zone.
 
-    A day begins with an hour of UTC. The days of a longer period have 23 to 25 hours.
+    The period of one day consists of whole hours in UTC. The days of a longer period have 23 to 25
+    hours.
     """
     length, step = PERIODS[period]
     now = moment_of(_now())

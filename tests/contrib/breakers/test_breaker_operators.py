@@ -222,7 +222,9 @@ def test_the_pages_begin_with_the_state_in_force(
         assert not re.search("refusing|words refused", text)
 
 
-def test_forcing_by_the_admin(payments: Callable[..., str], operator: Client) -> None:
+def test_an_operator_forces_a_breaker_in_the_admin(
+    payments: Callable[..., str], operator: Client
+) -> None:
     """With an end; an error is shown beside its field."""
     wrong = operator.post(f"{HERE}one/?name=payments", {"how": "ajar", "period": "1h"})
     assert "ajar is not one of the available choices" in wrong.content.decode()
@@ -483,7 +485,9 @@ def said(*arguments: str) -> str:
     return out.getvalue()
 
 
-def test_rules_and_breakers_are_counted_apart(payments: Callable[..., str], tmp_path: Path) -> None:
+def test_rules_and_breakers_are_counted_separately(
+    payments: Callable[..., str], tmp_path: Path
+) -> None:
     """By check, by import, and where some would be deleted."""
     file = tmp_path / "rules.yaml"
     file.write_text(FILE)

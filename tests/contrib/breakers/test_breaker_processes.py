@@ -134,7 +134,7 @@ def test_exactly_the_number_of_probes_runs_across_processes(start: Start) -> Non
     assert signals_of(workers).count("half_open") == 1
 
 
-def test_a_killed_prober_does_not_keep_it_half_open(start: Start) -> None:
+def test_a_killed_probe_does_not_keep_the_breaker_half_open(start: Start) -> None:
     """Its slot ends by itself; then others probe, and it closes. Each change is signalled once."""
     options = "failures=1, open_for='0.2s', probes=1"
     workers = start(3, f"pay({options})")

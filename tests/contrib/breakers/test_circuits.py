@@ -205,7 +205,7 @@ def opened(script: Script, by: Thresholds, now: int = BEGIN) -> Answer:
     return answer
 
 
-def test_half_open_grants_its_number_of_probes_and_never_sticks(script: Script) -> None:
+def test_a_half_open_breaker_grants_its_probes_and_always_leaves_the_state(script: Script) -> None:
     """Of many who ask, as many get a slot as there are probes; slots whose processes are gone end
     by themselves, and others get them.
     """
@@ -277,7 +277,7 @@ def test_repeated_failures_wait_longer_up_to_a_maximum(script: Script) -> None:
 
 
 @pytest.mark.parametrize("step", [-3600, -1, 3600])
-def test_a_clock_that_jumps_neither_loses_counts_nor_sticks(script: Script, step: int) -> None:
+def test_a_clock_that_jumps_loses_no_counts_and_stops_no_breaker(script: Script, step: int) -> None:
     """Backwards, time goes on from where it was; forwards, what is older than the window is gone,
     and what was open may be probed.
     """
@@ -294,7 +294,7 @@ def test_a_clock_that_jumps_neither_loses_counts_nor_sticks(script: Script, step
         assert script.call(now + (10 + behind) * SECOND, by, "ask", probe="a").granted
 
 
-def test_different_clocks_of_processes_do_not_add_up(script: Script) -> None:
+def test_differences_between_clocks_do_not_prolong_a_window(script: Script) -> None:
     """With clocks of clients: a hundred calls in turns, of two that are five seconds apart, take no
     longer than they do.
     """

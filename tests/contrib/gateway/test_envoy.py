@@ -210,7 +210,7 @@ def test_a_client_over_the_limit_is_refused(site: Site) -> None:
     assert site.get(X_Api_Key="gold")[0] == 200
 
 
-def test_no_header_evades_a_limit(site: Site) -> None:
+def test_a_limit_applies_whatever_the_headers(site: Site) -> None:
     """Neither one that says where the client is, nor one that is no text, nor a very long one, nor
     an upgrade. Old clients are served, and headers with underscores are dropped.
     """

@@ -151,7 +151,7 @@ def test_the_health_service_follows_redis(tmp_path: Path) -> None:
         until(lambda: client.code(LOGIN) == OK)
 
 
-def test_pending_calls_are_answered_before_it_stops(tmp_path: Path) -> None:
+def test_pending_calls_are_answered_before_the_server_stops(tmp_path: Path) -> None:
     """Also where the answer is held; then all processes are gone."""
     with Gateway(tmp_path, RULES, processes=2) as gateway, ThreadPoolExecutor(4) as pool:
         with gateway.client() as client:

@@ -726,7 +726,7 @@ questions = st.fixed_dictionaries(
 @given(
     body=st.one_of(questions.map(lambda asks: json.dumps(asks).encode()), st.binary(max_size=40))
 )
-def test_no_body_causes_an_error(token: str, body: bytes) -> None:
+def test_any_body_is_answered_without_a_server_error(token: str, body: bytes) -> None:
     """Whatever a service sends, there is an answer, and it is none of the server's mistakes; and
     what is read is what the document describes.
     """

@@ -275,7 +275,7 @@ def test_any_limit_is_answered(operator: Client, mode: str) -> None:
         assert f'value="{limit}"' in page
 
 
-def test_a_curve_over_a_changed_limit_is_labelled(operator: Client) -> None:
+def test_a_curve_says_that_the_limit_was_changed(operator: Client) -> None:
     """If the limit was another one for a part of the time, the curve is as if today's had applied
     to all; what was refused may be any part of what is above it.
     """
@@ -798,7 +798,7 @@ def test_odd_names_are_cut_escaped_and_quoted(operator: Client, name: str, cell:
     RateLimiter(name, "1/h").hit("ada")
     page = text(operator)
     assert f">{cell}</a>" in page
-    assert "not there any more" not in page.replace("limit in the code, or not there any more", "")
+    assert "removed limit" not in page.replace("limit in the code, or a removed limit", "")
     of = told(operator, ONE, name=name)
     assert (of["name"], of["kind"], of["requests"]) == (
         name,
@@ -813,7 +813,7 @@ def test_odd_names_are_cut_escaped_and_quoted(operator: Client, name: str, cell:
     assert len(lines[1]) <= 60 + 8 * 12
 
 
-def test_the_current_moment_is_not_the_end_of_the_step(operator: Client) -> None:
+def test_the_report_ends_at_the_current_moment_and_not_after_the_step(operator: Client) -> None:
     """Not the end of the step that is going on."""
     RateLimiter("moment", "1/h").hit("ada")
     for period in PERIODS:
@@ -927,7 +927,7 @@ def test_clients_are_added_up_over_all_limits(operator: Client) -> None:
     assert "Clients refused most, last hour" in text(operator, period="hour")
 
 
-def test_clients_that_may_not_have_come_are_left_out(operator: Client) -> None:
+def test_clients_whose_count_may_be_zero_are_left_out(operator: Client) -> None:
     """ "49 ± 49" says nothing."""
     limiter = RateLimiter("noise", "1/h")
     for _ in range(3):

@@ -164,7 +164,7 @@ HISTORY = st.lists(
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @given(history=HISTORY, size=st.integers(1, 8))
-def test_units_returned_to_a_part_count_as_never_taken(
+def test_units_returned_to_a_part_are_available_again(
     algorithm: str, history: list[Any], size: int
 ) -> None:
     """Of a limit that is split, units go back by the moment they count from: what is counted

@@ -179,7 +179,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert all(remedy.startswith("not read: ") for remedy in unread.values())
 
 
-def test_any_code_is_read() -> None:
+def test_code_that_cannot_be_evaluated_does_not_stop_the_reader() -> None:
     """That of DRF and of these tests, which mention limits a lot."""
     own = Path(__file__).parents[3]
     folders = [Path(rest_framework.__file__).parent, own / "tests", own / "django_ratelimit_lua"]
