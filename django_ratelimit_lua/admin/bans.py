@@ -44,7 +44,7 @@ SHOWN = 100
 """Bans on a page."""
 MAX_SEARCH_LENGTH = 300
 LENGTHS = [
-    ("", gettext_lazy("as long as the next ban")),
+    ("", gettext_lazy("as long as the limit's next ban")),
     ("10m", gettext_lazy("for 10 minutes")),
     ("1h", gettext_lazy("for 1 hour")),
     ("1d", gettext_lazy("for 1 day")),
@@ -53,7 +53,7 @@ LENGTHS = [
 LIFTED = {
     "lift": gettext_lazy("The ban of %(client)s by %(limit)s is lifted."),
     "forget": gettext_lazy(
-        "The ban of %(client)s by %(limit)s is lifted; the next one is as short as the first."
+        "The ban of %(client)s by %(limit)s is lifted. The next one is as short as the first."
     ),
 }
 
@@ -81,7 +81,7 @@ class BanForm(forms.Form):
         help_text=gettext_lazy("If the limit counts by a form field, a header or similar."),
     )
     length = forms.TypedChoiceField(
-        label=gettext_lazy("How long"), required=False, choices=LENGTHS, empty_value=None
+        label=gettext_lazy("Duration"), required=False, choices=LENGTHS, empty_value=None
     )
     why = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
 
@@ -230,7 +230,7 @@ def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[A
 def _lift_all(request: HttpRequest, bans: Sequence[ActiveBan], *, forget: bool) -> None:
     """Lift bans, and report how many."""
     if not bans:
-        messages.warning(request, _("No ban that is in force was selected."))
+        messages.warning(request, _("No bans were lifted: select bans that are still in force."))
         return
     lift_bans(bans, forget=forget)
     text = ngettext("%(number)d ban is lifted.", "%(number)d bans are lifted.", len(bans))

@@ -205,7 +205,7 @@ def _lead(client: ExplainedClient, rows: Sequence[dict[str, Any]]) -> tuple[str,
     if reasons:
         return "refused", reasons[0]
     if not rows:
-        return "unsure", _("No limit has counted this client lately")
+        return "unsure", _("No limit has counted this client recently")
     return "allowed", _("No limit refuses this client now")
 
 

@@ -106,7 +106,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'rule',
                 'verbose_name_plural': 'rules',
                 'ordering': ('order', 'name'),
-                'permissions': (('view_identities', 'May see the names of identities'),),
+                'permissions': (('view_identities', 'May see the names of clients'),),
             },
         ),
         migrations.CreateModel(
@@ -139,7 +139,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'override',
                 'verbose_name_plural': 'overrides',
                 'ordering': ('-created_at', '-pk'),
-                'permissions': (('block_identity', 'May block and unblock, exempt and reset identities'),),
+                'permissions': (('block_identity', 'May block, unblock, exempt and reset clients'),),
                 'indexes': [models.Index(fields=['kind', 'rule'], name='ratelimit_override_kinds'), models.Index(fields=['ends'], name='ratelimit_override_ends')],
             },
         ),

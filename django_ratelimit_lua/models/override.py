@@ -171,7 +171,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         verbose_name = _("override")
         verbose_name_plural = _("overrides")
         ordering = ("-created_at", "-pk")
-        permissions = (("block_identity", "May block and unblock, exempt and reset identities"),)
+        permissions = (("block_identity", "May block, unblock, exempt and reset clients"),)
         indexes = (
             models.Index(fields=("kind", "rule"), name="ratelimit_override_kinds"),
             models.Index(fields=("ends",), name="ratelimit_override_ends"),

@@ -108,7 +108,7 @@ def test_the_page_shows_the_counts_of_every_limit_that_has_some(operator: Client
     assert "No limit refuses this client now" in shown
     assert "2 / 9" in shown
     assert "Counts are reset: second." in words(press(operator, client, "reset"))
-    assert "No limit has counted this client lately" in page(operator, client)
+    assert "No limit has counted this client recently" in page(operator, client)
 
 
 def test_a_block_leads_and_keeps_the_counts(operator: Client) -> None:
@@ -205,7 +205,7 @@ def test_a_search_shows_each_client_that_a_user_or_address_counts_as(operator: C
     rows = operator.get(CLIENT, {"q": "203.0.113.1 ada"}).context["results"]
     assert both in [row["digest"] for row in rows]
     assert "Refused by login-of-both" in page(operator, both)
-    assert "No limit counts by “nobody else’s”" in words(
+    assert "No client found for “nobody else’s”" in words(
         operator.get(CLIENT, {"q": "nobody else’s"})
     ) or (operator.get(CLIENT, {"q": "nobody else’s"}, follow=True).status_code == 200)
 

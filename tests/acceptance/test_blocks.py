@@ -152,7 +152,7 @@ def test_a_list_of_networks_becomes_one_override_per_network(operator: Client) -
 @pytest.mark.parametrize(
     ("pasted", "problem"),
     [
-        ("203.0.113.9\nnowhere\n10.0.0.0/99", "No address or network: nowhere, 10.0.0.0/99."),
+        ("203.0.113.9\nnowhere\n10.0.0.0/99", "Not an address or network: nowhere, 10.0.0.0/99."),
         (f"203.0.113.9\n{OPERATOR}", "you would lock yourself out"),
         (
             "\n".join(f"10.0.{number // 250}.{number % 250}" for number in range(1001)),

@@ -173,8 +173,7 @@ class StatisticsPages(Page):
             if what.kind == "gone" and name not in known_names():
                 status = 404
                 error = _(
-                    "No rule or limit has this name, and nothing was counted for it in the last "
-                    "90 days."
+                    "No rule or limit has this name, and it has no counts of the last 90 days."
                 )
             else:
                 page = one(name, period)
@@ -394,7 +393,7 @@ def _chart(
     }
     plot = Plot(
         title,
-        page.words() or _("No requests in this time."),
+        page.words() or _("No requests in this period."),
         f"ratelimit-chart {kind}",
         width=width,
         across=_axis(page.points, page.period),

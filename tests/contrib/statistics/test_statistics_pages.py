@@ -324,10 +324,9 @@ def test_a_curve_with_tiers_explains_its_difference(operator: Client) -> None:
     assert (of["today"], of["others"]) == (3, ["changes", "tiers"])
     page = unescape(text(operator, ONE, name="site"))
     assert (
-        "Requests met other limits as well (changes, tiers): the curve is as if this one had "
-        "applied to all, alone." in page
+        "Other limits also applied to these requests (changes, tiers). The curve shows what this "
+        "limit alone would have refused. 2 requests were refused." in page
     )
-    assert "2 requests were refused." in page
 
 
 def test_a_curve_names_why_requests_met_other_limits(operator: Client) -> None:
@@ -422,7 +421,7 @@ def test_a_curve_notes_that_other_limits_apply(operator: Client) -> None:
     """What the other limit refused is not what this one would have."""
     limiter = RateLimiter("of.both", ["2/h", "100/d"])
     assert [limiter.hit("ada").allowed for _ in range(5)].count(False) == 3
-    assert "Requests met other limits as well (limits for other periods)" in text(
+    assert "Other limits also applied to these requests (limits for other periods)" in text(
         operator, ONE, name="of.both"
     )
 
@@ -570,7 +569,7 @@ def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:
     url, page = inspected(operator, "mail")
     assert "Banned by mail until" in page
     assert "Banned by mail until" in text(operator, url.replace("name=mail", "name=elsewhere"))
-    assert "No limit has counted this client lately" in text(
+    assert "No limit has counted this client recently" in text(
         operator, re.sub("digest=.{32}", f"digest={'0' * 32}", url.partition("&")[0])
     )
 
@@ -729,7 +728,7 @@ def test_every_query_gets_a_page(operator: Client) -> None:
     assert response.status_code == 404
     assert "nothing was counted for it" in response.json()["error"]
     RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", limit=1)
-    assert "No requests in this time." in text(operator, ONE, name="unused")
+    assert "No requests in this period." in text(operator, ONE, name="unused")
     assert urlencode({"name": "site"}) in "name=site"
 
 
@@ -753,8 +752,8 @@ def test_lists_show_the_last_day_and_link_to_its_page(operator: Client) -> None:
     assert 'aria-label="Last day: 1 refused, 2 blocked, 2 allowed"' in page
     assert "1 refused, 2 blocked</div>" in page
     assert (
-        "would be refused</div>Seen: 5 requests, from about 1 client. Would have refused: 4 (80%)"
-        in page
+        "would be refused</div>This version of the rule has seen 5 requests, "
+        "from about 1 client. Would have refused: 4 (80%)" in page
     )
     assert page.count("ratelimit-spark") == 2
     page = operator.get("/admin/django_ratelimit_lua/ratelimitrule/limits/").content.decode()
