@@ -78,7 +78,7 @@ class ClientPage(ActionPage):
         rows = [
             {
                 "digest": found.digest,
-                "words": found.key_label,
+                "words": f"{found.key_label}: {text}",
                 "url": client_url(found.digest, q=text),
             }
             for found in find_clients(text)

@@ -361,7 +361,9 @@ class Options(TypedDict, total=False):
             None,
             _joined,
             _("ban by"),
-            _("Whom a ban is of, for example ip: wider than who is counted. Empty: the same."),
+            _(
+                "The key to ban, for example ip, if it is wider than the key to count by. Empty: the same key."
+            ),
             needs="ban_after",
             is_general=True,
         ),

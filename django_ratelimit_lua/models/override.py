@@ -157,7 +157,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         blank=True,
         default="",
         db_default="",
-        help_text=_("Blocks: the text for who is blocked."),
+        help_text=_("Blocks: the text for blocked clients."),
     )
     reason = models.CharField(_("reason"), max_length=300, blank=True)
     created_by = models.CharField(_("created by"), max_length=254, blank=True, editable=False)

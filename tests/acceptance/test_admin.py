@@ -681,7 +681,7 @@ def test_the_inspector_links_only_to_visible_pages_and_lists_unevaluated_code(
     ):
         client = staff(permission, name=name)
         page = client.post(f"{OVERRIDES}inspect/", asks).content.decode()
-        assert "Blocked by an override, without end" in page
+        assert "Blocked by an override, for good" in page
         link = f"{OVERRIDES}{override.pk}/change/"
         assert (link in page) is (client.get(link).status_code == 200) is (name == "overrides")
         assert "RATELIMIT_IP_META_KEY is a function" not in page

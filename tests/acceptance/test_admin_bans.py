@@ -447,7 +447,7 @@ def test_several_bans_are_lifted_together(operator: Client) -> None:
     assert len(active_bans()) == 4
     network = f"{BANS}?{urlencode({'q': '203.0.113.0/24'})}"
     page = operator.post(network, {"action": "lift:all"})
-    assert "Lift 3 bans? These are all that are found." in text_of(page)
+    assert "Lift 3 bans? These are all bans of the search." in text_of(page)
     assert len(active_bans()) == 4
     page = operator.post(network, {"action": "forget:all", "confirmed": "1"}, follow=True)
     assert "3 bans are lifted." in text_of(page)

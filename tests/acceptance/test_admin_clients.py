@@ -139,7 +139,7 @@ def test_a_block_of_a_network_is_found_by_the_address(operator: Client) -> None:
     block = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
     client = of("ip", "203.0.113.1")
     assert "Blocked" not in page(operator, client)
-    assert "Blocked by an override, without end" in page(operator, client, q="203.0.113.1")
+    assert "Blocked by an override, for good" in page(operator, client, q="203.0.113.1")
     assert "Blocked" not in page(operator, client, q="203.0.113.2")
     exempt = RateLimitOverride.objects.create(user=None, network="203.0.113.1", effect="exempt")
     assert "Blocked" not in page(operator, client, q="203.0.113.1")
@@ -193,8 +193,8 @@ def test_a_search_shows_each_client_that_a_user_or_address_counts_as(operator: C
     found = operator.get(CLIENT, {"q": "ada"})
     shown = {(row["words"], row["digest"]) for row in found.context["results"]}
     assert shown == {
-        ("user", of("user", str(ada.pk))),
-        ("post:username", of("post", "username", "ada")),
+        ("user: ada", of("user", str(ada.pk))),
+        ("post:username: ada", of("post", "username", "ada")),
     }
     statuses("/ok", 2, "203.0.113.1", username="Ada")
     assert "Refused by names: 1 of 1 used" in page(operator, of("post", "username", "ada"))
@@ -235,7 +235,7 @@ def test_of_very_many_limits_the_page_examines_some_and_says_so(
     monkeypatch.setattr(clients, "MAX_EXAMINED", 1)
     shown = page(operator, of("ip", "203.0.113.1"), name="two")
     assert "1 / 9" in shown
-    assert "too many limits to examine them all" in shown
+    assert "too many limits to examine all of them" in shown
 
 
 def test_who_may_do_what(operator: Client) -> None:

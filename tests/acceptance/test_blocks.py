@@ -175,4 +175,4 @@ def test_an_existing_override_is_edited_for_one_network_only(operator: Client) -
     answer = operator.post(
         f"{OVERRIDES}{row.pk}/change/", {**FORM, "network": "203.0.113.9 203.0.113.10"}
     )
-    assert "Add further networks as new overrides" in errors(answer)
+    assert "Add an override for each further network" in errors(answer)

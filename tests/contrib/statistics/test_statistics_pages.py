@@ -589,7 +589,7 @@ def test_the_inspect_link_applies_the_overrides_of_the_client(operator: Client) 
     for effect, verdict in (
         ("limit", "No limit refuses this client now"),
         ("exempt", "No limit refuses this client now"),
-        ("block", "Blocked by an override, without end"),
+        ("block", "Blocked by an override, for good"),
     ):
         RateLimitOverride.objects.all().delete()
         RateLimitOverride.objects.create(
