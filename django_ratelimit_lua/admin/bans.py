@@ -34,8 +34,7 @@ from ..operations.clients import find_clients, is_prefix
 from ..operations.formatting import moment_words
 from .client_links import client_links, client_url
 from .forms import own_digests
-from .history import WHO
-from .identities import ReadablePart, client_words, readable_parts
+from .identities import WHO, ReadablePart, client_words, readable_parts
 from .inspector import may_inspect
 from .pages import ActionPage, page_response
 from .times import moment_of

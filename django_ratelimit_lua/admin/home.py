@@ -24,7 +24,8 @@ from ..operations.health import Health, health
 from ..publishing import triggers
 from ..publishing.publish import primary
 from ..rules import provider
-from .history import WHO, changed_words
+from .history import changed_words
+from .identities import WHO
 from .pages import may_see_rules
 from .times import moment_element
 

@@ -33,6 +33,7 @@ from ..web.durations import duration_words
 from ..web.overrides import is_unknown
 from .client_links import client_links, known_clients
 from .forms import DURATIONS, own_address, own_digests, own_proxy
+from .identities import may_see_names, override_words
 from .pages import BLOCK_PERMISSION, Page, page_response
 from .request_form import ReferenceForm, RequestForm
 from .times import moment_of
@@ -130,6 +131,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "form": form,
             "reference": reference,
             "may_see_overrides": self.has_view_permission(request),
+            "may_see_names": may_see_names(request),
             "ignores_address": callable(conf.IP_META_KEY),
             "durations": HOW_LONG.items(),
             "hour": HOUR,
@@ -257,7 +259,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         ended = end([ending[target]])
         for override in ended:
             self.log_change(request, override, _("Ended."))
-        for name in dict.fromkeys(map(str, ended)):
+        for name in dict.fromkeys(override_words(request, override) for override in ended):
             messages.success(request, _("Ended: %(override)s.") % {"override": name})
 
 

@@ -362,7 +362,8 @@ class Options(TypedDict, total=False):
             _joined,
             _("ban by"),
             _(
-                "The key to ban, for example ip, if it is wider than the key to count by. Empty: the same key."
+                "The key to ban, for example ip, if it is wider than the key to count by. "
+                "Empty: the same key."
             ),
             needs="ban_after",
             is_general=True,

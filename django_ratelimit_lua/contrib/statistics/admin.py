@@ -20,8 +20,8 @@ from django.utils.translation import gettext_lazy
 
 from ...admin.client_links import client_links
 from ...admin.curves import curve_context
-from ...admin.history import WHO, changed_words
-from ...admin.identities import readable_parts
+from ...admin.history import changed_words
+from ...admin.identities import WHO, readable_parts
 from ...admin.pages import VIEW_RULES, Page, page_response, register_page
 from ...admin.times import moment_element
 from ...conf import conf
