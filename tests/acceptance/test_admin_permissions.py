@@ -1,4 +1,4 @@
-"""Operators with few permissions: what stays hidden from them, and what forged requests cannot do."""
+"""Operators with few permissions: what is hidden from them, and what forged requests cannot do."""
 
 from __future__ import annotations
 
