@@ -68,7 +68,7 @@ def test_a_rule_is_replayed_on_an_uploaded_log(
     assert "10 per minute" in text
     assert "192.0.2.0" in text
     assert "curl (6)" in text
-    assert "1 line is broken" in text
+    assert "1 line could not be read" in text
     assert "broken &lt;b&gt;line" in page.content.decode()
     assert "4 per minute refuses 60% of the requests" in text
     assert "<style" not in page.content.decode().partition("<svg")[2].partition("</svg>")[0]
@@ -203,9 +203,7 @@ def test_rules_that_cannot_be_replayed_are_listed_with_the_reason(
     )
     assert "refused 18 (60 %)" in shown(tried(operator, off))
     elsewhere = RateLimitRule.objects.create(name="x", path="/x", key="ip", limit=4, unit="m")
-    assert "meets no request of this log. Lines that were read: 31." in shown(
-        tried(operator, elsewhere)
-    )
+    assert "applies to no request of this log. Lines read: 31." in shown(tried(operator, elsewhere))
     leaky = RateLimitRule.objects.create(
         name="y", path="/", key="ip", limit=4, unit="m", algorithm="leaky_bucket"
     )
@@ -220,5 +218,5 @@ def test_the_replay_page_is_translated_to_german(
     with translation.override("de"):
         text = shown(tried(operator, rule, **{"Accept-Language": "de"}))
     assert "Was die Regel getan hätte" in text
-    assert "4 je Minute lehnt 60 % der Anfragen ab" in text
+    assert "4 je Minute weist 60 % der Anfragen ab" in text
     assert "What" not in text

@@ -281,13 +281,13 @@ def test_a_curve_over_a_changed_limit_is_labelled(operator: Client) -> None:
     assert visits(9, "203.0.113.1").count(429) == 3
     curve = told(operator, ONE, name="site")["curves"][0]
     assert curve["others"] == []
-    assert "as if this one had applied to all" not in text(operator, ONE, name="site")
+    assert "what this limit alone would have refused" not in text(operator, ONE, name="site")
     rule.limit = 4
     rule.save()
     assert visits(7, "203.0.113.2").count(429) == 3
     curve = told(operator, ONE, name="site")["curves"][0]
     assert curve["others"] == ["changes"]
-    assert "as if this one had applied to all" in text(operator, ONE, name="site")
+    assert "what this limit alone would have refused" in text(operator, ONE, name="site")
     by_limit = {point["limit"]: point["requests"] for point in curve["points"]}
     assert (by_limit[2], by_limit[4], by_limit[5]) == ([12, 12], [8, 8], [4, 8])
     assert who(operator, "90d") == who(operator, "day") == [3, 3]
@@ -313,7 +313,7 @@ def test_a_curve_with_tiers_explains_its_difference(operator: Client) -> None:
     of = told(operator, ONE, name="site")["curves"][0]
     assert (of["today"], of["others"]) == (3, [])
     page = unescape(text(operator, ONE, name="site"))
-    assert "as if this one had applied to all" not in page
+    assert "what this limit alone would have refused" not in page
     RateLimitTier.objects.create(rule=rule, group="pro", limit=60, unit="d", burst=50)
     user = User.objects.create_user("carol")
     user.groups.add(Group.objects.create(name="pro"))
@@ -408,7 +408,7 @@ def test_shadow_mode_reports_no_refusal(operator: Client) -> None:
     assert "clients that would be refused" in page
     assert "Would be refused most" in page
     assert "Refused most" not in page
-    assert "clients refused" not in page
+    assert "<dt>clients refused<" not in page
 
 
 def test_json_without_a_name_is_that_of_the_overview(operator: Client) -> None:
@@ -722,11 +722,11 @@ def test_every_query_gets_a_page(operator: Client) -> None:
     assert operator.get(ONE).status_code == 302
     response = operator.get(ONE, {"name": "never <b>"})
     assert response.status_code == 404
-    assert "No rule or limit has this name, and nothing was counted" in response.content.decode()
+    assert "No rule or limit has this name, and it has no counts" in response.content.decode()
     assert "never <b>" not in response.content.decode()
     response = operator.get(ONE, {"name": "never", "format": "json"})
     assert response.status_code == 404
-    assert "nothing was counted for it" in response.json()["error"]
+    assert "it has no counts" in response.json()["error"]
     RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", limit=1)
     assert "No requests in this period." in text(operator, ONE, name="unused")
     assert urlencode({"name": "site"}) in "name=site"
