@@ -84,7 +84,7 @@ class ClientPage(ActionPage):
         rows = [
             {
                 "digest": found.digest,
-                "words": f"{found.key_label}: {text}",
+                "words": found.label,
                 "url": client_url(found.digest, q=text),
             }
             for found in find_clients(text)

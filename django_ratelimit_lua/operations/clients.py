@@ -246,10 +246,10 @@ def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FoundClient:
-    """A client that a search has found: what a limit would count by, and the name that it gives."""
+    """A client that a search has found: its key with the values, and the name that it gives."""
 
     digest: str
-    key_label: str = ""
+    label: str = ""
     name: tuple[Part, ...] = ()
 
 
@@ -266,17 +266,21 @@ def find_clients(text: str) -> list[FoundClient]:
     if not words:
         return []
     addresses = [word for word in words if parse_address(word) is not None]
+    address = next(iter(addresses), "")
     value = " ".join(word for word in words if word not in addresses)
     keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
     found: dict[str, FoundClient] = {}
     for key in keys:
         with suppress(ValidationError):  # It cannot be produced from this text.
-            identity = identity_for(key, next(iter(addresses), ""), value, value)
+            identity = identity_for(key, address, value, value)
             digest = digest_of(identity).decode()
             parts: tuple[Part, ...] = ()
             if isinstance(identity, tuple) and identity[0] in ("user", "ip"):
                 parts = ((str(identity[0]), str(identity[1])),)
-            found.setdefault(digest, FoundClient(digest, key_label(key.split("+")), parts))
+            kinds = key.split("+")
+            texts = [address if kind == "ip" else value or address for kind in kinds]
+            label = f"{key_label(kinds)}: {' '.join(dict.fromkeys(texts))}"
+            found.setdefault(digest, FoundClient(digest, label, parts))
     return list(found.values())
 
 

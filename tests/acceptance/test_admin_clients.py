@@ -203,7 +203,9 @@ def test_a_search_shows_each_client_that_a_user_or_address_counts_as(operator: C
     statuses("/login", 2, "203.0.113.1", username="ada")
     both = of(("ip", "203.0.113.1"), ("post", "username", "ada"))
     rows = operator.get(CLIENT, {"q": "203.0.113.1 ada"}).context["results"]
-    assert both in [row["digest"] for row in rows]
+    assert ("address and post:username: 203.0.113.1 ada", both) in [
+        (row["words"], row["digest"]) for row in rows
+    ]
     assert "Refused by login-of-both" in page(operator, both)
     assert "No client found for “nobody else’s”" in words(
         operator.get(CLIENT, {"q": "nobody else’s"})
