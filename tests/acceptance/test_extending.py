@@ -114,7 +114,6 @@ NAMES = (
 )
 DEFAULTS = {
     "conf/__init__.py": {"sliding_window"},
-    "engine/log_sampler.py": {"token_bucket"},
     "limits/options.py": {"sliding_window"},
     "rules/callsite.py": {"sliding_window", "sliding_log"},
     "store/sharded.py": {"fixed_window"},

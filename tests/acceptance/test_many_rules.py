@@ -38,6 +38,7 @@ def with_few_and_many(work: Callable[[], Any]) -> tuple[int, int]:
 
 
 def test_the_list_of_rules_takes_the_same_queries_for_any_number(operator: Client) -> None:
+    """Also the page of the admin that shows a hundred of them."""
     few, many = with_few_and_many(lambda: operator.get(RULES))
     assert few == many
 

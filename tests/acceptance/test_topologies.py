@@ -40,7 +40,6 @@ IN_SCRIPTS += (
 LIMITS = "evalsha eval publish subscribe ping"
 RULES = (
     "hget hset hdel hkeys expire persist pttl rename type hincrby hgetall pfadd pfcount zscore "
-    "zmscore "
     "zrevrangebyscore scan"
 )
 # In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a
