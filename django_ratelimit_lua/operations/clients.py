@@ -295,9 +295,13 @@ def _find_identity(key: str, address: str, value: str) -> tuple[str | None, ...]
     """Return the identity that a key would read; empty if this text has no value for the key."""
     if key == "user" or (key == "user_or_ip" and value):
         user = find_user(value)
-        return () if user is None else ("user", str(user.pk))
+        if user is None:
+            return ()
+        return ("user", str(user.pk))
     if key in ("ip", "user_or_ip"):
-        return ("ip", address_as(address, "").network) if address else ()
+        if not address:
+            return ()
+        return ("ip", address_as(address, "").network)
     if split_field(key) is None or not value:
         return ()
     return field_identity(key, value)

@@ -593,7 +593,8 @@ def test_bans_apply_in_every_hash_slot(cluster: Cluster, settings: Any) -> None:
     assert [decision.limits[0].ban for decision in decisions] == [None] * 3
     rule = {"name": "wide", "path": "/", "key": "post:name", "rate": "1/h", "ban_key": "ip"}
     settings.RATELIMIT_RULES = [{**rule, "ban_after": 1, "ban_for": "1h"}]
-    assert [message.id for message in check_bans()] == ["django_ratelimit_lua.E034"]
+    (message,) = [message for message in check_bans() if "'wide'" in message.msg]
+    assert message.id == "django_ratelimit_lua.E034"
     (listed,) = active_bans()
     assert (listed.limit, listed.ban.until) == ("own", earned.until)
     lift_bans([listed])

@@ -231,8 +231,10 @@ def test_a_correctly_predicted_view_is_decided_once(
     from django_ratelimit_lua import middleware
 
     calls: list[Any] = []
-    decide = middleware.decide
-    monkeypatch.setattr(middleware, "decide", lambda planner: calls.append(1) or decide(planner))
+    deciding = middleware.deciding
+    monkeypatch.setattr(
+        middleware, "deciding", lambda *arguments: calls.append(1) or deciding(*arguments)
+    )
     settings.RATELIMIT_RULES = [
         {"name": "x", "route": "account", "key": ("ip", "route"), "rate": "9/h"},
         {"name": "y", "path": "/de/", "key": "ip", "rate": "9/h"},
