@@ -24,8 +24,7 @@ from ..models import RateLimitRule
 from ..operations.bans import ActiveBan, active_bans, evidence_of_bans, lift_bans
 from ..operations.clients import find_clients, is_prefix
 from .client_links import client_links, client_url
-from .history import WHO
-from .identities import ReadablePart, client_words, readable_parts
+from .identities import WHO, ReadablePart, client_words, readable_parts
 from .inspector import may_inspect
 from .pages import ActionPage, page_response
 from .times import moment_of
@@ -36,7 +35,7 @@ MAX_SEARCH_LENGTH = 300
 LIFTED = {
     "lift": gettext_lazy("The ban of %(client)s by %(limit)s is lifted."),
     "forget": gettext_lazy(
-        "The ban of %(client)s by %(limit)s is lifted; the next one is as short as the first."
+        "The ban of %(client)s by %(limit)s is lifted. The next one is as short as the first."
     ),
 }
 
@@ -159,7 +158,7 @@ def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[A
 def _lift_all(request: HttpRequest, bans: Sequence[ActiveBan], *, forget: bool) -> None:
     """Lift bans, and report how many."""
     if not bans:
-        messages.warning(request, _("No ban that is in force was selected."))
+        messages.warning(request, _("No bans were lifted: select bans that are still in force."))
         return
     lift_bans(bans, forget=forget)
     text = ngettext("%(number)d ban is lifted.", "%(number)d bans are lifted.", len(bans))

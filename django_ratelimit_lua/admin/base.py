@@ -11,6 +11,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import flatten
 from django.contrib.admin.widgets import AutocompleteSelect
 from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.db import DataError
 from django.db.models import DateTimeField, ForeignKey, Model, QuerySet
 from django.forms import ModelChoiceField, ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -60,10 +61,13 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
         texts = [text for _name, values in request.GET.lists() for text in values]
+        unfiltered = f"{request.path}?e=1"  # Django's answer to a filter that it cannot apply.
         if any(map(UNWRITABLE.search, texts)):
-            # Django's answer to a filter that it cannot apply.
-            return HttpResponseRedirect(f"{request.path}?e=1")
-        return _audited(super().changelist_view, request, extra_context)
+            return HttpResponseRedirect(unfiltered)
+        try:
+            return _audited(super().changelist_view, request, extra_context)
+        except (OverflowError, DataError):  # The key of a row that no column can hold.
+            return HttpResponseRedirect(unfiltered)
 
     def delete_view(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         return _audited(super().delete_view, request, *args, **kwargs)

@@ -13,8 +13,7 @@ from ..extension import extensions
 from ..identity.names import Name, Part
 from ..models import RateLimitOverride
 from ..operations.clients import clients_by_prefix, override_subject, overrides_of
-from .history import WHO
-from .identities import client_words
+from .identities import WHO, client_words
 
 
 class ClientLinks(NamedTuple):

@@ -32,8 +32,14 @@ from ..operations.subjects import Subject, end
 from .bans import lift, offence_rows
 from .client_links import client_url, known_clients, override_url
 from .forms import DURATIONS, own_digests
-from .history import WHO
-from .identities import client_words, readable_parts
+from .identities import (
+    WHO,
+    client_words,
+    may_see_names,
+    may_see_overrides,
+    override_words,
+    readable_parts,
+)
 from .inspector import block_words, limit_rows, may_inspect, reset_counts, save_override
 from .pages import ActionPage, may_see_rules, page_response
 from .slots import purpose_words, release
@@ -78,7 +84,7 @@ class ClientPage(ActionPage):
         rows = [
             {
                 "digest": found.digest,
-                "words": found.key_label,
+                "words": found.label,
                 "url": client_url(found.digest, q=text),
             }
             for found in find_clients(text)
@@ -131,9 +137,8 @@ class ClientPage(ActionPage):
             "ask": ask if ask in ("block", "exempt") else "",
             "durations": DURATIONS.items(),
             "hour": "3600",
-            "may_see_overrides": request.user.has_perm(
-                "django_ratelimit_lua.view_ratelimitoverride"
-            ),
+            "may_see_overrides": may_see_overrides(request),
+            "may_see_names": may_see_names(request),
         }
 
     def act(self, request: HttpRequest) -> dict[str, Any]:
@@ -182,7 +187,8 @@ class ClientPage(ActionPage):
             return
         for override in end(overrides):
             self.log_change(request, override, _("Ended."))
-            messages.success(request, _("Ended: %(override)s.") % {"override": override})
+            words = override_words(request, override)
+            messages.success(request, _("Ended: %(override)s.") % {"override": words})
 
 
 def _entered(digest: str, text: str) -> tuple[Part, ...]:
@@ -205,7 +211,7 @@ def _lead(client: ExplainedClient, rows: Sequence[dict[str, Any]]) -> tuple[str,
     if reasons:
         return "refused", reasons[0]
     if not rows:
-        return "unsure", _("No limit has counted this client lately")
+        return "unsure", _("No limit has counted this client recently")
     return "allowed", _("No limit refuses this client now")
 
 

@@ -325,7 +325,7 @@ class OverrideForm(AskingForm):
     duration = forms.ChoiceField(
         label=_("Duration"),
         required=False,
-        choices=[("", _("until the end time below, or without end")), *DURATIONS.items()],
+        choices=[("", _("until the end time below, or for good")), *DURATIONS.items()],
     )
 
     class Meta:
@@ -401,12 +401,13 @@ class OverrideForm(AskingForm):
                 wrong.append(text)
         if wrong:
             problem = _(
-                "No address or network: %(texts)s. Write for example 203.0.113.9 or 203.0.113.0/24."
+                "Not an address or network: %(texts)s. Enter for example 203.0.113.9 or "
+                "203.0.113.0/24."
             )
             raise ValidationError(problem % {"texts": ", ".join(wrong)[:300]})
         if len(networks) > 1 and self.instance.pk is not None:
             raise ValidationError(
-                _("An override is for one network. Add further networks as new overrides.")
+                _("An override applies to one network. Add an override for each further network.")
             )
         if len(networks) > self.MAX_NETWORKS:
             raise ValidationError(

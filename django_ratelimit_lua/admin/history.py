@@ -26,7 +26,7 @@ from ..operations.rules_yaml import build_rule, save_rule
 from ..rules.describe import rate_words, reading
 from ..rules.rule import Declared, RuleError
 from .base import ActingAdmin
-from .identities import client_words, identity_words
+from .identities import WHO, client_words, identity_words
 from .pages import ReadOnlyAdmin
 from .times import moment_element
 
@@ -34,8 +34,6 @@ COLUMNS = {"rate": "limit", "method": "methods"}
 """Names in declarations that differ from the columns in forms."""
 DIGESTS = {"subject", "digests"}
 MOMENTS = ("starts", "ends", "until")
-WHO = "django_ratelimit_lua.view_identities"
-"""May see the names of identities."""
 
 
 def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
@@ -55,7 +53,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     fields = () if model is None else model._meta.concrete_fields  # An optional app may be gone.
     columns = {column.name: column for column in fields}
     labels = {
-        "client": _("who"),
+        "client": _("client"),
         **{name: column.verbose_name for name, column in columns.items()},
         "tiers": _("tiers"),
         **{name: added.label for name, added in rule_fields().items()},

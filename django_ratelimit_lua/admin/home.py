@@ -24,7 +24,8 @@ from ..operations.health import Health, health
 from ..publishing import triggers
 from ..publishing.publish import primary
 from ..rules import provider
-from .history import WHO, changed_words
+from .history import changed_words
+from .identities import WHO
 from .pages import may_see_rules
 from .times import moment_element
 
@@ -81,7 +82,7 @@ def _problems(state: Health) -> Iterator[Problem]:
     yield from _unpublished(is_available=state.ok)
     rules = reverse("admin:django_ratelimit_lua_ratelimitrule_changelist")
     for words in state.problems:
-        yield Problem(words, url=rules, label=_("To the rules"))
+        yield Problem(words, url=rules, label=_("View rules"))
     for check in registry.get_checks():
         if check.__module__.startswith(_PACKAGE):
             for message in check(app_configs=None, databases=None):
@@ -95,14 +96,14 @@ def _unpublished(*, is_available: bool) -> Iterator[Problem]:
     url = reverse("admin:django_ratelimit_lua_ratelimitchange_changelist")
     if triggers.unpublished:
         words = _("Saved, but not published yet: %s") % triggers.unpublished
-        yield Problem(words, hint, url, _("To the changes"))
+        yield Problem(words, hint, url, _("View changes"))
     elif is_available:
         saved = RateLimitRevision.read(primary()).revision
         live = provider.load_published().revision.number
         if saved > live:
             words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")
             numbers = {"saved": saved, "live": live}
-            yield Problem(words % numbers, hint, url, _("To the changes"))
+            yield Problem(words % numbers, hint, url, _("View changes"))
 
 
 def _sections(request: HttpRequest) -> Iterator[HomeSection]:

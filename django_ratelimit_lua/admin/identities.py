@@ -14,9 +14,12 @@ from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
 
 from ..identity.names import NOTHING, Name, Part
+from ..models import RateLimitOverride
 from ..operations.formatting import readable
 from ..rules.describe import key_label
 
+WHO = "django_ratelimit_lua.view_identities"
+"""May see the names of clients."""
 LETTERS = 12
 """Letters of a digest that stand for a client, as on the page of bans and in the command."""
 
@@ -41,6 +44,25 @@ def readable_parts(request: HttpRequest, named: Sequence[Name]) -> list[list[Rea
 def identity_words(name: Iterable[Part]) -> str:
     """Describe an identity by its masked parts, without looking up users."""
     return ", ".join([_part_words(kind, value) for kind, value in name])
+
+
+def may_see_overrides(request: HttpRequest) -> bool:
+    """Return whether the user may see the overrides, as all users who may end them."""
+    permissions = ("view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
+    return any(request.user.has_perm(f"django_ratelimit_lua.{name}") for name in permissions)
+
+
+def may_see_names(request: HttpRequest) -> bool:
+    """Return whether pages about a client may show the client and the reason of an override."""
+    return may_see_overrides(request) or bool(request.user.has_perm(WHO))
+
+
+def override_words(request: HttpRequest, override: RateLimitOverride) -> str:
+    """Return the client of an override in words, or its number if the user may not see names."""
+    if may_see_names(request):
+        return str(override)
+    name = _("Override")
+    return f"{name} {override.pk}"
 
 
 def client_words(name: str, digest: str) -> str:

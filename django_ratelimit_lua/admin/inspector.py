@@ -33,6 +33,7 @@ from ..web.durations import duration_words
 from ..web.overrides import is_unknown
 from .client_links import client_links, known_clients
 from .forms import DURATIONS, own_address, own_digests, own_proxy
+from .identities import may_see_names, override_words
 from .pages import BLOCK_PERMISSION, Page, page_response
 from .request_form import ReferenceForm, RequestForm
 from .times import moment_of
@@ -88,13 +89,13 @@ def reset_counts(model_admin: Any, request: HttpRequest, found: Explanation, tar
     if done:
         messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
     else:
-        messages.warning(request, _("Nothing was reset: for this request, nothing is counted."))
+        messages.warning(request, _("Nothing was reset: no limit counts this request."))
 
 
 def block_words(block: RateLimitOverride) -> str:
     """Return the state of a client that an override blocks, in words."""
     if block.ends is None:
-        return _("Blocked by an override, without end")
+        return _("Blocked by an override, for good")
     return _("Blocked by an override until %(until)s") % {"until": moment_words(block.ends)}
 
 
@@ -130,6 +131,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "form": form,
             "reference": reference,
             "may_see_overrides": self.has_view_permission(request),
+            "may_see_names": may_see_names(request),
             "ignores_address": callable(conf.IP_META_KEY),
             "durations": HOW_LONG.items(),
             "hour": HOUR,
@@ -235,8 +237,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             self.log_addition(request, override, _("From the inspector."))
         if subject.user is not None:
             text = _(
-                "This holds only while %(client)s is logged in, not at a login form. Enter its "
-                "field for that."
+                "This applies only while %(client)s is logged in, not at a login form. To "
+                "cover a login form, enter its field."
             )
             messages.warning(request, text % placeholders)
         return None
@@ -250,13 +252,13 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         ending = {str(override.pk): override for override in overrides if override is not None}
         if target not in ending:
             messages.warning(
-                request, _("This has already ended, or no longer applies to this request.")
+                request, _("This override has already ended, or no longer applies to this request.")
             )
             return
         ended = end([ending[target]])
         for override in ended:
             self.log_change(request, override, _("Ended."))
-        for name in dict.fromkeys(map(str, ended)):
+        for name in dict.fromkeys(override_words(request, override) for override in ended):
             messages.success(request, _("Ended: %(override)s.") % {"override": name})
 
 
@@ -325,7 +327,7 @@ def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
 def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
     """Return the limits as the page shows them."""
     if found.decision.source == "fallback":
-        messages.warning(request, _("Redis is unavailable: the counts are not known."))
+        messages.warning(request, _("Redis is unavailable: the counts are unknown."))
     rows = []
     for limit in found.met:
         history = filter(None, (extension.history(limit) for extension in extensions))
@@ -380,15 +382,15 @@ def _reason(limit: ExplainedLimit) -> str:
             "any time."
         )
     elif kind.is_bucket or kind.holds:  # Units drain continuously, so they have no beginning.
-        text = _("Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s.")
+        text = _("Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s.")
     else:
         seconds = state.period
         if kind.ends_together:
             seconds -= state.reset_after
         placeholders["moment"] = moment_words(timezone.now() - datetime.timedelta(seconds=seconds))
         text = _(
-            "Refused by %(name)s: %(used)s of %(limit)s used, frees up %(again)s; used %(used)s "
-            "since %(moment)s."
+            "Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s; "
+            "used %(used)s since %(moment)s."
         )
     return text % placeholders
 

@@ -96,7 +96,12 @@ class OverrideAdmin(Inspector, ActingAdmin):
             LogEntry.objects.log_actions(request.user.pk, ending, CHANGE, _("Ended."))  # type: ignore[arg-type]
         messages.success(
             request,
-            _("%(number)d ended. This applies to the next request.") % {"number": len(ending)},
+            ngettext(
+                "%(number)d override ended. This applies to the next request.",
+                "%(number)d overrides ended. This applies to the next request.",
+                len(ending),
+            )
+            % {"number": len(ending)},
         )
 
     def get_urls(self) -> list[URLPattern]:

@@ -61,7 +61,7 @@ class FileForm(forms.Form):
         if file is None and not given.get("text"):
             self.add_error("file", _("Choose a file."))
         elif file is not None and file.size > MAX_VALUE:
-            problem = _("The file is larger than 2 MiB. Use ratelimit rules import.")
+            problem = _("The file is larger than 2 MiB. Use “manage.py ratelimit rules import”.")
             self.add_error("file", problem)
         elif file is not None:
             try:
@@ -197,8 +197,8 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.success(request, _("The file changes nothing."))
         if names:
             text = ngettext(
-                "%(number)d rule is now as in the file. It applies to the next request.",
-                "%(number)d rules are now as in the file. They apply to the next request.",
+                "%(number)d rule now matches the file. It applies to the next request.",
+                "%(number)d rules now match the file. They apply to the next request.",
                 len(names),
             )
             messages.success(request, text % {"number": len(names)})

@@ -15,8 +15,7 @@ from ..identity.names import Name
 from ..models import RateLimitRule
 from ..operations.slots import brief, is_named, names, release_slot, slots_held
 from .client_links import client_links
-from .history import WHO
-from .identities import identity_words
+from .identities import WHO, identity_words
 from .pages import (
     ActionPage,
     may_see_rules,

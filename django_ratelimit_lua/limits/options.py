@@ -324,8 +324,8 @@ class Options(TypedDict, total=False):
             _joined,
             _("ban by"),
             _(
-                "The key to ban by, for example ip to ban the whole address. Empty: the key to "
-                "count by."
+                "The key to ban, for example ip, if it is wider than the key to count by. "
+                "Empty: the same key."
             ),
             needs="ban_after",
             is_general=True,

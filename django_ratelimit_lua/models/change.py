@@ -27,7 +27,7 @@ def new_database() -> str:
 KINDS: dict[str, object] = {
     "rule": _("rule"),
     "override": _("override"),
-    "identity": _("identity"),
+    "identity": _("client"),
 }
 """What changes can be about: the kind of a change, and its name. `audit.connect` adds the models of
 optional apps.

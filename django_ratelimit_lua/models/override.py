@@ -157,7 +157,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         blank=True,
         default="",
         db_default="",
-        help_text=_("Blocks: the text for the blocked client."),
+        help_text=_("Blocks: the text for blocked clients."),
     )
     reason = models.CharField(_("reason"), max_length=300, blank=True)
     created_by = models.CharField(_("created by"), max_length=254, blank=True, editable=False)
@@ -171,7 +171,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         verbose_name = _("override")
         verbose_name_plural = _("overrides")
         ordering = ("-created_at", "-pk")
-        permissions = (("block_identity", "May block and unblock, exempt and reset identities"),)
+        permissions = (("block_identity", "May block, unblock, exempt and reset clients"),)
         indexes = (
             models.Index(fields=("kind", "rule"), name="ratelimit_override_kinds"),
             models.Index(fields=("ends",), name="ratelimit_override_ends"),
@@ -192,7 +192,8 @@ class RateLimitOverride(RateFields, AuditedModel):
             if self.label:
                 client = f"{client} ({self.label})"
             return client
-        return self.network or f"{self.field} ({self.label or _('without a label')})"
+        label = self.label or _("without a label")
+        return self.network or f"{self.field} ({label})"
 
     def set_value(self, value: str) -> None:
         """Set the digest of the field's value, normalized as in requests.

@@ -141,7 +141,8 @@ class RatesFields(RateFields):
         db_default=models.Value([], models.JSONField()),
         blank=True,
         help_text=_(
-            "One per line, for example 500/h. A request has to keep all of them, and the one above."
+            "One per line, for example 500/h. A request must be within all of them and the limit "
+            "above."
         ),
     )
 

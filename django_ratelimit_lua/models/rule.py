@@ -184,7 +184,7 @@ class RateLimitRule(RatesFields, AuditedModel):
         verbose_name = _("rule")
         verbose_name_plural = _("rules")
         ordering = ("order", "name")
-        permissions = (("view_identities", "May see the names of identities"),)
+        permissions = (("view_identities", "May see the names of clients"),)
 
     def __str__(self) -> str:
         return self.name

@@ -249,12 +249,12 @@ class FoundClient:
     """A client that a search has found.
 
     - `digest`: the digest that a limit counts;
-    - `key_label`: the key of that limit, in words;
+    - `label`: the key of that limit with its values, in words;
     - `name`: the parts of the identity.
     """
 
     digest: str
-    key_label: str = ""
+    label: str = ""
     name: tuple[Part, ...] = ()
 
 
@@ -271,13 +271,13 @@ def find_clients(text: str) -> list[FoundClient]:
     if not words:
         return []
     addresses = [word for word in words if parse_address(word) is not None]
+    address = next(iter(addresses), "")
     value = " ".join(word for word in words if word not in addresses)
     keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
     found: dict[str, FoundClient] = {}
     for key in keys:
-        identities = [
-            _find_identity(part, next(iter(addresses), ""), value) for part in key.split("+")
-        ]
+        kinds = key.split("+")
+        identities = [_find_identity(kind, address, value) for kind in kinds]
         if not all(identities):
             continue
         parts: tuple[Part, ...] = ()
@@ -287,7 +287,9 @@ def find_clients(text: str) -> list[FoundClient]:
             if key in ("user", "ip"):
                 parts = ((key, str(identities[0][-1])),)
         digest = digest_of(identity).decode()
-        found.setdefault(digest, FoundClient(digest, key_label(key.split("+")), parts))
+        texts = [address if kind == "ip" else value or address for kind in kinds]
+        label = f"{key_label(kinds)}: {' '.join(dict.fromkeys(texts))}"
+        found.setdefault(digest, FoundClient(digest, label, parts))
     return list(found.values())
 
 

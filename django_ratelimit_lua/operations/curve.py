@@ -193,7 +193,7 @@ def plot_curve(
         up=quarters,
         across=[(scale(limit, top), f"{limit:,}") for limit in ticks(top)],
         axis=_("limit per %(period)s") % {"period": per},
-        key=(("requests", _("requests refused")), ("people", _("identities refused"))),
+        key=(("requests", _("requests refused")), ("people", _("clients refused"))),
     )
     if today is not None:
         label = _("today %(limit)s") % {"limit": number_words(today)}
@@ -236,8 +236,8 @@ def _sentences(
 ) -> list[str]:
     """Return the refusals of today's limit and of some others, in sentences."""
     text = _(
-        "%(limit)s per %(period)s refuses %(requests)s of the requests and affects %(identities)s "
-        "of the identities."
+        "%(limit)s per %(period)s refuses %(requests)s of the requests and affects %(clients)s "
+        "of the clients."
     )
     return [
         text
@@ -245,7 +245,7 @@ def _sentences(
             "limit": number_words(point.limit),
             "period": per,
             "requests": share_words(point.requests.most / max(1, requests)),
-            "identities": share_words(point.people.most / max(1, people)),
+            "clients": share_words(point.people.most / max(1, people)),
         }
         for point in points
         if point.limit in (today, *ticks(points[-1].limit))

@@ -33,11 +33,13 @@ def in_time(seconds: int) -> str:
 def duration_words(seconds: float) -> str:
     """Return a duration in words.
 
-    >>> duration_words(0.26), duration_words(59.2), duration_words(886), duration_words(7300)
-    ('0.3 s', '60 s', '14 min 46 s', '2 h 1 min')
+    >>> duration_words(0.26), duration_words(5), duration_words(59.2), duration_words(7300)
+    ('0.3 s', '5 s', '60 s', '2 h 1 min')
     """
     if seconds < 10:
-        return _("%(seconds)s s") % {"seconds": number_format(round(seconds, 1), 1)}
+        tenths = round(seconds * 10)
+        digits = 1 if tenths % 10 else 0  # "5 s", not "5.0 s".
+        return _("%(seconds)s s") % {"seconds": number_format(tenths / 10, digits)}
     whole = -int(-seconds // 1)
     minutes, rest = divmod(whole, 60)
     hours, minutes_left = divmod(minutes, 60)

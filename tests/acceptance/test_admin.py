@@ -400,7 +400,7 @@ def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operato
     ("fields", "problem"),
     [
         ({}, "Name one subject"),
-        ({"network": "nowhere"}, "No address or network: nowhere."),
+        ({"network": "nowhere"}, "Not an address or network: nowhere."),
         ({"field": "X-API-Key", "value": "x"}, "Enter one of header"),
         ({"field": "header:X-API-Key"}, "The value is missing"),
         ({"value": "x"}, "Enter the field that has this value"),
@@ -426,7 +426,7 @@ def test_an_invalid_override_is_an_error_of_its_field(
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"network": "nowhere"}, "No address or network: nowhere."),
+        ({"network": "nowhere"}, "Not an address or network: nowhere."),
         ({"user": "999"}, "Select a valid choice."),
         ({"field": "X-API-Key", "value": "x"}, "Enter one of header"),
         ({"value": "x"}, "Enter the field that has this value"),
@@ -681,7 +681,7 @@ def test_the_inspector_links_only_to_visible_pages_and_lists_unevaluated_code(
     ):
         client = staff(permission, name=name)
         page = client.post(f"{OVERRIDES}inspect/", asks).content.decode()
-        assert "Blocked by an override, without end" in page
+        assert "Blocked by an override, for good" in page
         link = f"{OVERRIDES}{override.pk}/change/"
         assert (link in page) is (client.get(link).status_code == 200) is (name == "overrides")
         assert "RATELIMIT_IP_META_KEY is a function" not in page

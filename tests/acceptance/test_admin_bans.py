@@ -270,7 +270,7 @@ def test_a_user_without_permission_sees_less(operator: Client) -> None:
     page = colleague.get(BANS)
     assert page.status_code == 200
     text = text_of(page)
-    assert "Unban" not in text
+    assert "Lift ban" not in text
     assert ATTACKER not in text
     assert "sqlmap" not in text
     assert active.identity[:12] in text
@@ -292,7 +292,7 @@ def test_masked_clients_can_be_distinguished(operator: Client, settings: Any) ->
     page = operator.get(BANS)
     for active, address in ((first, ATTACKER), (second, "203.0.113.10")):
         named = f"{address} ({active.identity[:12]})"
-        assert f'aria-label="Unban {named}"' in page.content.decode()
+        assert f'aria-label="Lift the ban of {named}"' in page.content.decode()
     done = operator.post(BANS, {"action": f"forget:{first.key.decode()}"}, follow=True)
     assert f"The ban of {ATTACKER} ({first.identity[:12]}) by" in text_of(done)
     change = RateLimitChange.objects.get()
@@ -395,7 +395,7 @@ def test_several_bans_are_lifted_together(operator: Client) -> None:
         attack(address=address)
     keys = {active.who[0][1]: active.key.decode() for active in active_bans()}
     page = operator.post(BANS, {"action": "lift:selected"}, follow=True)
-    assert "No ban that is in force was selected." in text_of(page)
+    assert "No bans were lifted: select bans that are still in force." in text_of(page)
     chosen = {"action": "lift:selected", "ban": [keys[address] for address in attackers[:2]]}
     page = operator.post(BANS, chosen, follow=True)
     assert "2 bans are lifted." in text_of(page)
@@ -403,7 +403,7 @@ def test_several_bans_are_lifted_together(operator: Client) -> None:
     assert len(active_bans()) == 4
     network = f"{BANS}?{urlencode({'q': '203.0.113.0/24'})}"
     page = operator.post(network, {"action": "lift:all"})
-    assert "Lift 3 bans? These are all that are found." in text_of(page)
+    assert "Lift 3 bans? These are all bans of the search." in text_of(page)
     assert len(active_bans()) == 4
     page = operator.post(network, {"action": "forget:all", "confirmed": "1"}, follow=True)
     assert "3 bans are lifted." in text_of(page)
@@ -451,7 +451,7 @@ def test_the_bans_page_is_translated_to_german(operator: Client) -> None:
         text = text_of(page)
     for words in ("1 Bann ist in Kraft.", "Bann aufheben", "2 Verstöße", "nächster Bann"):
         assert words in text, words
-    for words in ("Unban", "offence", "since", "How long", "Reason"):
+    for words in ("Lift ban", "offence", "since", "Duration", "Reason"):
         assert words not in text, words
 
 

@@ -729,8 +729,8 @@ def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> Non
     for page, words, link, leads_to in (
         (RULES, "No rules yet", "Add a rule", f"{RULES}add/"),
         (OVERRIDES, "No overrides yet", "Open the inspector", f"{OVERRIDES}inspect/"),
-        (PAGES["changes"], "No changes yet", "To the rules", RULES),
-        (PAGES["clients"], "No clients yet", "Add a client", PAGES["client-new"]),
+        (PAGES["changes"], "No changes yet", "View rules", RULES),
+        (PAGES["clients"], "No gateway services yet", "Add a gateway service", PAGES["client-new"]),
     ):
         browser.get(address + page)
         assert words in browser.find_element("css selector", ".ratelimit-empty").text

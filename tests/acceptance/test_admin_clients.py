@@ -108,7 +108,7 @@ def test_the_page_shows_the_counts_of_every_limit_that_has_some(operator: Client
     assert "No limit refuses this client now" in shown
     assert "2 / 9" in shown
     assert "Counts are reset: second." in words(press(operator, client, "reset"))
-    assert "No limit has counted this client lately" in page(operator, client)
+    assert "No limit has counted this client recently" in page(operator, client)
 
 
 def test_a_block_keeps_the_counts_and_can_be_ended(operator: Client) -> None:
@@ -139,7 +139,7 @@ def test_a_block_of_a_network_is_found_by_the_address(operator: Client) -> None:
     block = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
     client = of("ip", "203.0.113.1")
     assert "Blocked" not in page(operator, client)
-    assert "Blocked by an override, without end" in page(operator, client, q="203.0.113.1")
+    assert "Blocked by an override, for good" in page(operator, client, q="203.0.113.1")
     assert "Blocked" not in page(operator, client, q="203.0.113.2")
     exempt = RateLimitOverride.objects.create(user=None, network="203.0.113.1", effect="exempt")
     assert "Blocked" not in page(operator, client, q="203.0.113.1")
@@ -193,8 +193,8 @@ def test_a_search_shows_each_client_that_a_user_or_address_counts_as(operator: C
     found = operator.get(CLIENT, {"q": "ada"})
     shown = {(row["words"], row["digest"]) for row in found.context["results"]}
     assert shown == {
-        ("user", of("user", str(ada.pk))),
-        ("post:username", of("post", "username", "ada")),
+        ("user: ada", of("user", str(ada.pk))),
+        ("post:username: ada", of("post", "username", "ada")),
     }
     statuses("/ok", 2, "203.0.113.1", username="Ada")
     assert "Refused by names: 1 of 1 used" in page(operator, of("post", "username", "ada"))
@@ -203,9 +203,11 @@ def test_a_search_shows_each_client_that_a_user_or_address_counts_as(operator: C
     statuses("/login", 2, "203.0.113.1", username="ada")
     both = of(("ip", "203.0.113.1"), ("post", "username", "ada"))
     rows = operator.get(CLIENT, {"q": "203.0.113.1 ada"}).context["results"]
-    assert both in [row["digest"] for row in rows]
+    assert ("address and post:username: 203.0.113.1 ada", both) in [
+        (row["words"], row["digest"]) for row in rows
+    ]
     assert "Refused by login-of-both" in page(operator, both)
-    assert "No limit counts by “nobody else’s”" in words(
+    assert "No client found for “nobody else’s”" in words(
         operator.get(CLIENT, {"q": "nobody else’s"})
     ) or (operator.get(CLIENT, {"q": "nobody else’s"}, follow=True).status_code == 200)
 
@@ -235,7 +237,7 @@ def test_the_page_reports_that_it_examined_only_some_of_many_limits(
     monkeypatch.setattr(clients, "MAX_EXAMINED", 1)
     shown = page(operator, of("ip", "203.0.113.1"), name="two")
     assert "1 / 9" in shown
-    assert "too many limits to examine them all" in shown
+    assert "too many limits to examine all of them" in shown
 
 
 def test_each_action_needs_its_permission(operator: Client) -> None:

@@ -49,7 +49,7 @@ def test_uploading_a_downloaded_file_changes_nothing(operator: Client) -> None:
     assert f'href="{FILE}rules.yaml"' in operator.get(FILE).content.decode()
     assert f'href="{FILE}"' in operator.get(RULES).content.decode()
     assert (
-        "Nothing: the rules are already as in the file"
+        "Nothing: the rules already match the file"
         in looked_at(operator, answer.content).content.decode()
     )
 
@@ -103,7 +103,7 @@ def test_a_file_is_merged_unless_rules_are_to_be_replaced(missing: str, operator
     names = RateLimitRule.objects.order_by("name").values_list("name", flat=True)
     assert list(names) == ["ok", "other", "third"]
     again = looked_at(operator, rule, missing)
-    assert "the rules are already as in the file" in again.content.decode()
+    assert "the rules already match the file" in again.content.decode()
     assert "- other: 7 per hour" in looked_at(operator, rule).content.decode()
 
 
@@ -118,7 +118,7 @@ def test_a_long_file_shows_its_first_changes_and_the_number_of_all(operator: Cli
     assert html.count("<div>+ ") == MAX_SHOWN
     assert html.index("+ wide") < html.index("+ r0")
     answer = confirmed(operator, page, intended="on").content.decode()
-    assert f"{MAX_SHOWN + 5} rules are now as in the file." in answer
+    assert f"{MAX_SHOWN + 5} rules now match the file." in answer
 
 
 def test_unexpected_effects_of_a_file_have_to_be_confirmed(operator: Client) -> None:

@@ -91,7 +91,7 @@ def test_a_rule_that_is_left_out_is_a_problem(operator: Client) -> None:
     RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
     text = shown(operator)
     assert "broken" in text.partition("Problems")[2].partition("Last changes")[0]
-    assert "To the rules" in text
+    assert "View rules" in text
 
 
 def test_messages_of_our_checks_are_problems(operator: Client, settings: Any) -> None:

@@ -152,7 +152,7 @@ def test_a_list_of_networks_becomes_one_override_per_network(operator: Client) -
 @pytest.mark.parametrize(
     ("pasted", "problem"),
     [
-        ("203.0.113.9\nnowhere\n10.0.0.0/99", "No address or network: nowhere, 10.0.0.0/99."),
+        ("203.0.113.9\nnowhere\n10.0.0.0/99", "Not an address or network: nowhere, 10.0.0.0/99."),
         (f"203.0.113.9\n{OPERATOR}", "you would lock yourself out"),
         (
             "\n".join(f"10.0.{number // 250}.{number % 250}" for number in range(1001)),
@@ -175,4 +175,4 @@ def test_an_existing_override_is_edited_for_one_network_only(operator: Client) -
     answer = operator.post(
         f"{OVERRIDES}{row.pk}/change/", {**FORM, "network": "203.0.113.9 203.0.113.10"}
     )
-    assert "Add further networks as new overrides" in errors(answer)
+    assert "Add an override for each further network" in errors(answer)

@@ -106,7 +106,7 @@ def test_the_inspector_unlocks_a_customer(operator: Client) -> None:
     assert "More limits apply to: POST" in page
     page = shown(operator, {"path": "/posted/", "address": ADDRESS, "as": "POST"})
     assert ALLOWED in page
-    assert "Nothing was reset: for this request, nothing is counted" in pressed(
+    assert "Nothing was reset: no limit counts this request" in pressed(
         operator, POSTED, action="reset"
     )
     page = shown(operator, {**POSTED, "post:username": "ada"})
@@ -154,7 +154,7 @@ def test_an_exemption_shows_the_limits_it_applies_to(operator: Client) -> None:
     description = {**POSTED, "user": "ada", "post": "username=ada"}
     page = pressed(operator, description, action="exempt", subject="user", duration="3600")
     assert "User ada is exempt for 1 hour." in page
-    assert "This holds only while user ada is logged in, not at a login form." in page
+    assert "This applies only while user ada is logged in, not at a login form." in page
     assert post() == 429
     description = {**POSTED, "post": "username=ada"}
     page = pressed(operator, description, action="exempt", subject="post:username", duration="3600")
@@ -412,7 +412,9 @@ def test_the_reason_of_a_refusal_is_a_sentence(operator: Client) -> None:
     statuses = [client.post("/posted/").status_code for _ in range(4)]
     assert statuses[2:] == [429, 429]
     text = shown(operator, POSTED)
-    assert re.search(r"Refused by bucket: 2 of 2 used, frees up in (11 h|12 h)[^.;]*\. ", text)
+    assert re.search(
+        r"Refused by bucket: 2 of 2 used; allowed again: in (11 h|12 h)[^.;]*\. ", text
+    )
     assert "Refused by hourly" not in text
     RateLimitRule.objects.filter(name="bucket").delete()
     statuses = [client.post("/posted/").status_code for _ in range(2)]
@@ -420,7 +422,8 @@ def test_the_reason_of_a_refusal_is_a_sentence(operator: Client) -> None:
     text = shown(operator, POSTED)
     moments = {(began + datetime.timedelta(minutes=late)).strftime("%H:%M") for late in range(2)}
     found = re.search(
-        r"Refused by hourly: 3 of 3 used, frees up in [^.;]*; used 3 since (\d\d:\d\d)\.", text
+        r"Refused by hourly: 3 of 3 used; allowed again: in [^.;]*; used 3 since (\d\d:\d\d)\.",
+        text,
     )
     assert found is not None
     assert found[1] in moments

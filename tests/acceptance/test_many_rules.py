@@ -97,7 +97,7 @@ def test_an_import_keeps_rows_and_takes_tiers_away() -> None:
 
 
 def test_published_rules_are_loaded_again_only_if_they_have_changed() -> None:
-    """A message about a revision that this process has already does not load them."""
+    """The same object is returned until the revision changes."""
     rules_yaml.apply(rules_text(FEW))
     publish()
     first = provider.load_published()

@@ -114,7 +114,7 @@ def test_rules_make_a_round_trip_as_a_file(
     hand.press(".submit-row [type=submit]")
     assert hand.text(".ratelimit-changes") == "~ addresses\n    rate: 50/h → 2/h"
     hand.press("[name=confirm]")
-    assert "1 rule is now as in the file" in hand.text(".messagelist")
+    assert "1 rule now matches the file" in hand.text(".messagelist")
     hand.is_done()
     listed = hand.browser.find_elements("css selector", "#result_list .field-name")
     assert {cell.text for cell in listed} == names

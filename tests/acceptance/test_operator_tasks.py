@@ -166,7 +166,7 @@ def test_an_operator_checks_and_enforces_a_shadow_rule(
         return False
 
     WebDriverWait(hand.browser, 20).until(judged)
-    assert "Seen: 4 requests, from about 2 clients" in hand.text(".ratelimit-judged")
+    assert "has seen 4 requests, from about 2 clients" in hand.text(".ratelimit-judged")
     hand.press(".ratelimit-enforce")
     assert "Would have refused: 1 " in hand.text(".ratelimit-judged")
     hand.press(".submit-row [type=submit]")

@@ -60,7 +60,7 @@ class ForceForm(forms.Form):
             ("6h", gettext_lazy("6 hours")),
             ("1d", gettext_lazy("1 day")),
             ("7d", gettext_lazy("7 days")),
-            ("", gettext_lazy("until it is reset")),
+            ("", gettext_lazy("until it is set to automatic")),
         ),
     )
     why = forms.CharField(label=gettext_lazy("Reason"), max_length=300, required=False)
@@ -206,7 +206,7 @@ class BreakerAdmin(ActingAdmin):
         try:
             with acting(request.user), transaction.atomic(router.db_for_write(RateLimitBreaker)):
                 row = force(state.name, how, until=until, why=form.cleaned_data["why"])
-                words = _("Automatic again.")
+                words = _("The breaker is automatic again.")
                 if how:
                     words = _("Forced: %s.") % row.get_forced_display()
                 LogEntry.objects.log_actions(request.user.pk, [row], flag, words)  # type: ignore[arg-type]

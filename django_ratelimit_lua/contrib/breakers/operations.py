@@ -92,7 +92,7 @@ class BreakerState:
         """Return the forced state in words, or an empty string."""
         if self.row is None or not self.forced:
             return ""
-        until = _("until it is reset")
+        until = _("until it is set to automatic")
         if self.row.until is not None:
             until = _("until %s") % moment_words(self.row.until)
         text = _("forced closed %s")

@@ -93,7 +93,7 @@ class ClientAdmin(ActingAdmin):
         token = client.new_token()
         with acting(request.user):
             client.save(update_fields=["digest"])
-        self.log_change(request, client, _("The token was replaced."))
+        self.log_change(request, client, _("Token replaced."))
         return self._show(request, client, token)
 
     def _show(self, request: HttpRequest, client: RateLimitClient, token: str) -> HttpResponse:

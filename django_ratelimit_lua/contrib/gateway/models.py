@@ -69,8 +69,8 @@ class RateLimitClient(AuditedModel):
     class Meta:
         """Options of the model."""
 
-        verbose_name = _("client of the gateway")
-        verbose_name_plural = _("clients of the gateway")
+        verbose_name = _("gateway service")
+        verbose_name_plural = _("gateway services")
         ordering = ("name",)
 
     def __str__(self) -> str:

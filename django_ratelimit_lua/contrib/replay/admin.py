@@ -46,7 +46,10 @@ class LogForm(forms.Form):
         required=False,
         max_length=13,
         widget=forms.NumberInput(attrs={"min": 0}),
-        help_text=gettext_lazy("For example 30, if the rule has 10: what it would have refused."),
+        help_text=gettext_lazy(
+            "For example 30 if the rule has 10. The report then also shows "
+            "what this limit would have refused."
+        ),
     )
 
     def clean_log(self) -> object:
@@ -54,7 +57,7 @@ class LogForm(forms.Form):
         log = self.cleaned_data["log"]
         if log.size > MAX_BYTES:
             raise forms.ValidationError(
-                _("The log is larger than 64 MiB. Use manage.py ratelimit replay.")
+                _("The log is larger than 64 MiB. Use “manage.py ratelimit replay”.")
             )
         return log
 

@@ -20,8 +20,7 @@ from django.utils.translation import gettext_lazy
 
 from ...admin.client_links import client_links
 from ...admin.curves import curve_context
-from ...admin.history import WHO
-from ...admin.identities import readable_parts
+from ...admin.identities import WHO, readable_parts
 from ...admin.pages import VIEW_RULES, Page, page_response, register_page
 from ...conf import conf
 from ...exceptions import StoreError
@@ -172,8 +171,7 @@ class StatisticsPages(Page):
             if what.kind == "gone" and name not in known_names():
                 status = 404
                 error = _(
-                    "No rule or limit has this name, and nothing was counted for it in the last "
-                    "90 days."
+                    "No rule or limit has this name, and it has no counts of the last 90 days."
                 )
             else:
                 page = one(name, period)
@@ -210,7 +208,8 @@ class StatisticsPages(Page):
             word for word in RESULT_NAMES if getattr(page, word) or word in ("allowed", "refused")
         ]
         steps = list(zip(moments, page.points, strict=True))
-        hovers = [f"{moment}: {point.words() or _('no requests')}" for moment, point in steps]
+        nothing = _("no requests")
+        hovers = [f"{moment}: {point.words() or nothing}" for moment, point in steps]
         return {
             "page": page,
             "charts": [
@@ -373,7 +372,7 @@ def _chart(page: Report, hovers: Sequence[str], kind: str, width: int) -> SafeSt
     }
     plot = Plot(
         title,
-        page.words() or _("No requests in this time."),
+        page.words() or _("No requests in this period."),
         f"ratelimit-chart {kind}",
         width=width,
         across=_axis(page.points, page.period),

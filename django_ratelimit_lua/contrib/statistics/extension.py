@@ -149,8 +149,8 @@ class StatisticsExtension(Extension):
         if not numbers.seen:
             return _("This version of the rule has seen no request in shadow mode yet.")
         return _(
-            "Seen: %(seen)s requests, from %(clients)s. Would have refused: %(refused)s "
-            "(%(share)s), from %(refused_clients)s."
+            "This version of the rule has seen %(seen)s requests, from %(clients)s. Would have "
+            "refused: %(refused)s (%(share)s), from %(refused_clients)s."
         ) % {
             "seen": number_words(numbers.seen),
             "clients": clients_words(numbers.people),

@@ -87,7 +87,7 @@ def _explain(command: Printer, options: VerbOptions) -> None:
         command.warn("RATELIMIT_IP_META_KEY is a function, which may ignore --ip.")
     explanation = explain(request)
     if explanation.decision.source == "fallback" or not provider.is_answered:
-        command.warn("Redis is unavailable: the counts are not known.")
+        command.warn("Redis is unavailable: the counts are unknown.")
     if explanation.exempt is not None:
         command.say(f"exempt: {explanation.exempt}")
     if explanation.block is not None:

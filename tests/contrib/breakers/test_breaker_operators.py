@@ -218,7 +218,7 @@ def test_the_pages_begin_with_the_state_in_force(
     force("payments", "closed")
     for page in (HERE, one):
         text = operator.get(page).content.decode()
-        assert 'ratelimit-state on"><strong>Forced closed until it is reset<' in text
+        assert 'ratelimit-state on"><strong>Forced closed until it is set to automatic<' in text
         assert not re.search("refusing|words refused", text)
 
 
@@ -247,7 +247,7 @@ def test_a_user_without_permission_to_force_can_only_view(payments: Callable[...
     user.user_permissions.add(Permission.objects.get(codename="view_ratelimitbreaker"))
     client = Client()
     client.force_login(user)
-    assert "Force it" not in client.get(f"{HERE}one/?name=payments").content.decode()
+    assert "Force a state" not in client.get(f"{HERE}one/?name=payments").content.decode()
     assert client.post(f"{HERE}one/?name=payments", {"how": "open"}).status_code == 403
     assert client.get(f"{HERE}add/").status_code == 403
     stranger = User.objects.create_user("stranger", is_staff=True)
@@ -378,7 +378,7 @@ def test_the_command_lists_and_forces_breakers(payments: Callable[..., str]) -> 
     )
     until(lambda: pays(payments, "forced"))
     assert RateLimitChange.objects.latest("pk").by == "ratelimit breakers open"
-    assert "forced closed until it is reset" in run("close", "payments", "--for-good")
+    assert "forced closed until it is set to automatic" in run("close", "payments", "--for-good")
     assert "forced" not in run("auto", "payments")
     until(lambda: pays(payments, "paid"))
     for wrong in (
@@ -532,7 +532,7 @@ def test_an_upload_in_the_admin_shows_the_same_warning(
         "confirm": "yes"
     }
     done = admin_client.post(file, values, follow=True).content.decode()
-    assert "1 rule is now as in the file" in done
+    assert "1 rule now matches the file" in done
     assert "1 breaker is now as in the file" in done
 
 
@@ -663,7 +663,10 @@ def test_explain_shows_the_effect_of_the_breakers_of_a_view(client: Client) -> N
     force("checkout", "closed")
     until(lambda: client.get("/checkout/?who=ada").status_code == 200)
     told = explained()
-    assert "breaker checkout: forced closed until it is reset; its own state: open since" in told
+    assert (
+        "breaker checkout: forced closed until it is set to automatic; its own state: open since"
+        in told
+    )
     assert "would be allowed" in told
     force("checkout", "open", until=timezone.now() + datetime.timedelta(days=400))
     assert re.search(
@@ -687,8 +690,8 @@ def test_the_inspector_shows_the_breakers_of_a_view(client: Client) -> None:
     page = client.get(inspector, asked).content.decode()
     assert "The next request like this would be stopped by a breaker" in page
     assert (
-        "checkout: forced open until it is reset; its own state: closed; a stopped call gets a "
-        "503" in page
+        "checkout: forced open until it is set to automatic; its own state: closed; a "
+        "stopped call gets a 503" in page
     )
     viewer = User.objects.create_user("viewer", is_staff=True)
     viewer.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))

@@ -28,7 +28,10 @@ def test_breakers_that_are_not_closed_are_listed(
     text = shown(operator)
     assert "payments : open since" in text.partition(words)[2]
     force("payments", "closed")
-    assert "payments : forced closed until it is reset" in shown(operator).partition(words)[2]
+    assert (
+        "payments : forced closed until it is set to automatic"
+        in shown(operator).partition(words)[2]
+    )
     assert words not in shown(staff("view_ratelimitrule", name="rules"))
     seen = staff("view_ratelimitrule", "view_ratelimitbreaker", name="breakers")
     assert words in shown(seen)

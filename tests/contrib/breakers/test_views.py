@@ -87,7 +87,7 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
         (
             {"state": "open", "seconds": 8.0},
             False,
-            "probe in 8.0 s; a stopped call raises CircuitOpen",
+            "probe in 8 s; a stopped call raises CircuitOpen",
         ),
         ({"state": "open"}, True, "the next call is a probe"),
         (

@@ -62,13 +62,13 @@ def test_a_rule_is_replayed_on_an_uploaded_log(
     assert "Access log" in shown(operator.get(place))
     page = tried(operator, rule)
     text = shown(page)
-    assert "requests that the rule meets 30" in text
+    assert "requests to which the rule applies 30" in text
     assert "refused 18 (60 %)" in text
-    assert "identities 3 identities refused at least once 3" in text
+    assert "clients 3 clients refused at least once 3" in text
     assert "10 per minute" in text
     assert "192.0.2.0" in text
     assert "curl (6)" in text
-    assert "1 line is broken" in text
+    assert "1 line could not be read" in text
     assert "broken &lt;b&gt;line" in page.content.decode()
     assert "4 per minute refuses 60% of the requests" in text
     assert "<style" not in page.content.decode().partition("<svg")[2].partition("</svg>")[0]
@@ -118,7 +118,7 @@ def test_a_truncated_gzipped_log_is_replayed_up_to_the_end(
     """And the page says where that is."""
     log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(3000)])
     text = shown(tried(operator, rule, gzip.compress(log.encode())[:-3000]))
-    assert re.search(r"requests that the rule meets [1-9]", text)
+    assert re.search(r"requests to which the rule applies [1-9]", text)
     assert re.search(
         r"Note: access.log: the file ends in the middle of line [1-9]\d*; it may be incomplete",
         text,
@@ -141,15 +141,15 @@ def test_a_log_that_takes_too_long_is_replayed_partly(
     operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the page says so."""
-    assert "takes too long" not in shown(tried(operator, rule))
+    assert "too large for a page" not in shown(tried(operator, rule))
     monkeypatch.setattr(log_replay, "MAX_SECONDS", 0.0)
     log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(3000)])
     text = shown(tried(operator, rule, log))
-    assert "takes too long for a page: 256 of its lines were looked at" in text
-    assert "requests that the rule meets 256" in text
+    assert "too large for a page: only its first 256 lines were replayed" in text
+    assert "requests to which the rule applies 256" in text
     bomb = gzip.compress(b"\n" * 2**24)
 
-    assert "takes too long for a page: 0 of its lines" in shown(tried(operator, rule, bomb))
+    assert "too large for a page: only its first 0 lines" in shown(tried(operator, rule, bomb))
 
 
 def test_lone_surrogates_in_json_cause_no_error(operator: Client, rule: RateLimitRule) -> None:
@@ -203,9 +203,7 @@ def test_rules_that_cannot_be_replayed_are_listed_with_the_reason(
     )
     assert "refused 18 (60 %)" in shown(tried(operator, off))
     elsewhere = RateLimitRule.objects.create(name="x", path="/x", key="ip", limit=4, unit="m")
-    assert "meets no request of this log. Lines that were read: 31." in shown(
-        tried(operator, elsewhere)
-    )
+    assert "applies to no request of this log. Lines read: 31." in shown(tried(operator, elsewhere))
     leaky = RateLimitRule.objects.create(
         name="y", path="/", key="ip", limit=4, unit="m", algorithm="leaky_bucket"
     )
@@ -220,5 +218,5 @@ def test_the_replay_page_is_translated_to_german(
     with translation.override("de"):
         text = shown(tried(operator, rule, **{"Accept-Language": "de"}))
     assert "Was die Regel getan hätte" in text
-    assert "4 je Minute lehnt 60 % der Anfragen ab" in text
+    assert "4 je Minute weist 60 % der Anfragen ab" in text
     assert "What" not in text

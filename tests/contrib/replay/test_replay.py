@@ -732,7 +732,7 @@ def test_a_curve_is_written_to_a_file(tmp_path: Path) -> None:
     svg = "{http://www.w3.org/2000/svg}"
     assert drawn.get("role") == "img"
     assert (
-        "2 per minute refuses 75% of the requests and affects 100% of the identities."
+        "2 per minute refuses 75% of the requests and affects 100% of the clients."
         in drawn.find(f"{svg}desc").text
     )
     assert len(drawn.findall(f"{svg}path[@class='line requests']")) == 1

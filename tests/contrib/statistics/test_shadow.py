@@ -78,7 +78,8 @@ def test_the_enforce_button_shows_the_numbers_and_asks_for_confirmation(operator
     one = rule()
     assert visits(3) == [200] * 3
     words = (
-        "Seen: 3 requests, from about 1 client. Would have refused: 1 (33%), from about 1 client."
+        "This version of the rule has seen 3 requests, from about 1 client. Would have refused: 1 "
+        "(33%), from about 1 client."
     )
     url = f"{RULES}{one.pk}/mode/enforce/"
     page = operator.get(f"{RULES}{one.pk}/change/").content.decode()
@@ -115,7 +116,9 @@ def test_enforcing_in_the_list_shows_the_numbers_and_asks_for_confirmation(
     chosen = {"action": "enforce", "_selected_action": [one.pk, other.pk], "index": 0}
     asked = operator.post(RULES, chosen)
     assert "Enforce these rules?" in asked.content.decode()
-    assert "Seen: 3 requests, from about 1 client. Would have refused: 1" in asked.content.decode()
+    assert (
+        "has seen 3 requests, from about 1 client. Would have refused: 1" in asked.content.decode()
+    )
     assert "has seen no request in shadow mode yet" in asked.content.decode()
     assert visits() == [200]
     assert pressed(operator, asked).status_code == 302
@@ -156,7 +159,7 @@ def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
     assert visits(3) == [200] * 3
     form = given(name="site", path="/ok", key="ip", limit=2, unit="h", mode="enforce")
     url = f"{RULES}{one.pk}/change/"
-    assert "Seen: 3 requests, from about 1 client. Would have refused: 1" in errors(
+    assert "has seen 3 requests, from about 1 client. Would have refused: 1" in errors(
         operator.post(url, form)
     )
     assert "has seen no request in shadow mode yet" in errors(
@@ -170,7 +173,7 @@ def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
         == 302
     )
     assert operator.post(url, {**form, "mode": "off"}).status_code == 302
-    assert "Seen: 4 requests" in errors(operator.post(url, form))
+    assert "has seen 4 requests" in errors(operator.post(url, form))
 
 
 def test_enforcing_a_new_rule_or_an_exemption_needs_no_confirmation(operator: Client) -> None:
@@ -190,7 +193,7 @@ def test_the_command_shows_the_numbers_and_enforces_only_with_confirm() -> None:
     assert visits(3) == [200] * 3
     with pytest.raises(CommandError) as refused:
         said("mode", "site", "enforce")
-    assert "Seen: 3 requests, from about 1 client. Would have refused: 1" in str(refused.value)
+    assert "has seen 3 requests, from about 1 client. Would have refused: 1" in str(refused.value)
     assert "Nothing was changed. Use --confirm to change it anyway." in str(refused.value)
     assert visits() == [200]
     for arguments in (("enforce", "--confirm"), ("enforce",)):

@@ -22,8 +22,8 @@ class Migration(migrations.Migration):
                 ('last_used', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='last used')),
             ],
             options={
-                'verbose_name': 'client of the gateway',
-                'verbose_name_plural': 'clients of the gateway',
+                'verbose_name': 'gateway service',
+                'verbose_name_plural': 'gateway services',
                 'ordering': ('name',),
             },
         ),

@@ -1,0 +1,160 @@
+"""Operators with few permissions: what is hidden from them, and what forged requests cannot do."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations import active_bans
+from tests.acceptance.test_admin_clients import words
+from tests.users import ADMIN_MIDDLEWARE, staff
+
+pytestmark = pytest.mark.django_db(transaction=True)
+APP = "/admin/django_ratelimit_lua/"
+BANS, CLIENT, SLOTS = f"{APP}bans/", f"{APP}client/", f"{APP}slots/"
+INSPECTOR = f"{APP}ratelimitoverride/inspect/"
+FORGED = {"confirmed": "1", "confirm": "yes", "subject": "address", "duration": "3600"}
+
+
+@ratelimit(group="banning", key="ip", rate="9/h", ban_after=2, ban_for="10m")
+def banning(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banning-users", key="user", rate="9/h", ban_after=2, ban_for="10m")
+def banning_users(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("banning/", banning),
+    path("users/", banning_users),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any, no_others: None) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_NEVER_BAN = []
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    settings.MIDDLEWARE = [
+        *ADMIN_MIDDLEWARE,
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+    settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
+
+
+class Treated(NamedTuple):
+    """The digests of a user and an address, each with a ban, a block and another limit."""
+
+    user: str
+    address: str
+
+
+@pytest.fixture
+def treated(operator: Client) -> Treated:
+    lovelace = User.objects.create_user("lovelace")
+    user = digest(("user", str(lovelace.pk))).decode()
+    address = digest(("ip", "203.0.113.77")).decode()
+    limits = {name.partition(":")[0]: name for name in operator.get(BANS).context["form"].limits}
+    for limit, client in (
+        (limits["banning-users"], {"user": "lovelace"}),
+        (limits["banning"], {"address": "203.0.113.77"}),
+    ):
+        form = {"action": "add", "limit": limit, "why": "the office of lovelace", **client}
+        assert "Banned until" in words(operator.post(BANS, form, follow=True))
+    rule = RateLimitRule.objects.create(name="users", path="/users/", key="user", limit=5)
+    RateLimitOverride.objects.create(user=lovelace, effect="block", reason="the office of lovelace")
+    RateLimitOverride.objects.create(user=lovelace, rule=rule, limit=7)
+    RateLimitOverride.objects.create(
+        client_digest=address, effect="block", label="lovelace", ends="2099-01-01T00:00:00Z"
+    )
+    RateLimitOverride.objects.create(network="203.0.113.77", rule=rule, limit=7)
+    return Treated(user, address)
+
+
+def state() -> tuple[set[bytes], set[int]]:
+    """The bans and overrides that are in force."""
+    active = RateLimitOverride.objects.active().values_list("pk", flat=True)
+    return {ban.key for ban in active_bans()}, set(active)
+
+
+def test_pages_hide_names_and_reasons_from_users_without_permission(treated: Treated) -> None:
+    """Of bans and of overrides, on the page of the client that they are about, too; a number stands
+    for an override.
+    """
+    reader = staff("view_ratelimitrule")
+    urls = [
+        APP,
+        BANS,
+        SLOTS,
+        f"{INSPECTOR}?path=/users/&address=0.0.0.0/0",
+        *(f"{CLIENT}?digest={client}" for client in treated),
+        *(f"{CLIENT}?q={client[:10]}" for client in treated),
+    ]
+    for url in urls:
+        page = reader.get(url, follow=True)
+        assert page.status_code == 200
+        for name in ("lovelace", "203.0.113.77"):
+            assert name not in page.content.decode(), url
+    assert "Override " in words(reader.get(f"{CLIENT}?digest={treated.user}"))
+    allowed = staff("view_ratelimitrule", "view_identities", name="allowed")
+    shown = words(allowed.get(f"{CLIENT}?digest={treated.user}"))
+    assert "user lovelace (the office of lovelace)" in shown
+    blocker = staff("block_identity", name="blocker")
+    assert "the office of" not in words(blocker.get(BANS))
+
+
+def test_forged_requests_lift_and_block_nothing(treated: Treated, operator: Client) -> None:
+    """By users without the permission, by GET, without a token, and about another client."""
+    before = state()
+    keys = {active.identity: active.key.decode() for active in active_bans()}
+    reader, blocker = staff("view_ratelimitrule"), staff("block_identity", name="blocker")
+    careless = Client(enforce_csrf_checks=True)
+    careless.force_login(User.objects.get(username="grace"))
+    pages = (
+        BANS,
+        f"{CLIENT}?digest={treated.address}",
+        SLOTS,
+        f"{INSPECTOR}?path=/banning/&address=203.0.113.77",
+    )
+    actions = ("lift:all", f"lift:{keys[treated.address]}", "end:1", "reset", "block", "release:x")
+    for url in pages:
+        for action in actions:
+            form = {"action": action, **FORGED}
+            assert reader.post(url, form).status_code == 403
+            assert careless.post(url, form).status_code == 403
+            operator.get(url, form)
+    mine = f"{CLIENT}?digest={treated.user}"
+    others = [each.pk for each in RateLimitOverride.objects.exclude(user=None)]
+    blocker.post(mine, {"action": f"lift:{keys[treated.address]}"})
+    for override in RateLimitOverride.objects.filter(user=None):
+        blocker.post(mine, {"action": f"end:{override.pk}"})
+    for url in (f"{CLIENT}?digest={treated.address}", f"{INSPECTOR}?path=/banning/"):
+        for pk in others:
+            blocker.post(url, {"action": f"end:{pk}"})
+    assert state() == before
+
+
+def test_what_two_operators_do_at_once_is_done_once(treated: Treated, operator: Client) -> None:
+    """The second gets a page that says so."""
+    other = staff("block_identity", name="other")
+    url = f"{CLIENT}?digest={treated.user}"
+    (active,) = [ban for ban in active_bans() if ban.identity == treated.user]
+    block = RateLimitOverride.objects.get(user__username="lovelace", effect="block")
+    for action, again in (
+        (f"lift:{active.key.decode()}", "This ban has ended already."),
+        (f"end:{block.pk}", "This override has ended already."),
+    ):
+        assert again not in words(operator.post(url, {"action": action}, follow=True))
+        assert again in words(other.post(url, {"action": action}, follow=True))

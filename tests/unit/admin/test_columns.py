@@ -1,0 +1,26 @@
+"""The columns that annexes add to the lists of rules and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from django.http import HttpRequest
+
+from django_ratelimit_lua.admin.limits import ListColumn
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.extension import Column
+
+
+def test_a_column_that_cannot_be_read_is_unknown_and_not_empty() -> None:
+    """A dash is for a limit without requests."""
+
+    def fails(request: HttpRequest, rules: Mapping[str, Any]) -> Mapping[str, object]:
+        raise StoreError("no reply")
+
+    limit: Any = SimpleNamespace(name="login")
+    for cells, shown in ((lambda *_: {}, "—"), (fails, "unknown: Redis is unavailable")):
+        column = ListColumn(Column("last_day", "last day", cells))
+        column.read(HttpRequest(), {"login": None})
+        assert column(limit) == shown
