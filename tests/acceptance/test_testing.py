@@ -190,7 +190,7 @@ def test_decorated_classes_start_with_fresh_counts_and_leave_no_state() -> None:
     left = published_rules()
     limiter.hit("ada", 2)
     plain = override_ratelimits()(type("Plain", (Counts, unittest.TestCase), {}))
-    heir = type("Heir", (plain,), {"test_third": Counts.test_first})
+    heir = type("Heir", (plain,), {"test_third": Counts.test_counts_are_separate_in_the_first_test})
     rules = override_ratelimits(MIDDLEWARE=MIDDLEWARE)
     whole = rules(type("Whole", (Publishes, TransactionTestCase), {}))
     rolled_back = rules(type("RolledBack", (Publishes, TestCase), {}))
