@@ -30,7 +30,7 @@ from .rules.places import place_problems
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, is_behind_login, on_view, url_patterns
-from .store import why_unusable
+from .store import get_store, why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -91,6 +91,9 @@ SHORT_BAN = Problem(
     "W027",
     "Make the first entry of ban_for at least as long as ban_window, or remove ban_window.",
 )
+NO_WIDE_BAN = Problem(
+    Error, "E034", "Add a limit with the key to ban by, with ban_after and ban_for, and no ban_key."
+)
 MANY_KINDS = Problem(
     Warning, "W016", "Distinguish clients by the values of one field, not by names of fields."
 )
@@ -146,7 +149,7 @@ def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
         word = name.removeprefix("RATELIMIT_")
         annex = SETTINGS_OF_ANNEXES.get(word)
         if annex is not None and not is_installed(annex):
-            text = f"{name} is a setting of an annex that is not installed."
+            text = f"{name} is a setting of an app that is not installed."
             yield SETTING_OF_ANNEX.message(text, right=install(annex))
         elif word != name and word not in SETTINGS:
             text = f"{name} is not a setting of django_ratelimit_lua."
@@ -154,7 +157,7 @@ def check_settings(**kwargs: object) -> Iterator[CheckMessage]:
 
 
 def _right_setting(word: str) -> str:
-    """The setting that a misspelt one may mean; otherwise all of them."""
+    """Return the closest match of a misspelt setting, or else all settings."""
     near = get_close_matches(word, SETTINGS, 1)
     if near:
         return f"Did you mean RATELIMIT_{near[0]}?"
@@ -259,7 +262,7 @@ def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
 def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that no public view counts all clients without a signed-in user as one.
 
-    Also check that every `@ratelimit` has a rate, and that the sessions exist that rules use.
+    Also check that every `@ratelimit` has a rate, and that sessions are stored if rules use them.
     """
     yield from _no_rates()
     limited = [
@@ -377,7 +380,7 @@ def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
 def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[object]) -> str:
     """Return the problem of a throttle of this package.
 
-    Empty if it works, or if its scope was reported.
+    The result is empty if the throttle works, or if its scope was reported.
     """
     throttling = sys.modules.get(f"{__package__}.throttling")
     if (
@@ -451,8 +454,12 @@ def check_proxies(**kwargs: object) -> Iterator[CheckMessage]:
 
 @register(Tags.caches)
 def check_bans(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that no first ban is shorter than the window in which its offences count."""
+    """Check that the servers support all bans, and that no first ban is shorter than its window."""
     for limit in _banning_limits():
+        with suppress(ImproperlyConfigured):  # `check_cache` reports it.
+            if limit.ban_key and not get_store().compares_rules:
+                text = f"The ban_key of {limit.name!r} has no effect in a Redis Cluster."
+                yield NO_WIDE_BAN.message(text)
         if limit.ban is not None and limit.ban.lengths_us[0] < limit.ban.window_us:
             text = (
                 f"The first ban of {limit.name!r} (ban_for: {limit.ban_for}) is shorter "
@@ -498,7 +505,7 @@ def check_script_name(**kwargs: object) -> Iterator[CheckMessage]:
 def check_annexes(
     databases: Sequence[str] | None = None, **kwargs: object
 ) -> Iterator[CheckMessage]:
-    """Check that no rule of the admin has values of an annex that is not installed.
+    """Check that no rule of the admin has values of an optional app that is not installed.
 
     Like `check_published`, it runs only with `manage.py check --database default`.
     """
@@ -517,7 +524,7 @@ def check_annexes(
             )
             if names:
                 text = (
-                    f"The field {word} of the rules {', '.join(names)} is ignored: its annex "
+                    f"The field {word} of the rules {', '.join(names)} is ignored: its app "
                     "is not installed."
                 )
                 yield ABSENT_ANNEX.message(text, right=install(annex))

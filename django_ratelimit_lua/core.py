@@ -41,7 +41,7 @@ Answer = TypeVar("Answer", covariant=True)
 
 
 class UsageFunction(Protocol[Answer]):
-    """One of the two functions, with django-ratelimit's constants for `method`."""
+    """The type of `get_usage` and `is_ratelimited`, with django-ratelimit's constants."""
 
     ALL: None
     UNSAFE: list[str]

@@ -1,7 +1,7 @@
-"""`Extension`: how an annex, one of the optional apps under `contrib/`, plugs into the core.
+"""`Extension`: how an optional app under `contrib/`, an "optional app", plugs into the core.
 
-The core never imports an annex. It calls the extensions that `AppConfig.ready` has registered, in
-the order of `INSTALLED_APPS`; without any, each hook is a loop over an empty list.
+The core never imports an optional app. It calls the extensions that `AppConfig.ready` has
+registered, in the order of `INSTALLED_APPS`; without any, each hook is a loop over an empty list.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SETTINGS_OF_ANNEXES = {
     "GATEWAY_SECRET": "gateway",
     "GATEWAY_USER_HEADER": "gateway",
 }
-"""Which annex defines a setting. The system check names the app to install if a project sets it
-without the annex.
+"""Which optional app defines a setting. If a project uses the setting without the app, the system
+check names the app to install.
 """
 VERBS_OF_ANNEXES = {
     "breakers": "breakers",
@@ -39,17 +39,17 @@ VERBS_OF_ANNEXES = {
     "replay": "replay",
     "stats": "statistics",
 }
-"""Which annex defines a verb of `manage.py ratelimit`, by its first word."""
+"""Which optional app defines a verb of `manage.py ratelimit`, by its first word."""
 FIELDS_OF_ANNEXES = {"descriptor": "gateway", "durable": "statistics"}
-"""Which annex defines a field of rules."""
+"""Which optional app defines a field of rules."""
 PLACES = ("descriptor",)
-"""Those of these fields that are places of their own: a rule with one needs neither a path nor a
-key.
+"""The fields of optional apps that say where a rule applies. A rule with one needs neither a path
+nor a key.
 """
 
 
 class RuleField(NamedTuple):
-    """A field that an annex adds to rules; see `FIELDS_OF_ANNEXES`.
+    """A field that an optional app adds to rules; see `FIELDS_OF_ANNEXES`.
 
     `RateLimitRule.extra` stores its value. In settings and YAML it is written like any other field.
     `Rule.extra` contains the compiled value. An empty or false value counts as missing.
@@ -74,11 +74,13 @@ class RuleField(NamedTuple):
 
 
 WORDS_OF_ANNEXES = {"breaker": "breakers"}
-"""Which annex defines items of the rules' YAML file, by the word that begins one."""
+"""Which optional app defines items of the rules' YAML file, by the word that begins one."""
 
 
 class Document(NamedTuple):
-    """Rows of an annex that are exported and imported with the rules, such as `breaker: payments`.
+    """Rows of an optional app that are exported and imported with the rules.
+
+    An example is `breaker: payments`.
 
     - `word`: the first word of an item; its value is the name of the row;
     - `stored`: returns the rows of the database, by name;
@@ -100,7 +102,7 @@ class Document(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """The effect of an annex on a request that no limit refuses, for the inspector.
+    """The effect of an optional app on a request that no limit refuses, for the inspector.
 
     - `label`, `words`: its name, and its state in one line;
     - `passes`: whether it lets the request through; None if unknown;
@@ -118,7 +120,7 @@ class Finding(NamedTuple):
 
 
 class ClientRecord(NamedTuple):
-    """What an annex has recorded about a client, as a table of its page.
+    """What an optional app has recorded about a client, as a table of its page.
 
     - `name`: the parts of its name, as `RATELIMIT_SHOW_IDENTITIES` allows;
     - `title`, `headings`, `rows`: the table, whose cells are texts or safe HTML.
@@ -167,7 +169,7 @@ class HomeSection(NamedTuple):
 
 
 class Extension:
-    """What an annex adds to the core. Every hook has an empty default.
+    """What an optional app adds to the core. Every hook has an empty default.
 
     >>> class Audit(Extension):
     ...     name = "audit"
@@ -189,21 +191,21 @@ class Extension:
     """Its rows in the rules' YAML file."""
 
     def snapshot(self, using: str) -> object:
-        """Its part of the published snapshot, as JSON, from this database, or None.
+        """Return the app's part of the snapshot, as JSON, from this database, or None.
 
-        A process without the annex leaves the published part as it is.
+        A process without the app leaves the published part as it is.
         """
 
     def load(self, part: Any, before: Any, problems: list[str]) -> object:
-        """Compile its part (None: nothing is published), once per revision.
+        """Compile the app's part of the snapshot, once per revision.
 
         Args:
-            part: The published part, or None.
+            part: The published part. None: nothing is published.
             before: The result for the previous revision, or None.
             problems: A list to which entries that cannot be parsed are added.
 
         Returns:
-            The compiled part, which `Ruleset.parts` stores under the annex's name.
+            The compiled part, which `Ruleset.parts` stores under the app's name.
         """
 
     def on_decision(
@@ -229,7 +231,7 @@ class Extension:
         """Count that a rule could not be applied to a request, which continues without it."""
 
     def on_message(self, words: Collection[bytes]) -> None:
-        """Handle the received messages `ANNEX <name> <word> ...` with this annex's name.
+        """Handle the received messages `ANNEX <name> <word> ...` with this app's name.
 
         `words` contains the words of all of them.
         """
@@ -242,7 +244,7 @@ class Extension:
         return False
 
     def inspect(self, marks: Sequence[Any], has_handler: bool) -> Iterable[Finding]:
-        """Return the effect of the annex's decorators on a request.
+        """Return the effect of the app's decorators on a request.
 
         Args:
             marks: The marks that the decorators have left on the view.
@@ -254,7 +256,7 @@ class Extension:
     def error_details(self, error: Exception) -> Any:
         """Return the `ErrorDetails` for the response to an exception that a view raised.
 
-        None if the exception is not one of the annex.
+        None if the exception is not one of the app's.
         """
 
     def notices(self, rule: Any) -> Iterable[str]:
@@ -262,11 +264,11 @@ class Extension:
         return ()
 
     def links(self, request: HttpRequest, rule: Any) -> Iterable[tuple[str, str]]:
-        """Links, as (label, URL), on the form of a rule."""
+        """Return the links on the form of a rule, as (label, URL)."""
         return ()
 
     def limit_url(self, request: HttpRequest, name: str) -> str:
-        """The URL of its page about the limit of this name, or an empty text."""
+        """Return the URL of the app's page about the limit of this name, or an empty text."""
         return ""
 
     def rehearsal(self, rule: Any) -> str:
@@ -274,25 +276,25 @@ class Extension:
         return ""
 
     def history(self, met: Any) -> str:
-        """Return a sentence with the annex's information about a client in the inspector."""
+        """Return a sentence with the app's information about a client, for the inspector."""
         return ""
 
     def client(self, request: Any, digest: str, name: str = "") -> Mapping[str, ClientRecord]:
-        """Its records of the clients whose digests begin with `digest`, by digest.
+        """Return the app's records of the clients whose digests begin with `digest`, by digest.
 
-        `name`: only under the limit of this name. Raises `StoreError`.
+        With `name`, only records under that limit are returned. Raises `StoreError`.
         """
         return {}
 
     def home(self, request: Any) -> Iterable[HomeSection]:
-        """Its sections of the page of the app, for a user who may see rules.
+        """Return the sections that the app adds to the home page, for a user who may see rules.
 
         Raises `StoreError`.
         """
         return ()
 
     def metrics(self) -> Iterable[Metric]:
-        """Return the annex's gauges."""
+        """Return the app's gauges."""
         return ()
 
     def tend(self) -> None:
@@ -302,7 +304,7 @@ class Extension:
         """
 
     def outdated(self, using: str, before: datetime) -> Mapping[str, QuerySet[Model]]:
-        """Return its rows from before this moment, as ordered query sets, by their name.
+        """Return the app's rows from before this moment, as ordered querysets, by name.
 
         `RATELIMIT_HISTORY_DAYS` and `manage.py ratelimit history prune` delete these rows.
         """
@@ -323,7 +325,7 @@ class Extension:
 
 
 extensions: list[Extension] = []
-"""The extensions of the annexes that are installed."""
+"""The extensions of the optional apps that are installed."""
 decision_hooks: list[Callable[..., None]] = []
 """`Extension.on_decision` of those that have one. Without any, a hit pays for a look at an empty
 list.
@@ -331,7 +333,7 @@ list.
 
 
 def register(extension: Extension) -> None:
-    """Register an annex. `AppConfig.ready` calls this once per process."""
+    """Register an optional app. `AppConfig.ready` calls this once per process."""
     if extension.name not in {other.name for other in extensions}:
         extensions.append(extension)
         if type(extension).on_decision is not Extension.on_decision:
@@ -339,7 +341,7 @@ def register(extension: Extension) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether an annex is installed.
+    """Return whether an optional app is installed.
 
     It works before `AppConfig.ready` as well, because models may import limiters.
     """
@@ -349,17 +351,17 @@ def is_installed(name: str) -> bool:
 
 
 def documents() -> dict[str, Document]:
-    """Return the kinds of rows that installed annexes add to the rules' YAML file, by word."""
+    """Return the kinds of rows that optional apps add to the rules' YAML file, by word."""
     return {document.word: document for extension in extensions for document in extension.documents}
 
 
 def rule_fields() -> dict[str, RuleField]:
-    """Return the fields that installed annexes add to rules, by name."""
+    """Return the fields that installed optional apps add to rules, by name."""
     return {field.name: field for extension in extensions for field in extension.rule_fields}
 
 
 def install(name: str) -> str:
-    """Return a sentence that explains how to install an annex.
+    """Return a sentence that explains how to install an optional app.
 
     >>> install("gateway")
     'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'
@@ -368,7 +370,7 @@ def install(name: str) -> str:
 
 
 def require(name: str) -> None:
-    """Raise `ImproperlyConfigured` if an annex is not installed.
+    """Raise `ImproperlyConfigured` if an optional app is not installed.
 
     Without this check, its models would become part of the core's app.
     """

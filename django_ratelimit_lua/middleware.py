@@ -10,25 +10,24 @@ from django.http import HttpRequest, HttpResponseBase
 from django.template.response import SimpleTemplateResponse
 
 from .conf import conf
-from .engine.decide import adecide, decide
-from .engine.run import run
-from .engine.waiting import ahold, hold, unmasked
+from .engine.decide import deciding
+from .engine.run import Wait, Waiting, arun, run
+from .engine.waiting import unmasked, waiting_turn
 from .exceptions import Ratelimited
 from .identity.request_state import request_state
 from .identity.routes import was_foreseen
-from .limits.decision import Decision
 from .rules.exempt import is_exempt
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
+from .store import Patience
 from .web.holding import hold_slots, release_left, releasing, watch_body
 from .web.plan import Place, RequestPlanner
 from .web.refusal import details_of
 from .web.responses import (
     add_ratelimit_headers,
-    arefused_response,
     attach_decision,
     compose,
-    refused_response,
+    refusing,
     too_many_requests,
 )
 
@@ -99,7 +98,7 @@ class RateLimitMiddleware:
     def process_exception(
         self, request: HttpRequest, exception: Exception
     ) -> HttpResponseBase | None:
-        """Convert `Ratelimited` to the 429, and exceptions of annexes to their responses."""
+        """Convert `Ratelimited` to the 429, and exceptions of optional apps to their responses."""
         if isinstance(exception, Ratelimited):
             return too_many_requests(request, exception.decision)
         details = details_of(exception)
@@ -110,33 +109,14 @@ class RateLimitMiddleware:
     def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        outcome = decide(_planner(request, choose))
-        hold_slots(request, outcome)
-        decision = outcome.decision
-        if decision and decision.wait > 0:
-            hold(outcome)
-        self._note(request, decision)
-        if decision:
-            return None
-        return _rendered(refused_response(request, decision))
+        patience = Patience(conf.TIMEOUT)
+        return run(_refusing(request, choose, patience), patience)
 
     async def _arefused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        outcome = await adecide(_planner(request, choose))
-        hold_slots(request, outcome)
-        decision = outcome.decision
-        if decision and decision.wait > 0:
-            await ahold(outcome)
-        self._note(request, decision)
-        if decision:
-            return None
-        return await _arendered(await arefused_response(request, decision))
-
-    @staticmethod
-    def _note(request: HttpRequest, decision: Decision) -> None:
-        if decision.limits:
-            attach_decision(request, decision)
+        patience = Patience(conf.TIMEOUT)
+        return await arun(_refusing(request, choose, patience), patience)
 
     @staticmethod
     def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
@@ -147,20 +127,25 @@ class RateLimitMiddleware:
         return response
 
 
-def _rendered(response: HttpResponseBase) -> HttpResponseBase:
-    """Render the response of `RATELIMIT_VIEW` if it is a `TemplateResponse`.
-
-    Django does so for views only.
-    """
-    if getattr(response, "is_rendered", True):
-        return response
-    return cast(SimpleTemplateResponse, response).render()
-
-
-async def _arendered(response: HttpResponseBase) -> HttpResponseBase:
-    if getattr(response, "is_rendered", True):
-        return response
-    return await sync_to_async(_rendered)(response)
+def _refusing(
+    request: HttpRequest, choose: _Choose, patience: Patience
+) -> Waiting[HttpResponseBase | None]:
+    """Return the response to a request that rules refuse, or None."""
+    outcome = yield from deciding(_planner(request, choose), patience)
+    hold_slots(request, outcome)
+    decision = outcome.decision
+    if decision and decision.wait > 0:
+        yield from waiting_turn(outcome)
+    if decision.limits:
+        attach_decision(request, decision)
+    if decision:
+        return None
+    response: HttpResponseBase = yield from refusing(request, decision)
+    # `RATELIMIT_VIEW` may return a `TemplateResponse`, which Django renders only if a view does.
+    if not getattr(response, "is_rendered", True):
+        render = cast(SimpleTemplateResponse, response).render
+        response = yield Wait(render, sync_to_async(render))
+    return response
 
 
 def _planner(request: HttpRequest, choose: _Choose) -> RequestPlanner:

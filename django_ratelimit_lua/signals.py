@@ -44,8 +44,8 @@ slot_lost = Signal()
 
 Its process was stopped or disconnected for longer than `RATELIMIT_SLOT_SECONDS`, Redis has lost it,
 or an operator has ended it. Sent once, in a thread of its own, with `limit` (its name), `identity`
-(its digest, as text), `what` (its purpose), `seconds` (how long it was held) and `retaken`: whether
-the process could take a slot again. If not, another caller may hold it.
+(its digest, as text), `what` (its purpose) and `seconds` (how long it was held). Another caller may
+hold it.
 """
 
 

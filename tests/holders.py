@@ -37,8 +37,8 @@ _BEGIN = f"""
 from django_ratelimit_lua.signals import slot_lost
 exports = RateLimiter("exports", "{SLOTS}", algorithm="concurrency")
 lost = []
-def hear(retaken, **more):
-    lost.append(retaken)
+def hear(what, **more):
+    lost.append(what)
 slot_lost.connect(hear)
 def hold():
     began = time.monotonic()
@@ -132,13 +132,13 @@ FAULTS: dict[str, Callable[[], Any]] = {
 class Outcome:
     """What came of one fault: the most slots that were held at once, the most processes that were
     really running with one, after how many seconds the third process got one, and what the first
-    was told: whether its slot was taken again, for each that was lost (None: it is gone).
+    was told: the purpose of each slot that it lost (None: it is gone).
     """
 
     most: int
     running: int
     seconds: float
-    told: list[bool] | None
+    told: list[str] | None
 
 
 def run(name: str) -> Outcome:
@@ -181,7 +181,7 @@ def run(name: str) -> Outcome:
 
 def table(outcomes: dict[str, Outcome]) -> str:
     """The outcomes as a table of reStructuredText."""
-    words = {None: "", (False,): "lost", (True,): "taken again", (): ""}
+    words = {None: "", ("",): "lost", (): ""}
     rows = [("Fault", "Held at most", "Really running", "Next one after, s", "Its holder is told")]
     for name, outcome in outcomes.items():
         told = None if outcome.told is None else tuple(outcome.told)

@@ -8,17 +8,11 @@ from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from django_ratelimit_lua.limits.limit import Limit
 
 
-def set_part(
-    monkeypatch: pytest.MonkeyPatch, equal: ProcessShare, weighted: ProcessShare | None = None
-) -> None:
-    """Give this process such a part of every split limit, and another one of limits whose split has
-    weights.
-    """
+def set_part(monkeypatch: pytest.MonkeyPatch, part: ProcessShare) -> None:
+    """Give this process such a part of every split limit."""
 
     def part_of(limit: Limit) -> ProcessShare | None:
-        if limit.split is None:
-            return None
-        return equal if limit.split == "equal" else weighted or equal
+        return None if limit.split is None else part
 
     monkeypatch.setattr(heartbeat, "part_of", part_of)
     monkeypatch.setattr(heartbeat, "use", lambda limit: None)

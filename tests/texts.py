@@ -76,7 +76,7 @@ def messages() -> Iterator[str]:
 def admin_texts() -> Iterator[str]:
     """Yield the texts of the admin's code, and of all templates."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        if "admin" in path.parts or path.name in ("admin.py", "core_pages.py"):
+        if "admin" in path.parts or path.name in ("admin.py", "extension.py"):
             for line, _kind, text in calls(path):
                 yield f"{path.relative_to(PACKAGE)}:{line}: {text}"
     pattern = r'{% translate "([^"]+)"|{% blocktranslate[^%]*%}(.*?){%'

@@ -1,4 +1,4 @@
-"""The page of bans: the banned clients, the evidence, and buttons that lift or add bans."""
+"""The page of bans: the banned clients, the evidence, and buttons that lift bans."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import datetime
 from collections.abc import Sequence
 from typing import Any
 
-from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -20,20 +19,11 @@ from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity.forwarded import covers, parse_address
 from ..identity.names import Name
-from ..limits.rate import SECOND, LimitError
+from ..limits.rate import SECOND
 from ..models import RateLimitRule
-from ..operations.bans import (
-    ActiveBan,
-    active_bans,
-    ban_client,
-    banning_limits,
-    evidence_of_bans,
-    lift_bans,
-)
+from ..operations.bans import ActiveBan, active_bans, evidence_of_bans, lift_bans
 from ..operations.clients import find_clients, is_prefix
-from ..operations.formatting import moment_words
 from .client_links import client_links, client_url
-from .forms import own_digests
 from .identities import WHO, ReadablePart, client_words, readable_parts
 from .inspector import may_inspect
 from .pages import ActionPage, page_response
@@ -42,13 +32,6 @@ from .times import moment_of
 SHOWN = 100
 """Bans on a page."""
 MAX_SEARCH_LENGTH = 300
-LENGTHS = [
-    ("", gettext_lazy("as long as the limit's next ban")),
-    ("10m", gettext_lazy("for 10 minutes")),
-    ("1h", gettext_lazy("for 1 hour")),
-    ("1d", gettext_lazy("for 1 day")),
-    ("7d", gettext_lazy("for 1 week")),
-]
 LIFTED = {
     "lift": gettext_lazy("The ban of %(client)s by %(limit)s is lifted."),
     "forget": gettext_lazy(
@@ -57,51 +40,15 @@ LIFTED = {
 }
 
 
-class BanForm(forms.Form):
-    """A ban by hand: the client, the limit, the duration and the reason."""
-
-    limit = forms.ChoiceField(label=gettext_lazy("Limit"))
-    address = forms.CharField(
-        label=gettext_lazy("Address"),
-        required=False,
-        max_length=49,
-        help_text=gettext_lazy("For example 203.0.113.9."),
-    )
-    user = forms.CharField(
-        label=gettext_lazy("User"),
-        required=False,
-        max_length=254,
-        help_text=gettext_lazy("Name or primary key."),
-    )
-    value = forms.CharField(
-        label=gettext_lazy("Value of the field"),
-        required=False,
-        max_length=500,
-        help_text=gettext_lazy("If the limit counts by a form field, a header or similar."),
-    )
-    length = forms.TypedChoiceField(
-        label=gettext_lazy("Duration"), required=False, choices=LENGTHS, empty_value=None
-    )
-    why = forms.CharField(label=gettext_lazy("Reason"), max_length=200)
-
-    def __init__(self, data: QueryDict | None = None) -> None:
-        super().__init__(data, label_suffix="")
-        self.limits = banning_limits()
-        field: Any = self.fields["limit"]
-        field.choices = [
-            (name, f"{name} ({banning.key_label})") for name, banning in self.limits.items()
-        ]
-
-
 class BanPage(ActionPage):
     """The page of bans and the actions of its buttons."""
 
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest, **context: object) -> HttpResponse:
-        """The banned clients."""
-        filters = {"chosen": request.GET.get("rule", ""), "search": _search_text(request)}
-        context = {"form": BanForm(), **filters, **context}
+        """Show the banned clients."""
+        chosen = request.GET.get("rule", "")
+        context = {"chosen": chosen, "search": _search_text(request), **context}
         try:
             context |= self._found(request)
         except StoreError as error:
@@ -146,10 +93,8 @@ class BanPage(ActionPage):
         }
 
     def act(self, request: HttpRequest) -> dict[str, Any]:
-        """Lift a ban, those that were selected or all that are listed, or add one."""
+        """Lift a ban, those that were selected, or all that are listed."""
         action, _colon, key = request.POST.get("action", "").partition(":")
-        if action == "add":
-            return self._add(request, BanForm(request.POST))
         if action not in LIFTED:
             raise PermissionDenied
         bans = active_bans(MAX_ENTRIES)
@@ -165,22 +110,6 @@ class BanPage(ActionPage):
         else:
             lift(request, bans, key, forget=forget)
         return {}
-
-    def _add(self, request: HttpRequest, form: BanForm) -> dict[str, object]:
-        if not form.is_valid():
-            return {"form": form}
-        limit = form.limits[form.cleaned_data.pop("limit")]
-        try:
-            made = ban_client(limit, **form.cleaned_data, spared=own_digests(request))
-        except ValidationError as error:
-            form.add_error(None, error)
-        except LimitError as error:
-            form.add_error(None, str(error))
-        else:
-            until = moment_words(moment_of(made.until))
-            messages.success(request, _("Banned until %(until)s.") % {"until": until})
-            return {}
-        return {"form": form}
 
 
 def _key(active: ActiveBan) -> str:

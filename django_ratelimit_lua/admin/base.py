@@ -138,9 +138,9 @@ def _shown_sections(
 
 
 def _has_value(form: ModelForm[Model], name: str) -> bool:
-    """Whether a field has another value than that of a new row."""
+    """Return whether a field differs from its value in a new row."""
     default = None
-    with suppress(FieldDoesNotExist):  # It is a field of an annex, or a method of the admin.
+    with suppress(FieldDoesNotExist):  # It is a field of an optional app, or a method of the admin.
         field: Any = form.instance._meta.get_field(name)
         default = field.get_default()
     if form.is_bound and name in form.fields:

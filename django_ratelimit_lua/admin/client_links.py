@@ -31,7 +31,7 @@ class ClientLinks(NamedTuple):
 
 
 def client_url(digest: str, name: str = "", **query: str) -> str:
-    """Return the URL of the page of a client; `name`: that of a limit to show."""
+    """Return the URL of a client's page. With `name`, the page always includes that limit."""
     given = {"digest": digest, "name": name, **query}
     query = {key: value for key, value in given.items() if value}
     page = reverse("admin:django_ratelimit_lua_client_changelist")
@@ -46,7 +46,7 @@ def client_links(
     Args:
         request: The request of the page.
         clients: The digest of each, and its name as far as the user may see it.
-        name: The limit that the rows are about, if it is one.
+        name: The limit that all rows are about, if there is one.
         rule: The key of its rule, if it has one.
     """
     overrides = overrides_of([digest for digest, _name in clients])
@@ -78,7 +78,7 @@ def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule:
 
 
 def known_clients(request: HttpRequest, prefix: str, name: str = "") -> dict[str, Name]:
-    """Return the clients with digests that begin so, with their names if the user may see them.
+    """Return the clients whose digests have a prefix, with names if the user may see them.
 
     Args:
         request: The request of the page.

@@ -71,7 +71,7 @@ class ClientPage(ActionPage):
         return page_response(self, request, "client.html", context)
 
     def _search(self, request: HttpRequest, text: str) -> HttpResponse | list[dict[str, Any]]:
-        """Return the clients that a text names, or where to go if it names one."""
+        """Return the clients that a text names, or a redirect if it names only one."""
         try:
             reference = open_reference(text).reference
         except BadReferenceError:
@@ -192,7 +192,7 @@ class ClientPage(ActionPage):
 
 
 def _entered(digest: str, text: str) -> tuple[Part, ...]:
-    """The name of a client, if the search for this text finds it."""
+    """Return the name of a client if a search for this text finds the client."""
     return next((each.name for each in find_clients(text) if each.digest == digest), ())
 
 
@@ -203,7 +203,7 @@ def _explain(request: HttpRequest, digest: str, name: Iterable[Part]) -> Explain
 
 
 def _lead(client: ExplainedClient, rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """The state in force, as a class of the page and in words."""
+    """Return the state in force, as a CSS class and in words."""
     block = client.found.block
     if block is not None:
         return "refused", block_words(block)
@@ -228,6 +228,6 @@ def _slot_rows(request: HttpRequest, client: ExplainedClient) -> list[dict[str, 
 
 
 def _described(parts: Iterable[Part]) -> dict[str, str]:
-    """The fields of the inspector's form that describe a client, without masked ones."""
+    """Return the fields of the inspector's form that describe a client, without masked ones."""
     fields = {"ip": "address", "user": "user"}
     return {fields[kind]: value for kind, value in parts if kind in fields and "/" not in value}

@@ -93,7 +93,7 @@ class AskingForm(VersionedForm):
 
         Args:
             warnings: Fields and texts.
-            subject: What a confirmation is about, if not the texts of the warnings.
+            subject: Texts that a confirmation is bound to. Default: those of the warnings.
         """
         texts = subject or [str(text) for _field, text in warnings]
         confirmed = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
@@ -378,9 +378,8 @@ class OverrideForm(AskingForm):
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
         if given.get("effect") == "block":
             self._refuse_own(given)
-        self.ask(
-            override_confirmations({**given, "networks": self.networks}, own_proxy(self.request))
-        )
+        warnings = override_confirmations(self.networks, own_proxy(self.request))
+        self.ask([("network", warning) for warning in warnings])
         return given
 
     def _update_errors(self, errors: ValidationError) -> None:

@@ -50,7 +50,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _action_words(change.action, after, may_see_who=may_see_who)
     model = model_of(change.kind)
-    fields = () if model is None else model._meta.concrete_fields  # An annex may be gone.
+    fields = () if model is None else model._meta.concrete_fields  # An optional app may be gone.
     columns = {column.name: column for column in fields}
     labels = {
         "client": _("client"),
@@ -100,8 +100,6 @@ def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[st
         named.append(ngettext("%(number)s more", "%(number)s more", more) % {"number": more})
     if slot:
         text = gettext("A slot of %(client)s is released: %(what)s")
-    elif action == RateLimitChange.Action.BANNED:
-        text = gettext("Banned by hand: %(client)s.")
     else:
         text = ngettext(
             "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)

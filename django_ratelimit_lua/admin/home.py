@@ -1,4 +1,4 @@
-"""The page of the app: problems first, then what annexes add, then the last changes.
+"""The page of the app: problems first, then what optional apps add, then the last changes.
 
 Django's admin shows it for the title of the app, above the list of models.
 """
@@ -99,7 +99,7 @@ def _unpublished(*, is_available: bool) -> Iterator[Problem]:
         yield Problem(words, hint, url, _("View changes"))
     elif is_available:
         saved = RateLimitRevision.read(primary()).revision
-        live = provider.reload().revision.number
+        live = provider.load_published().revision.number
         if saved > live:
             words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")
             numbers = {"saved": saved, "live": live}

@@ -61,7 +61,8 @@ def override_words(request: HttpRequest, override: RateLimitOverride) -> str:
     """Return the client of an override in words, or its number if the user may not see names."""
     if may_see_names(request):
         return str(override)
-    return f"{_('Override')} {override.pk}"
+    name = _("Override")
+    return f"{name} {override.pk}"
 
 
 def client_words(name: str, digest: str) -> str:

@@ -28,7 +28,7 @@ from ..operations.formatting import moment_words
 from ..operations.reference import OpenedReference
 from ..operations.subjects import Subject, add, end
 from ..publishing import triggers
-from ..rules.describe import field_words, key_label
+from ..rules.describe import key_label
 from ..web.durations import duration_words
 from ..web.overrides import is_unknown
 from .client_links import client_links, known_clients
@@ -93,7 +93,7 @@ def reset_counts(model_admin: Any, request: HttpRequest, found: Explanation, tar
 
 
 def block_words(block: RateLimitOverride) -> str:
-    """The state of a client that an override blocks."""
+    """Return the state of a client that an override blocks, in words."""
     if block.ends is None:
         return _("Blocked by an override, for good")
     return _("Blocked by an override until %(until)s") % {"until": moment_words(block.ends)}
@@ -169,7 +169,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 for finding in found.findings
             ],
             "rows": rows,
-            "missing": [(field, field_words(field)) for field in found.missing],
             "subjects": [(name, str(subject)) for name, subject in subjects.items()],
             "may_label": any(subject.field or subject.digest for subject in subjects.values()),
             "counted": _counted(found, subjects),
@@ -221,7 +220,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         reason = _("from the inspector")
         override = subject.override(action, seconds, rule=rule, reason=reason, label=label)
         placeholders = {"client": subject, "duration": HOW_LONG[duration]}
-        warnings = subject.confirmations(action, own_proxy(request))
+        warnings = subject.confirmations(own_proxy(request))
         if request.POST.get("confirm") != "yes" and (
             action == "block" or duration == FOR_GOOD or warnings
         ):
@@ -269,7 +268,7 @@ def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:
 
 
 def _opened(request: HttpRequest, opened: OpenedReference) -> dict[str, object]:
-    """The page's context for a reference, with links to the clients that it may be of."""
+    """Return the page's context for a reference, with links to the clients that it may name."""
     names = {limit.place for limit in opened.limits}
     name = ""
     if len(names) == 1:
@@ -326,7 +325,7 @@ def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
 
 
 def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
-    """The limits as the page shows them."""
+    """Return the limits as the page shows them."""
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are unknown."))
     rows = []
@@ -343,7 +342,7 @@ def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]
 
 
 def _block(limit: ExplainedLimit) -> RateLimitOverride | None:
-    """The override that blocks requests which this limit counts, whatever it has counted."""
+    """Return the override that blocks all requests that this limit counts, or None."""
     override = limit.override
     is_enforced = limit.state is not None and limit.state.enforced and not limit.is_advice
     if override is None or override.effect != "block" or not is_enforced:

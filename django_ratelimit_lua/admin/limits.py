@@ -27,7 +27,7 @@ from .pages import page_response
 
 
 class ListColumn:
-    """A column of an annex, in the form that `list_display` takes."""
+    """A column of an optional app, in the form that `list_display` takes."""
 
     def __init__(self, column: Column) -> None:
         self.__name__ = column.name
@@ -48,7 +48,7 @@ class ListColumn:
 
 
 def list_columns() -> list[ListColumn]:
-    """Return the columns that annexes add to the lists of rules and limits."""
+    """Return the columns that optional apps add to the lists of rules and limits."""
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 

@@ -31,7 +31,7 @@ from ..publishing.publish import primary, publish
 from ..rules.describe import reading
 from ..rules.places import meant_by
 from ..rules.problems import problems
-from ..rules.provider import reload
+from ..rules.provider import load_published
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin
@@ -237,7 +237,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return type(form.__name__, (form,), {"has_tiers": has_tiers, "filled": filled})
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
-        """Add the fields of annexes: places to the conditions, others to the advanced ones."""
+        """Add optional apps' fields: places to the conditions, others to the advanced ones."""
         added: dict[object, list[str]] = {_CONDITIONS: [], _ADVANCED: []}
         for word in rule_fields():
             added[_CONDITIONS if word in PLACES else _ADVANCED].append(word)
@@ -247,7 +247,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         ]
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return the search fields, including the places that annexes add."""
+        """Return the search fields, including the places that optional apps add."""
         places = [
             f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in rule_fields() if name in PLACES
         ]
@@ -261,7 +261,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return (name, sentence, *list_columns(), *others)
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        """Return the list, with the cells of the annexes' columns."""
+        """Return the list, with the cells of the optional apps' columns."""
         changes = super().get_changelist_instance(request)
         rules = {rule.name: rule for rule in changes.result_list}
         for column in changes.list_display:
@@ -296,7 +296,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         }
         try:
             context["published"] = publish()
-            reload()
+            load_published()
             for problem in problems.found()[:MAX_PROBLEMS]:
                 messages.warning(request, _("Not applied: %s") % problem)
         except StoreError as error:
@@ -370,7 +370,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )
 
     def _in_place_of(self, request: HttpRequest, name: str) -> dict[str, object]:
-        """The call sites of a name, or the one that may be meant, for a template."""
+        """Return the call sites of a name, or the closest match, for a template."""
         sites = call_sites_of(name)
         is_new = not RateLimitRule.objects.named(name).exists()
         in_code = [site for site in sites if site.kind != SETTINGS]
@@ -435,7 +435,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
 
 def _notices(row: RateLimitRule) -> list[str]:
-    """Return the notices of annexes about a rule."""
+    """Return the notices of optional apps about a rule."""
     try:
         rule = row.compiled()
     except RuleError:
@@ -444,7 +444,7 @@ def _notices(row: RateLimitRule) -> list[str]:
 
 
 def _settings_rules() -> list[tuple[str, str, int | None]]:
-    """The rules of the settings: names, sentences, and the rules that have taken them over."""
+    """Return the settings' rules: names, sentences, and the admin's rules that replace them."""
     rules = settings_rules()
     rows = RateLimitRule.objects.filter(name__in=[rule.name for rule in rules])
     keys = dict(rows.values_list("name", "pk"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
@@ -16,7 +18,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..extension import documents
 from ..models import RateLimitRevision, RateLimitRule
-from ..models.audit import acting
+from ..models.audit import BATCH, acting
 from ..operations import rules_yaml
 from ..operations.confirmations import changed_confirmations, changed_notices
 from ..publishing.publish import primary
@@ -126,7 +128,8 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     def _plan(self, request: HttpRequest, given: Cleaned, context: dict[str, object]) -> bool:
         revision = RateLimitRevision.read(primary()).text.decode()
         merge = given["missing"] != "delete"
-        changes = rules_yaml.plan(given["text"], merge=merge)
+        loaded = rules_yaml.load(given["text"])
+        changes = rules_yaml.plan_items(loaded, merge=merge)
         to_confirm = changed_confirmations(changes)
         deleted = rules_yaml.deletions(changes)
         may_delete = self.has_delete_permission(request)
@@ -152,7 +155,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             if (deleted and not may_delete) or not request.user.has_perms(permissions):
                 raise PermissionDenied
             with acting(request.user):
-                rules_yaml.apply(given["text"], delete=not merge, merge=merge)
+                rules_yaml.apply(given["text"], delete=not merge, merge=merge, loaded=loaded)
             self._log(request, changes)
             return True
         notices = changed_notices(changes)
@@ -184,8 +187,12 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
         names = [change.name for change in changes if change.word == rules_yaml.RULE]
-        for rule in RateLimitRule.objects.filter(name__in=names):
-            self.log_change(request, rule, _("From a file."))
+        user: Any = request.user
+        rules = list(RateLimitRule.objects.in_bulk(names, field_name="name").values())
+        for start in range(0, len(rules), BATCH):
+            LogEntry.objects.log_actions(
+                user.pk, rules[start : start + BATCH], CHANGE, _("From a file.")
+            )
         if not changes:
             messages.success(request, _("The file changes nothing."))
         if names:
@@ -200,5 +207,5 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _numbers(changes: list[rules_yaml.RuleChange]) -> Counter[str]:
-    """Return the number of changes of rows of annexes, by word."""
+    """Return the number of changes of rows of optional apps, by word."""
     return Counter(change.word for change in changes if change.word != rules_yaml.RULE)

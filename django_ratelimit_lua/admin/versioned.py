@@ -36,7 +36,7 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
 
     version = Hidden()
     more_columns: Collection[str] = ()
-    """Columns that follow from what is entered, and are no fields of the form."""
+    """Columns that are computed from the entered values, and are not fields of the form."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -192,7 +192,7 @@ def _meta_key(value: object) -> str | Callable[..., str]:
 
 
 def proxies(value: object) -> int | tuple[Network, ...]:
-    """The trusted proxies of `RATELIMIT_TRUSTED_PROXIES`. Raises `ValueError`."""
+    """Return the trusted proxies of `RATELIMIT_TRUSTED_PROXIES`. Raises `ValueError`."""
     right = (
         "must be a number of proxies from 0 to 32, or a list of networks such as "
         "['10.0.0.0/8', 'unix']"
@@ -304,11 +304,11 @@ class Setting(Generic[T]):
 
 
 SETTINGS: dict[str, Setting[object]] = {}
-"""All settings by name: the core's, and those of the annexes that are installed."""
+"""All settings by name: the core's, and those of the optional apps that are installed."""
 
 
 class Table:
-    """Settings that are declared as attributes. An annex has a table of its own."""
+    """Settings that are declared as attributes. An optional app has a table of its own."""
 
     def __init__(self) -> None:
         SETTINGS.update(
@@ -371,7 +371,7 @@ class Conf(Table):
         or_none(proxies),
         "the proxies that may report the client's address: a list of networks, or the number of "
         "proxies; ``0``: there "
-        "is no proxy; see :doc:`/proxies`",
+        "is no proxy; see :doc:`/how-to/behind-a-proxy`",
     )
     PROXY_HEADER = Setting(
         "X-Forwarded-For",
@@ -452,7 +452,7 @@ class Conf(Table):
         '``"masked"`` '
         '(addresses as /24 and /56, the first letters of other values), ``"plain"``, or '
         '``"off"``: not at all; see '
-        ":doc:`statistics`. For bans see :doc:`/bans`",
+        ":doc:`statistics`. For bans see :doc:`/how-to/ban-repeat-offenders`",
     )
 
     @cached_property

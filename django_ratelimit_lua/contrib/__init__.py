@@ -1,1 +1,1 @@
-"""Annexes: optional Django apps inside the package. Each plugs into the core by its `Extension`."""
+"""Optional Django apps inside the package. Each plugs into the core by its `Extension`."""

@@ -2,7 +2,7 @@
 
 It also keeps slots, bans and other background work. It turns a plan into an outcome, and loads
 newer rules if those of the plan were stale. It imports rules, identity and store. It does not know
-what a request is for: each face passes it a planner.
+the purpose of a request: the caller passes it a planner.
 """
 
 __all__ = ["bans", "decide", "listener", "run", "slots", "waiting"]

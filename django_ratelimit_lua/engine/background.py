@@ -1,14 +1,12 @@
-"""The list of all background tasks, and the state of each."""
+"""The list of all background tasks."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..extension import extensions
-from ..process.tasks import all_tasks
+from ..process.tasks import Task, all_tasks
 
 TASKS: Mapping[str, str] = MappingProxyType(
     {
@@ -20,7 +18,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "slots": "renews the slots of concurrency limits that this process holds, four times "
         "before they expire",
         "flush": "writes data that was collected in memory (evidence of bans, and counts of "
-        "annexes), once a second while there is any",
+        "optional apps), once a second while there is any",
         "breaker": "tests, up to four times a second, whether a server that failed repeatedly "
         "answers again",
         "fallback": "reports to Redis, five times a second, the units that were admitted without "
@@ -32,38 +30,25 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "settles a closed coroutine, sends `slot_lost`, or records the use of a token",
     }
 )
-"""By name, in the order in which they matter; annexes have further ones."""
+"""By name, in the order in which they matter; optional apps have further ones."""
+AT_TIMES = ("breaker", "errand")
+"""Those that are listed only while they run."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskState:
-    """The state of a background task of this process."""
-
-    name: str
-    purpose: str
-    is_running: bool
-    seconds_ago: float | None
-    error: str
+def task_purposes() -> dict[str, str]:
+    """Return what each background task does, by its name, including those of optional apps."""
+    purposes = dict(TASKS)
+    for extension in extensions:
+        purposes.update(extension.tasks)
+    return purposes
 
 
-def background_tasks() -> list[TaskState]:
+def background_tasks() -> list[Task]:
     """Return the background tasks of this process.
 
     The store's availability task is listed once for each server that has failed. A one-off task is
     listed while it runs.
     """
-    now = time.monotonic()
-    states = []
-    purposes = dict(TASKS)
-    for extension in extensions:
-        purposes.update(extension.tasks)
-    for task in sorted(all_tasks(), key=lambda task: list(purposes).index(task.name)):
-        ago = None
-        if task.done_at != float("-inf"):
-            ago = now - task.done_at
-        error = ""
-        if task.error is not None:
-            error = f"{type(task.error).__name__}: {task.error}"
-        if task.is_running or task.name not in ("breaker", "errand"):
-            states.append(TaskState(task.name, purposes[task.name], task.is_running, ago, error))
-    return states
+    names = list(task_purposes())
+    tasks = [task for task in all_tasks() if task.is_running or task.name not in AT_TIMES]
+    return sorted(tasks, key=lambda task: names.index(task.name))

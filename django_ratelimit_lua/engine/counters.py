@@ -36,7 +36,7 @@ SAME_SECONDS = 1e-5
 
 def share_of(limit: Limit) -> ProcessShare:
     """Return this process's part of a split limit. Without one, an equal share."""
-    return heartbeat.part_of(limit) or ProcessShare(heartbeat.count - 1, 1, heartbeat.count)
+    return heartbeat.part_of(limit) or ProcessShare(heartbeat.count - 1, heartbeat.count)
 
 
 def policy_of(limit: Limit) -> str:
@@ -61,9 +61,9 @@ class Counter:
         self.resize(limit, share, 0.0)
 
     def resize(self, limit: Limit, share: ProcessShare, now: float) -> None:
-        """Adopt another share, or other numbers of the same limit.
+        """Apply a changed share, or changed numbers of the same limit.
 
-        Units stay counted, but for no longer than if they were taken now.
+        Units stay counted, but expire no later than units that are taken now.
         """
         self.limit = limit
         self.share = share
@@ -128,7 +128,7 @@ class Counter:
 
 
 class Window(Counter):
-    """The counter of all windows and logs, which counts as a sliding window.
+    """The counter of fixed windows, sliding windows and sliding logs. It is a sliding window.
 
     Units are counted by segments of the period. A segment ends one period after its last hit. So no
     period admits more units than the share.

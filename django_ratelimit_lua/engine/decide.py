@@ -1,7 +1,7 @@
 """The path of a decision: plan by the rules, call Redis, and plan again if the rules were stale.
 
-A face (`web`, or `RateLimiter`, which has no request) supplies the plan. The deny cache, the leases
-or the fallback may decide instead of Redis.
+The caller (`web`, or `RateLimiter`, which has no request) supplies the plan. The deny cache, the
+leases or the fallback may decide instead of Redis.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PlannedCharge(NamedTuple):
 
     - `name`: the displayed name of its limit;
     - `rule`: the rule or call site that makes the charge (None: a throttle or a `RateLimiter`);
-    - `owner`: the face that receives the decision;
+    - `owner`: the decorator, middleware, throttle or limiter that receives the decision;
     - `blocked`: the state that an override sets instead of the limit; then nothing is counted;
     - `subject`: the digest of the override's subject;
     - `identity`: the charged identity, for statistics;
@@ -160,7 +160,7 @@ class Outcome(NamedTuple):
 
 
 class Planner(Protocol):
-    """The interface through which a face supplies one decision's plan.
+    """The interface through which a caller (see the module) supplies one decision's plan.
 
     - `units`: the units that are granted while rate limiting is switched off;
     - `is_hit`: whether the operation is a hit, which `Extension.on_decision` counts;
@@ -578,7 +578,7 @@ def build_call(
 
 
 def now_us() -> int:
-    """Microseconds since 1970 by this process's clock, by which overrides begin and end."""
+    """Return this process's time in microseconds since 1970, by which overrides begin and end."""
     return time.time_ns() // 1000 if clock is None else clock()
 
 

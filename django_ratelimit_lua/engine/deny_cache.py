@@ -5,10 +5,10 @@ edited. So an equal call (the same limits, identities, costs and rules) may be r
 until then, for at most `RATELIMIT_DENY_CACHE_SECONDS`.
 
 Refunds and resets of this process and newer rules clear the affected entries at once. Resets and
-edits of other processes clear them when their message arrives (`listener`): a refusal is repeated
-for more than a second only while messages arrive. Refunds of other processes send no message, so
-they take effect when the entry ends. A flood of one identity therefore costs one call per second
-and process.
+edits of other processes clear them when their message arrives (`listener`). Without a working
+channel for messages, a refusal is repeated for a second at most. Refunds of other processes send no
+message, so they take effect when the entry ends. A flood of one identity costs at most one call per
+second and process.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
+from ..identity.names import printable
 from ..limits.ban import Ban, BanTerms
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
@@ -32,7 +33,7 @@ MAX_NOTED = 1000
 that second.
 """
 MAX_METHOD_BYTES, MAX_PATH_BYTES, MAX_AGENT_BYTES = 20, 120, 150
-"""Bytes that are kept of what a client has sent in one request, with what is escaped."""
+"""Maximum number of bytes that are stored of a client's text in one request, after escaping."""
 MAX_BYTES = 1024
 """Bytes of the evidence of one ban in Redis; the last offences that fit are kept."""
 _NUMBERS = Struct("<2d")
@@ -163,22 +164,6 @@ class EvidenceNotes:
 def evidence_key(ban_key: bytes) -> bytes:
     """Return the key of the evidence of a ban."""
     return ban_key + b":evidence"
-
-
-def printable(text: str) -> str:
-    r"""Escape unprintable characters, so that the text is safe in pages, logs and terminals.
-
-    >>> printable("a\r\nb\x1b[2J")
-    'a\\r\\nb\\x1b[2J'
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        letter
-        if letter.isprintable()
-        else letter.encode("unicode_escape", "surrogatepass").decode()
-        for letter in text
-    )
 
 
 def _cut(text: object, size: int) -> str:

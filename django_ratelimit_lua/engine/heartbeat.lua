@@ -1,27 +1,26 @@
 --[[
-Notes that a process is alive, in one register of processes or several. For each, tells how many there are, by weight,
-and where this one stands among them. What it costs grows with the logarithm of the processes, and with the number of
-registers and of different weights.
+Notes that a process is alive, in one register of processes or several. For each, tells how many there are, and where
+this one stands among them. What it costs grows with the logarithm of the processes, and with the number of registers.
 
 A register begins anew where it was lost, or where nobody was heard of for half a lifetime: this server was away, or its
 clock was set. Then others may be alive and not listed yet, until a lifetime later.
 
 KEYS[3n-2]      a sorted set: processes by the moment they were last heard of
-KEYS[3n-1]      a sorted set: the same processes by weight, those of one weight by name
+KEYS[3n-1]      a sorted set: the same processes by name
 KEYS[3n]        when the register began: seconds, and microseconds
 KEYS[#KEYS]     a hash: how each process of the first register describes itself
 ARGV[1]         the process's name
 ARGV[2]         how it describes itself
 ARGV[3]         seconds after which one that is not heard of is no more
-ARGV[3+n]       its weight in each register; 0: it leaves the register
-returns         for each register: when it began, 1 if that was a lifetime ago, how many processes there are, the weight
-                of those before this one, and the weight of all
+ARGV[3+n]       for each register 1, or 0: it leaves the register
+returns         for each register: when it began, 1 if that was a lifetime ago, how many processes there are, and how many
+                of them come before this one
 ]]
 
 local time = redis.call('TIME')
 local now, lifetime, descriptions = tonumber(time[1]), tonumber(ARGV[3]), KEYS[#KEYS]
 
-local function beat(alive, weights, since, own)
+local function beat(alive, names, since, own)
   local began, heard = redis.call('GET', since), redis.call('ZRANGE', alive, -1, -1, 'WITHSCORES')[2]
   local seconds = began and tonumber(string.match(began, '^(%d+) %d+$'))
   if not seconds or seconds > now or not heard or math.abs(now - heard) >= lifetime / 2 then
@@ -35,30 +34,21 @@ local function beat(alive, weights, since, own)
   if own == '0' then gone[#gone + 1] = ARGV[1] end
   for _, process in ipairs(gone) do
     redis.call('ZREM', alive, process)
-    redis.call('ZREM', weights, process)
+    redis.call('ZREM', names, process)
     if alive == KEYS[1] then redis.call('HDEL', descriptions, process) end
   end
   if own ~= '0' then
     redis.call('ZADD', alive, now, ARGV[1])
-    redis.call('ZADD', weights, own, ARGV[1])
-    if redis.call('ZCARD', weights) > redis.call('ZCARD', alive) then -- The first was evicted: all say so anew.
-      redis.call('DEL', weights)
-      redis.call('ZADD', weights, own, ARGV[1])
+    redis.call('ZADD', names, 0, ARGV[1])
+    if redis.call('ZCARD', names) > redis.call('ZCARD', alive) then -- The first was evicted: all say so anew.
+      redis.call('DEL', names)
+      redis.call('ZADD', names, 0, ARGV[1])
     end
     redis.call('SET', since, began, 'EX', 2 * lifetime)
     redis.call('EXPIRE', alive, 2 * lifetime)
-    redis.call('EXPIRE', weights, 2 * lifetime)
+    redis.call('EXPIRE', names, 2 * lifetime)
   end
-  local rank, processes, before, all = redis.call('ZRANK', weights, ARGV[1]) or 0, 0, 0, 0
-  local weight = redis.call('ZRANGE', weights, 0, 0, 'WITHSCORES')[2]
-  while weight do
-    local count = redis.call('ZCOUNT', weights, weight, weight)
-    before = before + math.min(count, math.max(0, rank - processes)) * weight
-    processes = processes + count
-    all = all + count * weight
-    weight = redis.call('ZRANGEBYSCORE', weights, '(' .. weight, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  end
-  return {began, now - seconds >= lifetime and 1 or 0, processes, before, all}
+  return {began, now - seconds >= lifetime and 1 or 0, redis.call('ZCARD', names), redis.call('ZRANK', names, ARGV[1]) or 0}
 end
 
 local answers = {}

@@ -16,7 +16,6 @@ from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.limit import Limit
-from ..limits.options import read_weights
 from ..limits.program import Program, source
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
@@ -24,9 +23,9 @@ from ..store import Patience, Reply, get_store, last_patience
 
 _PROGRAM = Program.of(source("engine/heartbeat"))
 ALL = b"{rules}:process"
-"""The keys of the register of all processes begin so, behind the prefix."""
+"""How the keys of the register of all processes begin, after `RATELIMIT_CACHE_PREFIX`."""
 SPLIT = b"{rules}:split:"
-"""The keys of a split limit's register begin so; what follows is the name of its count."""
+"""How the keys of a split limit's register begin. The name of its count follows."""
 DESCRIPTIONS = b"{rules}:process-descriptions"
 BEAT_SECONDS = 2.0
 LIFETIME = 10
@@ -40,23 +39,22 @@ MAX_SPLITS = 100
 
 @dataclass(frozen=True, slots=True)
 class ProcessShare:
-    """The part of a whole that is this process's: from `before` to `before + own`, of `of`.
+    """This process's part of a whole in `of` equal parts: the one after `before` others.
 
-    >>> [ProcessShare(n, 1, 3).units(100) for n in range(3)]
+    >>> [ProcessShare(n, 3).units(100) for n in range(3)]
     [33, 33, 34]
     """
 
     before: int
-    own: int
     of: int
 
     def units(self, whole: int) -> int:
         """Return this part of a number of units. All parts add up to the number."""
-        return whole * (self.before + self.own) // self.of - whole * self.before // self.of
+        return whole * (self.before + 1) // self.of - whole * self.before // self.of
 
     def speed(self, limit: int) -> float:
         """Return this part of a number of units per period."""
-        return limit * self.own / self.of
+        return limit / self.of
 
 
 class Register:
@@ -83,20 +81,16 @@ class Register:
     def keys(self) -> list[bytes]:
         """Return the keys that the script of the heartbeat reads and writes."""
         prefix = conf.CACHE_PREFIX + self.prefix
-        return [prefix + b"es", prefix + b"-weights", prefix + b"es-since"]
+        return [prefix + b"es", prefix + b"-names", prefix + b"es-since"]
 
     @property
-    def weight(self) -> int:
-        """Return the weight of this process in the register; 0 to leave it."""
-        if self.limit is None:
-            return 1
-        if time.monotonic() - self.used_at > USED_SECONDS:
-            return 0
-        return read_weights(self.limit.split).get(socket.gethostname().lower(), 1)
+    def is_used(self) -> bool:
+        """Return whether this process stays in the register."""
+        return self.limit is None or time.monotonic() - self.used_at <= USED_SECONDS
 
-    def read(self, reply: Reply, own: int) -> None:
-        """Apply the reply of Redis to a heartbeat that was sent with the weight `own`."""
-        began, is_settled, count, before, of = reply
+    def read(self, reply: Reply) -> None:
+        """Apply the reply of Redis to a heartbeat."""
+        began, is_settled, count, before = reply
         # The floor stays until the register is settled: a new process may stand for one that is
         # missing.
         if self._began in (None, began) or is_settled:
@@ -104,21 +98,20 @@ class Register:
         elif count < self.count:
             return
         self.count = count
-        self.share = ProcessShare(before, own, of)
+        self.share = ProcessShare(before, count)
 
 
-_Beat = Sequence[tuple[Register, int]]
-"""The registers that a heartbeat is for, and the weight of this process in each."""
+_Beat = Sequence[tuple[Register, bool]]
+"""The registers that a heartbeat is for, and whether this process stays in each."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """A process's part of a split limit: `units` of `limit`, by its `weight`."""
+    """A process's part of a split limit: `units` of `limit`."""
 
     name: str
     units: int
     limit: int
-    weight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,39 +191,39 @@ class Heartbeat:
 
         Raises `StoreError`.
         """
-        beat = self._weigh(register)
+        beat = self._with_use(register)
         self._read(beat, get_store().run(_PROGRAM, *self._question(beat), patience))
 
     def beat(self) -> int:
         """Send a heartbeat, and return the number of processes. Raises `StoreError`."""
         with self._lock:
-            beat = self._weigh(*self._splits.values())
+            beat = self._with_use(*self._splits.values())
             self._read(beat, get_store(background=True).run(_PROGRAM, *self._question(beat)))
             return self.count
 
     def goodbye(self) -> None:
         """Leave all registers, so that the other processes take over this one's parts."""
         if self._is_listed:  # A child that never sent a heartbeat ends without one.
-            beat = [(register, 0) for register in (self._all, *self._splits.values())]
+            beat = [(register, False) for register in (self._all, *self._splits.values())]
             with suppress(Exception):
                 get_store(background=True).run(_PROGRAM, *self._question(beat), last_patience())
 
-    def _weigh(self, *registers: Register) -> _Beat:
-        return [(register, register.weight) for register in (self._all, *registers)]
+    def _with_use(self, *registers: Register) -> _Beat:
+        return [(register, register.is_used) for register in (self._all, *registers)]
 
     def _question(self, beat: _Beat) -> tuple[list[bytes], list[bytes]]:
         """Return the keys and arguments of the script."""
         self._is_listed = True
         keys = [key for register, _ in beat for key in register.keys]
         values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME]
-        values += [b"%d" % weight for _, weight in beat]
+        values += [b"%d" % is_used for _, is_used in beat]
         return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], values
 
     def _read(self, beat: _Beat, replies: Sequence[Reply]) -> None:
         try:
-            for (register, weight), reply in zip(beat, replies, strict=True):
-                if weight:
-                    register.read(reply, weight)
+            for (register, is_used), reply in zip(beat, replies, strict=True):
+                if is_used:
+                    register.read(reply)
                 elif register.limit is not None:
                     self._splits.pop(register.limit.key_part, None)
         except (TypeError, ValueError) as error:
@@ -239,7 +232,7 @@ class Heartbeat:
 
     def _description(self) -> str:
         parts = [
-            (limit.name, share.units(limit.rate.limit), limit.rate.limit, share.own)
+            (limit.name, share.units(limit.rate.limit), limit.rate.limit)
             for register in self._splits.values()
             if (limit := register.limit) is not None and (share := register.share) is not None
         ]

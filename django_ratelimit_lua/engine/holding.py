@@ -18,11 +18,10 @@ from functools import partial
 
 from ..conf import conf
 from ..extension import decision_hooks
-from ..identity.names import shown
+from ..identity.names import printable, shown
 from ..limits.algorithms.concurrency import new_slot
 from ..process.forks import chance
-from .decide import DecidedCharge, Outcome, Planner, adecide, decide, releasing
-from .evidence import printable
+from .decide import Outcome, Planner, adecide, decide, releasing
 from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
 from .slots import HeldSlot, held_slots
 
@@ -56,7 +55,6 @@ class Held:
                 shown(decided.planned.identity),
                 printable(what),
                 outcome.decision.source == "fallback",
-                _rule_of(decided),
             )
             for decided in outcome.held
         ]
@@ -104,17 +102,6 @@ class Held:
     def __del__(self) -> None:
         if getattr(self, "_slots", None):
             held_slots.abandon(self._slots)
-
-
-def _rule_of(decided: DecidedCharge) -> str:
-    """Return the rule that sets the number of slots.
-
-    Empty if the code, a tier or an override sets it.
-    """
-    rule = decided.planned.rule
-    if rule is None or rule.template is None:
-        return ""
-    return rule.name if decided.charge.limit in rule.template.limits(rule.name) else ""
 
 
 class Seeking:

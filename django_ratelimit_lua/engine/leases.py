@@ -5,8 +5,8 @@ Redis decides the rest of a call. Together the call is all or nothing.
 A **lease** is a number of units of one identity's limit that this process has taken from the shared
 count and not spent yet. They are counted before they are spent, so no unit is admitted twice. They
 may be spent for a second, or until the window in which they were counted ends, by a clock that
-starts before they are requested. Unspent units are refunded after that time, when no hit needs
-them, and when the process ends.
+starts before they are requested. Unspent units are refunded after that time, earlier if hits do
+not need them, and at the latest when the process ends.
 
 A **split** limit is decided by this process's part of it.
 
@@ -372,7 +372,7 @@ class LocalPart:
         return charge._replace(cost=min(charge.cost, *[units for units, _ in self.taken]))
 
     def undo(self, keep: int = 0) -> None:
-        """Return the units that were taken from each limit, except for `keep` of them."""
+        """Give back the units that were taken from each limit, except for `keep` of them."""
         for units, give_back in self.taken:
             if units > keep:
                 give_back(units - keep)
@@ -469,7 +469,7 @@ def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
 
 
 def _decide_splits(call: Call, here: LocalPart) -> bool:
-    """Decide the split limits by this process's parts of them. Return whether these allow it."""
+    """Decide the split limits by this process's parts. Return whether they allow the call."""
     places = _splits_of(call)
     if not places:
         return True

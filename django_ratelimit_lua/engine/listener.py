@@ -42,7 +42,7 @@ MIN_LENGTH = 0.01
 """Seconds between two of these checks, however many messages come."""
 NEVER = float("inf")
 SPREAD_SECONDS = 0.5
-"""Within how long rules that are new are loaded by a process that has no requests."""
+"""Maximum number of seconds until a process without requests loads new rules."""
 CONNECT_SECONDS = 1.0
 FIRST_PAUSE = 0.25
 MAX_PAUSE = 5.0

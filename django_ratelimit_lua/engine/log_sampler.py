@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from threading import Lock
 
-from ..limits.limit import Limit
-from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
-from .counters import Bucket
-from .heartbeat import ProcessShare
 
-FOR_EACH = Limit("records about one limit", "10/m", algorithm="token_bucket")
-FOR_ALL = Limit("records about all limits", "60/m", algorithm="token_bucket")
-"""How many records of one log a process writes."""
-AGAIN_SECONDS = 60.0
-"""Seconds until another record about the same identity and limit is written."""
-_MAX_LIMITS = 1_000
-_MAX_IDENTITIES = 10_000
+MAX_OF_LIMIT = 10
+MAX_OF_LOG = 60
+"""Records about one limit, and about all, that a process writes to one log in a minute."""
+MAX_LIMITS = 1_000
+"""Limits whose skipped records are counted."""
+MINUTE = 60.0
 
 
 class LogSampler:
@@ -32,9 +28,8 @@ class LogSampler:
 
     def clear(self) -> None:
         self._lock = Lock()
-        self._for_all = _bucket(FOR_ALL)
-        self._by_limit: BoundedMap[str, _Tally] = BoundedMap(_MAX_LIMITS)
-        self._written: BoundedMap[tuple[str, bytes], float] = BoundedMap(_MAX_IDENTITIES)
+        self._skipped = Counter[str]()
+        self._ends_at = float("-inf")
 
     def left_out(self, limit: str, identity: bytes, now: float | None = None) -> int | None:
         """Return the number of records about the limit that were skipped before this one.
@@ -45,35 +40,19 @@ class LogSampler:
         if now is None:
             now = time.monotonic()
         with self._lock:
-            tally = self._by_limit.get(limit)
-            if tally is None:
-                tally = _Tally()
-                self._by_limit.put(limit, tally)
-            buckets = (tally.bucket, self._for_all)
-            written = self._written.get((limit, identity)) if identity else None
-            if written is not None and now - written < AGAIN_SECONDS:
-                tally.left_out += 1
+            if now >= self._ends_at:
+                self._ends_at = now + MINUTE
+                self._written = Counter[str]()
+                self._clients: set[tuple[str, bytes]] = set()
+            if (
+                (limit, identity) in self._clients
+                or self._written[limit] >= MAX_OF_LIMIT
+                or self._written.total() >= MAX_OF_LOG
+            ):
+                if limit in self._skipped or len(self._skipped) < MAX_LIMITS:
+                    self._skipped[limit] += 1
                 return None
-            if any(bucket.retry_after(now, 1) for bucket in buckets):
-                tally.left_out += 1
-                return None
-            for bucket in buckets:
-                bucket.take(now, 1)
+            self._written[limit] += 1
             if identity:
-                self._written.put((limit, identity), now)
-            left_out = tally.left_out
-            tally.left_out = 0
-            return left_out
-
-
-class _Tally:
-    __slots__ = ("bucket", "left_out")
-
-    def __init__(self) -> None:
-        self.bucket = _bucket(FOR_EACH)
-        self.left_out = 0
-
-
-def _bucket(limit: Limit) -> Bucket:
-    # The whole limit, because no other process shares it.
-    return Bucket(limit, ProcessShare(0, 1, 1))
+                self._clients.add((limit, identity))
+            return self._skipped.pop(limit, 0)

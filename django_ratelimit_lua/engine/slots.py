@@ -5,10 +5,10 @@ a process, four times in that period, so the slots of a process that is killed, 
 expire by themselves. A release names the slot: releasing it twice, or after it has ended, frees
 nothing.
 
-If a renewal finds that a held slot has ended (the process was stopped, Redis has lost the slot, an
-operator has ended it), the signal `slot_lost` and the log report it once. Unless an operator ended
-the slot, it is taken again if there is room, because running work should count, but never beyond
-the limit.
+If a renewal finds that a held slot has ended (Redis has lost it, an operator has ended it), or is
+too late (the process was stopped or cut off), the signal `slot_lost` and the log report it once.
+After a late renewal the slot is taken again if there is room, because running work should count,
+but never beyond the limit.
 
 With each renewal a process also reports, for operators, the slots that it has held since the last
 one: `holders` lists them, and `end_slot` ends one, whichever process holds it.
@@ -34,14 +34,12 @@ from typing import Any, NamedTuple
 from ..conf import conf
 from ..exceptions import StoreError
 from ..identity.names import Name
-from ..limits.algorithms.concurrency import SLOT_SIZE, lasts_us
+from ..limits.algorithms.concurrency import lasts_us
 from ..limits.call import Charge
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand, Task
-from ..rules import provider
-from ..rules.callsite import limits_of
 from ..signals import slot_lost
 from ..store import PATIENCE, Patience, get_store, last_patience
 
@@ -64,9 +62,7 @@ SHOWN_LETTERS = 200
 MAX_NAMES = 200
 """Number of limits for which a process reports how many slots it holds: those with the most."""
 _LIST = b"slots"
-"""The key of the processes that hold slots; the keys of their reports begin so."""
-_ENDED = b"ended-slots"
-"""The key of the slots that operators have ended."""
+"""The key of the processes that hold slots, and the prefix of the keys of their reports."""
 _NUMBERS = Struct("<2d")
 _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]
@@ -84,7 +80,6 @@ class HeldSlot:
     - `since`: the beginning, in seconds since 1970;
     - `held_at`, `renewed_at`, `ends_at`: the beginning, the last renewal, and the end without
       another renewal (monotonic);
-    - `rule`: the rule that sets the number of slots; empty if no rule does;
     - `is_local`: this process granted the slot while Redis was unavailable, and Redis does not have
       it yet;
     - `is_late`: the slot may have ended in Redis, which was unavailable, and that was reported;
@@ -97,12 +92,16 @@ class HeldSlot:
     identity: Name = field(default_factory=list)
     what: str = ""
     is_local: bool = False
-    rule: str = ""
     since: float = field(default_factory=time.time)
     held_at: float = field(default_factory=time.monotonic)
     renewed_at: float = field(default_factory=time.monotonic)
     is_late: bool = False
     is_lost: bool = False
+
+    @property
+    def may_be_gone(self) -> bool:
+        """Return whether Redis may not have the slot."""
+        return self.is_local or self.is_late or self.renewed_at < held_slots.outage_at
 
     @property
     def ends_at(self) -> float:
@@ -120,22 +119,11 @@ class HeldSlot:
     @property
     def id(self) -> str:
         """Return the id that operators use for the slot."""
-        return _id_of(self.slot, self.redis_key)
-
-    @property
-    def most(self) -> int:
-        """Return the current number of slots of the limit."""
-        limit = self.charge.limit
-        ruleset = provider.in_force()
-        if ruleset is not None and self.rule in ruleset.by_name:
-            for now in limits_of(ruleset.by_name[self.rule]):
-                if now.key_part == limit.key_part:
-                    return now.rate.limit
-        return limit.rate.limit
+        return hashlib.blake2b(self.slot + self.redis_key, digest_size=16).hexdigest()
 
     def record(self) -> bytes:
         """Return the argument of the script for this slot."""
-        return _NUMBERS.pack(self.most, self.charge.cost) + self.slot
+        return _NUMBERS.pack(self.charge.limit.rate.limit, self.charge.cost) + self.slot
 
     def holder(self) -> Holder:
         """Return the description of this process as a holder, for operators."""
@@ -143,7 +131,7 @@ class HeldSlot:
             self.id,
             self.charge.limit.name,
             self.charge.cost,
-            self.most,
+            self.charge.limit.rate.limit,
             tuple(self.identity),
             self.charge.digest.decode(),
             self.since,
@@ -184,6 +172,9 @@ class HeldSlots:
     time_of_calls: Callable[[], int | None] = staticmethod(lambda: None)
     """The time by which calls are decided, in microseconds since 1970; None: by the server's clock.
     """
+
+    outage_at = float("-inf")
+    """The last moment (monotonic) at which Redis was unavailable."""
 
     def __init__(self) -> None:
         self._begin()
@@ -277,7 +268,6 @@ class HeldSlots:
         if held:
             self._used_at = time.monotonic()
             unasked = self.renew(held)
-            self.note_late(unasked)
             if unasked or self._late or any(slot.is_local for slot in held):
                 return min(SOON_SECONDS, self.interval)
         # In a cluster, another node may have the list. Slots are renewed nevertheless.
@@ -288,27 +278,24 @@ class HeldSlots:
         return None
 
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
-        """Renew these slots once. Return those for which Redis gave no reply."""
-        gone, unasked = self._perform(b"renew", held)
-        if not gone:
-            return unasked
-        known = {slot for slot in gone if not slot.is_local}
-        reported = {slot for slot in gone if slot.is_late}
-        try:
-            ended = self._ended_by_operators(gone)
-        except StoreError:  # None is retaken that an operator may have ended.
-            return [*unasked, *gone]
-        wanted = [slot for slot in gone if slot.id not in ended and self._is_held(slot)]
-        refused, later = self._perform(b"retake", wanted)
-        again = set(wanted).difference(refused, later)
-        # It was released before the answer came, so it must not be taken again.
-        self.release_later(slot for slot in again if not self._is_held(slot))
-        lost = []
-        for slot in known.difference(later):
-            slot.is_lost = slot not in again and bool(self.drop([slot]))
-            if slot not in reported and (slot.is_lost or self._is_held(slot)):
-                lost.append(slot)
-        _report_lost(lost)
+        """Renew these slots once. Return those for which Redis gave no reply.
+
+        Slots that Redis may not know are taken there, if there is room: those granted without it,
+        those held during an outage, and those that could not be renewed in time.
+        """
+        self.note_late(held)
+        unknown = [slot for slot in held if slot.may_be_gone]
+        known = [slot for slot in held if not slot.may_be_gone]
+        gone, unasked = self._perform(b"renew", known)
+        refused, later = self._perform(b"retake", unknown)
+        taken = set(unknown).difference(refused, later)
+        ended = [slot for slot in taken if not self._is_held(slot)]
+        if ended:  # They were released before the answer came.
+            self.release_later(ended)
+        gone += refused
+        for slot in gone:
+            slot.is_lost = not slot.is_local and bool(self.drop([slot]))
+        _report_lost([slot for slot in gone if slot.is_lost and not slot.is_late])
         return [*unasked, *later]
 
     def _perform(
@@ -328,6 +315,7 @@ class HeldSlots:
                 slot.renewed_at = asked_at
                 slot.is_local = slot.is_late = False
             elif answer is None:
+                self.outage_at = time.monotonic()
                 unasked.append(slot)
             else:
                 gone.append(slot)
@@ -409,13 +397,6 @@ class HeldSlots:
         get_store(background=True).execute_all(commands, patience)
         self._is_listed = False
 
-    def _ended_by_operators(self, slots: Sequence[HeldSlot]) -> set[str]:
-        ids = [slot.id.encode() for slot in slots]
-        scores = get_store(background=True).execute(
-            b"ZMSCORE", _key(_ENDED), *ids, patience=self._patience()
-        )
-        return {name.decode() for name, score in zip(ids, scores, strict=True) if score is not None}
-
 
 def _run_program(
     what: bytes, items: Sequence[tuple[bytes, bytes]], patience: Patience
@@ -445,23 +426,14 @@ def _log_lost(slot: HeldSlot) -> dict[str, object]:
         "identity": slot.charge.digest.decode(),
         "what": slot.what,
         "seconds": time.monotonic() - slot.held_at,
-        "retaken": not (slot.is_lost or slot.is_late),
     }
-    outcome = "is no longer held: another client may take it"
-    if loss["retaken"]:
-        outcome = "was taken again"
     logger.warning(
-        "A slot of %r ended after %.1f s while it was held%s, and %s",
+        "A slot of %r ended after %.1f s while it was held%s: another client may take it",
         loss["limit"],
         loss["seconds"],
         f" for {slot.what}" if slot.what else "",
-        outcome,
     )
     return loss
-
-
-def _id_of(slot: bytes, key: bytes) -> str:
-    return hashlib.blake2b(slot + key, digest_size=16).hexdigest()
 
 
 def _key(name: bytes) -> bytes:
@@ -528,32 +500,18 @@ def _record(holder: Holder, slot: bytes) -> bytes:
 def end_slot(holder_id: str) -> Holder | None:
     """End a slot, whichever process holds it.
 
-    The slot is free at once, and its process does not take it again. That process sends `slot_lost`
-    with the next renewal, and its work continues. Return the holder, or None if the slot has ended
+    The slot is free at once. Its process sends `slot_lost` with the next renewal, and its work
+    continues. Return the holder, or None if the slot has ended
     already. Raises `StoreError`.
     """
     for holder, key, slot in _listed():
         if holder.id == holder_id:
-            _note_ended(holder_id)  # First: a process that finds the slot gone has to find out why.
             items = [(key, _record(holder, slot))]
             (was_held,) = _run_program(b"release", items, Patience(PATIENCE))
             if was_held is None:
                 raise StoreError("the slot could not be ended")
             return holder if was_held else None
     return None
-
-
-def _note_ended(holder_id: str) -> None:
-    """Record that an operator has ended a slot, so that its process does not take it again."""
-    key = _key(_ENDED)
-    seconds = time.time()
-    get_store(background=True).execute_all(
-        [
-            (b"ZADD", key, b"%d" % seconds, holder_id.encode()),
-            (b"ZREMRANGEBYSCORE", key, b"-inf", b"%d" % (seconds - 3600)),
-            (b"EXPIRE", key, b"7200"),
-        ]
-    )
 
 
 def forget_slots(key: bytes, digests: Collection[str]) -> int:
@@ -563,15 +521,13 @@ def forget_slots(key: bytes, digests: Collection[str]) -> int:
     Raises `StoreError`.
     """
     store = get_store(background=True)
-    slots = store.execute(b"ZRANGE", key, b"0", b"-1")
-    for slot in slots:
-        _note_ended(_id_of(slot[:SLOT_SIZE], key))
+    slots: int = store.execute(b"ZCARD", key)
     store.execute(b"DEL", key)
     for process in store.execute(b"ZRANGE", _key(_LIST), b"0", b"-1"):
         report = store.execute(b"GET", _key(_LIST + b":" + process))
         if report is not None and any(digest.encode() in report for digest in digests):
             store.execute(b"DEL", _key(_LIST + b":" + process))
-    return len(slots)
+    return slots
 
 
 held_slots = HeldSlots()

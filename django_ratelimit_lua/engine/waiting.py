@@ -13,20 +13,21 @@ from functools import partial
 from .decide import Outcome, refunding
 from .run import Wait, Waiting, arun, in_thread, run, settled, settling, to_the_end, unmasked
 
-__all__ = ["ahold", "hold", "in_thread", "settled", "to_the_end", "unmasked"]
+__all__ = ["ahold", "hold", "in_thread", "settled", "to_the_end", "unmasked", "waiting_turn"]
 
 
 def hold(outcome: Outcome) -> None:
     """Sleep until the turn comes. If the caller is interrupted, give the turn back."""
-    run(_holding(outcome))
+    run(waiting_turn(outcome))
 
 
 async def ahold(outcome: Outcome) -> None:
     """`hold`, without blocking the event loop."""
-    await arun(_holding(outcome))
+    await arun(waiting_turn(outcome))
 
 
-def _holding(outcome: Outcome) -> Waiting[None]:
+def waiting_turn(outcome: Outcome) -> Waiting[None]:
+    """`hold`, as steps for a driver."""
     seconds = outcome.decision.wait
     try:
         yield Wait(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))

@@ -137,7 +137,7 @@ def _values(
 
 
 def _readings(request: HttpRequest, kind: str) -> Sequence[object]:
-    """What parsers make of a body, parsed once for all keys that name a field of it."""
+    """Return the results of parsing a body, which is parsed once for all keys."""
     charset = request.encoding or settings.DEFAULT_CHARSET
     readings = request_state(request).readings
     if (kind, charset) not in readings:
@@ -189,7 +189,7 @@ def _length(request: HttpRequest) -> int:
 
 
 def _parsed(request: HttpRequest, body: bytes, kind: str, charset: str) -> Sequence[object]:
-    """The results of parsing a small body: with the charset that it names, and without.
+    """Return the results of parsing a small body: with the charset that it names, and without.
 
     If a parser rejects the JSON, its result is left out.
     """

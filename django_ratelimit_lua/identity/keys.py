@@ -256,7 +256,8 @@ def registered_identity(name: str, value: object) -> tuple[str, str | None]:
 def split_field(field: str) -> tuple[str, str, bool] | None:
     """Split a field into its kind, its name, and whether it is case-sensitive.
 
-    Return None if it is not a field. A registered key is a field without a name.
+    Return None if the text is not a field. For a registered key, the kind is the key and the name
+    is empty.
 
     >>> split_field("header:X-API-Key"), split_field("exact:post:name"), split_field("ip")
     (('header', 'X-API-Key', False), ('post', 'name', True), None)
@@ -347,7 +348,7 @@ def _no_field(field: str) -> LimitError:
 
 
 def label_of(name: str) -> str:
-    """Return the name of a key for operators. A field is its own name.
+    """Return the name of a key for operators. A field is returned unchanged.
 
     >>> label_of("ip"), label_of("post:username")
     ('address', 'post:username')

@@ -23,22 +23,33 @@ MAX_PARTS = 8
 NOTHING = "—"
 """Stands for a missing value: no signed-in user, no such header."""
 _OWN = "\0own"
-"""No kind of a key begins so."""
+"""A prefix that no kind of a key has."""
+
+
+def printable(text: str) -> str:
+    r"""Escape unprintable characters, so that the text is safe in pages, logs and terminals.
+
+    >>> printable("a\r\nb\x1b[2J")
+    'a\\r\\nb\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def name_words(name: str, most: int = 60) -> str:
     r"""Return the name of a rule or call site as one line of a table.
 
-    Characters that cannot be printed are escaped, and spaces at the ends are quoted. Of a name
-    longer than `most` characters, the middle is left out.
+    Characters that cannot be printed are escaped, and spaces at the ends are quoted. If a name is
+    longer than `most` characters, its middle is left out.
 
     >>> name_words("a\nb"), name_words("  "), name_words("abcdefghij", 5)
     ('a\\nb', '"  "', 'ab…ij')
     """
-    text = "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-        for letter in name
-    )
+    text = printable(name)
     if text != text.strip():
         text = f'"{text}"'
     if len(text) <= most:
@@ -48,7 +59,9 @@ def name_words(name: str, most: int = 60) -> str:
 
 
 def is_short(identity: object) -> bool:
-    """Whether an identity is of text and numbers that are short, and stays what it is.
+    """Return whether an identity is short and immutable.
+
+    It is text, an integer, None, or a tuple of these.
 
     >>> (
     ...     is_short((("ip", "203.0.113.9"), ("post", "username", "alice"))),
@@ -65,7 +78,7 @@ def is_short(identity: object) -> bool:
 
 
 def shown(identity: Identity, *, shows_address: bool = False) -> Name:
-    """Return the parts of an identity that `RATELIMIT_SHOW_IDENTITIES` allows to show.
+    """Return the parts of an identity that may be shown, by `RATELIMIT_SHOW_IDENTITIES`.
 
     - "plain": all parts as they are;
     - "masked": addresses as networks (/24, /56), paths by their first part, and the first letters
@@ -96,7 +109,7 @@ def shown(identity: Identity, *, shows_address: bool = False) -> Name:
 
 
 def masked(name: Name) -> Name:
-    """Return a name with its addresses as `RATELIMIT_SHOW_IDENTITIES` allows to show them.
+    """Return a name in which addresses are masked as `RATELIMIT_SHOW_IDENTITIES` requires.
 
     >>> masked([("ip", "203.0.113.9"), ("user", "7")])
     [('ip', '203.0.113.0/24'), ('user', '7')]
@@ -174,7 +187,7 @@ def _registered(name: str, value: str | None, *, is_masked: bool) -> str:
 
 
 def _path(value: object, *, is_masked: bool) -> str:
-    """Further parts of a path may be a secret, as in a link for a new password."""
+    """Return a path. If masked, only its first part: others may be secret, as in a reset link."""
     first, _, more = str(value).removeprefix("/").partition("/")
     if is_masked and more:
         value = f"/{first}/…"

@@ -28,7 +28,7 @@ class RequestState:
     - `looked_ahead`, `ahead`: whether its route was resolved before Django did, and the result;
     - `readings`: the results of parsing its body;
     - `refusal`: the content of the last refusal;
-    - `count`: an annex's data for counting the request once.
+    - `count`: an optional app's data for counting the request once.
     """
 
     counted: set[str] = field(default_factory=set)
@@ -52,7 +52,7 @@ def plain(request: object) -> Any:
 
 
 def request_state(request: object) -> RequestState:
-    """The data of a request, the same for the middleware, a Django view and a DRF view."""
+    """Return the data of a request, which the middleware, Django views and DRF views share."""
     # DRF's own tests call throttles with an empty dict.
     attributes = getattr(request, "__dict__", {})
     if "_request" in attributes:

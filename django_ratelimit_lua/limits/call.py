@@ -321,7 +321,7 @@ class Call(NamedTuple):
     def read(self, reply: object, token: bytes = b"") -> Decision:
         """Return the decision of a reply.
 
-        The number of keys that had to be deleted because they had a foreign type is logged. Raises
+        The number of keys that had to be deleted because they had another type is logged. Raises
         `StaleRules`, and `ValueError` if it is not the reply to this very call: if its form or
         length differs, a number is out of range, or the token that was sent is missing.
         """

@@ -44,9 +44,9 @@ class LimitState(NamedTuple):
       renewed, as it normally is, or released before;
     - `reset_after`: when the limit is completely unused again if nothing else happens;
     - `wait`: how long this limit alone would hold the hit;
-    - `counted_at`: the moment from which the taken units count, in microseconds since 1970, by
-      which they can be refunded (0: none were taken, or not by that clock). For a caller that waits
-      for a slot, its place in the queue: -1 is the next;
+    - `counted_at`: the moment from which the taken units count, in microseconds since 1970. It
+      identifies them for a refund. 0: no units were taken, or their moment is not known. For a
+      caller that waits for a slot, it is the negated place in the queue: -1 for the next caller;
     - `block`: the block that replaces the limit, if any;
     - `ban`: for a limit that bans, the ban in force, or the offences that count towards one.
     """

@@ -26,7 +26,7 @@ _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True, init=False)
 class Limit:
-    """A rate under a name, with the algorithm that keeps it.
+    """A rate with a name, and the algorithm that enforces it.
 
     >>> Limit("search", "100/m", algorithm="token_bucket", burst=20).burst
     20

@@ -3,7 +3,6 @@
 Call sites, rules, the admin and the documentation use it.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,8 +19,6 @@ Align = Literal["clock", "day", "week", "month"]
 Policy = Literal["open", "closed", "local"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 EQUAL = "equal"
-MAX_WEIGHT = 1000
-_WEIGHT = re.compile(r"([\w.-]+) ?= ?([1-9][0-9]{0,2}|1000)", re.ASCII)
 _MAX_WAIT = Rate.MAX_US // SECOND
 
 
@@ -66,36 +63,6 @@ def _joined(value: object) -> str:
     return "+".join(part.strip() for part in parts)
 
 
-def read_weights(split: str | None) -> dict[str, int]:
-    """Return the weights of a split by host name.
-
-    Hosts that are not listed have the weight 1. Raises `LimitError`.
-
-    >>> read_weights("web-1=3, WEB-2=1"), read_weights("equal")
-    ({'web-1': 3, 'web-2': 1}, {})
-    """
-    weights: dict[str, int] = {}
-    if not split or split == EQUAL:
-        return weights
-    for entry in split.split(","):
-        match = _WEIGHT.fullmatch(entry.strip())
-        if match is None or match[1].lower() in weights:
-            text = _(
-                "%(entry)r is not a weight: write 'equal', or each host once, with a whole number "
-                "from 1 to %(most)d, "
-                "for example web-1=3, web-2=1"
-            )
-            raise LimitError(text, entry=entry.strip(), most=MAX_WEIGHT)
-        weights[match[1].lower()] = int(match[2])
-    return weights
-
-
-def _split(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError("must be 'equal', or hosts and weights such as 'web-1=3, web-2=1'")
-    return ", ".join(f"{host}={weight}" for host, weight in read_weights(value).items()) or EQUAL
-
-
 def _algorithm(value: str) -> str:
     return algorithms.find(value).name
 
@@ -109,7 +76,7 @@ _NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: the default of an option, the check that reads it, and its label and help.
+    """One row of the table: an option's default, the check that reads it, its label and its help.
 
     - `check` returns the value as the package uses it, or raises `ValueError` with what would be
       right;
@@ -133,7 +100,7 @@ class Option:
 
 
 class Options(TypedDict, total=False):
-    """The options of a `Limit`: the type of each, and its row."""
+    """The options of a `Limit`. Each annotation is an option's type, with its `Option`."""
 
     algorithm: Annotated[
         str,
@@ -285,16 +252,11 @@ class Options(TypedDict, total=False):
         str | None,
         Option(
             None,
-            _split,
+            Choice((EQUAL,)),
             _("split"),
             _(
-                "Each process enforces its share of the limit without asking Redis. Write equal, "
-                "or "
-                "weights of hosts, for "
-                "example web-1=3, web-2=1: a process on web-1 has three times the share. Hosts "
-                "that "
-                "are not named weigh 1. "
-                "Empty: one shared count."
+                "Each process enforces an equal share of the limit without asking Redis. Write "
+                "equal. Empty: one shared count."
             ),
             words=_("split among processes"),
             excludes=("lease", "align", *_NEEDS_REDIS),

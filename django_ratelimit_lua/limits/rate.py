@@ -60,7 +60,7 @@ class LimitError(ValueError):
         return f"{self.where}{self.args[0]}"
 
     def of(self, option: str) -> LimitError:
-        """Return the error as one about an option that the message does not name yet."""
+        """Add the name of the option that the error is about, and return the error."""
         self.field = option
         self.args = (f"{option}: {self.args[0]}",)
         return self

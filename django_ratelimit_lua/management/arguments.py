@@ -18,7 +18,6 @@ from ..operations.explain import Explanation
 from ..operations.formatting import local_moment
 from ..operations.request_builder import build_request, find_user
 from ..operations.subjects import Subject
-from ..rules.describe import field_words
 from .verbs import Argument, VerbOptions
 
 _FIELDS = {
@@ -76,7 +75,7 @@ def seconds_of(option: str, period: str, otherwise: str = "") -> int:
     """Return the seconds of a duration such as 30m.
 
     Raises:
-        CommandError: It names the option, and the alternative (`otherwise`).
+        CommandError: The duration is invalid. The message contains the option and `otherwise`.
     """
     try:
         return time_us(duration(period)) // SECOND
@@ -175,16 +174,8 @@ def require_confirmation(options: VerbOptions, warnings: Sequence[str]) -> None:
 
 
 def hints(explanation: Explanation) -> list[str]:
-    """Return hints about options that would show more limits, or the right counts."""
-    options = {kind: (option, mark) for option, (kind, mark, _help) in _FIELDS.items()}
-    options["data"] = options["post"]
+    """Return hints about options that would show more limits."""
     lines = []
-    for field in explanation.missing:
-        kind, _colon, name = field.partition(":")
-        option, mark = options.get(kind, options[""])
-        lines.append(
-            f"limits count by the {field_words(field)}: add --{option} {name or field}{mark}VALUE"
-        )
     if explanation.other_methods:
         methods = " or ".join(explanation.other_methods)
         lines.append(f"other methods have more limits: add --method {methods}")

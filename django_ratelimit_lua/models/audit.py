@@ -20,7 +20,9 @@ from ..signals import rules_changed
 from .change import KINDS, RateLimitChange, RateLimitRevision
 
 MAX_RECORDED = 1000
-"""Rows of one bulk change that are recorded one by one; of more, only that there were many."""
+"""Maximum number of rows of a bulk change that are recorded one by one. If there are more, only
+their number is recorded.
+"""
 BATCH = 500
 """Rows of history that are written by one statement."""
 AUDITED: dict[str, type[AuditedModel]] = {}
@@ -288,7 +290,7 @@ def watch(model: type[AuditedModel]) -> None:
 
 
 def model_of(kind: str) -> type[AuditedModel] | None:
-    """Return the model of a kind of change; None if its annex is not installed."""
+    """Return the model of a kind of change; None if its optional app is not installed."""
     return next((model for model in AUDITED.values() if kind == model.CHANGE_KIND), None)
 
 

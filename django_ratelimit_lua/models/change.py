@@ -30,7 +30,7 @@ KINDS: dict[str, object] = {
     "identity": _("client"),
 }
 """What changes can be about: the kind of a change, and its name. `audit.connect` adds the models of
-annexes.
+optional apps.
 """
 
 
@@ -145,7 +145,6 @@ class RateLimitChange(models.Model):
         DELETED = "deleted", _("deleted")
         BULK = "bulk", _("bulk change")
         ENDED = "reset", _("reset")
-        BANNED = "banned", _("banned")
         UNBANNED = "unbanned", _("ban lifted")
 
     class Kind:

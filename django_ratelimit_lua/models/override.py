@@ -192,7 +192,8 @@ class RateLimitOverride(RateFields, AuditedModel):
             if self.label:
                 client = f"{client} ({self.label})"
             return client
-        return self.network or f"{self.field} ({self.label or _('without a label')})"
+        label = self.label or _("without a label")
+        return self.network or f"{self.field} ({label})"
 
     def set_value(self, value: str) -> None:
         """Set the digest of the field's value, normalized as in requests.

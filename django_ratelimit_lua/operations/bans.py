@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-
-from django.core.exceptions import ValidationError
-from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..engine.bans import clock_of_bans, details_key
-from ..engine.decide import PlannedCharge, banning, unbanning
+from ..engine.decide import PlannedCharge, unbanning
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import run
-from ..identity import digest
-from ..identity.address import address_as
-from ..identity.names import Name, masked, shown
+from ..identity.names import Name, masked
 from ..limits.ban import Ban, BanTerms
 from ..limits.call import REGISTER, Charge
 from ..limits.limit import Limit
 from ..models import RateLimitChange
 from ..store import get_store
-from ..web.plan import is_spared
 from .history_names import history_names, record_change
-from .reference import KnownLimit, known_limits
-from .request_builder import identity_for
+from .reference import known_limits
 
 MAX_ENTRIES = 1000
 """Default number of listed bans: those that end last."""
@@ -79,7 +72,7 @@ def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
     """Return the bans in force, in the order of their ends.
 
     Args:
-        most: Maximum number of bans; of more, those that end last.
+        most: The maximum number of bans. If there are more, those that end last are returned.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -173,89 +166,3 @@ def _unban(active: ActiveBan) -> PlannedCharge:
     assert limit.ban is not None
     charge = Charge(limit.with_ban(replace(limit.ban, key_part=match[2])), match[1])
     return PlannedCharge(charge, active.limit)
-
-
-def ban(charges: Sequence[PlannedCharge], length: str | None = None, why: str = "") -> list[Ban]:
-    """Ban the identities of these charges by hand, like `RateLimiter.ban`.
-
-    The user in `acting` is recorded.
-    """
-    decision = run(banning(charges, length, why))
-    after = history_names(
-        {planned.charge.ban_digest.decode(): _name(planned) for planned in charges}
-    )
-    after["why"] = why
-    names = [planned.charge.limit.name for planned in charges]
-    record_change(RateLimitChange.Action.BANNED, names, after)
-    return [state.ban for state in decision.limits if state.ban is not None]
-
-
-def banning_limits() -> dict[str, KnownLimit]:
-    """Return the limits that ban and have a known key, with that key.
-
-    They are listed by the name of their rule, or by their own name if they are in the code. A rule
-    with several limits is listed with the first.
-    """
-    found: dict[str, KnownLimit] = {}
-    ruled = set()
-    for known in known_limits():
-        limit = known.limit
-        name = known.place
-        if known.rule is not None:
-            ruled.add(name)
-        elif name in ruled:
-            continue
-        elif limit is not None:
-            name = limit.name
-        if limit is not None and limit.ban is not None and known.key:
-            found.setdefault(name, known._replace(key=limit.ban_key or known.key))
-    return found
-
-
-def ban_client(
-    banning: KnownLimit,
-    address: str,
-    user: str,
-    value: str,
-    *,
-    length: str | None,
-    why: str,
-    spared: Collection[str] = (),
-) -> Ban:
-    """Ban a client by hand, like `ban`.
-
-    Args:
-        banning: One of `banning_limits`.
-        address: The address, if any.
-        user: The name or primary key of a user, if any.
-        value: The value of the field, if any.
-        length: As of `ban`.
-        why: As of `ban`.
-        spared: Digests that are not banned.
-
-    Raises:
-        ValidationError: The client is not named, or its digest is one of `spared`.
-    """
-    identity = identity_for(banning.key, address, user.strip(), value)
-    client = address_as(address, "")
-    counted = ("ip", client.network)
-    is_counted = identity == counted or counted in identity
-    if client.address is not None and is_counted and is_spared(client.address):
-        raise ValidationError(
-            _("RATELIMIT_NEVER_BAN names this address: no client there is banned.")
-        )
-    assert banning.limit is not None
-    charge = Charge(banning.limit, digest(identity))
-    if charge.digest.decode() in spared:
-        raise ValidationError(_("This includes your own account: you would lock yourself out."))
-    name = banning.limit.name
-    if banning.rule is not None:
-        name = banning.rule.name
-    return ban([PlannedCharge(charge, name, banning.rule, identity=identity)], length, why)[0]
-
-
-def _name(planned: PlannedCharge) -> Name:
-    identity = planned.banned or planned.identity
-    if identity is None:
-        return []
-    return shown(identity)

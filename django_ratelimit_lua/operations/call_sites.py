@@ -33,7 +33,10 @@ def _of_settings(name: str) -> Iterator[CallSite]:
 
 
 def rule_words(rule: RateLimitRule) -> str:
-    """Return a rule in one sentence, with its key, which may be that of the code."""
+    """Return a rule in one sentence, with its key.
+
+    If the rule has no key, the sentence names the key of a call site with its name.
+    """
     declared = rule.declared()
     if "rate" in declared and "key" not in declared:
         key = next((site.key for site in call_sites_of(rule.name)), "")
@@ -71,10 +74,8 @@ def limits_in_code() -> list[LimitInCode]:
 
     That is rules of the settings, decorators, throttles and limiters.
     """
-    look_for_call_sites()
     rules = list(RateLimitRule.objects.prefetch_related("tiers"))
     by_name = {rule.name: rule for rule in rules}
-    names = {rule.name for rule in settings_rules() if rule.template is not None}
     return [
         LimitInCode(
             name,
@@ -82,8 +83,15 @@ def limits_in_code() -> list[LimitInCode]:
             by_name.get(name),
             tuple(rule for rule in rules if rule.group == name != rule.name),
         )
-        for name in sorted(names.union(known_call_sites.names()))
+        for name in names_in_code()
     ]
+
+
+def names_in_code() -> list[str]:
+    """Return the sorted names under which the imported code and the settings have limits."""
+    look_for_call_sites()
+    names = {rule.name for rule in settings_rules() if rule.template is not None}
+    return sorted(names.union(known_call_sites.names()))
 
 
 def taken_over(name: str) -> Built:

@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from django.core.exceptions import ValidationError
-
 from ..conf import conf
 from ..engine.decide import Outcome, PlannedCharge, answered, build_call, decide, now_us
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import Wait, run
 from ..engine.slots import Holder
 from ..exceptions import StoreError
+from ..identity import Identity, secrets_by_id
 from ..identity import digest as digest_of
-from ..identity import secrets_by_id
+from ..identity.address import address_as
 from ..identity.forwarded import network_words, parse_address, parse_network
+from ..identity.keys import field_identity, split_field
 from ..identity.names import Name, Part
 from ..limits.ban import Ban
 from ..limits.call import Charge
@@ -32,7 +32,7 @@ from ..web.plan import Party, Planner
 from .bans import ActiveBan, active_bans, bans_by_key
 from .explain import Explanation, explained_limits
 from .reference import KnownLimit, known_limits
-from .request_builder import identity_for
+from .request_builder import find_user
 from .slots import slots_held
 from .subjects import Subject
 
@@ -125,7 +125,7 @@ _Place = tuple[KnownLimit, Limit]
 
 
 def _limits_by_place() -> dict[str, list[_Place]]:
-    """The limits that count under each name: those of the rule, if there is one, or of the code."""
+    """Return the limits under each name: those of its rule, if any, or else those in the code."""
     places: dict[str, dict[bytes, _Place]] = {}
     for known in known_limits():  # Rules come first. A tier counts in the same place.
         is_off = known.rule is not None and known.rule.mode == "off"
@@ -153,7 +153,7 @@ def _counted(limits: Sequence[_Place], digest: bytes) -> Iterator[_Place]:
 
 
 def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
-    """The evidence for each limit that bans its clients; none if Redis is unavailable."""
+    """Return the evidence for each limit that bans; none if Redis is unavailable."""
     bans = {state.name: state.ban or Ban() for state in outcome.decision.limits}
     keys = []
     for charge, *_others in charges:
@@ -197,7 +197,7 @@ class _ClientPlanner(Planner):
         return ()
 
     def strongest(self) -> RateLimitOverride | None:
-        """The override about the client that applies whatever the rule."""
+        """Return the override of the client that applies to all rules."""
         if not self.parties:
             return None
         override = override_cache.get_many(self.parties[0].subjects).strongest_for(None, now_us())
@@ -211,9 +211,9 @@ def _is_limiter(name: str) -> bool:
 
 
 def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]:
-    """Return the overrides about each of these clients that have not ended.
+    """Return the overrides of each of these clients that have not ended.
 
-    They are those about the digest, and about the user or the value that it is of.
+    An override may name a client by its digest, its user name or the value of a field.
     """
     clients = {digest: digest for digest in digests}
     for digest in digests:
@@ -229,8 +229,8 @@ def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]
 def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
     """Return the field of an override that names exactly this client, and its value.
 
-    It is the user or address of its name if the digest proves that it is of this alone. Otherwise,
-    as when its name is masked or hidden, it is the digest.
+    It is the user or the address in the name if that alone has this digest. Otherwise, for example
+    if the name is masked or hidden, it is the digest.
     """
     parts = list(name)
     if len(parts) == 1:
@@ -246,7 +246,12 @@ def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class FoundClient:
-    """A client that a search has found: its key with the values, and the name that it gives."""
+    """A client that a search has found.
+
+    - `digest`: the digest that a limit counts;
+    - `label`: the key of that limit with its values, in words;
+    - `name`: the parts of the identity.
+    """
 
     digest: str
     label: str = ""
@@ -271,26 +276,46 @@ def find_clients(text: str) -> list[FoundClient]:
     keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
     found: dict[str, FoundClient] = {}
     for key in keys:
-        with suppress(ValidationError):  # It cannot be produced from this text.
-            identity = identity_for(key, address, value, value)
-            digest = digest_of(identity).decode()
-            parts: tuple[Part, ...] = ()
-            if isinstance(identity, tuple) and identity[0] in ("user", "ip"):
-                parts = ((str(identity[0]), str(identity[1])),)
-            kinds = key.split("+")
-            texts = [address if kind == "ip" else value or address for kind in kinds]
-            label = f"{key_label(kinds)}: {' '.join(dict.fromkeys(texts))}"
-            found.setdefault(digest, FoundClient(digest, label, parts))
+        kinds = key.split("+")
+        identities = [_find_identity(kind, address, value) for kind in kinds]
+        if not all(identities):
+            continue
+        parts: tuple[Part, ...] = ()
+        identity: Identity = tuple(identities)
+        if len(identities) == 1:
+            identity = identities[0]
+            if key in ("user", "ip"):
+                parts = ((key, str(identities[0][-1])),)
+        digest = digest_of(identity).decode()
+        texts = [address if kind == "ip" else value or address for kind in kinds]
+        label = f"{key_label(kinds)}: {' '.join(dict.fromkeys(texts))}"
+        found.setdefault(digest, FoundClient(digest, label, parts))
     return list(found.values())
 
 
+def _find_identity(key: str, address: str, value: str) -> tuple[str | None, ...]:
+    """Return the identity that a key would read; empty if this text has no value for the key."""
+    if key == "user" or (key == "user_or_ip" and value):
+        user = find_user(value)
+        if user is None:
+            return ()
+        return ("user", str(user.pk))
+    if key in ("ip", "user_or_ip"):
+        if not address:
+            return ()
+        return ("ip", address_as(address, "").network)
+    if split_field(key) is None or not value:
+        return ()
+    return field_identity(key, value)
+
+
 def is_prefix(text: str) -> bool:
-    """Whether a text is a digest, or enough of its beginning for a search."""
+    """Return whether a text is a digest, or a prefix of one that is long enough for a search."""
     return bool(_IS_PREFIX(text))
 
 
 def clients_by_prefix(prefix: str) -> Mapping[str, Name]:
-    """Return the banned clients and holders of slots with digests that begin so, with their names.
+    """Return banned clients and holders of slots whose digests have a prefix, with their names.
 
     Raises:
         StoreError: Redis is unavailable.

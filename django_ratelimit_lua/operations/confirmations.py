@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from django.urls import NoReverseMatch, get_script_prefix, reverse
@@ -21,6 +21,7 @@ from ..rules.paths import path_pattern
 from ..rules.places import place_problems
 from ..rules.rule import Declared, Rule, RuleError
 from ..rules.ruleset import settings_rules
+from ..store import get_store
 from .call_sites import SETTINGS, call_sites_of
 from .rules_yaml import RULE, RuleChange, build_rule
 
@@ -28,12 +29,15 @@ WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
 
 
-def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> list[tuple[str, str]]:
+def confirmations(
+    row: RateLimitRule, exempt: Sequence[str] | None = None, pages: Sequence[str] | None = None
+) -> list[tuple[str, str]]:
     """Return the warnings to confirm before a rule is saved, each with its field.
 
     Args:
         row: The rule.
         exempt: The paths that rules exempt, if they are not to be read.
+        pages: The pages of the admin, if they are known.
     """
     rule = row.compiled([])
     found = []
@@ -47,7 +51,8 @@ def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> li
         found.append((field, text))
     if exempt is None:
         exempt = exempt_paths()
-    pages = admin_pages()
+    if pages is None:
+        pages = admin_pages()
     field = _covers_admin(rule, pages, exempt)
     if field:
         text = _(
@@ -92,7 +97,7 @@ def _match(paths: Sequence[str], pages: Sequence[str]) -> bool:
 def admin_pages() -> list[str]:
     """Return paths of admin pages, without the script prefix, the index first.
 
-    Empty if the admin is not installed.
+    There are none if the admin is not installed.
     """
     script = get_script_prefix().rstrip("/")
     try:
@@ -157,6 +162,10 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
     found = place_problems(rule)
     if rule.template is None or rule.mode == "off":
         return found
+    if rule.template.ban_key is not None and not get_store().compares_rules:
+        found.append(
+            _("In a Redis Cluster ban_key has no effect: add a rule by that key that bans.")
+        )
     counted = _counts(limits_of(rule), _key_name(rule, sites))
     limits = [limit for site in sites for limit in site.limits_at(row.name)]
     key = next((site.key for site in sites), "")
@@ -204,7 +213,7 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, str]]:
 def rehearsal(rule: RateLimitRule) -> str:
     """Return the requests that a rule would have refused in shadow mode, in words.
 
-    Empty if no annex has counted them.
+    The result is empty if no optional app has counted them.
     """
     return " ".join(filter(None, (extension.rehearsal(rule) for extension in extensions)))
 
@@ -215,7 +224,8 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
     Effects that a rule has already are left out.
     """
     changes = [change for change in changes if change.word == RULE]
-    after = {change.label: _row(change.after) for change in changes}
+    after = {change.label: _row_after(change) for change in changes}
+    pages = admin_pages()
     exempt_before = exempt_paths()
     exempt = exempt_paths(without=[change.name for change in changes])
     for row in after.values():
@@ -223,17 +233,18 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
             exempt += row.compiled([]).paths
     found = {}
     for change in changes:
-        known = _texts(_row(change.before), exempt_before)
-        new = [text for text in _texts(after[change.label], exempt) if text not in known]
+        known = _texts(_row(change.before), exempt_before, pages)
+        texts = _texts(after[change.label], exempt, pages)
+        new = [text for text in texts if text not in known]
         if new:
             found[change.label] = new
     return found
 
 
-def _texts(row: RateLimitRule | None, exempt: Sequence[str]) -> list[str]:
+def _texts(row: RateLimitRule | None, exempt: Sequence[str], pages: Sequence[str]) -> list[str]:
     if row is None:
         return []
-    return [text for _field, text in confirmations(row, exempt)]
+    return [text for _field, text in confirmations(row, exempt, pages)]
 
 
 def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
@@ -242,7 +253,7 @@ def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     for change in changes:
         texts: list[str] = []
         if change.word == RULE:
-            row = _row(change.after)
+            row = _row_after(change)
             if row is not None:
                 texts = notices(row, _row(change.before))
         elif change.before is None:
@@ -250,6 +261,10 @@ def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
         if texts:
             found[change.label] = texts
     return found
+
+
+def _row_after(change: RuleChange) -> RateLimitRule | None:
+    return change.row or _row(change.after)
 
 
 def _row(declared: Declared | None) -> RateLimitRule | None:
@@ -261,11 +276,11 @@ def _row(declared: Declared | None) -> RateLimitRule | None:
         return None  # The row was broken by hand.
 
 
-def override_confirmations(given: Declared, peer: str | None = None) -> list[tuple[str, str]]:
+def override_confirmations(networks: Iterable[str], peer: str | None = None) -> list[str]:
     """Return the warnings to confirm before an override that affects many clients is saved.
 
     Args:
-        given: The values of its fields, and its `networks`.
+        networks: The networks that it names.
         peer: The proxy that the operator's own request came through, if it did.
     """
     proxies: list[Network] = []
@@ -273,26 +288,22 @@ def override_confirmations(given: Declared, peer: str | None = None) -> list[tup
         proxies += conf.TRUSTED_PROXIES
     with suppress(ValueError):
         proxies.append(parse_network(peer or ""))
-    warnings: list[tuple[str, str]] = []
-    for text in given.get("networks", ()):
+    warnings: list[str] = []
+    for text in networks:
         try:
             network = parse_network(text)
         except ValueError:
             continue  # It is refused anyway.
-        problems = []
         if network.prefixlen <= WIDE[network.version]:
-            problems.append(
-                _(
-                    "“%(network)s” is a large part of the whole internet: the override "
-                    "would apply to all its clients."
-                )
+            problem = _(
+                "“%(network)s” is a large part of the whole internet: the override would apply to "
+                "all its clients."
             )
+            warnings.append(problem % {"network": text})
         if any(network.version == each.version and network.overlaps(each) for each in proxies):
-            problems.append(
-                _(
-                    "“%(network)s” is a proxy of this site: the override would apply to "
-                    "all clients behind it."
-                )
+            problem = _(
+                "“%(network)s” is a proxy of this site: the override would apply to all clients "
+                "behind it."
             )
-        warnings += [("network", problem % {"network": text}) for problem in problems]
+            warnings.append(problem % {"network": text})
     return warnings

@@ -1,9 +1,9 @@
 """The refusal curve: how many requests and identities each limit N would have refused.
 
-Requests are counted by the units they found used, themselves among them: a request that found more
-than N would have been refused by a limit of N. For a fixed window that is exact. Under other
-algorithms a refusal makes room for later requests, so N refuses at most as many. Of requests that
-the limit in force has refused, only that is known: above that limit, the curve is an upper bound.
+For each request, the used units including its own are recorded: a limit of N would have refused it
+if there were more than N. For a fixed window that is exact. Under other algorithms a refusal makes
+room for later requests, so a limit of N refuses at most as many. For a request that the limit in
+force has refused, the used units are unknown: above that limit, the curve is an upper bound.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Between(NamedTuple):
     most: int
 
     def up_to(self, number: int) -> Between:
-        """Return the bounds of a number that is known to be this one at most."""
+        """Return these bounds, reduced to a known maximum."""
         return Between(min(self.least, number), min(self.most, number))
 
 
@@ -67,8 +67,8 @@ class Curve:
         most: The maximum number of units that one identity used.
         refused: The number of refused requests.
         others: Why requests met other limits than this one.
-        is_exact: A limit refuses exactly as many, not at most; above today's only if that has
-            refused nothing.
+        is_exact: Whether the numbers are exact instead of upper bounds. Above today's limit, they
+            are exact only if that has refused nothing.
         higher: What is known about limits above today's, if that has refused requests.
         is_sampled: The number of identities is estimated.
 
@@ -132,14 +132,14 @@ class Curve:
         return point
 
     def is_exact_at(self, limit: int) -> bool:
-        """Whether `at` returns what exactly this limit refuses, or bounds of that."""
+        """Return whether `at` returns exact numbers for this limit, and not only bounds."""
         if self.refused and self.today is not None and not self.others:
             return limit == self.today or (self.is_exact and limit < self.today)
         return self.is_exact
 
     @property
     def top(self) -> int:
-        """The largest N that is drawn. Any other above it refuses as many."""
+        """Return the largest N that is drawn. Any larger N refuses as many."""
         today = self.today or 0
         enough = 0 if self.higher is None else self.higher.enough(today)
         return max(self.most, round(today * 1.25), enough, 1)

@@ -26,7 +26,6 @@ from ..engine.decide import (
 from ..engine.run import run
 from ..exceptions import StoreError
 from ..extension import Finding, extensions
-from ..identity.keys import EXACT, read_fields, registered_keys
 from ..identity.request_state import request_state
 from ..identity.routes import resolved
 from ..limits.call import Charge
@@ -42,7 +41,6 @@ from ..rules.stacks import BEFORE_METHODS, Mark, OnView, Stack, is_behind_login,
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
 from .history_names import record_change
-from .request_builder import SENT_KINDS
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
@@ -99,9 +97,8 @@ class Explanation:
     - `exempt`: the rule, or "the view", that exempts it from rules;
     - `block`: the override that blocks it without any rule;
     - `problems`: the rules and call sites that cannot be applied to such a request, and why;
-    - `findings`: the effects of annexes at its view, outermost first;
+    - `findings`: the effects of optional apps at its view, outermost first;
     - `notes`: other code that may refuse it, and is not examined;
-    - `missing`: the keys for which the request has no value although its limits count by them;
     - `other_methods`: the HTTP methods that have further limits at this view;
     - `unknown`: functions with limits that the view may or may not call.
     """
@@ -112,14 +109,13 @@ class Explanation:
     block: RateLimitOverride | None = None
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
     other_methods: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
 
     @property
     def stopped_by(self) -> Finding | None:
-        """Return the finding of an annex that stops an otherwise allowed request, or None."""
+        """Return the finding of an optional app that stops an allowed request, or None."""
         if not self.decision.allowed:
             return None
         return next((finding for finding in self.findings if finding.passes is False), None)
@@ -129,8 +125,8 @@ def explain(request: HttpRequest) -> Explanation:
     """Explain the limits of a request, each decision separately.
 
     These are the limits of the middleware, of each `@ratelimit` of its view and of the view's
-    throttles, and the effects of annexes. Nothing is counted. The currently published rules are
-    used.
+    throttles, and the effects of optional apps. Nothing is counted. The currently published rules
+    are used.
     """
     if conf.ENABLE:
         reload()
@@ -154,8 +150,6 @@ class _Explainer:
     def __init__(self, request: HttpRequest) -> None:
         self.request = request
         self.found = Explanation(Decision(True))
-        self._rules: dict[str, Rule] = {}
-        self._fields: dict[str, None] = {}
 
     def run(self) -> None:
         self._explain_rules()
@@ -164,7 +158,6 @@ class _Explainer:
             self._note(_("No URL pattern matches this path."))
         else:
             self._explain_view(match)
-        self.found.missing = [field for field in self._fields if self._is_missing(field)]
 
     def _explain_rules(self) -> None:
         is_applied = _is_applied()
@@ -262,7 +255,6 @@ class _Explainer:
     def _place(self, rules: Sequence[Rule], group: str) -> Place:
         for rule in rules:
             name = rule.name_at(group)
-            self._rules[name] = rule
             for key in rule.keys:
                 for function in key.functions:
                     self._note_function(function, name)
@@ -287,15 +279,6 @@ class _Explainer:
         problem = f"{name}: {type(error).__name__}: {error}"
         if problem not in self.found.problems:  # By newer rules it is planned once more.
             self.found.problems.append(problem)
-        if name in self._rules:  # A value that is entered is not read.
-            self._note_keys(self._rules[name])
-
-    def _note_keys(self, rule: Rule) -> None:
-        for key in rule.keys:
-            for name in key.name.split("+"):
-                if name == "session":
-                    name = f"cookie:{settings.SESSION_COOKIE_NAME}"
-                self._fields[name.removeprefix(EXACT)] = None
 
     def _decide(self, planner: Planner, *, is_advice: bool = False) -> None:
         """Decide without counting, and add the limits."""
@@ -314,25 +297,12 @@ class _Explainer:
         for planned in planner.charges:
             if planned.rule is not None:
                 counted.add(planned.rule.name)  # A later decision does not count it again.
-                self._note_keys(planned.rule)
         decision = outcome.decision
         sources = (found.decision.source, decision.source)
         if found.decision.allowed and decision.limits and (decision.allowed or not is_advice):
             found.decision = decision
         if "fallback" in sources:
             found.decision = found.decision._replace(source="fallback")
-
-    def _is_missing(self, field: str) -> bool:
-        """Return whether a description of a request could have a value for a key, but lacks it."""
-        is_registered = field in registered_keys()
-        if not is_registered and field.partition(":")[0] not in SENT_KINDS:
-            return False
-        try:
-            return not read_fields(field, self.request)
-        except REFUSED:
-            return False
-        except Exception:  # The function needs more, such as what a middleware sets.
-            return is_registered
 
 
 def _is_applied() -> bool:

@@ -251,7 +251,7 @@ def _erase_in_database(
 def _mentions(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
     """Yield the kinds of texts that mention the identity but are not erased.
 
-    Each has its number, and what to do about it.
+    Each comes with the number of texts and the remedy.
     """
     rules = [
         rule.name

@@ -94,7 +94,9 @@ def breakable(text: str) -> SafeString:
 
 
 def limit_words(limit: str) -> SafeString:
-    """Return the name of a limit for a page, and below it what tells it from others of that name.
+    """Return the name of a limit for a page, on two lines.
+
+    The second line distinguishes limits of the same name.
 
     >>> limit_words("search:*:ip:10/s")
     'search<div class="quiet">ip:<wbr>10/<wbr>s</div>'
@@ -108,7 +110,7 @@ def limit_words(limit: str) -> SafeString:
 
 
 def moment_words(moment: datetime.datetime) -> str:
-    """Return "14:05" for today, otherwise "23 Nov, 14:05", with the year if it is another."""
+    """Return "14:05" for today, otherwise "23 Nov, 14:05", with the year if it is not this year."""
     local = local_moment(moment)
     today = local_moment(timezone.now()).date()
     if local.date() == today:

@@ -1,4 +1,4 @@
-"""Builds a request or an identity from a description, and finds users."""
+"""Builds a request from a description, and finds users."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from django.contrib.auth import get_user, get_user_model
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
-from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..identity.address import address_as
 from ..identity.body import JSON, URLENCODED
 from ..identity.forwarded import parse_network
-from ..identity.keys import EXACT, field_identity, registered_keys, split_field
+from ..identity.keys import EXACT, registered_keys
 from ..identity.request_state import request_state
 from ..limits.rate import LimitError
 from ..rules.rule import UNWRITABLE
 
 SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
-"""The kinds of fields that a client sends; `data`: a form field, or one of JSON if others are."""
+"""The kinds of fields that a client sends. `data` is a form field, or a JSON field if the body has
+other JSON fields.
+"""
 Fields = Sequence[tuple[str, str]]
 """Values that a client sends, and values of registered keys: `[("post:username", "ada"), ("tenant",
 "acme")]`.
@@ -149,41 +149,3 @@ def find_user(name: str) -> User | None:
             if user is not None:
                 return user
     return None
-
-
-def identity_for(key: str, address: str, user: str, value: str) -> tuple[Any, ...]:
-    """Return the identity that a key would read for this client.
-
-    Args:
-        key: The name of the key; of several, joined by "+".
-        address: The address, if any.
-        user: The name or primary key of a user, if any.
-        value: The value of the field, if any.
-
-    Raises:
-        ValidationError: A part that the key reads is missing, or cannot be entered as text.
-    """
-    first, *others = (_identity_part(part, address, user, value) for part in key.split("+"))
-    if others:
-        return (first, *others)
-    return first
-
-
-def _identity_part(part: str, address: str, user: str, value: str) -> tuple[Any, ...]:
-    if part == "user" or (part == "user_or_ip" and user):
-        found = user and find_user(user)
-        if not found:
-            raise ValidationError(_("Enter a user: this limit counts by users."))
-        return ("user", str(found.pk))
-    if part in ("ip", "user_or_ip"):
-        client = address_as(address, "")
-        if client.address is None:
-            raise ValidationError(_("Enter an address: this limit counts by addresses."))
-        return ("ip", client.network)
-    if split_field(part) is None:
-        text = _("This limit counts by %(key)s, which cannot be entered here.")
-        raise ValidationError(text % {"key": part})
-    identity = field_identity(part, value)
-    if identity[-1] is None:
-        raise ValidationError(_("Enter the value of %(field)s.") % {"field": part})
-    return identity

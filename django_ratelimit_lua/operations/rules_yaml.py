@@ -1,12 +1,12 @@
-"""The rules of the admin, and rows of annexes, exported to and imported from YAML."""
+"""The rules of the admin, and rows of optional apps, exported to and imported from YAML."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from django.core.exceptions import ValidationError
 from django.db import router
@@ -16,14 +16,15 @@ from ..limits.algorithms import SYNONYMS
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError
 from ..models import RateLimitRule, RateLimitTier
-from ..models.audit import one_change
+from ..models.audit import BATCH, AuditedModel, AuditedQuerySet, one_change
 from ..rules.describe import difference, reading
 from ..rules.rule import Declared, RuleError, compile_rule, refuse_absent
 from .formatting import count_words
 
+M = TypeVar("M", bound=AuditedModel)
 Built = tuple[RateLimitRule, list[RateLimitTier]]
 RULE = "rule"
-"""Stands for rules among the words that begin items of annexes."""
+"""Stands for rules among the words that begin items of optional apps."""
 MAX_TEXT_LENGTH = 4 * 1024 * 1024
 _COPIED = ("name", "description", "mode", "order", "exempt", "route", "group", "cost", "message")
 """Fields that a row has as they are declared; those of `OPTIONS` are too."""
@@ -44,7 +45,7 @@ def dump(rules: Sequence[Declared]) -> str:
 
 
 class Item(NamedTuple):
-    """An item of a YAML text: a rule, or a row of an annex with its `word`.
+    """An item of a YAML text: a rule, or a row of an optional app with its `word`.
 
     - `built`: the unsaved row and tiers of a rule.
     """
@@ -56,7 +57,7 @@ class Item(NamedTuple):
 
 
 def export() -> str:
-    """Return the rules of the admin as YAML, in their order, and then the rows of annexes."""
+    """Return the rules of the admin as YAML, in their order, and then the rows of optional apps."""
     items = list(_stored_rules().values())
     for word, document in documents().items():
         items += [{word: name, **declared} for name, declared in document.stored().items()]
@@ -65,12 +66,18 @@ def export() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuleChange:
-    """A change of a rule, or of a row of an annex: its declarations before and after, or None."""
+    """A change of a rule, or of a row of an optional app: its declarations before and after.
+
+    None stands for no rule or row.
+
+    - `row`: the unsaved row of a rule after the change, if it was built already.
+    """
 
     name: str
     before: Declared | None
     after: Declared | None
     word: str = RULE
+    row: RateLimitRule | None = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -106,9 +113,9 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     if "id" in given:
         raise RuleError(where, "name", "unknown id")
     rule = RateLimitRule()
-    for field in (*_COPIED, *OPTIONS):
-        if given.get(field) is not None:
-            setattr(rule, field, given[field])
+    for option in (*_COPIED, *OPTIONS):
+        if given.get(option) is not None:
+            setattr(rule, option, given[option])
     rule.algorithm = SYNONYMS.get(rule.algorithm, rule.algorithm)
     rule.path = "\n".join(compiled.paths)
     if rule.group == rule.name and not rule.path and not rule.route:
@@ -117,7 +124,7 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     fields = rule_fields()
     for word in filter(given.get, FIELDS_OF_ANNEXES):
         value = given[word]
-        if word in fields:  # The history has some of annexes that are not installed.
+        if word in fields:  # The history has some of optional apps that are not installed.
             value = fields[word].clean(value)
         rule.annex(word, value)
     rule.key = "+".join(_listed(given.get("key")))
@@ -141,8 +148,8 @@ def build_rule(given: Declared, where: str = "Rules") -> Built:
     except ValidationError as error:
         raise RuleError.of(
             [
-                RuleError(where, field, f"{field}: {' '.join(problems)}")
-                for field, problems in error.message_dict.items()
+                RuleError(where, name, f"{name}: {' '.join(problems)}")
+                for name, problems in error.message_dict.items()
             ]
         ) from None
     return rule, tiers
@@ -203,7 +210,7 @@ def _item(given: object, where: str) -> Item:
 
 
 def _refuse_absent(given: Declared, where: str) -> None:
-    """Refuse values for annexes that are not installed, except those that the row has already."""
+    """Refuse values for optional apps that are not installed, except those already in the row."""
     words = given.keys() & FIELDS_OF_ANNEXES.keys() - rule_fields().keys()
     if words:
         kept: Declared = {}
@@ -229,18 +236,21 @@ def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleC
     Raises:
         RuleError: As in `load`.
     """
-    return _plan(load(text, source), merge)
+    return plan_items(load(text, source), merge=merge)
 
 
-def _plan(loaded: Sequence[Item], merge: bool) -> list[RuleChange]:
+def plan_items(loaded: Sequence[Item], *, merge: bool = False) -> list[RuleChange]:
+    """Return the changes that make the rules those of a loaded text; see `plan`."""
     readers = {word: document.stored for word, document in documents().items()}
+    rows = {item.name: item.built[0] for item in loaded if item.built is not None}
     changes = []
     for word, read in {RULE: _stored_rules, **readers}.items():
+        rows_of_word = rows if word == RULE else {}
         after = {item.name: item.declared for item in loaded if item.word == word}
-        if word == RULE or after:  # A text without any items of an annex is of rules alone.
+        if word == RULE or after:  # A text without any items of an optional app is of rules alone.
             before = read()
             changes += [
-                RuleChange(name, before.get(name), after.get(name), word)
+                RuleChange(name, before.get(name), after.get(name), word, rows_of_word.get(name))
                 for name in (after if merge else {**after, **before})
                 if before.get(name) != after.get(name)
             ]
@@ -248,7 +258,7 @@ def _plan(loaded: Sequence[Item], merge: bool) -> list[RuleChange]:
 
 
 def _stored_rules() -> Mapping[str, Declared]:
-    return {rule.name: rule.declared() for rule in RateLimitRule.objects.prefetch_related("tiers")}
+    return {rule.name: declared for rule, declared in RateLimitRule.objects.all_declared()}
 
 
 def counted(words: Iterable[str]) -> str:
@@ -296,6 +306,7 @@ def apply(
     *,
     delete: bool = False,
     merge: bool = False,
+    loaded: Sequence[Item] | None = None,
     on_progress: Callable[[int, int], None] = lambda saved, total: None,
 ) -> list[RuleChange]:
     """Replace the rules by those of a text, all or nothing. Overrides stay with rules that stay.
@@ -304,6 +315,7 @@ def apply(
         text: The YAML.
         delete: Whether rules may be deleted: a truncated file lacks rules as well.
         merge: Whether rules that are not in the text are kept.
+        loaded: The items of the text, if it was loaded already.
         on_progress: Called with the number of changes that are saved, and of all.
 
     Returns:
@@ -313,9 +325,10 @@ def apply(
         RuleError: The text is invalid, or rules would be deleted.
     """
     with one_change(router.db_for_write(RateLimitRule)):
-        loaded = load(text)
+        if loaded is None:
+            loaded = load(text)
         built = {item.name: item.built for item in loaded if item.built is not None}
-        changes = _plan(loaded, merge)
+        changes = plan_items(loaded, merge=merge)
         names = deletions(changes)
         if names and not delete:
             number = counted(change.word for change in changes if change.after is None)
@@ -325,15 +338,67 @@ def apply(
                 "them, or --delete to delete them"
             )
             raise RuleError("Rules", "name", problem)
-        for saved, change in enumerate(changes):
-            on_progress(saved, len(changes))
-            if change.word != RULE:
-                documents()[change.word].save(change.name, change.after)
-            elif change.after is None:
-                RateLimitRule.objects.get(name=change.name).delete()
-            else:
-                save_rule(*built[change.name])
+        for start in range(0, len(changes), BATCH):
+            batch = changes[start : start + BATCH]
+            _save(batch, built)
+            for saved in range(start, start + len(batch)):
+                on_progress(saved, len(changes))
     return changes
+
+
+def _save(changes: Sequence[RuleChange], built: Mapping[str, Built]) -> None:
+    """Save some changes; rules that stay or are new are saved together."""
+    of_rules = [change for change in changes if change.word == RULE]
+    _save_rules([built[change.name] for change in of_rules if change.after is not None])
+    for change in of_rules:
+        if change.after is None:
+            RateLimitRule.objects.get(name=change.name).delete()
+    for change in changes:
+        if change.word != RULE:
+            documents()[change.word].save(change.name, change.after)
+
+
+def _save_rules(built: Sequence[Built]) -> None:
+    """Save rules and their tiers in a few statements. Stored rows of the same names are updated."""
+    names = [rule.name for rule, _tiers in built]
+    stored = RateLimitRule.objects.prefetch_related("tiers").in_bulk(names, field_name="name")
+    old_tiers = {
+        (rule.pk, tier.group): tier for rule in stored.values() for tier in rule.tiers.all()
+    }
+    _create_or_update(RateLimitRule, [(rule, stored.get(rule.name)) for rule, _tiers in built])
+    pairs = []
+    for rule, tiers in built:
+        for tier in tiers:
+            tier.rule = rule
+            pairs.append((tier, old_tiers.pop((rule.pk, tier.group), None)))
+    if old_tiers:
+        RateLimitTier.objects.filter(pk__in=[tier.pk for tier in old_tiers.values()]).delete()
+    _create_or_update(RateLimitTier, pairs)
+
+
+def _create_or_update(model: type[M], pairs: Iterable[tuple[M, M | None]]) -> None:
+    """Save rows together, each in place of a stored one, if there is one."""
+    created = []
+    updated = []
+    fields = set()
+    for row, stored in pairs:
+        if stored is None:
+            created.append(row)
+            continue
+        row.pk = stored.pk
+        differing = {
+            each.name
+            for each in model._meta.concrete_fields
+            if getattr(row, each.attname) != getattr(stored, each.attname)
+        }
+        if differing:
+            updated.append(row)
+            fields |= differing
+    rows: AuditedQuerySet[M] = AuditedQuerySet(model)
+    if created:
+        rows.bulk_create(created)
+    if updated:
+        rows.bulk_update(updated, fields)
 
 
 def save_rule(

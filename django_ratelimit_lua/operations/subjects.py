@@ -1,4 +1,4 @@
-"""The subjects of overrides: those of a described request, and their overrides."""
+"""The subjects of a described request, and the overrides of each."""
 
 from __future__ import annotations
 
@@ -103,13 +103,12 @@ class Subject(NamedTuple):
         override.full_clean(exclude=["subject", "kind"])
         return override
 
-    def confirmations(self, effect: Effect, peer: str | None = None) -> list[str]:
+    def confirmations(self, peer: str | None = None) -> list[str]:
         """Return the warnings to confirm before an override about it is saved.
 
         See `override_confirmations`.
         """
-        given = {"effect": effect, "networks": [*filter(None, [self.address])]}
-        return [str(problem) for _field, problem in override_confirmations(given, peer)]
+        return override_confirmations(filter(None, [self.address]), peer)
 
     def blocks(self) -> list[RateLimitOverride]:
         """Return the blocks of exactly this subject that have not ended, including future ones."""

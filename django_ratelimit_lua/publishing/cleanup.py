@@ -2,8 +2,8 @@
 
 Each publication removes, from Redis, the subjects whose overrides have all ended since the previous
 one; and from the database, rows that ended or were recorded more than `RATELIMIT_HISTORY_DAYS` ago,
-and old rows of annexes. So no operator has to do it: each new override is published, and without
-new overrides nothing grows.
+and old rows of optional apps. So no operator has to do it: each new override is published, and
+without new overrides nothing grows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverrid
 
 
 def outdated(using: str, before: datetime) -> dict[str, QuerySet[Model]]:
-    """Return the rows from before a moment: ended overrides, changes, and rows of annexes."""
+    """Return the rows from before a moment: ended overrides, changes, and rows of optional apps."""
     rows: dict[str, QuerySet[Model]] = {
         "ended overrides": RateLimitOverride._base_manager.using(using)
         .filter(ends__lt=before)

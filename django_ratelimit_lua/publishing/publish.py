@@ -160,9 +160,10 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     """Publish the committed rows of the database, unless they are published already.
 
     With `rebuild`, publish all overrides again. With `take_over`, also replace the snapshot of
-    another database. If Redis has a revision that the database does not have, because the database
-    is an older copy, or one that was written to since, the database continues from that number.
-    Inside a transaction, a thread publishes, because it sees only committed rows.
+    another database. If Redis has a revision that the database does not have, the database
+    continues from that number. That is so if the database is an older copy, also if rows were
+    changed in it afterwards. Inside a transaction, a thread publishes, because it sees only
+    committed rows.
 
     Return the number of the revision. Raises `StoreError` (`OwnerError` if another database owns
     the prefix), and errors of the database.
@@ -300,14 +301,14 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, object]:
 
 
 def _rules(using: str) -> list[dict[str, object]]:
-    rows = RateLimitRule.objects.using(using).prefetch_related("tiers")
-    return [{**rule.declared(), "id": rule.pk} for rule in rows]
+    stored = RateLimitRule.objects.using(using).all_declared()
+    return [{**declared, "id": rule.pk} for rule, declared in stored]
 
 
 def _parts(using: str) -> dict[str, object]:
-    """Return the parts of the annexes of this process, by name.
+    """Return the parts of the optional apps of this process, by name.
 
-    Rules are published even if an annex is not migrated.
+    Rules are published even if an optional app is not migrated.
     """
     parts = {}
     for extension in extensions:
@@ -315,7 +316,7 @@ def _parts(using: str) -> dict[str, object]:
             with transaction.atomic(using):
                 part = extension.snapshot(using)
         except DatabaseError as error:
-            text = "Skipped: the data of the annex %r cannot be read from the database: %s"
+            text = "Skipped: the data of the app %r cannot be read from the database: %s"
             logger.error(text, extension.name, error)
         else:
             if part is not None:
@@ -393,7 +394,8 @@ def _digest_anew(using: str) -> None:
 def _records(overrides: OverrideQuerySet) -> Iterator[tuple[bytes, bytes]]:
     """Yield the record of each subject, under each of its digests.
 
-    A field in its case-sensitive and its normal form is two kinds, which may have one digest.
+    A field is of one kind if it is case-sensitive, and of another if not. Subjects of both kinds
+    may have the same digest.
     """
     digest_of_values = models.Case(
         models.When(field="", then=models.Value("")), default=models.F("subject")

@@ -206,9 +206,9 @@ def _warn(message: str, error: Exception) -> None:
 
 
 def migration_problem(*, with_annexes: bool = False) -> str:
-    """Return what to do if the app, or one of its annexes, is installed but not migrated.
+    """Return what to do if the app, or one of its optional apps, is installed but not migrated.
 
-    Empty if it is migrated, or if the database is unavailable.
+    The result is empty if all are migrated, or if the database is unavailable.
     """
     try:
         loader = MigrationLoader(connections[primary()])
@@ -227,7 +227,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
     )
     if not apps:
         return ""
-    return f"annexes are installed, but not migrated: {apps}. Run `manage.py migrate`."
+    return f"apps are installed, but not migrated: {apps}. Run `manage.py migrate`."
 
 
 def _failed(message: str, error: Exception) -> bool:

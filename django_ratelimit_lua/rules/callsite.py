@@ -93,7 +93,10 @@ class CallSite(NamedTuple):
 
 
 def throttle_algorithm(rate: Rate, named: str | None) -> str:
-    """Return the algorithm of a throttle: the `named` one, or a log if that can keep the rate."""
+    """Return the algorithm of a throttle: the `named` one, or the default for its rate.
+
+    The default is a sliding log, or a sliding window for a large limit.
+    """
     if not named and rate.limit > MAX_LOG_LENGTH:
         return "sliding_window"
     return named or "sliding_log"
@@ -160,7 +163,7 @@ class KnownCallSites:
         """
         if not is_installed("statistics"):
             raise LimitError(
-                f"durable=True on {name!r} needs the annex statistics. {install('statistics')}"
+                f"durable=True on {name!r} needs the app statistics. {install('statistics')}"
             )
         if len(name) > self.MAX_LENGTH or UNWRITABLE.search(name):
             right = f"use a name of at most {self.MAX_LENGTH} characters that a database can store"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from http import HTTPMethod
 
 from ..limits.rate import LimitError
 
@@ -11,51 +12,22 @@ UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
 
 METHODS = frozenset(
     {
-        "ACL",
-        "BASELINE-CONTROL",
-        "BIND",
-        "CHECKIN",
-        "CHECKOUT",
-        "CONNECT",
+        *map(str, HTTPMethod),
         "COPY",
-        "DELETE",
-        "GET",
-        "HEAD",
-        "LABEL",
-        "LINK",
         "LOCK",
-        "MERGE",
-        "MKACTIVITY",
         "MKCALENDAR",
         "MKCOL",
-        "MKREDIRECTREF",
-        "MKWORKSPACE",
         "MOVE",
-        "OPTIONS",
-        "ORDERPATCH",
-        "PATCH",
-        "POST",
         "PROPFIND",
         "PROPPATCH",
         "PURGE",
-        "PUT",
         "QUERY",
-        "REBIND",
         "REPORT",
         "SEARCH",
-        "TRACE",
-        "UNBIND",
-        "UNCHECKOUT",
-        "UNLINK",
         "UNLOCK",
-        "UPDATE",
-        "UPDATEREDIRECTREF",
-        "VERSION-CONTROL",
     }
 )
-"""The methods in the registry of IANA, and PURGE. Any other is taken for a spelling error, which
-would limit nothing.
-"""
+"""The methods of HTTP, WebDAV and caches. Any other is taken for a spelling error."""
 
 
 def method_name(name: object) -> str:

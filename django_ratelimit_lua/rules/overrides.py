@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
@@ -262,6 +262,7 @@ class OverrideCache:
 
 override_cache = OverrideCache()
 _NUMBERS = ("rule", "burst", "starts", "ends")
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _WORDS = {"id", "effect", "rate", *_NUMBERS, *Block._fields, "kind"}
 
 
@@ -279,56 +280,34 @@ def write_record(overrides: Sequence[Override]) -> bytes:
 
 
 def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Override, ...]:
-    """Return the overrides of a record that this version can parse.
+    """Return the overrides of a record; `before` if this version cannot parse it, which is logged.
 
-    An entry that cannot be parsed keeps its previous value from `before`, or is skipped, which is
-    logged. A block with unknown fields stays a block. An exemption or another limit with unknown
-    fields may apply to fewer requests, so it is skipped.
+    A block with unknown fields stays a block. An exemption or another limit with unknown fields may
+    apply to fewer requests, so it cannot be parsed.
     """
     try:
-        declared = json.loads(written[TAG_SIZE:])
-        if not isinstance(declared, list):
-            raise ValueError("not a list")
-    except (ValueError, RecursionError) as error:
+        return tuple([_read(given) for given in json.loads(written[TAG_SIZE:])])
+    except UNREADABLE as error:
         logger.error("Overrides cannot be read: %s: %s", error, str(written)[:200])
         return tuple(before)
-    overrides = []
-    for given in declared:
-        try:
-            overrides.append(_read(given))
-        except (ValueError, TypeError, ArithmeticError) as error:
-            logger.error("An override cannot be read: %s: %s", error, str(given)[:200])
-            if isinstance(given, dict):
-                overrides += [override for override in before if override.pk == given.get("id")]
-    return tuple(overrides)
 
 
-def _read(given: object) -> Override:
-    if not isinstance(given, dict):
-        raise ValueError("not an override")
-    effect = given.get("effect")
-    if effect not in EFFECTS:
-        raise ValueError(f"unknown effect {effect!r}")
+def _read(given: dict[str, Any]) -> Override:
+    effect = given["effect"]
     kind = given.get("kind", "")
-    if kind and not is_kind(kind):
-        raise ValueError(f"unknown kind {kind!r}")
-    unknown = ", ".join(sorted(given.keys() - _WORDS))
-    if unknown and effect != "block":
-        raise ValueError(f"unknown fields {unknown}")
-    if unknown:
-        logger.warning("Unknown fields of a block are ignored: %s", unknown)
+    if effect not in EFFECTS or (kind and not is_kind(kind)):
+        raise ValueError("unknown effect or kind")
+    if effect != "block" and given.keys() - _WORDS:
+        raise ValueError("unknown fields")
     numbers = {word: given[word] for word in _NUMBERS if given.get(word) is not None}
     rate = given.get("rate")
-    if not all(map(_is_whole, [given.get("id"), *numbers.values(), *(rate or ())])):
+    if not all(map(_is_whole, [given["id"], *numbers.values(), *(rate or ())])):
         raise ValueError("not a whole number")
     if numbers.get("burst", 1) < 1:
         raise ValueError("burst is less than 1")
     if rate is not None:
         rate = Rate(*rate)
-    message = given.get("message")
-    if not isinstance(message, str):
-        message = ""
-    block = Block(given.get("forbids") is True, message)
+    block = Block(given.get("forbids") is True, str(given.get("message") or ""))
     return Override(given["id"], effect=effect, rate=rate, block=block, kind=kind, **numbers)
 
 

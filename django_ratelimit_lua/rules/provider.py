@@ -122,7 +122,7 @@ def connect(
 
 
 def is_others(owner: object) -> bool:
-    """Return whether an id is known to be that of another database than this process's."""
+    """Return whether the id of a database is known to differ from that of this process's."""
     return database is not None and owner not in ("", database)
 
 
@@ -190,7 +190,7 @@ def in_force() -> Ruleset | None:
 def load(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
     """Load the rules, for the first time or because a call used stale ones.
 
-    If that takes longer than the patience (default: the time of a decision), return the known ones.
+    If that takes longer than `patience` (default: the time of a decision), return the known ones.
     Blocks. Raises `ImproperlyConfigured` only for the rules of the settings.
     """
     patience = patience or Patience(conf.TIMEOUT)
@@ -349,6 +349,17 @@ def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[Sna
 def reload(patience: Patience | None = None) -> Ruleset:
     """Load the published rules again. Blocks, and raises like `load`."""
     return load(StaleRules(Revision(-1, b"")), patience)
+
+
+def load_published(patience: Patience | None = None) -> Ruleset:
+    """Return the published rules, which are loaded only if they have changed.
+
+    Blocks, and raises like `load`.
+    """
+    ruleset = _ruleset
+    if ruleset is None or ruleset.fence is None or not compare_with_published(loads=False):
+        return reload(patience)
+    return ruleset
 
 
 def compare_with_published(*, loads: bool) -> bool:

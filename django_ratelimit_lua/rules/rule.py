@@ -54,7 +54,7 @@ FIELDS = (
     "message",
     *OPTIONS,
 )
-"""The words of the core; annexes add theirs, see `extension.rule_fields`."""
+"""The words of the core; optional apps add theirs, see `extension.rule_fields`."""
 TIER_FIELDS = ("group", "rate", "burst")
 MODES = ("enforce", "shadow", "off")
 MAX_PATTERN_LENGTH = 1000
@@ -121,13 +121,14 @@ class RuleError(ImproperlyConfigured):
 class Rule:
     """When a limit applies, and its effect. A call site is a rule without a name.
 
-    - `template`: the amount and the key; None: requests that match are exempt;
+    - `template`: the rates, the options and the key (None: matching requests are exempt);
     - `paths`: prefixes or globs (empty: every path);
     - `route`: the name of a URL pattern, with its namespaces;
     - `group`: the rule applies only at call sites of that name;
     - `methods`, `audience`: the HTTP methods (None: all) and the clients that it applies to;
-    - `extra`: the compiled values of the fields that annexes add;
-    - `is_elsewhere`: whether only an annex applies it, and no request of the site;
+    - `extra`: the compiled values of the fields that optional apps add;
+    - `is_elsewhere`: whether only an optional app, such as the gateway, applies it. The middleware
+      and call sites never do;
     - `block`, `count_if`, `reset_if`, `cost_after`: the arguments of a call site, see `ratelimit`;
     - `replaces`: the call sites that it replaces;
     - `given`: its declaration;
@@ -176,7 +177,7 @@ class Rule:
 
     @property
     def is_for_requests(self) -> bool:
-        """Return whether the middleware applies the rule, and not only a call site or an annex."""
+        """Return whether the middleware applies the rule, not only a call site or optional app."""
         return self.group is None and not self.is_elsewhere
 
     @property
@@ -428,7 +429,7 @@ class _Reader:
         return tuple(paths)
 
     def annexed(self, added: RuleField) -> object:
-        """Return the compiled value of a field that an annex adds."""
+        """Return the compiled value of a field that an optional app adds."""
         return added.compile(added.clean(self.given[added.name]))
 
     def audience(self) -> tuple[str, ...]:
@@ -603,13 +604,13 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def refuse_absent(given: Declared, where: str) -> None:
-    """Raise `RuleError` if a declaration has a field of an annex that is not installed."""
+    """Raise `RuleError` if a declaration has a field of an optional app that is not installed."""
     for word, annex in FIELDS_OF_ANNEXES.items():
         if word in given and word not in rule_fields():
             raise RuleError(
                 where,
                 word,
-                f"{word} is a field of an annex that is not installed. {install(annex)}",
+                f"{word} is a field of an app that is not installed. {install(annex)}",
             )
 
 
@@ -628,10 +629,10 @@ def compile_rule(
     to every request.
 
     With `plain`, no field may refer to code, by a callable or a dotted path, because operators may
-    edit rules in the admin but not the site's code. The fields of an annex that is not installed
-    are then ignored, because rows keep them. Without `strict`, a tier that contradicts its rule is
-    left out, and listed in the rule's `problems`, instead of rejecting the rule. That is for rules
-    that are in force already.
+    edit rules in the admin but not the site's code. The fields of an optional app that is not
+    installed are then ignored, because rows keep them. Without `strict`, a tier that contradicts
+    its rule is left out, and listed in the rule's `problems`, instead of rejecting the rule. That
+    is for rules that are in force already.
 
     >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
     >>> rule.paths, rule.key.name

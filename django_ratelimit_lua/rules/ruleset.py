@@ -31,30 +31,31 @@ def settings_rules() -> tuple[Rule, ...]:
 
 def settings_problems() -> list[str]:
     """Return all problems of `RATELIMIT_RULES`."""
-    found: list[str] = []
     try:
         settings_rules()
+    except RuleError as error:
+        return [str(each) for each in error.each]
     except ImproperlyConfigured as error:
-        found.append(str(error))
-    if not found or not isinstance(conf.RULES, (list, tuple)):
-        return found
-    of_each: list[str] = []
-    for given in conf.RULES:
-        try:
-            compile_rule(given)
-        except RuleError as error:
-            of_each += map(str, error.each)
-    return of_each or found
+        return [str(error)]
+    return []
 
 
 def compile_rules(given: Sequence[Declared]) -> tuple[Rule, ...]:
     """Compile declared rules, in their order.
 
-    Raises `ImproperlyConfigured` if one is invalid, or if two have the same name.
+    Raises `RuleError` with all invalid rules, and `ImproperlyConfigured` if two have the same name.
     """
     if not isinstance(given, (list, tuple)):
         raise ImproperlyConfigured("RATELIMIT_RULES must be a list of rules")
-    rules = tuple(map(compile_rule, given))
+    rules: list[Rule] = []
+    problems: list[RuleError] = []
+    for each in given:
+        try:
+            rules.append(compile_rule(each))
+        except RuleError as error:
+            problems.append(error)
+    if problems:
+        raise RuleError.of(problems)
     twice = sorted(
         name for name, count in Counter(rule.name for rule in rules).items() if count > 1
     )
@@ -63,7 +64,7 @@ def compile_rules(given: Sequence[Declared]) -> tuple[Rule, ...]:
             f"RATELIMIT_RULES: two rules have the name {', '.join(twice)}; rules of one name "
             "would share a count"
         )
-    return rules
+    return tuple(rules)
 
 
 class Ruleset:
@@ -84,7 +85,7 @@ class Ruleset:
       completely, see `rules.snapshot`, and the log;
     - `kinds`: the kinds of override subjects, by rule name, or by `EVERY_RULE`;
     - `blocks`: the kinds of subjects that are blocked for every rule;
-    - `parts`: the parts of annexes, by name; see `Extension.snapshot`;
+    - `parts`: the parts of optional apps, by name; see `Extension.snapshot`;
     - `keys`: the ids of the keys with which each subject's digests were made;
     - `field_keys`: by kind, the ids of the keys of subjects whose value is unknown now, which have
       only one digest.
@@ -135,7 +136,7 @@ class Ruleset:
         self.parts: Mapping[str, Any] = {
             each.name: self._load_part(each, before) for each in extensions
         }
-        """What installed annexes made of their parts, by name."""
+        """What installed optional apps made of their parts, by name."""
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
         in_force = [rule for rule in self.rules if rule.mode != "off"]
@@ -157,7 +158,7 @@ class Ruleset:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
 
     def _load_part(self, extension: Extension, before: Ruleset | None) -> object:
-        """Return the part of one annex.
+        """Return the part of one optional app.
 
         If it cannot be read at all, the earlier part stays in force.
         """
@@ -167,7 +168,7 @@ class Ruleset:
             return extension.load(part, earlier, self.problems)
         except Exception as error:
             self.problems.append(
-                f"the published data of the annex {extension.name!r} cannot be read: {error!r:.200}"
+                f"the published data of the app {extension.name!r} cannot be read: {error!r:.200}"
             )
             return earlier
 
@@ -202,9 +203,9 @@ class Ruleset:
     def replacement_for(
         self, name: str, call_sites: Sequence[Rule], request: HttpRequest
     ) -> list[Rule] | None:
-        """Return the rule that replaces the call sites of that name, or None.
+        """Return the rule that replaces the call sites of that name, as a list.
 
-        Empty if the rule is off or exempts the call sites.
+        None if no rule replaces them. The list is empty if the rule is off or exempts them.
         """
         rule = self.by_name.get(name)
         if rule is None or rule.group not in (None, name) or not rule.matches(request):

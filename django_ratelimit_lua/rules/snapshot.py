@@ -41,7 +41,8 @@ _PARTS: Mapping[str, type] = {
 class UnreadableError(ValueError):
     """The published snapshot cannot be used.
 
-    Either it is invalid, or it is of a newer format or another database and stays (`is_kept`).
+    It is invalid, has a newer format, or belongs to another database. In the last two cases, it is
+    not replaced (`is_kept`).
     """
 
     def __init__(self, problem: str, *, is_kept: bool = False) -> None:
@@ -69,7 +70,7 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
         problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
     else:
         if rule.is_elsewhere and rule.extra.keys().isdisjoint(PLACES):
-            # Its only place is one of an annex that is not installed.
+            # Its only place is one of an optional app that is not installed.
             return ReadRule(given, None, ())
         return ReadRule(given, rule, rule.problems)
     if before is not None:

@@ -1,4 +1,4 @@
-"""The stacks of `@ratelimit`, and the decorators of annexes, on a view.
+"""The stacks of `@ratelimit`, and the decorators of optional apps, on a view.
 
 A decorator leaves its data as an attribute, under a unique name, on the function that it makes.
 `functools.wraps`, `method_decorator` and `as_view` copy such attributes, so they are found on the
@@ -93,11 +93,11 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The mark of an annex's decorator on a view, for `Extension.inspect`.
+    """The mark of an optional app's decorator on a view, for `Extension.inspect`.
 
     - `checker`: the function that the decorator made;
-    - `annex`: the name of the annex;
-    - `value`: data of the annex;
+    - `annex`: the name of the app;
+    - `value`: data of the app;
     - `method`: the method of the view's class that has the decorator.
     """
 
@@ -108,8 +108,8 @@ class Mark:
 
 
 Placed = dict[str, Stack | Mark]
-"""What stands on a function, by the name that it is left under; what is further out has a greater
-name.
+"""The stacks and marks on a function, by the names of their attributes. Outer decorators have
+greater names.
 """
 
 
@@ -120,7 +120,10 @@ def register(placed: Stack | Mark) -> Function:
 
 
 def stack_of(function: object) -> Stack | None:
-    """Return the stack that a function checks itself, not one of a function that it wraps."""
+    """Return the stack of limits that a function checks itself.
+
+    Stacks of functions that it wraps are ignored.
+    """
     own = (
         each
         for each in _placed(function).values()

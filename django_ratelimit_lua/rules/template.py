@@ -1,6 +1,6 @@
-"""A limit as it is declared: the amount and the key.
+"""Templates of limits: the declared rates, options and key.
 
-It is turned into limits when its rates and algorithm are known.
+A template is turned into limits when its rates and algorithm are known.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def tier_key(name: str) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class LimitTemplate:
-    """The amount and the key of a limit.
+    """The declared rates, options and key of a limit.
 
     - `key`: the key to count by, and `cost`: the units of a request; None: those of the call site
       that a rule replaces (by default, a cost of 1);
@@ -116,12 +116,13 @@ class LimitTemplate:
     - `tier_keys`: the registered keys of the tiers; `has_group_tiers`: whether any tier is for a
       group;
     - `label`: distinguishes its limits from others of the same name, in addition to the rate. If it
-      is empty, only the period distinguishes a rate, and nothing the rate with the longest period.
-      So a changed rate keeps its count, and so does a rate that gets a shorter one next to it (one
-      that is not the longest any more starts a new count). A rate from a function next to other
-      rates is distinguished by the whole rate, so that it never shares a count with a written one;
-    - `counted`: by period and algorithm, the names of the counts of the code that these continue,
-      see `in_place_of`.
+      is empty, the name of a count contains only the period of its rate, and for the longest period
+      not even that. So a changed rate keeps its count, and the longest keeps it when a shorter one
+      is added (a rate that is not the longest any more starts a new count). The name of a rate that
+      a function returns contains the whole rate, if there are others, so that it never shares a
+      count with a constant one;
+    - `counted`: by period and algorithm, the names of the counts that rates of this template
+      continue, because they replace limits declared in code; see `in_place_of`.
     """
 
     key: Key | None
@@ -224,10 +225,11 @@ class LimitTemplate:
         return name
 
     def in_place_of(self, limits: tuple[Limit, ...]) -> LimitTemplate:
-        """Return this template in place of limits of the code, which count by the same key.
+        """Return this template with the limits declared in code that it replaces.
 
-        A rate continues the count of the limit with the same period and algorithm. If the template
-        names no algorithm, it takes that of the code, provided that the rates and options fit it.
+        They count by the same key. A rate continues the count of the limit with the same period and
+        algorithm. If the template names no algorithm, it takes that of the replaced limits,
+        provided that the rates and options fit it.
         """
         asked = (limits, conf.ALGORITHM)
         template = self._in_place.get(asked)

@@ -55,7 +55,10 @@ class Patience:
         self.left -= min(time.monotonic() - began, most)
 
     def was_answered(self) -> None:
-        """Leave time for one more reply: Redis has replied, however late the caller read it."""
+        """Leave time for one more reply, because Redis has just replied.
+
+        The caller may have read that reply late.
+        """
         self.left = max(self.left, min(GRACE, self.whole / 5))
 
     def wait(self, attempt: Callable[[float], bool]) -> bool:

@@ -228,7 +228,7 @@ def async_connection(kind: ConnectionClass, options: Options) -> AsyncConnection
 
 
 def _remove_library_name(connection: Any) -> None:
-    """Save two commands when it connects."""
+    """Prevent redis-py from sending its name and version, which are two commands per connection."""
     connection.lib_name = connection.lib_version = connection.driver_info = None
 
 

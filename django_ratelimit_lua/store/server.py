@@ -239,7 +239,7 @@ class Store:
         )
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        """Decide a call within a patience, or within the timeout.
+        """Decide a call within the given `Patience`, or within the timeout.
 
         Raises `StoreError` or `StaleRules`.
         """
@@ -257,7 +257,7 @@ class Store:
             self.execute(b"DEL", *[keys[place] for place in places])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
-        """Return the keys on all masters that consist of `begin` and a match of the pattern.
+        """Return the keys that begin with `begin` and then match a pattern, from all masters.
 
         Raises `StoreError`.
         """
@@ -285,7 +285,7 @@ class Store:
         """Return the channel of the processes that share a database and a prefix.
 
         Its messages are: new rules (`RULES <revision>`), resets (`RESET <digest> <digest> ...
-        @<moment>`), and messages of an annex (`ANNEX <annex> <word> <word> ...`).
+        @<moment>`), and messages of an optional app (`ANNEX <app> <word> <word> ...`).
         """
         # Redis has the same channels in all databases.
         return b"%bchanges:%d" % (prefix, self._params.database)

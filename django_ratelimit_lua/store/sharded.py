@@ -21,8 +21,7 @@ from redis.crc import key_slot as slot_of
 from redis.exceptions import RedisError
 
 from ..exceptions import StoreError
-from ..limits.ban import Ban
-from ..limits.call import REGISTER, Call, Charge, Operation, StaleRules
+from ..limits.call import REGISTER, Call, Charge, StaleRules
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
@@ -101,82 +100,16 @@ class ShardedStore(Store):
     def _decide(self, call: Call, patience: Patience) -> Steps[Decision]:
         if not call.charges:
             return (yield from self._decide_at(slot_of(call.fence), call, patience))
-        # The rules and the register of bans are in other hash slots.
-        alone = call._replace(revision=None, fence=b"", subjects=(), registers=False)
-        elsewhere = [
-            place
-            for place, charge in call.banning
-            if charge.banned and slot_of(charge.banned) != slot_of(charge.digest)
-        ]
-        if elsewhere:
-            decision = yield from self._decide_with_bans(alone, elsewhere, patience)
-        else:
-            decision = yield from self._decide_limits(alone, patience)
-        return decision._replace(revision=call.revision_number)
-
-    def _decide_with_bans(
-        self, call: Call, elsewhere: Sequence[int], patience: Patience
-    ) -> Steps[Decision]:
-        """Decide a call with bans of other identities in other hash slots.
-
-        The bans are read first. Then the limits are decided, or only read if a ban refuses. Finally
-        offences are recorded.
-        """
-        is_hit = call.operation == "hit"
-        is_banned = False
-        bans: dict[int, Ban] = {}
-        charges = list(call.charges)
-        for place in elsewhere:
-            charge = charges[place]
-            cost = charge.cost
-            units = cost
-            if call.operation in ("hit", "peek"):
-                units = 0
-            bans[place] = yield from self._ban_of(call, charge, units, patience)
-            if bans[place].until:
-                is_banned = is_banned or charge.limit.mode == "enforce"
-                if is_hit:
-                    cost = 0  # A limit in shadow mode admits a banned client and does not count it.
-            charges[place] = charge._replace(limit=charge.limit.without_bans(), cost=cost)
-        without_bans = call._replace(charges=charges)
-        if is_hit and is_banned:
-            without_bans = without_bans._replace(operation="peek")
-        decision = yield from self._decide_limits(without_bans, patience)
-        states = list(decision.limits)
-        for place in elsewhere:
-            charge = call.charges[place]
-            ban = bans[place]
-            is_held = bool(ban.until)
-            is_counted = is_hit and charge.cost and not (is_banned or is_held)
-            if is_counted and _is_offence(charge, states[place]):
-                ban = yield from self._ban_of(call, charge, 1, patience)
-            states[place] = _with_ban(states[place], ban, decision.moment, is_held=is_held)
-        granted = decision.granted
-        if is_hit and decision.allowed and not (is_banned or call.partial):
-            granted = call.units
-        return decision._replace(
-            limits=tuple(states), granted=granted, allowed=decision.allowed and not is_banned
-        )
-
-    def _ban_of(self, call: Call, charge: Charge, units: int, patience: Patience) -> Steps[Ban]:
-        """Return the ban in its own hash slot.
-
-        Before that, the offences and the operation of the call are recorded there.
-        """
-        operation: Operation = "offend"
-        if call.operation in ("ban", "unban"):
-            operation = call.operation
-        alone = Call(
-            [Charge(charge.limit, charge.banned, units)],
-            operation,
-            call.prefix,
-            call.now,
-            slack_us=call.slack_us,
+        # The rules, the register of bans, and the bans of other identities are in other hash slots.
+        alone = call._replace(
+            charges=[_without_wider_ban(charge) for charge in call.charges],
+            revision=None,
+            fence=b"",
+            subjects=(),
             registers=False,
-            why=call.why,
         )
-        decision = yield from self._decide_at(slot_of(charge.banned), alone, patience)
-        return decision.limits[0].ban or Ban()
+        decision = yield from self._decide_limits(alone, patience)
+        return decision._replace(revision=call.revision_number)
 
     def _decide_at(self, slot: int, call: Call, patience: Patience) -> Steps[Decision]:
         return (yield from self._ask(slot, to_decide(call), patience))
@@ -351,29 +284,8 @@ def _places_by_slot(keys: Sequence[bytes]) -> dict[int, list[int]]:
     return places
 
 
-def _is_offence(charge: Charge, state: LimitState) -> bool:
-    """Return whether a decided hit is an offence."""
-    terms = charge.limit.ban
-    if terms is None or charge.reports:
-        return False
-    if terms.on == "refused":
-        return not state.allowed
-    return terms.on == "counted" and state.counted_at > 0
-
-
-def _with_ban(state: LimitState, ban: Ban, moment: int, *, is_held: bool) -> LimitState:
-    """Return the state of a limit with a ban from another hash slot."""
-    state = state._replace(ban=ban)
-    if not ban.until:
-        return state
-    seconds = max(0, ban.until - moment) / SECOND
-    is_allowed = state.allowed and not is_held
-    retry_after = state.retry_after
-    if not is_allowed and retry_after is not None:
-        retry_after = max(retry_after, seconds)
-    return state._replace(
-        allowed=is_allowed,
-        remaining=0,
-        retry_after=retry_after,
-        reset_after=max(state.reset_after, seconds),
-    )
+def _without_wider_ban(charge: Charge) -> Charge:
+    """Return a charge without a ban of another identity than the counted one (`ban_key`)."""
+    if not charge.banned:
+        return charge
+    return charge._replace(limit=charge.limit.without_bans(), banned=b"")

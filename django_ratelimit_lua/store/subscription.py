@@ -137,7 +137,7 @@ class Subscription:
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read(self, seconds: float) -> list[bytes]:
-        """Return the messages that arrive within this time: the first, and those with it."""
+        """Return the first message that arrives within this time, and all that arrive with it."""
         messages: list[bytes] = []
         while True:
             self._link.turn.begin(Patience(seconds))

@@ -1,4 +1,4 @@
-"""`{% load ratelimit_home %}`: the context of the page of the app, which is a view of Django."""
+"""`{% load ratelimit_home %}`: the context of the app's index page, shown by Django's view."""
 
 from typing import Any
 

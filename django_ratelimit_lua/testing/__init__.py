@@ -70,7 +70,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
             start_fresh()
 
     def disable(self) -> None:
-        """Restore the settings, and delete rules published in the meantime from Redis."""
+        """Restore the settings. Delete the rules in Redis that were published since `enable`."""
         if self._fresh:
             take_back(self.options["RATELIMIT_CACHE_PREFIX"].encode())
         super().disable()

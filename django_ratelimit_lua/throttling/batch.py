@@ -83,7 +83,7 @@ class BatchDecision:
 def decision_for(request: Request, view: APIView, caller: SimpleRateThrottle) -> States:
     """Return the states for a throttle, from an earlier decision or from a new one.
 
-    Empty if the throttle counts nothing.
+    There are none if the throttle counts nothing.
     """
     state = request_state(request)
     batch: BatchDecision | None = state.throttles

@@ -1,4 +1,4 @@
-"""Rate-limit headers, written in one place for every face."""
+"""Rate-limit headers, the same for the decorator, the middleware and throttles."""
 
 from __future__ import annotations
 

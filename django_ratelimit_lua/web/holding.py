@@ -80,7 +80,7 @@ def releasing(request: object) -> Waiting[None]:
 
 
 def watch_body(request: object, response: R) -> R:
-    """The response. If its body raises, it releases the slots of the request."""
+    """Return the response. If its body raises, the slots of the request are released."""
     if isinstance(response, StreamingHttpResponse) and not isinstance(response, FileResponse):
         watched = _awatched if response.is_async else _watched
         response.streaming_content = watched(request, response.streaming_content)  # type: ignore[arg-type]
@@ -88,9 +88,9 @@ def watch_body(request: object, response: R) -> R:
 
 
 def watched_method(request: object, held: Held, method: Callable[P, R]) -> Callable[P, R]:
-    """A method that makes a response.
+    """Return a method that makes a response, and releases the slots if it raises.
 
-    This includes exceptions that never become a response, such as `SystemExit`.
+    It also handles exceptions that Django never converts to a response, such as `SystemExit`.
     """
 
     @wraps(method)
@@ -173,7 +173,10 @@ def _release_each(held: list[Held]) -> None:
 
 
 def _finished(sender: object, **kwargs: object) -> None:
-    """The end of a request. A response names its handler unless it replaced another response."""
+    """Release the slots of requests that have ended.
+
+    The signal has no sender if the closed response is not the final one.
+    """
     context = _context()
     if sender is None or context is None:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
 from django.http import Http404, HttpRequest
@@ -42,6 +42,9 @@ BLOCK = "block"
 NOTHING = Limit(BLOCK, "1/s")
 """The limit of such a block, of which nothing is taken."""
 
+_UNKNOWN = "Overrides by %s are not applied, because its value cannot be determined: %s: %s"
+_unknown_kinds: set[str] = set()
+"""The kinds of subjects that could not be determined; the log names each once."""
 REFUSED = (
     Http404,
     PermissionDenied,
@@ -137,10 +140,12 @@ def override_subjects(
             raise
         except Exception as error:
             # For example, the database is down. Limits that do not need the subject continue.
-            unknown_kinds.add(kind, error)
+            if kind not in _unknown_kinds:
+                logger.error(_UNKNOWN, kind, type(error).__name__, error, exc_info=error)
+            _unknown_kinds.add(kind)
             continue
         if digests:
-            unknown_kinds.discard(kind)
+            _unknown_kinds.discard(kind)
         subjects += [SubjectRef(kind, subject) for subject in dict.fromkeys(digests)]
     return subjects
 
@@ -201,59 +206,23 @@ def is_unknown(identity: Identity) -> bool:
     return identity[-1] is None or identity[0] in ("path", "route")
 
 
-class UnknownKinds:
-    """The kinds of subjects that could not be determined.
-
-    The log reports each once, until it can be determined again.
-    """
-
-    def __init__(self) -> None:
-        self._kinds: set[str] = set()
-
-    def add(self, kind: str, error: Exception) -> None:
-        """Record that a subject could not be determined.
-
-        The request continues without the overrides about it.
-        """
-        if kind not in self._kinds:
-            self._kinds.add(kind)
-            text = "Overrides by %s are not applied, because its value cannot be determined: %s: %s"
-            logger.error(text, kind, type(error).__name__, error, exc_info=error)
-
-    def discard(self, kind: str) -> None:
-        """Record that a kind of subject can be determined again."""
-        self._kinds.discard(kind)
-
-
-unknown_kinds = UnknownKinds()
-
-
-class Applied(NamedTuple):
-    """Charges after overrides were applied to them.
-
-    - `charges`: the remaining ones, some of them with another limit, or blocked;
-    - `exempt`: those that an override has removed.
-    """
-
-    charges: Sequence[PlannedCharge]
-    exempt: Sequence[PlannedCharge] = ()
-
-
 def apply_overrides(
     charges: Sequence[PlannedCharge],
     overrides: KnownOverrides,
     ruleset: Ruleset,
     has_blocks: bool,
     owner: object = None,
-) -> Applied:
-    """Apply overrides to these charges.
+) -> tuple[Sequence[PlannedCharge], Sequence[PlannedCharge]]:
+    """Return the remaining charges, and those that an override exempts.
+
+    Of the remaining ones, some have another limit, or are blocked.
 
     With `has_blocks`, a block applies even without charges: as a charge of the limit `NOTHING`, for
     this `owner`. If there is an enforced charge, its override decides: the block, or the override
     that has precedence over it.
     """
     if not overrides:
-        return Applied(charges)
+        return charges, ()
     now = now_us()
     applied: list[PlannedCharge] = []
     exempt: list[PlannedCharge] = []
@@ -283,5 +252,5 @@ def apply_overrides(
             state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
             subject = overrides.subject_of(override)
             blocked = PlannedCharge(Charge(NOTHING, subject, 0), BLOCK, None, owner, state, subject)
-            return Applied([blocked])
-    return Applied(applied, exempt)
+            return [blocked], ()
+    return applied, exempt

@@ -49,7 +49,7 @@ class Place:
     - `rules`: the rules;
     - `group`: the name of counts without a rule;
     - `charges`: the charges that do not depend on rules;
-    - `owner`: the face that receives the decision.
+    - `owner`: the decorator, middleware or throttle that receives the decision.
     """
 
     __slots__ = ("_is_mixed", "_taken", "charges", "group", "owner", "waiting")
@@ -113,7 +113,7 @@ class Party(NamedTuple):
     """The charges of one client, and the `subjects` by which overrides may match it.
 
     - `has_blocks`: whether a block for all rules refuses the client even if nothing is charged;
-    - `owner`: the face that receives the decision in that case.
+    - `owner`: the decorator, middleware or throttle that receives the decision in that case.
     """
 
     charges: Sequence[PlannedCharge]
@@ -123,13 +123,13 @@ class Party(NamedTuple):
 
 
 class Planner:
-    """Plans one decision: the base class of each face's planner.
+    """Plans one decision: the base class of all planners.
 
-    A face adds its request, or its identities and limits. A subclass gathers `charges` by the rules
-    in force, and, if overrides may apply to them, the same as `parties`.
+    A subclass adds a request, or identities and limits. It gathers `charges` by the rules in force,
+    and, if overrides may apply to them, the same as `parties`.
 
-    - `options`: those of `build_call`; `adds_up`: what two charges take from one counter is taken
-      together; `ignores_blocks`: decide as if no override blocked;
+    - `options`: those of `build_call`; `adds_up`: whether the costs of two charges to one counter
+      are added up; `ignores_blocks`: whether overrides that block are ignored;
     - `counted`: the names of the rules that were counted for the request.
 
     The other members are those of `engine.decide.Planner`.
@@ -171,11 +171,11 @@ class Planner:
             known, subjects = override_cache.get_each([party.subjects for party in self.parties])
             charges = []
             for party, overrides in zip(self.parties, known, strict=True):
-                applied = apply_overrides(
+                remaining, exempted = apply_overrides(
                     party.charges, overrides, ruleset, party.has_blocks, party.owner
                 )
-                charges += applied.charges
-                exempt += applied.exempt
+                charges += remaining
+                exempt += exempted
             # What was taken before a block can be given back.
             if self.operation == "refund" or self.ignores_blocks:
                 charges = [planned._replace(blocked=None, subject=b"") for planned in charges]
@@ -355,7 +355,7 @@ class RequestPlanner(Planner):
         return identity
 
     def _user(self) -> Waiting[User | AnonymousUser]:
-        """The request's user. Raises `ImproperlyConfigured` if no middleware sets one."""
+        """Return the request's user. Raises `ImproperlyConfigured` if no middleware sets one."""
         user: User | AnonymousUser | None = yield Wait(
             partial(getattr, self.request, "user", None), partial(_auser, self.request)
         )
@@ -461,7 +461,8 @@ class RequestPlanner(Planner):
 def is_never_banned(request: HttpRequest) -> bool:
     """Return whether a request comes from a network that is never banned.
 
-    A request without an address matches no network, unless no proxy setting is configured.
+    If the address is unknown, the result is True only if the setting has its default and the
+    project has no proxy setting. All requests may then come from a proxy of the site.
     """
     networks = conf.NEVER_BAN
     if not networks:
@@ -480,7 +481,7 @@ def is_spared(address: Address) -> bool:
 
 
 def _is_about(rule: Rule, user: User | AnonymousUser) -> bool:
-    """Whether a user is of a rule's audience, whatever the user's groups are."""
+    """Return whether a user is in a rule's audience, without regard to the user's groups."""
     if "everyone" in rule.audience:
         return True
     if not user.is_authenticated:

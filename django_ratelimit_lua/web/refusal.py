@@ -93,7 +93,7 @@ class ErrorDetails:
 
 
 def details_of(error: Exception) -> ErrorDetails | None:
-    """Return an annex's details for the response to an exception of a view, or None."""
+    """Return an optional app's details for the response to an exception of a view, or None."""
     found = (extension.error_details(error) for extension in extensions)
     return next((details for details in found if details is not None), None)
 

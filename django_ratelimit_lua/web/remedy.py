@@ -25,7 +25,7 @@ from ..rules.rule import Rule
 def find_remedy(request: HttpRequest, decision: Decision) -> Waiting[str]:
     """Return the remedy for a refusal on the admin's own pages, for signed-in staff.
 
-    Empty for all others.
+    The result is empty for all other users.
     """
     rule = _rule_of(request, decision)
     if rule is not None and (

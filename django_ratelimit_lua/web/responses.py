@@ -59,7 +59,7 @@ def our_page(name: str, folder: Path) -> Template:
 
 
 def _rendered(template: Any, request: HttpRequest, context: Mapping[str, object]) -> str:
-    """A page, with what every page needs."""
+    """Render a page, with the nonce of the Content-Security-Policy."""
     nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
     if nonce is None:
         nonce = getattr(request, "_csp_nonce", None)
@@ -179,7 +179,7 @@ def too_many_requests(request: HttpRequest, decision: Decision) -> HttpResponse:
 
 
 def add_ratelimit_headers(request: Any, response: R) -> R:
-    """The view's answer, with rate-limit headers."""
+    """Return the response of the view, with rate-limit headers."""
     if conf.HEADERS is not None and isinstance(response, HttpResponseBase):
         add_headers(response, request.ratelimit)
     return response
@@ -205,20 +205,19 @@ def refused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
 
     Raises the exception of `RATELIMIT_EXCEPTION_CLASS`, if that is set.
     """
-    _raise_instead(request, decision)
-    return run(_refuse(request, decision))
+    return run(refusing(request, decision))
 
 
 async def arefused_response(request: HttpRequest, decision: Decision) -> HttpResponse:
     """`refused_response`, for coroutines."""
-    _raise_instead(request, decision)
-    return await arun(_refuse(request, decision))
+    return await arun(refusing(request, decision))
 
 
-def _raise_instead(request: HttpRequest, decision: Decision) -> None:
+def refusing(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
+    """`refused_response`, as steps for a driver."""
     exception = conf.EXCEPTION_CLASS
     if exception is None:
-        return
+        return (yield from _refuse(request, decision))
     refusal = refusal_of(request, decision)
     if not issubclass(exception, Ratelimited):
         raise exception()

@@ -328,7 +328,7 @@ def test_the_preview_counts_refused_requests_as_the_rule_does(
     "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
 )
 @pytest.mark.parametrize("cost", [1, 2])
-def test_a_preview_of_many_requests_at_once_equals_one_by_one(
+def test_a_preview_decides_many_requests_at_once_as_one_by_one(
     monkeypatch: Any, algorithm: Any, cost: int
 ) -> None:
     """Where several are asked about together, as many are refused and counted as if each had come

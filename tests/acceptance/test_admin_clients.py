@@ -111,7 +111,7 @@ def test_the_page_shows_the_counts_of_every_limit_that_has_some(operator: Client
     assert "No limit has counted this client recently" in page(operator, client)
 
 
-def test_a_block_leads_and_keeps_the_counts(operator: Client) -> None:
+def test_a_block_keeps_the_counts_and_can_be_ended(operator: Client) -> None:
     """Until when, once; the counts stay visible, and *Unblock* ends it for the next request."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
     assert statuses("/ok", 2, "203.0.113.1") == [200, 200]
@@ -212,7 +212,7 @@ def test_a_search_shows_each_client_that_a_user_or_address_counts_as(operator: C
     ) or (operator.get(CLIENT, {"q": "nobody else’s"}, follow=True).status_code == 200)
 
 
-def test_an_override_is_about_the_address_or_user_that_was_searched(
+def test_an_override_names_the_address_or_user_that_was_searched(
     operator: Client, settings: Any
 ) -> None:
     """If the digest proves it; for IPv6, it is about the network that is counted together."""
@@ -227,7 +227,7 @@ def test_an_override_is_about_the_address_or_user_that_was_searched(
         assert f"ratelimitoverride/add/?{wanted}" in html, query
 
 
-def test_of_very_many_limits_the_page_examines_some_and_says_so(
+def test_the_page_reports_that_it_examined_only_some_of_many_limits(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The requested one is among them."""
@@ -240,7 +240,7 @@ def test_of_very_many_limits_the_page_examines_some_and_says_so(
     assert "too many limits to examine all of them" in shown
 
 
-def test_who_may_do_what(operator: Client) -> None:
+def test_each_action_needs_its_permission(operator: Client) -> None:
     """Seeing takes a permission, each button another; nobody blocks themselves."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
     client = of("ip", "203.0.113.1")

@@ -121,7 +121,7 @@ def test_a_long_file_shows_its_first_changes_and_the_number_of_all(operator: Cli
     assert f"{MAX_SHOWN + 5} rules now match the file." in answer
 
 
-def test_what_would_surprise_in_a_file_has_to_be_confirmed(operator: Client) -> None:
+def test_unexpected_effects_of_a_file_have_to_be_confirmed(operator: Client) -> None:
     """As in the form; what a rule does already is not asked again."""
     text = export()
     wide = text.replace("rate: 5/h", "rate: 5/h\n  cost: 8")

@@ -143,7 +143,7 @@ class Annex(Extension):
         yield HomeSection("Loud", "text", is_problem=True)
 
 
-def test_annexes_add_sections(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optional_apps_add_sections(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems before the others; a text that is not marked as safe is escaped."""
     monkeypatch.setattr(extension, "extensions", [*extension.extensions, Annex()])
     monkeypatch.setattr(home, "extensions", [*extension.extensions])

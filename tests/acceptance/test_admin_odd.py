@@ -627,7 +627,7 @@ def test_a_tier_that_does_not_fit_its_rule_is_refused_by_the_form(operator: Clie
     )
 
 
-def test_a_user_without_permission_on_tiers_cannot_contradict_them(operator: Client) -> None:
+def test_a_rule_is_checked_against_tiers_that_the_user_may_not_edit(operator: Client) -> None:
     """Then the rule is held against the tiers that it has."""
     one = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, unit="m")
     RateLimitTier.objects.create(rule=one, group="pro", limit=50, unit="m")
@@ -638,9 +638,7 @@ def test_a_user_without_permission_on_tiers_cannot_contradict_them(operator: Cli
     assert answer.status_code == 302, errors(answer)
 
 
-def test_an_invalid_rule_blocks_neither_the_list_nor_its_own_switch(
-    operator: Client, rows: None
-) -> None:
+def test_an_invalid_rule_can_be_listed_and_switched_off(operator: Client, rows: None) -> None:
     """The order of all can be changed, and it can be switched off."""
     every = list(RateLimitRule.objects.all())
     form: dict[str, Any] = {

@@ -194,7 +194,7 @@ def test_a_client_gets_the_message_in_its_language(
     )
 
 
-def test_a_site_with_one_language_uses_it(client: Client, settings: Any) -> None:
+def test_a_site_with_one_language_answers_in_that_language(client: Client, settings: Any) -> None:
     """Without `LocaleMiddleware` it does not matter what a browser prefers."""
     settings.LANGUAGE_CODE = "de"
     translation.activate("de")  # As Django does at its start.

@@ -352,7 +352,7 @@ def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
     ),
     st.lists(requests, min_size=1, max_size=3),
 )
-def test_whatever_is_found_in_redis_is_no_failure(
+def test_any_content_of_redis_is_applied_or_ignored(
     people: None, direct: redis.Redis, prefix: str, found: list[Any], asked: list[dict[str, Any]]
 ) -> None:
     """Written by an older version or by hand: what makes sense applies, and the rest is

@@ -25,7 +25,8 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.admin.inspector import _reason
 from django_ratelimit_lua.engine.bans import bans_active
-from django_ratelimit_lua.engine.decide import build_call
+from django_ratelimit_lua.engine.decide import banning, build_call
+from django_ratelimit_lua.engine.run import run
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.models.audit import acting
@@ -133,7 +134,7 @@ def test_the_history_names_a_banned_client_as_the_setting_allows(
     assert RateLimitChange.objects.get().after["who"] == {active.identity: [["ip", who]]}
 
 
-def test_the_history_names_the_first_of_many() -> None:
+def test_the_history_lists_only_the_first_of_many_banned_clients() -> None:
     """Whose bans are lifted together; of the others it says how many."""
     limiter = RateLimiter("many", "1/h", ban_after=1, ban_for="10m")
     for number in range(13):
@@ -271,43 +272,6 @@ def test_a_ban_of_a_removed_limit_can_be_lifted(direct: redis.Redis) -> None:
     assert (state.until, state.times) == (0, 1)
 
 
-def test_an_operator_bans_a_client_from_a_terminal() -> None:
-    """Whoever a request is counted for, with a reason; for as long as is said, or as the next ban
-    would be.
-    """
-    described = ("--path", "/login", "--ip", ADDRESS)
-    assert said("add", *described, "--why", "scraper").startswith("banned until ")
-    (ban,) = active_bans()
-    assert (ban.why, ban.ban.until - ban.ban.since, ban.who) == (
-        "scraper",
-        600 * 10**6,
-        [("ip", ADDRESS)],
-    )
-    assert visit() == 429
-    assert visit(address="203.0.113.10") == 200
-    change = RateLimitChange.objects.get()
-    assert (change.by, change.action) == ("ratelimit bans add", "banned")
-    named = f"Banned by hand: address 203.0.113.0/24 ({ban.identity[:12]})."
-    assert changed_words(change, may_see_who=True) == [named, "scraper"]
-    said("add", *described, "--for", "30d")
-    (ban,) = active_bans()
-    assert ban.ban.until - ban.ban.since == 30 * 86400 * 10**6
-    with pytest.raises(CommandError, match="--for 'soon'"):
-        said("add", *described, "--for", "soon")
-    with pytest.raises(
-        CommandError,
-        match=r"no limit with bans applies to this request \(limits that apply: none\)",
-    ):
-        said("add", "--path", "/ok", "--ip", ADDRESS)
-    with pytest.raises(
-        CommandError,
-        match=r"applies to this request \(limits that apply: login:.*RATELIMIT_NEVER_BAN",
-    ):
-        said("add", "--path", "/login")
-    with pytest.raises(CommandError, match="no limit with bans applies"):
-        said("add", *described, "--limit", "another")
-
-
 def test_the_list_uses_the_current_limits() -> None:
     """A ban that an edit has ended is not listed, nor one whose state is gone, or is none
     of ours."""
@@ -348,7 +312,7 @@ def test_the_inspector_names_the_operator_who_made_a_ban() -> None:
     assert re.fullmatch(
         r"Banned by login until .*\d\d:\d\d; 2 offences since .*\d\d:\d\d\.", _reason(met)
     )
-    said("add", "--path", "/login", "--ip", ADDRESS)
+    run(banning([met.planned], None, ""))
     (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
     assert _reason(met).startswith("Banned by login by hand, since ")
 

@@ -120,7 +120,7 @@ def test_another_charset_allows_no_further_guess(where: str, settings: Any) -> N
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("where", ["/method", "/function", "/asks"])
-def test_a_call_site_on_a_drf_method_counts_by_the_field(where: str, kind: str) -> None:
+def test_a_call_site_on_a_drf_method_can_count_by_a_body_field(where: str, kind: str) -> None:
     """Whatever the type says beside its name: each name has a count of its own, at every
     address."""
     for name in (b"ada", b"eve"):
@@ -143,7 +143,7 @@ def test_a_rule_with_the_name_of_a_drf_call_site_counts_once(where: str, setting
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("field", ["post:name", "data:name", "json:name"])
-def test_no_charset_causes_an_error(field: str, settings: Any) -> None:
+def test_any_charset_is_answered_without_an_error(field: str, settings: Any) -> None:
     """With an override by a field and a rule by it, whatever charset a stranger names: the request
     is answered as it would be without, the address counts, and no rule is said to be broken.
     """
@@ -172,7 +172,7 @@ def test_no_charset_causes_an_error(field: str, settings: Any) -> None:
         "Application/Json; charset=utf-7",
     ],
 )
-def test_no_content_type_evades_a_block(kind: str) -> None:
+def test_a_block_applies_whatever_the_content_type(kind: str) -> None:
     """DRF hands a type with a `*` in it to its first parser."""
     block(field="data:name")
     assert code("/plain", b'{"name": "eve"}', kind) == 200
@@ -181,7 +181,7 @@ def test_no_content_type_evades_a_block(kind: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_charset_evades_a_block() -> None:
+def test_a_block_applies_whatever_the_charset() -> None:
     """Where DRF decodes it, a block sees what the view would see."""
     block(field="data:name")
     assert code("/plain", utf_7("ada", 5), "application/json; charset=utf-7") == 429

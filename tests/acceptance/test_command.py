@@ -513,7 +513,9 @@ def test_an_audience_in_a_list_is_not_a_group_of_that_name(name: str) -> None:
         ("{}", "Rules: must be a list of rules"),
     ],
 )
-def test_errors_of_a_file_name_the_line_the_rule_and_the_field(text: str, problem: str) -> None:
+def test_an_error_in_a_file_contains_the_line_the_rule_and_the_field(
+    text: str, problem: str
+) -> None:
     """And writes nothing."""
     with pytest.raises(RuleError, match=re.compile(problem, re.DOTALL)):
         apply(text)

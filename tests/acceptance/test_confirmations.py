@@ -179,7 +179,7 @@ def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
     assert not RateLimitOverride.objects.exists()
 
 
-def test_a_rule_without_a_rate_of_the_settings_is_asked_about(
+def test_a_rule_that_loses_a_rate_of_the_settings_has_to_be_confirmed(
     operator: Client, settings: Any
 ) -> None:
     """It replaces that one by its name. Another number for the same period loses nothing."""

@@ -59,7 +59,7 @@ def test_get_usage_without_a_limit_returns_none(rf: RequestFactory, settings: An
     assert not is_ratelimited(rf.get("/"), group="g", key="ip", rate="0/s", increment=True)
 
 
-def test_time_left_is_minus_one_if_never(rf: RequestFactory) -> None:
+def test_time_left_is_minus_one_if_the_limit_never_resets(rf: RequestFactory) -> None:
     """As django-ratelimit says where it does not know."""
     assert get_usage(rf.get("/"), group="g", key="ip", rate="0/s")["time_left"] == -1
 

@@ -52,42 +52,42 @@ def site() -> Any:
     return json.loads(done.stdout)
 
 
-def test_the_core_works_without_annexes(site: Any) -> None:
+def test_the_core_works_without_optional_apps(site: Any) -> None:
     """Pages of the admin answer, and an override blocks."""
     assert site["statuses"].pop("blocked") == 429
     assert {*site["statuses"].values()} == {200}
 
 
-def test_the_core_creates_no_table_of_an_annex(site: Any) -> None:
+def test_the_core_creates_no_table_of_an_optional_app(site: Any) -> None:
     """All tables but those of Django."""
     assert {table for table in site["tables"] if "ratelimit" in table} == TABLES
 
 
 @pytest.mark.parametrize("what", ["columns", "URLs", "settings", "threads", "keys", "verbs"])
-def test_the_core_uses_no_name_of_an_annex(what: str, site: Any) -> None:
+def test_the_core_has_no_part_of_an_optional_app(what: str, site: Any) -> None:
     """Columns of rules, URLs, settings, threads, keys in Redis, verbs of the command."""
     assert site[what]
     assert [name for name in site[what] if OF_ANNEXES.search(name)] == []
 
 
-def test_the_core_runs_no_task_of_an_annex(site: Any) -> None:
+def test_the_core_runs_no_task_of_an_optional_app(site: Any) -> None:
     """The store's own breaker is of the core."""
     assert [name for name in site["tasks"] if name != "breaker" and OF_ANNEXES.search(name)] == []
 
 
-def test_the_core_admin_does_not_mention_annexes(site: Any) -> None:
+def test_the_core_admin_does_not_mention_optional_apps(site: Any) -> None:
     """Neither a link nor a field nor a column."""
     assert [found[0] for page in site["pages"] if (found := OF_ANNEXES.search(page))] == []
 
 
-def test_the_core_imports_no_module_of_an_annex(site: Any) -> None:
+def test_the_core_imports_no_module_of_an_optional_app(site: Any) -> None:
     """Nor what only annexes need."""
     named = ("django_ratelimit_lua.contrib.", "grpc", "prometheus_client", "tqdm")
     assert [name for name in site["modules"] if name.startswith(named)] == []
 
 
 @pytest.mark.parametrize("name", ["breakers", "gateway", "statistics"])
-def test_the_models_of_an_annex_need_its_app(name: str) -> None:
+def test_the_models_of_an_optional_app_need_the_app(name: str) -> None:
     """Otherwise they would be models of the core, without tables."""
     app = f"django_ratelimit_lua.contrib.{name}"
     with pytest.raises(ImproperlyConfigured, match=f'Add "{app}" to INSTALLED_APPS'):

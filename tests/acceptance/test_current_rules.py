@@ -151,7 +151,7 @@ def test_the_first_request_after_a_save_obeys_it_in_any_process(
     holds()
 
 
-def test_a_new_rule_is_obeyed_by_every_face(other: Ask) -> None:
+def test_a_new_rule_is_obeyed_by_every_caller(other: Ask) -> None:
     """Where nothing applied, a limit of none does: for the method, the user and the place that was
     let through.
     """

@@ -117,7 +117,7 @@ def test_evidence_ends_with_the_ban(direct: redis.Redis, prefix: str) -> None:
     assert 590_000 < direct.pttl(evidence_key(key)) <= 600_000
 
 
-def test_requests_while_the_clock_is_behind_are_no_evidence(
+def test_refused_requests_that_are_not_offences_are_not_recorded_as_evidence(
     direct: redis.Redis, prefix: str
 ) -> None:
     """Only offences are, also when the clock was set back since the last one."""

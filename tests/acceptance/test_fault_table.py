@@ -53,7 +53,7 @@ def test_faults_cause_no_500_and_exceed_no_limit(
 
 
 @pytest.mark.parametrize("name", holders.FAULTS)
-def test_slots_hold_their_limit_when_holders_fail(name: str) -> None:
+def test_a_slot_limit_is_kept_when_processes_with_slots_fail(name: str) -> None:
     """Never more than there are, and no more run than those and one that lives and was hurt; the
     next one gets its slot when the time of the lost one is over, and whoever lives and has lost one
     is told, once.
@@ -65,4 +65,4 @@ def test_slots_hold_their_limit_when_holders_fail(name: str) -> None:
     assert outcome.running <= holders.SLOTS + (outcome.told is not None)
     assert outcome.seconds < holders.SLOT_SECONDS + 5.0
     assert outcome.told is None or len(outcome.told) <= 1
-    assert outcome.told == [False] or outcome.told is None or name == "FLUSHALL"
+    assert outcome.told in ([""], None)

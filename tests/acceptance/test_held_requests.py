@@ -471,7 +471,7 @@ def test_an_advisory_limit_lets_a_view_run_without_a_slot(slots: SlotsInUse) -> 
     assert slots.held == 0
 
 
-def test_count_if_refunds_rates_but_no_slots(slots: SlotsInUse) -> None:
+def test_the_option_count_if_refunds_rates_but_no_slots(slots: SlotsInUse) -> None:
     """`count_if` beside slots gives back the rate's unit, and not the slot, whose response is open
     still.
     """

@@ -94,11 +94,14 @@ def test_never_more_than_n_requests_run_at_once(site: tuple[str, Site], face: st
     kind, (port, _, slots) = site
     for ending in BODIES[kind]:
         who = f"{face}-{ending}".replace("/", "-")
-        path = f"/{face}/{ending}/?who={who}&seconds=0.3"
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            statuses = Counter(pool.map(lambda _, path=path: get(port, path), range(CLIENTS)))
-        assert set(statuses) == {200, 429}
-        assert statuses[200] >= N
+        for seconds in (0.3, 3):  # A busy machine needs longer to have N of them run at once.
+            path = f"/{face}/{ending}/?who={who}&seconds={seconds}"
+            with ThreadPoolExecutor(CLIENTS) as pool:
+                statuses = Counter(pool.map(lambda _, path=path: get(port, path), range(CLIENTS)))
+            assert set(statuses) == {200, 429}
+            assert statuses[200] >= N
+            if slots.most(who) >= N:
+                break
         assert slots.most(who) == N
         slots.until_free()
         assert slots.running(who) == 0
@@ -156,7 +159,9 @@ def workers(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
-def test_a_killed_process_loses_its_slots_within_the_time(kind: str, client: redis.Redis) -> None:
+def test_the_slots_of_a_killed_process_end_within_their_lifetime(
+    kind: str, client: redis.Redis
+) -> None:
     """A process that is killed releases nothing: its slots end by themselves, within
     `RATELIMIT_SLOT_SECONDS`; while it lived, it had them for longer than that.
     """

@@ -245,7 +245,7 @@ def test_a_delayed_reset_message_keeps_newer_leased_units(
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
-def test_count_if_refunds_leased_units(algorithm: str) -> None:
+def test_the_option_count_if_refunds_leased_units(algorithm: str) -> None:
     """With `count_if`, whichever units were spent: in the end nothing is used."""
 
     @ratelimit(

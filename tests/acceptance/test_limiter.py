@@ -93,7 +93,7 @@ def test_identities_are_counted_separately(direct: Any, prefix: str) -> None:
     assert not limiter.hit("8"), "a number is the same identity as its text"
 
 
-def test_secrets_make_different_digests(settings: Any, direct: Any, prefix: str) -> None:
+def test_different_secrets_give_different_digests(settings: Any, direct: Any, prefix: str) -> None:
     """`RATELIMIT_KEY_SECRET` instead of `SECRET_KEY`, where set."""
     limiter = RateLimiter("x", "5/h")
     for secret in (None, "other", b"bytes"):

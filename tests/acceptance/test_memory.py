@@ -56,7 +56,7 @@ limiters: list[RateLimiter] = []
 @pytest.fixture(autouse=True)
 def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is remembered before and after, and this process has all of what is split."""
-    set_part(monkeypatch, ProcessShare(0, 1, 1))
+    set_part(monkeypatch, ProcessShare(0, 1))
     names = dict(known_call_sites._by_name)
 
     def forget() -> None:

@@ -292,7 +292,7 @@ def test_rules_work_before_and_after_the_authentication_middleware(
     assert left == (0 if order == "in front" else 1), "behind, all or nothing"
 
 
-def test_a_rule_with_a_wait_holds_the_request(settings: Any) -> None:
+def test_a_rule_with_a_wait_delays_the_request(settings: Any) -> None:
     """A leaky bucket, under both handlers."""
     import time
 

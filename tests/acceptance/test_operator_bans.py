@@ -34,7 +34,7 @@ def is_banned_for(site: Site, seconds: int) -> bool:
     return seconds - 30 < int(answers[-1].headers["Retry-After"]) <= seconds
 
 
-def test_bans_grow(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_repeated_bans_grow(site: Site, hand_for: Callable[[str], Hand]) -> None:
     """The operator makes them 10 minutes, an hour and a day long. A client that offends again after
     it was let in is banned for longer, unless earlier bans are forgotten.
     """
@@ -88,7 +88,7 @@ def test_the_bans_of_a_network_are_lifted_together(
     assert complaints(hand.browser) == []
 
 
-def test_one_of_three_at_once_is_ended(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_an_operator_ends_one_of_three_slots(site: Site, hand_for: Callable[[str], Hand]) -> None:
     """The page says first what that does not do. Its place is free at once, and the list is true;
     the report goes on.
     """

@@ -25,7 +25,7 @@ RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit
 """
 
 
-def test_a_lower_limit_is_added_to_that_of_the_code(
+def test_an_operator_adds_a_lower_limit_to_a_limit_in_code(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
     """It is offered first, and both hold: the headers have the limits of the code as well."""

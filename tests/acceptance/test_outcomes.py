@@ -47,7 +47,7 @@ def ask(view: Any, *passwords: str) -> list[int]:
 
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
-def test_count_if_refunds_successes(algorithm: str) -> None:
+def test_the_option_count_if_refunds_successes(algorithm: str) -> None:
     """Successes are given back; failures and exceptions count."""
     login = ratelimit("login", "ip", "3/15m", count_if=failed, algorithm=algorithm)(answer)
     assert ask(login, *["right"] * 10, "wrong", "right", "wrong") == [302] * 10 + [200, 302, 200]
@@ -85,7 +85,7 @@ def test_a_hundred_parallel_guesses_reach_the_view_five_times(rf: RequestFactory
     assert [login(rf.get("/", {"name": "ada"})).status_code for _ in range(6)] == [200] * 5 + [429]
 
 
-def test_reset_if_clears_failures_after_a_success() -> None:
+def test_the_option_reset_if_clears_failures_after_a_success() -> None:
     """`reset_if`: four failures, a success, and there are five tries again."""
     login = ratelimit("login", "ip", "5/15m", count_if=failed, reset_if=succeeded)(answer)
     assert ask(login, *["wrong"] * 4, "right", *["wrong"] * 6) == [200] * 4 + [302] + [200] * 5 + [
@@ -137,7 +137,7 @@ def test_an_asynchronous_predicate_works_on_a_plain_view() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
-def test_cost_after_charges_beyond_the_limit(algorithm: str) -> None:
+def test_the_option_cost_after_charges_beyond_the_limit(algorithm: str) -> None:
     """Charged after, once for each request, even beyond the limit; then others wait until it is
     worked off.
     """
@@ -152,7 +152,7 @@ def test_cost_after_charges_beyond_the_limit(algorithm: str) -> None:
     assert ask(export, "3", "20", "0") == [200, 200, 429]
 
 
-def test_cost_after_is_charged_once_per_request(rf: RequestFactory) -> None:
+def test_the_option_cost_after_charges_a_request_once(rf: RequestFactory) -> None:
     """Also if the request goes through the view again."""
     export = ratelimit("export", "ip", "100/h", cost=1, cost_after=lambda request, outcome: 10)(
         answer
@@ -165,7 +165,7 @@ def test_cost_after_is_charged_once_per_request(rf: RequestFactory) -> None:
     assert RateLimiter("export:*:ip:100/h", "100/h").peek(("ip", "127.0.0.1")).limits[0].used == 23
 
 
-def test_cost_after_is_a_whole_number() -> None:
+def test_the_option_cost_after_must_be_a_whole_number() -> None:
     """Anything else is an error."""
     view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: -1)(answer)
     with pytest.raises(LimitError, match="cost_after gave -1"):

@@ -194,7 +194,7 @@ def test_a_digest_and_the_user_with_that_digest_are_two_subjects() -> None:
     assert ada.get("/free/").status_code == 200
 
 
-def test_a_block_by_digest_ends_when_its_key_is_no_fallback(settings: Any) -> None:
+def test_a_block_by_digest_ends_when_its_secret_key_is_removed(settings: Any) -> None:
     """Until then it holds for rules, throttles and functions, though their counts begin afresh."""
     RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
     settings.SECRET_KEY = "before"
@@ -286,7 +286,7 @@ def test_field_names_may_contain_any_characters(name: str) -> None:
     assert [Client().get("/free/", {name: value}).status_code for value in ("v", "w")] == [429, 200]
 
 
-def test_two_kinds_of_one_field_are_stored_as_one_subject() -> None:
+def test_overrides_by_exact_and_normalized_value_share_one_record() -> None:
     """Who is blocked letter by letter is blocked by no other spelling; one by one and all anew,
     both are written, however the database orders them.
     """

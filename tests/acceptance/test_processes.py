@@ -212,7 +212,7 @@ def test_a_block_starts_and_ends_for_all_processes_at_once(server: tuple[int, st
 @pytest.mark.skipif(
     connection.vendor == "sqlite", reason="its readers see one state, and keep writers waiting"
 )
-def test_a_publication_is_one_revision_whenever_others_commit(
+def test_a_publication_is_consistent_if_others_commit_during_it(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change of a rule and its tier is committed, and not published yet, before each of the

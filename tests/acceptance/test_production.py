@@ -1,5 +1,5 @@
-"""The settings of the production guide: each is loaded as it stands, but for the addresses, and
-asked.
+"""The settings of the guide to Redis, Sentinel and Cluster: each is loaded as it stands, but for
+the addresses, and asked.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
-from tests.acceptance.test_topologies import GUIDE, create_documented_user, issued, used
+from tests.acceptance.test_topologies import create_documented_user, issued, used
 
+GUIDE = Path(__file__).parents[2] / "docs/how-to/sentinel-and-cluster.rst"
 EXAMPLES = [
     textwrap.dedent(block)
-    for block in re.findall(r"\.\. code-block:: python\n\n((?:   .*\n|\n)+)", GUIDE)
+    for block in re.findall(r"\.\. code-block:: python\n\n((?:   .*\n|\n)+)", GUIDE.read_text())
     if "CACHES" in block
 ]
 Address = dict[str, str]

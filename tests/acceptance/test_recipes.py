@@ -43,7 +43,7 @@ def recipe(page: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("page", "view", "field"),
-    [("outcomes.rst", "login", "name"), ("quickstart.rst", "Login", "username")],
+    [("how-to/count-by-outcome.rst", "login", "name"), ("how-to/login.rst", "Login", "username")],
 )
 @pytest.mark.parametrize("method", ["get", "head", "options"])
 @pytest.mark.django_db
@@ -75,7 +75,7 @@ def test_similar_user_names_allow_no_more_guesses_than_the_address(settings: Any
     """Logging in as ADA clears the failures at ada from that address, as the page says, but no
     other limit: thirty guesses in all; without `reset_if`, five.
     """
-    names = recipe("outcomes.rst", "login")
+    names = recipe("how-to/count-by-outcome.rst", "login")
 
     def guesses(login: Any) -> int:
         settings.RATELIMIT_CACHE_PREFIX += "fresh:"
@@ -88,7 +88,7 @@ def test_similar_user_names_allow_no_more_guesses_than_the_address(settings: Any
         return passed
 
     assert guesses(names["login"]) == 30
-    text = (DOCS / "outcomes.rst").read_text()
+    text = (DOCS / "how-to" / "count-by-outcome.rst").read_text()
     (source,) = re.findall(r"^   (@ratelimit\(\"login\".*\n(?:   .*\n)+)", text, re.MULTILINE)
     assert source.count(", reset_if=succeeded") == 1
     exec(textwrap.dedent("   " + source.replace(", reset_if=succeeded", "")), names)
@@ -96,8 +96,8 @@ def test_similar_user_names_allow_no_more_guesses_than_the_address(settings: Any
 
 
 def test_login_rules_allow_viewing_the_form(settings: Any) -> None:
-    """Those of the middleware's page: sixty who look, and then who logs in."""
-    text = (DOCS / "middleware.rst").read_text()
+    """The rules of the page on logins: sixty clients view the form, then one logs in."""
+    text = (DOCS / "how-to" / "login.rst").read_text()
     (block,) = re.findall(r"^   (RATELIMIT_RULES = \[\n(?:   .*\n)+?   \]\n)", text, re.MULTILINE)
     names: dict[str, Any] = {}
     exec(textwrap.dedent("   " + block), names)
@@ -124,7 +124,7 @@ ROWS = st.one_of(
 
 def test_the_cost_of_rows_is_bounded_whatever_a_client_sends() -> None:
     """Never free, never more than the bucket holds, never an error."""
-    rows = recipe("quickstart.rst", "export")["rows"]
+    rows = recipe("how-to/api-by-plan.rst", "export")["rows"]
 
     @hypothesis_settings(
         max_examples=examples(300),
@@ -157,11 +157,11 @@ def test_the_cost_of_rows_is_bounded_whatever_a_client_sends() -> None:
     assert rows("", RequestFactory().get("/")) == 1
 
 
-def test_odd_row_numbers_use_up_the_bucket_like_others() -> None:
+def test_invalid_row_numbers_use_units_like_valid_ones() -> None:
     """A bucket of fifty: of seventy who ask for odd rows, fifty or so are served, and none meets an
     error.
     """
-    export = recipe("quickstart.rst", "export")["export"]
+    export = recipe("how-to/api-by-plan.rst", "export")["export"]
     odd = ["-100", "abc", "", "-200", "9" * 40]
     for text in odd:
         with override_ratelimits():
@@ -208,7 +208,7 @@ def test_an_invalid_cost_is_a_developers_error_and_serves_no_request(cost: Any) 
 
 def test_a_host_has_one_count_in_every_spelling() -> None:
     """Capitals, a port, a dot at the end: one count."""
-    by_host = recipe("keys.rst", "by_host")["by_host"]
+    read_host = recipe("how-to/tenants.rst", "read_host")["read_host"]
     hosts = [
         "site.example",
         "Site.EXAMPLE",
@@ -217,11 +217,11 @@ def test_a_host_has_one_count_in_every_spelling() -> None:
         "site.example.",
         "site.example.:80",
     ]
-    assert {by_host("", RequestFactory().get("/", HTTP_HOST=host)) for host in hosts} == {
+    assert {read_host(RequestFactory().get("/", HTTP_HOST=host)) for host in hosts} == {
         "site.example"
     }
-    assert by_host("", RequestFactory().get("/", HTTP_HOST="[::1]:8000")) == "[::1]"
-    assert by_host("", RequestFactory().get("/", HTTP_HOST="other.example")) == "other.example"
+    assert read_host(RequestFactory().get("/", HTTP_HOST="[::1]:8000")) == "[::1]"
+    assert read_host(RequestFactory().get("/", HTTP_HOST="other.example")) == "other.example"
 
 
 def test_text_from_a_callable_is_case_sensitive() -> None:

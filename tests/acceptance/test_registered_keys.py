@@ -148,7 +148,7 @@ def test_a_view_can_count_by_tenant_and_address(rf: Any) -> None:
     ]
 
 
-def test_a_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
+def test_a_key_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
     """To the developer of the view; a rule of the admin is left out, and the request goes on."""
     with pytest.raises(LimitError, match=r"RATELIMIT_KEYS\['broken'\] returned a object"):
         ratelimit("broken", key="broken", rate="1/h")(ok)(rf.get("/"))
@@ -366,7 +366,6 @@ def test_commands_accept_a_tenant(
     monkeypatch.setattr(forgetting, "IN_FLIGHT_SECONDS", 0.0)
     rule(limit=1)
     assert get("acme") == 200
-    assert "add --key tenant=VALUE" in said("rules", "explain", "--path=/ok/", "--host=plain")
     assert "would be refused" in said("rules", "explain", "--path=/ok/", "--key", "tenant=acme")
     said("block", "--key", "tenant=globex", "--for", "1h")
     assert get("globex") == 429
@@ -458,15 +457,15 @@ def test_a_tier_with_an_unknown_key_is_an_error_in_files_and_settings(
     assert "is not KEY:VALUE" in " ".join(str(message.msg) for message in check_rules())
 
 
-def test_the_inspector_asks_for_a_value_that_a_middleware_would_set(
+def test_the_inspector_takes_a_value_that_a_middleware_would_set(
     settings: Any, operator: Client
 ) -> None:
-    """The explanation asks for the key whose function fails on a request that is only described."""
+    """The explanation names the key whose function fails on a request that is only described."""
     settings.RATELIMIT_KEYS = {"tenant": lambda request: request.tenant}
     rule(limit=1)
-    assert explain(build_request("/ok/")).missing == ["tenant"]
+    assert "tenant" in explain(build_request("/ok/")).problems[0]
     assert "tenant" in inspected(operator, {"path": "/ok/"})
-    assert explain(build_request("/ok/", fields=[("tenant", "acme")])).missing == []
+    assert explain(build_request("/ok/", fields=[("tenant", "acme")])).problems == []
     with pytest.raises(LimitError, match=r"use header:NAME, .*, tenant$"):
         build_request("/ok/", fields=[("tenat", "acme")])
 

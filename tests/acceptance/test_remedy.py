@@ -56,9 +56,7 @@ def test_clients_other_than_staff_get_no_hint(
         assert stranger.get("/admin/login/").status_code == 429
 
 
-def test_coroutines_get_the_same_hint_that_names_a_rule_of_the_settings(
-    operator: Client, settings: Any
-) -> None:
+def test_under_asgi_the_hint_names_a_rule_of_the_settings(operator: Client, settings: Any) -> None:
     """There is no command for that one."""
     client = AsyncClient()
     client.cookies = operator.cookies

@@ -21,7 +21,7 @@ def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     identities fill it.
     """
     monkeypatch.setattr(heartbeat, "count", 1)
-    set_part(monkeypatch, ProcessShare(0, 1, 1))
+    set_part(monkeypatch, ProcessShare(0, 1))
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", 1_000)
     counters.clear()
     yield
@@ -39,7 +39,7 @@ def test_an_active_identity_is_never_evicted() -> None:
     assert admitted == 100
 
 
-def test_in_an_outage_evicting_a_count_takes_as_many_hits_as_there_is_room_for(
+def test_in_an_outage_a_full_memory_evicts_the_oldest_count(
     settings: Any,
 ) -> None:
     """Not one hit earlier."""

@@ -167,7 +167,7 @@ def test_every_request_that_reaches_the_view_counts_in_any_order_of_languages(
     data: list[tuple[str, str]], unprefixed: bool, accept: str
 ) -> None:
     """As many as the limit says reach the view, and the rest of those that would are refused."""
-    rules = [{"name": f"account{test_number()}", "route": "account", "key": "ip", "rate": "2/h"}]
+    rules = [{"name": f"account{new_number()}", "route": "account", "key": "ip", "rate": "2/h"}]
     with override_settings(ROOT_URLCONF=Unprefixed if unprefixed else __name__, RATELIMIT_RULES=()):
         paths = [f"{prefix}account/" for prefix, _ in data]
         leads = [status == 200 for status in asked(paths, "sync", accept_language=accept)]
@@ -183,12 +183,9 @@ def test_every_request_that_reaches_the_view_counts_in_any_order_of_languages(
 _numbers = iter(range(10**9))
 
 
-def test_number() -> int:
+def new_number() -> int:
     """A name of its own for each example."""
     return next(_numbers)
-
-
-test_number.__test__ = False  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -234,8 +231,10 @@ def test_a_correctly_predicted_view_is_decided_once(
     from django_ratelimit_lua import middleware
 
     calls: list[Any] = []
-    decide = middleware.decide
-    monkeypatch.setattr(middleware, "decide", lambda planner: calls.append(1) or decide(planner))
+    deciding = middleware.deciding
+    monkeypatch.setattr(
+        middleware, "deciding", lambda *arguments: calls.append(1) or deciding(*arguments)
+    )
     settings.RATELIMIT_RULES = [
         {"name": "x", "route": "account", "key": ("ip", "route"), "rate": "9/h"},
         {"name": "y", "path": "/de/", "key": "ip", "rate": "9/h"},

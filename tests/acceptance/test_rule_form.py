@@ -360,7 +360,7 @@ def test_a_rate_is_entered_as_the_summaries_write_it(operator: Client) -> None:
     assert "2 per hour and 20 per day and 5 per 15 minutes" in rule.reading()
 
 
-def test_a_name_of_the_code_offers_to_add_a_limit(operator: Client) -> None:
+def test_a_rule_named_after_a_call_site_offers_its_limit(operator: Client) -> None:
     """Until a rule has the name; a rule of the settings can only be replaced."""
     url = f"{RULES}call-site/"
     page = operator.get(url, {"name": "search"}).content.decode()

@@ -621,7 +621,7 @@ def test_a_rule_applies_in_addition_to_a_call_site() -> None:
     assert Client().get("/search").content == b"search:*:ip:100/m=100,search daily=9"
 
 
-def test_rules_of_the_admin_precede_the_settings_and_these_the_call_site(settings: Any) -> None:
+def test_rules_of_the_admin_precede_those_of_the_settings_and_call_sites(settings: Any) -> None:
     """By name."""
     settings.RATELIMIT_RULES = [{"name": "search", "group": "search", "key": "ip", "rate": "70/m"}]
     assert Client().get("/search").content == b"search=70"

@@ -211,7 +211,7 @@ def test_an_invalid_rate_line_is_explained_with_the_labels_of_the_form(operator:
         ),
     ],
 )
-def test_dropping_a_limit_of_the_code_has_to_be_confirmed(
+def test_a_rule_that_loses_a_limit_in_code_has_to_be_confirmed(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
     """Said with its place; a tick is enough."""
@@ -234,7 +234,7 @@ def test_dropping_a_limit_of_the_code_has_to_be_confirmed(
         {"limit": 3, "unit": "s", "path": "/ok", "name": "elsewhere", "key": "ip"},
     ],
 )
-def test_keeping_the_limits_of_the_code_needs_no_confirmation(
+def test_a_rule_that_keeps_the_limits_in_code_needs_no_confirmation(
     fields: dict[str, Any], operator: Client
 ) -> None:
     """All rates are there, or implied, or the rule stands beside."""

@@ -217,7 +217,7 @@ class Generator:
         Generator,
     ],
 )
-def test_slot_refuses_functions_whose_work_begins_later(made: Any) -> None:
+def test_the_slot_decorator_refuses_generator_functions(made: Any) -> None:
     """When they are decorated."""
     with pytest.raises(LimitError, match=r"returns before its work is done, .* use `with limiter"):
         exports().slot(key=lambda: "ada")(made)
@@ -235,7 +235,7 @@ def test_slot_refuses_functions_whose_work_begins_later(made: Any) -> None:
         lambda: StreamingHttpResponse(generator()),
     ],
 )
-def test_slot_refuses_results_whose_work_begins_later(made: Any) -> None:
+def test_the_slot_decorator_refuses_generators_as_results(made: Any) -> None:
     """When the call returns: the slot is released, and the result is closed."""
     limiter = exports("1")
     decorated = limiter.slot(made)
@@ -481,27 +481,6 @@ def test_a_rule_changes_the_number_of_slots() -> None:
     assert limiter.hit("ada")
     with pytest.raises(Ratelimited), limiter.slot("ada"):
         pass
-
-
-@pytest.mark.django_db(transaction=True)
-def test_lost_slots_are_taken_again_by_the_current_rule(direct: redis.Redis) -> None:
-    """A number that was lowered while slots were held is that by which they are taken again; and
-    the list says it.
-    """
-    rule = RateLimitRule.objects.create(
-        name="exports", group="exports", limit=3, unit="x", algorithm="concurrency"
-    )
-    limiter = exports("5")
-    with limiter.slot("ada") as first, limiter.slot("ada") as second, limiter.slot("ada") as third:
-        rule.limit = 2
-        rule.save()
-        limiter.peek("ada")
-        held = held_slots.all()
-        assert [slot.most for slot in held] == [2, 2, 2]
-        direct.delete(held[0].redis_key)
-        assert held_slots.renew(held) == []
-        assert sorted([first.is_lost, second.is_lost, third.is_lost]) == [False, False, True]
-        assert used(limiter) == 2
 
 
 @pytest.mark.django_db

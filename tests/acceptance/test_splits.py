@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from ast import literal_eval
 from typing import Any
@@ -42,9 +41,9 @@ from tests.parts import set_part
 
 @pytest.fixture
 def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is the second of three, and twice as heavy as the others."""
+    """This process is the second of three."""
     monkeypatch.setattr(heartbeat, "count", 3)
-    set_part(monkeypatch, ProcessShare(1, 1, 3), ProcessShare(1, 2, 4))
+    set_part(monkeypatch, ProcessShare(1, 3))
 
 
 @pytest.mark.usefixtures("three")
@@ -52,20 +51,18 @@ def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_of_a_split_limit_is_admitted_without_calling_redis(
     algorithm: str, direct: redis.Redis
 ) -> None:
-    """A third, or half by weight; the answer says where it is from, and no limit is kept
-    in Redis."""
+    """A third; the answer says where it is from, and no limit is kept in Redis."""
     calls = direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
-    for split, part in (("equal", 30), ("web-1=2", 45)):
-        limiter = RateLimiter(split, "90/h", algorithm=algorithm, split=split)
-        decisions = [limiter.hit("x") for _ in range(60)]
-        assert sum(decision.allowed for decision in decisions) == part
-        assert {decision.source for decision in decisions} == {"split"}
-        assert (decisions[0].granted, decisions[-1].granted) == (1, 0)
-        state = decisions[-1].limits[0]
-        assert (state.limit, state.used, state.remaining) == (90, part, 0)
-        assert 0 < state.retry_after <= 3600
-        if algorithm == "leaky_bucket":
-            assert [round(decision.wait) for decision in decisions[:2]] == [0, round(3600 / part)]
+    limiter = RateLimiter("split", "90/h", algorithm=algorithm, split="equal")
+    decisions = [limiter.hit("x") for _ in range(60)]
+    assert sum(decision.allowed for decision in decisions) == 30
+    assert {decision.source for decision in decisions} == {"split"}
+    assert (decisions[0].granted, decisions[-1].granted) == (1, 0)
+    state = decisions[-1].limits[0]
+    assert (state.limit, state.used, state.remaining) == (90, 30, 0)
+    assert 0 < state.retry_after <= 3600
+    if algorithm == "leaky_bucket":
+        assert [round(decision.wait) for decision in decisions[:2]] == [0, 120]
     # The rules are asked for apart, once in a second.
     assert direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) - calls <= 3
 
@@ -122,8 +119,8 @@ def test_several_split_limits_are_all_or_nothing(rf: Any) -> None:
 def test_edited_split_rules_apply_within_a_second() -> None:
     """Although no limit is asked for."""
     limiter = RateLimiter("x", "5/h")
-    RateLimitRule.objects.create(name="x", limit=900, unit="h", split="web-1=2")
-    assert sum(limiter.hit("x").allowed for _ in range(500)) == 450
+    RateLimitRule.objects.create(name="x", limit=900, unit="h", split="equal")
+    assert sum(limiter.hit("x").allowed for _ in range(500)) == 300
     RateLimitRule.objects.update(limit=2000)
     until(lambda: limiter.hit("x").limits[0].limit == 2000, "the edit holds", 2)
 
@@ -157,19 +154,16 @@ def test_a_part_changes_with_the_number_of_processes(monkeypatch: pytest.MonkeyP
     """When one comes, what was admitted stays counted; when one goes, there is more at once."""
     for algorithm in ("fixed_window", "token_bucket"):
         limiter = RateLimiter(algorithm, "90/h", algorithm=algorithm, split="equal")
-        set_part(monkeypatch, ProcessShare(0, 1, 1))
+        set_part(monkeypatch, ProcessShare(0, 1))
         assert sum(limiter.hit("x").allowed for _ in range(40)) == 40
-        set_part(monkeypatch, ProcessShare(0, 1, 3))
+        set_part(monkeypatch, ProcessShare(0, 3))
         assert not limiter.hit("x")
-        set_part(monkeypatch, ProcessShare(0, 1, 2))
+        set_part(monkeypatch, ProcessShare(0, 2))
         assert sum(limiter.hit("x").allowed for _ in range(40)) == 5
 
 
-HOST = socket.gethostname()
-EQUAL, WEIGHTED = (
-    Limit("equal", "1000/h", split="equal"),
-    Limit("weighted", "1000/h", split=f"{HOST}=2"),
-)
+EQUAL = Limit("equal", "1000/h", split="equal")
+OTHER = Limit("other", "1000/h", split="equal")
 
 
 def beat(one: Heartbeat, *limits: Limit) -> int:
@@ -180,28 +174,18 @@ def beat(one: Heartbeat, *limits: Limit) -> int:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_processes_know_their_rank_and_weight() -> None:
+def test_processes_know_their_rank() -> None:
     """From their heartbeats; one that says goodbye is gone at once."""
-    several = [Heartbeat() for _ in range(3)]
+    several = [Heartbeat() for _ in range(4)]
     for one in several:
-        beat(one, EQUAL, WEIGHTED)
-    heavy = Heartbeat()
-    beat(heavy, EQUAL, Limit("weighted", "1000/h", split=f"{HOST}=5"))
-    assert [one.beat() for one in several] == [4, 4, 4]
-    assert [one.part_of(WEIGHTED).of for one in several] == [11] * 3
-    heavy.beat()
-    assert heavy.part_of(WEIGHTED).own == 5
-    for limit, of in ((EQUAL, 4), (WEIGHTED, 11)):
-        parts = sorted(
-            (one.part_of(limit) for one in [*several, heavy]), key=lambda part: part.before
-        )
-        assert [part.before + part.own for part in parts] == [
-            *(part.before for part in parts[1:]),
-            of,
-        ]
-    heavy.goodbye()
+        beat(one, EQUAL)
+    assert [one.beat() for one in several] == [4] * 4
+    parts = [one.part_of(EQUAL) for one in several]
+    assert sorted(part.before for part in parts) == [0, 1, 2, 3]
+    assert {part.of for part in parts} == {4}
+    several[3].goodbye()
     assert several[0].beat() == 3
-    assert several[0].part_of(WEIGHTED).of == 6
+    assert several[0].part_of(EQUAL).of == 3
 
 
 @pytest.mark.usefixtures("quiet")
@@ -211,10 +195,10 @@ def test_only_processes_that_use_a_limit_have_a_part_of_it(monkeypatch: pytest.M
     """
     busy, other, idle = Heartbeat(), Heartbeat(), Heartbeat()
     for _ in range(2):
-        counts = [beat(busy, EQUAL), beat(other, EQUAL, WEIGHTED), beat(idle)]
+        counts = [beat(busy, EQUAL), beat(other, EQUAL, OTHER), beat(idle)]
     assert counts == [3, 3, 3]
     assert [one.part_of(EQUAL).units(100) for one in (busy, other)] == [50, 50]
-    assert other.part_of(WEIGHTED) == ProcessShare(0, 2, 2)
+    assert other.part_of(OTHER) == ProcessShare(0, 1)
     assert idle.part_of(EQUAL) is None
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.USED_SECONDS", 0.05)
     time.sleep(0.1)
@@ -245,13 +229,13 @@ def test_a_part_of_zero_units_refuses_only_for_a_moment(
     """Another process has the one unit, and parts change: so the client is not told never to come
     back.
     """
-    set_part(monkeypatch, ProcessShare(0, 1, 3))
+    set_part(monkeypatch, ProcessShare(0, 3))
     limiter = RateLimiter("x", "1/h", algorithm=algorithm, split="equal")
     decision = limiter.hit("x")
     assert (decision.allowed, decision.retry_after, decision.limits[0].remaining) == (False, 1.0, 0)
-    set_part(monkeypatch, ProcessShare(2, 1, 3))
+    set_part(monkeypatch, ProcessShare(2, 3))
     assert limiter.hit("x").allowed
-    set_part(monkeypatch, ProcessShare(1, 1, 3))
+    set_part(monkeypatch, ProcessShare(1, 3))
     assert limiter.hit("x").retry_after == 1.0
     assert limiter.refund("x").remaining == 0
     assert limiter.peek("x").limits[0].used == 0
@@ -264,15 +248,15 @@ def test_the_first_hit_adds_a_process_at_once() -> None:
     """
     others = [Heartbeat() for _ in range(2)]
     for other in others:
-        beat(other, EQUAL, WEIGHTED)
-    equal, weighted = (
-        RateLimiter(limit.name, "1000/h", split=limit.split) for limit in (EQUAL, WEIGHTED)
+        beat(other, EQUAL, OTHER)
+    equal, another = (
+        RateLimiter(limit.name, "1000/h", split=limit.split) for limit in (EQUAL, OTHER)
     )
     equal.peek("x")
     assert heartbeat.part_of(EQUAL) is None
     for limiter, hit in (
         (equal, equal.hit),
-        (weighted, lambda who: asyncio.run(weighted.ahit(who))),
+        (another, lambda who: asyncio.run(another.ahit(who))),
     ):
         first = hit("x")
         assert (first.source, first.allowed) == ("split", True)
@@ -306,7 +290,7 @@ def test_heartbeats_continue_until_the_process_ends(monkeypatch: pytest.MonkeyPa
     one.use(EQUAL)
     one.start()
     one.start()
-    until(lambda: one.part_of(EQUAL) == ProcessShare(0, 1, 1), "it knows of itself", 5)
+    until(lambda: one.part_of(EQUAL) == ProcessShare(0, 1), "it knows of itself", 5)
     other.beat()
     until(lambda: one.count == 2, "it knows of the other", 5)
     other.goodbye()
@@ -364,12 +348,9 @@ setting_changed.send(None, setting="RATELIMIT_CACHE_PREFIX", value=prefix, enter
 socket.gethostname = lambda: host
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.heartbeat import heartbeat
-splits = {"equal": "equal", "weighted": "two=2, four=4"}
-busy = [RateLimiter(name, "1000/h", split=split) for name, split in splits.items()]
+busy = [RateLimiter(name, "1000/h", split="equal") for name in ("one", "other")]
 window = RateLimiter("window", "100/h", split="equal")
 idle = RateLimiter("idle", "100/h", split="equal")
-def hosts(weights):
-    return RateLimiter("window", "100/h", split=weights)
 def hit(limiter, identity="x", times=1500):
     return sum(limiter.hit(identity).allowed for _ in range(times))
 def part(limiter):
@@ -395,7 +376,7 @@ def end(workers: list[Any]) -> None:
 
 
 def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
-    """Four of different weights: N in equal parts, and N by weight."""
+    """Four, in equal parts."""
     workers = [Born(WORKER, prefix, host) for host in ("one", "one", "two", "four")]
     for _ in range(2):
         counts = ask(
@@ -404,12 +385,11 @@ def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
     assert counts == [4] * 4
     admitted = ask(workers, "[hit(limiter) for limiter in busy]")
     end(workers)
-    assert [equal for equal, _ in admitted] == [250] * 4
-    assert [weighted for _, weighted in admitted] == [125, 125, 250, 500]
+    assert admitted == [[250, 250]] * 4
 
 
 @pytest.mark.usefixtures("three")
-def test_a_part_of_a_token_bucket_can_be_owed() -> None:
+def test_a_part_of_a_token_bucket_supports_debt() -> None:
     """A part of a token bucket grants any cost that may be owed, and nothing more until it is
     paid."""
     limiter = RateLimiter("part", "90/h", algorithm="token_bucket", split="equal")
@@ -462,21 +442,3 @@ def test_the_part_of_a_killed_process_goes_to_the_others(prefix: str) -> None:
     )
     assert ask([left], "hit(window)") == [50]
     end([left])
-
-
-def test_changed_weights_of_hosts_change_the_parts(prefix: str) -> None:
-    """3:1 gives 75 and 25; without weights both have 50; a host that is not named weighs 1."""
-    workers = [Born(WORKER, prefix, host) for host in ("web-1", "web-2")]
-    until(lambda: ask(workers, "part(window)") == [50, 50], "both have a part", 10)
-    for weights, parts in (
-        ("WEB-1=3, web-2=1", [75, 25]),
-        ("web-2=4", [20, 80]),
-        ("web-1=3", [75, 25]),
-    ):
-        until(
-            lambda: ask(workers, f"part(hosts({weights!r}))") == parts,  # noqa: B023
-            weights,
-            2 * BEAT_SECONDS + 2,
-        )
-    assert ask(workers, "hit(hosts('web-1=3'))") == [75, 25]
-    end(workers)

@@ -154,7 +154,9 @@ def test_history_is_kept_for_the_configured_days(clock: Clock, settings: Any) ->
     assert get() == [200]
 
 
-def test_an_edit_after_a_long_silence_is_published_as_a_whole(clock: Clock, settings: Any) -> None:
+def test_an_edit_after_the_history_was_pruned_publishes_everything(
+    clock: Clock, settings: Any
+) -> None:
     """Where the history of what is published is not there any more."""
     settings.RATELIMIT_HISTORY_DAYS = 1
     kept = RateLimitOverride.objects.create(network="203.0.113.7", effect="block")

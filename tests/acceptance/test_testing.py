@@ -95,11 +95,11 @@ def test_override_ratelimits_decorates_coroutines() -> None:
 class TestCaseWithRules(SimpleTestCase):
     """Decorating a class."""
 
-    def test_first(self) -> None:
+    def test_counts_start_fresh_in_the_first_test(self) -> None:
         """Rules apply, and each test starts afresh."""
         assert [self.client.get("/nowhere").status_code for _ in range(2)] == [404, 429]
 
-    def test_second(self) -> None:
+    def test_counts_start_fresh_in_the_second_test(self) -> None:
         """The same once more."""
         with override_ratelimits():
             assert self.client.get("/nowhere").status_code == 404
@@ -138,11 +138,11 @@ def published_rules() -> int:
 class Counts:
     """What every decorated class has to keep: its tests know nothing of each other."""
 
-    def test_first(self) -> None:
+    def test_counts_are_separate_in_the_first_test(self) -> None:
         """The same as the second."""
         self.counts()
 
-    def test_second(self) -> None:
+    def test_counts_are_separate_in_the_second_test(self) -> None:
         """The same as the first."""
         self.counts()
 

@@ -30,7 +30,7 @@ from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.server import server as session_server
 
-GUIDE = (Path(__file__).parents[2] / "docs/production.rst").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs/how-to/deploy.rst").read_text()
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for
 # rules of the admin.
 IN_SCRIPTS = "time get mget set del hmget hset hdel hgetall exists pexpire"
@@ -151,7 +151,7 @@ def test_tls_works_and_rejects_untrusted_certificates(
 
 
 def create_documented_user(direct: redis.Redis, prefix: str) -> None:
-    """Run the `ACL SETUSER` command of the production guide, with another prefix; the password is
+    """Run the `ACL SETUSER` command of the deployment guide, with another prefix; the password is
     "password".
     """
     command = "ACL SETUSER" + GUIDE.partition("ACL SETUSER")[2].partition("\n\n")[0].replace(

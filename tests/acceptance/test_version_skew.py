@@ -406,7 +406,7 @@ def annex() -> Iterator[Annex]:
     extensions.remove(extension)
 
 
-def test_an_unreadable_part_of_an_annex_keeps_its_last_version(
+def test_unreadable_data_of_an_optional_app_keeps_its_last_version(
     annex: Annex, published: Published, caplog: Any
 ) -> None:
     """The rules are read, and the problem is reported."""
@@ -416,7 +416,7 @@ def test_an_unreadable_part_of_an_annex_keeps_its_last_version(
     assert get("/good", 3) == [200, 200, 429]
     ruleset = provider.reload()
     assert ruleset.parts["annex"] == 1
-    assert "the published data of the annex 'annex' cannot be read" in ruleset.problems[0]
+    assert "the published data of the app 'annex' cannot be read" in ruleset.problems[0]
 
 
 def junk() -> st.SearchStrategy[Any]:
@@ -523,7 +523,7 @@ def ask(address: str, ip: str) -> int:
     return Client(REMOTE_ADDR=ip, headers={"x-key": "k"}).get(address).status_code
 
 
-def test_no_published_snapshot_makes_a_request_fail(published: Published) -> None:
+def test_a_damaged_snapshot_makes_no_request_fail(published: Published) -> None:
     """Snapshots changed at random: dropped, added and retyped values at any depth, cut off, or no
     JSON at all.
     """
@@ -576,7 +576,7 @@ def test_no_published_snapshot_makes_a_request_fail(published: Published) -> Non
         logging.getLogger("django_ratelimit_lua").setLevel(logging.NOTSET)
 
 
-def test_no_override_record_makes_a_request_fail(published: Published) -> None:
+def test_a_damaged_override_record_makes_no_request_fail(published: Published) -> None:
     """Records of overrides changed at random; a block that is still one blocks."""
     logging.getLogger("django_ratelimit_lua").setLevel(logging.CRITICAL)
     rule("good", path="/good", limit=1000)

@@ -210,7 +210,7 @@ def test_an_asynchronous_view_awaits_its_callables() -> None:
     assert asyncio.run(requests()) == [200, 429]
 
 
-def test_a_leaky_bucket_holds_requests_until_their_turn(rf: RequestFactory) -> None:
+def test_a_leaky_bucket_delays_requests_until_their_turn(rf: RequestFactory) -> None:
     """Both kinds of view wait; the second request leaves 50 ms after the first."""
     import time
 

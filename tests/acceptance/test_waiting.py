@@ -287,7 +287,7 @@ def test_an_error_while_settling_does_not_hide_the_cancellation(
     assert RateLimiter("fails:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 1
 
 
-def test_a_closed_coroutine_is_settled_while_another_one_is() -> None:
+def test_a_closed_coroutine_is_settled_during_the_settlement_of_another() -> None:
     """A coroutine may be closed while another one is being settled, by that same thread; and what
     hangs is not waited for, neither by who closed it nor by others.
     """
@@ -370,7 +370,7 @@ def test_a_view_is_held_for_five_seconds_at_most(settings: Any) -> None:
     assert [own(request()).status_code for _ in range(2)] == [200, 429]
 
 
-def test_a_throttle_holds_its_requests() -> None:
+def test_a_throttle_with_a_leaky_bucket_delays_requests() -> None:
     """In DRF, too, a leaky bucket's requests leave one after the other."""
 
     class View(APIView):

@@ -23,6 +23,7 @@ from tests.bench.coroutines import coroutines  # noqa: E402
 from tests.bench.counting import counting, kept  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
 from tests.bench.gateway import gateway  # noqa: E402
+from tests.bench.many_rules import bench_many_rules  # noqa: E402
 from tests.bench.measure import DIRECT  # noqa: E402
 from tests.bench.memory import crowd_memory, memory  # noqa: E402
 from tests.bench.replay import bench_replay  # noqa: E402
@@ -58,6 +59,7 @@ def main() -> None:
     heartbeats()
     bench_replay()
     bench_rules()
+    bench_many_rules()
     bench_scale()
     server.stop()
 

@@ -67,7 +67,7 @@ class Asker:
         st.tuples(st.integers(1, 9), st.sampled_from([0, 1, DAY // 3, DAY, 5 * DAY])), max_size=12
     ),
 )
-def test_each_client_gets_its_own_calendar_window(
+def test_each_waiting_hit_counts_in_the_calendar_window_of_its_turn(
     align: str, zone: str, start: int, wait: int, steps: Any
 ) -> None:
     """With `max_wait`, however many days, weeks or months ahead: two in each window, none of them
@@ -128,7 +128,7 @@ def test_a_wait_beyond_the_calendar_bound_is_refused_until_the_next_window(align
 
 @pytest.mark.parametrize("align", list(RATES))
 @pytest.mark.parametrize("pace", ["1/300d", "1/40d", "5/3d"])
-def test_another_limits_wait_never_leads_to_a_wrong_window(align: str, pace: str) -> None:
+def test_a_hit_delayed_by_another_limit_counts_in_the_right_window(align: str, pace: str) -> None:
     """A calendar beside a queue that lasts for years: a turn beyond the windows that the calendar
     is told is refused, and every other is counted in its own window, now and when that has come.
     """
@@ -164,7 +164,7 @@ def test_another_limits_wait_never_leads_to_a_wrong_window(align: str, pace: str
     )
 
 
-def test_a_limit_without_a_wait_knows_the_end_of_a_distant_window() -> None:
+def test_the_retry_time_is_exact_if_distant_windows_are_reserved() -> None:
     """Somebody has reserved for next month; whoever does not wait is told the true time to come
     back.
     """
@@ -185,7 +185,7 @@ def test_a_limit_without_a_wait_knows_the_end_of_a_distant_window() -> None:
         ("sliding_window", 32, 32, 192),
     ],
 )
-def test_the_state_of_a_limit_is_small(
+def test_the_state_of_a_limit_has_few_bytes(
     algorithm: str, one: int, ten: int, most: int, direct: redis.Redis
 ) -> None:
     """Bytes after a hit, after ten within a second, and at most, when a thousand have come over two
@@ -222,7 +222,7 @@ def test_a_backlog_takes_little_memory(algorithm: str, direct: redis.Redis) -> N
     assert moments[-1] - START <= 500_000_000
 
 
-def test_windows_that_an_edit_merges_are_counted_as_one() -> None:
+def test_windows_that_an_edit_merges_have_one_count() -> None:
     """One began before the minute that is the window now, and went on in it; another was to begin
     later in it.
     """

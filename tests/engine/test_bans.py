@@ -132,7 +132,7 @@ def test_offences_count_until_the_end_of_their_window() -> None:
     assert ban_of(refused(ask, START + 15 * SECOND - 1).limits[0]).until == START + 75 * SECOND - 1
 
 
-def test_earlier_bans_are_forgotten_after_the_last_length() -> None:
+def test_earlier_bans_are_forgotten_after_the_longest_ban_duration() -> None:
     """When the last entry has passed since the end of the last ban; one microsecond before, they
     are not.
     """
@@ -144,7 +144,7 @@ def test_earlier_bans_are_forgotten_after_the_last_length() -> None:
         assert ban.times == (1 if minutes == 1 else 2)
 
 
-def test_offences_do_not_prolong_the_memory_of_bans() -> None:
+def test_offences_do_not_prolong_the_time_that_bans_are_remembered() -> None:
     """It counts from the end of the last ban, which an unban moves; whatever was offended since
     then.
     """
@@ -221,7 +221,7 @@ def test_a_manual_ban_lasts_for_the_given_duration() -> None:
     assert (ban.until - ban.since, ban.times) == (MINUTE, 1)
 
 
-def test_an_unban_takes_effect_at_its_moment() -> None:
+def test_an_unban_ends_the_ban_at_once_and_may_forget_earlier_bans() -> None:
     """From that moment on; how often there was a ban is known on, unless that is to be forgotten,
     too.
     """
@@ -235,7 +235,7 @@ def test_an_unban_takes_effect_at_its_moment() -> None:
         assert ban.until - ban.since == (2 - forgets) * 2 * 3600 * SECOND
 
 
-def test_an_edit_shortens_bans_to_those_of_the_new_limit() -> None:
+def test_an_edit_shortens_bans_to_the_maximum_of_the_new_limit() -> None:
     """Nobody stays banned for longer than the new limit could ban anybody."""
     ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1h"))
     refused(ask, START)
@@ -280,7 +280,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("state", [*GARBAGE, None], ids=repr)
-def test_a_foreign_state_bans_no_client(state: bytes | None, direct: redis.Redis) -> None:
+def test_an_invalid_state_bans_no_client(state: bytes | None, direct: redis.Redis) -> None:
     """Also a key of another type; and bans are earned over it."""
     ask = Asker(banning())
     key = ask.keys()[1]

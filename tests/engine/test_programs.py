@@ -45,7 +45,7 @@ def garbage(chance: random.Random, state: bytes | None) -> bytes:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_foreign_states_are_cleared(
+def test_invalid_states_are_cleared(
     algorithm: str, direct: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Keys of another type, other bytes, other members: where they are no state of ours, the answer
@@ -84,7 +84,7 @@ def test_foreign_states_are_cleared(
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_only_a_foreign_state_is_cleared(algorithm: str, direct: redis.Redis) -> None:
+def test_only_an_invalid_state_is_cleared(algorithm: str, direct: redis.Redis) -> None:
     """The others are charged once."""
     limits = [
         Limit(f"l{number}", "5/h", algorithm=name)
@@ -99,7 +99,7 @@ def test_only_a_foreign_state_is_cleared(algorithm: str, direct: redis.Redis) ->
 
 
 @pytest.mark.parametrize("operation", ["hit", "peek", "refund", "partial"])
-def test_a_foreign_state_among_others_changes_no_result(
+def test_an_invalid_state_among_others_changes_no_result(
     operation: str, direct: redis.Redis
 ) -> None:
     """The others are answered and kept as if the key had not been there, also those of new

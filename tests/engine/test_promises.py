@@ -238,7 +238,7 @@ def test_a_refusal_writes_nothing(algorithm: str, direct: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_expiry_changes_no_verdict(algorithm: str, direct: redis.Redis) -> None:
+def test_expiry_of_a_key_changes_no_verdict(algorithm: str, direct: redis.Redis) -> None:
     """A state expires when it is as good as none: not before, and within a second of it."""
     ask = Asker(Limit("ttl", "3/m", algorithm=algorithm))
     for _ in range(2):
@@ -304,7 +304,7 @@ def test_a_shadow_limit_counts_and_never_refuses() -> None:
 @pytest.mark.parametrize(
     "algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"]
 )
-def test_count_denied_counts_refused_hits(algorithm: str) -> None:
+def test_the_option_count_denied_counts_refused_hits(algorithm: str) -> None:
     """Where a limit says so, hammering at a closed door keeps it closed."""
     ask = Asker(Limit("strict", "2/m", algorithm=algorithm, count_denied=True))
     for second in range(0, 300, 10):
@@ -322,7 +322,7 @@ def test_reserved_hits_leave_in_turn() -> None:
         assert waits == ([0, 0, 0.5, 1.0] if algorithm == "token_bucket" else [0, 0, 1.0, 1.0])
 
 
-def test_every_limit_is_charged_when_the_request_leaves() -> None:
+def test_a_delayed_request_counts_at_its_departure_under_every_limit() -> None:
     """Held back by one limit, a request counts under the others at the moment it goes, not when it
     asked.
     """
@@ -348,7 +348,7 @@ def test_a_caller_with_stale_rules_decides_nothing(direct: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
-def test_a_key_of_a_foreign_type_is_cleared(
+def test_a_key_of_another_type_is_cleared(
     algorithm: str, direct: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Something else under our key is removed and logged, and the hit is decided."""
@@ -451,7 +451,7 @@ def test_a_debt_is_granted_at_once_and_delays_later_calls() -> None:
 
 
 @pytest.mark.parametrize("rate", ["300007/s", "7/11s", "10/m"])
-def test_debts_exceed_a_token_bucket_by_at_most_the_last_one(rate: str) -> None:
+def test_hits_with_debt_exceed_a_token_bucket_only_by_the_last_hit(rate: str) -> None:
     """In any interval x it grants at most burst + x * N / W, and beside that the cost of the last
     hit.
     """
@@ -505,7 +505,7 @@ def test_a_new_client_has_the_initial_units_and_fills_up_from_there() -> None:
     assert ask(START + 1_700_000, 0, "peek").remaining == 17
 
 
-def test_expiry_of_a_key_makes_no_client_new(direct: redis.Redis) -> None:
+def test_an_expired_key_does_not_reset_a_client(direct: redis.Redis) -> None:
     """A full bucket is remembered for 30 days, by the program's own time. At the moment its key
     would expire, the verdict is the same with the key and without it.
     """

@@ -136,7 +136,7 @@ def test_refunds_never_let_the_limit_be_exceeded(
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 @EXAMPLES
 @given(rate=st.sampled_from(RATES), burst=st.sampled_from([None, 1, 4]), script=scripts)
-def test_only_units_in_flight_count_after_a_full_return(
+def test_only_running_hits_count_if_all_others_are_refunded(
     algorithm: str, rate: str, burst: Any, script: Any
 ) -> None:
     """Where every hit is given back, however late and in whatever order, nobody is refused while

@@ -306,7 +306,7 @@ def test_many_slots_are_taken_and_released_at_once(direct: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("kind", ["string", "another set", "another list"])
-def test_foreign_slot_data_is_deleted(kind: str, direct: redis.Redis) -> None:
+def test_invalid_slot_data_is_deleted(kind: str, direct: redis.Redis) -> None:
     """A key of another type, or with what no program of ours writes: as if it was not there."""
     limit = Limit("slots", "1", algorithm="concurrency")
     call = Call([Charge(limit, f"{next(serial):032d}".encode())], "hit", b"s:", slot=new_slot(10.0))

@@ -21,4 +21,7 @@ DRF: Differences = {
     "ThrottlingTests::test_throttle_rate_change_negative": "A refused request is not counted",
     "SimpleRateThrottleTests::test_wait_returns_correct_waiting_time_without_history": "No history, now or cache",  # noqa: E501
 }
-GUIDES = {"docs/migrating.rst": DJANGO_RATELIMIT, "docs/drf.rst": DRF}
+GUIDES = {
+    "docs/how-to/from-django-ratelimit.rst": DJANGO_RATELIMIT,
+    "docs/how-to/drf.rst": DRF,
+}

@@ -29,7 +29,7 @@ CACHES = {
 }
 RATELIMIT_TIMEOUT = 10
 
-# What docs/migrating.rst says to set for those who want it as it was.
+# What docs/how-to/from-django-ratelimit.rst says to set for those who want it as it was.
 RATELIMIT_EXCEPTION_CLASS = "django_ratelimit_lua.exceptions.Ratelimited"
 RATELIMIT_FAIL_OPEN = False
 RATELIMIT_ALGORITHM = "fixed_window"

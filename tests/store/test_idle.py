@@ -91,7 +91,7 @@ def test_a_connection_closed_by_the_server_fails_no_decision(kind: str, own: red
     assert asyncio.run(several()) == ["redis"] * 4
 
 
-def test_resets_leave_nothing_in_the_log_of_asyncio(settings: Any, caplog: Any) -> None:
+def test_connection_resets_leave_nothing_in_the_log_of_asyncio(settings: Any, caplog: Any) -> None:
     """Neither a task whose exception nobody retrieved, nor sends to a connection that was lost."""
 
     def script(command: list[bytes]) -> Any:

@@ -65,7 +65,7 @@ def test_scripts_that_the_server_has_dropped_are_loaded(
     assert store.decide_many(calls(f"{prefix}1:".encode())) == apart
 
 
-def test_a_foreign_key_in_a_pipeline_is_deleted_in_its_turn(
+def test_a_key_of_another_type_in_a_pipeline_is_deleted_in_order(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:
     """The calls behind it are decided after it."""

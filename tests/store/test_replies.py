@@ -318,7 +318,7 @@ def test_a_second_reply_never_answers_the_next_command(kind: str, settings: Any)
         store.close()
 
 
-def test_rules_are_stale_only_for_calls_that_use_them() -> None:
+def test_a_reply_about_stale_rules_is_invalid_for_calls_without_rules() -> None:
     """A revision, or what is written about subjects, is an answer only to a call that sent some, in
     number and kind.
     """

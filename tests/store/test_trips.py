@@ -138,7 +138,9 @@ def test_an_error_reaches_the_call_that_caused_it(held: Holding, store: Store) -
     assert held.server.connected == 1
 
 
-def test_an_invalid_reply_fails_the_calls_behind_it(held: Holding, store: Store) -> None:
+def test_an_invalid_reply_fails_the_calls_that_wait_on_its_connection(
+    held: Holding, store: Store
+) -> None:
     """Those before it have theirs. Nobody behind it is told anything; what is asked next goes
     another way.
     """
@@ -166,7 +168,9 @@ def test_an_invalid_reply_fails_the_calls_behind_it(held: Holding, store: Store)
 
 
 @pytest.mark.parametrize("moment", [0, 0.05], ids=["before it is sent", "when it is sent"])
-def test_a_cancelled_call_affects_no_other(moment: float, held: Holding, store: Store) -> None:
+def test_a_cancelled_call_does_not_affect_other_calls(
+    moment: float, held: Holding, store: Store
+) -> None:
     """His reply is read and dropped; what was not sent yet is not sent at all."""
 
     async def turns() -> None:

@@ -155,7 +155,7 @@ def test_a_decorator_without_a_rate_is_a_warning(
 
 
 @pytest.mark.parametrize(("name", "annex"), sorted(SETTINGS_OF_ANNEXES.items()))
-def test_a_setting_of_an_annex_that_is_not_installed_names_the_line_to_add(
+def test_a_setting_of_a_missing_app_names_the_line_to_add(
     name: str, annex: str, settings: Any
 ) -> None:
     """Rather than advice to remove it."""
@@ -604,7 +604,7 @@ NONSENSE: list[Any] = [
 
 @pytest.mark.parametrize("name", [f"RATELIMIT_{name}" for name in (*SETTINGS, "UNHEARD_OF")])
 @pytest.mark.django_db
-def test_no_setting_makes_a_check_raise(name: str, settings: Any) -> None:
+def test_a_check_reports_an_invalid_setting_without_raising(name: str, settings: Any) -> None:
     """Every check that we have, for a deployment and for the database too: a bad setting is told,
     not a traceback; and a setting that the checks take can be taken where it is used.
     """

@@ -44,7 +44,7 @@ def test_imports_only_go_to_lower_floors(path: Path) -> None:
             )
 
 
-def test_annexes_import_only_public_names_of_the_core() -> None:
+def test_optional_apps_import_only_public_names_of_the_core() -> None:
     """And nothing of each other; the core imports no annex. `__all__` of a room lists names, and
     public modules.
     """
@@ -63,7 +63,7 @@ def test_annexes_import_only_public_names_of_the_core() -> None:
     assert [found for found in of_core if not found.is_public] == []
 
 
-def test_the_table_of_annex_imports_is_current() -> None:
+def test_the_table_of_imports_by_optional_apps_is_current() -> None:
     """The one in the documentation; `python -m tests.annex_imports > docs/annexes.txt` writes it
     anew.
     """
@@ -305,7 +305,7 @@ def test_each_room_has_a_folder_of_unit_tests(room: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANNEXES)
-def test_each_annex_has_a_folder_of_tests(name: str) -> None:
+def test_each_optional_app_has_a_folder_of_tests(name: str) -> None:
     """They stand together in a folder."""
     assert list((ROOT / "tests" / "contrib" / name).glob("test_*.py"))
 

@@ -341,7 +341,9 @@ def test_a_fallback_that_does_not_fit_is_an_error_of_the_decorator(
         decorator(function)
 
 
-def test_durable_names_the_app_that_keeps_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_option_durable_without_its_app_is_an_error_that_names_the_app(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """If that is not installed, of a limiter as of a decorator."""
     monkeypatch.setattr(extension, "extensions", [])
     line = 'Add "django_ratelimit_lua.contrib.statistics" to INSTALLED_APPS'

@@ -63,24 +63,18 @@ class ForceForm(forms.Form):
             ("", gettext_lazy("until it is set to automatic")),
         ),
     )
-    until = forms.DateTimeField(
-        label=gettext_lazy("Or until"),
-        required=False,
-        widget=forms.DateTimeInput(attrs={"type": "datetime-local"}, format="%Y-%m-%dT%H:%M"),
-    )
     why = forms.CharField(label=gettext_lazy("Reason"), max_length=300, required=False)
 
     def ends(self) -> datetime.datetime | None:
         """Return the end, or None."""
-        until: datetime.datetime | None = self.cleaned_data["until"]
         period = self.cleaned_data["period"]
-        if until is None and period:
-            return timezone.now() + datetime.timedelta(microseconds=time_us(period))
-        return until
+        if not period:
+            return None
+        return timezone.now() + datetime.timedelta(microseconds=time_us(period))
 
 
 class BreakerForm(forms.ModelForm):  # type: ignore[type-arg]
-    """The form of a breaker's row, which shows the values of the code."""
+    """The form of a breaker's row. Placeholders show the values that the code declares."""
 
     class Meta:
         """The model and its fields."""

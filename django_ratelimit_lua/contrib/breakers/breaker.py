@@ -87,10 +87,9 @@ class CircuitBreaker:
     `slow`, even before it ends.
 
     An open breaker lets no call through for `open_for`. Then it lets `probes` calls through at a
-    time; each occupies a slot until it ends, for at most `open_max`. If all of them succeed, a
-    tenth of the calls is let through, then a quarter, half, and all. If one fails or is slow, the
-    breaker opens for twice as long as before, at most `open_max`. Each pause is extended by a
-    random amount of up to a tenth.
+    time; each occupies a slot until it ends, for at most `open_max`. If all of them succeed, it
+    closes. If one fails or is slow, it opens for twice as long as before, at most `open_max`. Each
+    pause is extended by a random amount of up to a tenth.
 
     Times are text such as "30s", seconds, or a timedelta.
 
@@ -155,7 +154,7 @@ class CircuitBreaker:
     def state(self) -> str:
         """Return the breaker's own state, even if another one is `forced`.
 
-        It is closed, open, half-open or ramp, as this process has received it last.
+        It is closed, open or half-open, as this process has received it last.
         """
         return self._circuit.state
 

@@ -7,29 +7,29 @@ KEYS[2]         probes that are on their way, a sorted set: unguessable id, by t
 ARGV[1]         the moment, in microseconds; empty: by the server's clock
 ARGV[2]         what to do: `tell` (count, and answer), `ask` (for a probe), `done` (a probe has ended), `hung` (a probe is
                 slow and has not ended: it is judged, and keeps its slot)
-ARGV[3..11]     the thresholds: window, width of a bucket, pause, longest pause, life of a probe, step of the ramp (all in
-                microseconds), probes, least number of calls, failures (0: not by their number)
-ARGV[12..13]    ratio of failures and of slow calls, in parts of a million (0: not by that)
-ARGV[14]        a random number from 0 to 999, so that not all pauses end at once: up to a tenth longer
-ARGV[15..16]    the channel on which changes are told, and what is told there
-ARGV[17..18]    of `ask`: the id of the probe; of `done` and `hung`: that id, and the result: `ok`, `failed` or `none`; of
+ARGV[3..10]     the thresholds: window, width of a bucket, pause, longest pause, life of a probe (all in microseconds),
+                probes, least number of calls, failures (0: not by their number)
+ARGV[11..12]    ratio of failures and of slow calls, in parts of a million (0: not by that)
+ARGV[13]        a random number from 0 to 999, so that not all pauses end at once: up to a tenth longer
+ARGV[14..15]    the channel on which changes are told, and what is told there
+ARGV[16..17]    of `ask`: the id of the probe; of `done` and `hung`: that id, and the result: `ok`, `failed` or `none`; of
                 `tell`: the ids of the probes that run in this process, with spaces between them: their slots are renewed
-ARGV[19]        how often the breaker had opened when these calls were let through; what was before does not count
-ARGV[20..22]    outcomes since the last report of the process: calls, failures, slow ones
-keeps           `state` (closed, open, half-open, ramp), `era` (how often it has opened), `since`, `until`,
-                `pause`, `step`, `successes`, `seen` and `shift` (a clock that steps backwards goes on from where it was),
+ARGV[18]        how often the breaker had opened when these calls were let through; what was before does not count
+ARGV[19..21]    outcomes since the last report of the process: calls, failures, slow ones
+keeps           `state` (closed, open, half-open), `era` (how often it has opened), `since`, `until`,
+                `pause`, `successes`, `seen` and `shift` (a clock that steps backwards goes on from where it was),
                 `why` and `opened` (reason and numbers of the last opening), and buckets: `b<start>:<width>` = its last
                 moment, calls, failures, slow ones
-returns         state, era, microseconds until it changes or a probe may be asked for, percent of calls that are
-                let through, calls, failures and slow ones in the window, 1 if the probe was granted; then a list for each
-                change made by this call: opened, half_open, ramp or closed; calls, failures, slow ones; the reason
+returns         state, era, microseconds until it changes or a probe may be asked for, calls, failures and slow
+                ones in the window, 1 if the probe was granted; then a list for each change made by this call: opened,
+                half_open or closed; calls, failures, slow ones; the reason
 ]]
 
 local window, width, pause_first, pause_most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local probe_life, step_time, probes = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local minimum, most_failures = tonumber(ARGV[10]), tonumber(ARGV[11])
-local failure_ppm, slow_ppm, chance = tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
-local SHARES, CLOCKS_DIFFER = {10, 25, 50}, 60000000
+local probe_life, probes = tonumber(ARGV[7]), tonumber(ARGV[8])
+local minimum, most_failures = tonumber(ARGV[9]), tonumber(ARGV[10])
+local failure_ppm, slow_ppm, chance = tonumber(ARGV[11]), tonumber(ARGV[12]), tonumber(ARGV[13])
+local CLOCKS_DIFFER = 60000000
 
 local now = tonumber(ARGV[1])
 if not now then
@@ -49,8 +49,7 @@ for i = 1, #pairs_of, 2 do
 end
 local function number(name) return tonumber(kept[name] or '0') end
 local state, era, since, ends = kept.state or 'closed', number('era'), number('since'), number('until')
-local pause, step, successes, seen, shift = number('pause'), number('step'), number('successes'), number('seen'),
-  number('shift')
+local pause, successes, seen, shift = number('pause'), number('successes'), number('seen'), number('shift')
 local why, opened, has_changed = kept.why or '', kept.opened or '', false
 now = now + shift
 if now < seen then
@@ -93,44 +92,28 @@ local function open(reason, calls, failures, slow)
   else
     pause = math.max(pause_first, math.min(pause * 2, pause_most))
   end
-  state, era, since, ends, step, successes = 'open', era + 1, now, later(pause), 0, 0
+  state, era, since, ends, successes = 'open', era + 1, now, later(pause), 0
   why, opened = reason, whole(calls) .. ' ' .. whole(failures) .. ' ' .. whole(slow)
   forget()
   event('opened', calls, failures, slow, reason)
 end
 
 local function reason_of(calls, failures, slow)
-  local least, most = minimum, most_failures
-  if state == 'ramp' then
-    least = math.min(least, math.max(probes, math.ceil(least * SHARES[step] / 100)))
-    most = math.ceil(most * SHARES[step] / 100)
-  end
-  if most > 0 and failures >= most then return 'failures' end
-  if calls < least then return nil end
+  if most_failures > 0 and failures >= most_failures then return 'failures' end
+  if calls < minimum then return nil end
   if failure_ppm > 0 and failures * 1000000 >= failure_ppm * calls then return 'failure_ratio' end
   if slow_ppm > 0 and slow * 1000000 >= slow_ppm * calls then return 'slow_ratio' end
 end
 
 -- Settings that are shorter now hold for a pause that has begun under others.
 if state == 'open' then ends = math.min(ends, since + math.floor(pause_most * 11 / 10)) end
-while state == 'ramp' and now >= ends do
-  step, since = step + 1, ends
-  if step > #SHARES then
-    state, step, pause, ends = 'closed', 0, 0, 0
-    local calls, failures, slow = sums()
-    event('closed', calls, failures, slow, '')
-  else
-    ends = ends + step_time + math.floor(step_time * chance / 10000)
-    has_changed = true
-  end
-end
 
-if tonumber(ARGV[19]) == era and (state == 'closed' or state == 'ramp') then
-  if tonumber(ARGV[20]) + tonumber(ARGV[21]) + tonumber(ARGV[22]) > 0 then
+if tonumber(ARGV[18]) == era and state == 'closed' then
+  if tonumber(ARGV[19]) + tonumber(ARGV[20]) + tonumber(ARGV[21]) > 0 then
     local name = 'b' .. whole(math.floor(now / width) * width) .. ':' .. whole(width)
     local bucket = buckets[name] or {0, 0, 0, 0}
     bucket[1] = now
-    for field = 1, 3 do bucket[field + 1] = bucket[field + 1] + tonumber(ARGV[19 + field]) end
+    for field = 1, 3 do bucket[field + 1] = bucket[field + 1] + tonumber(ARGV[18 + field]) end
     buckets[name], changed[name] = bucket, true
   end
   local calls, failures, slow = sums()
@@ -139,17 +122,17 @@ if tonumber(ARGV[19]) == era and (state == 'closed' or state == 'ramp') then
 end
 
 local granted = 0
-if ARGV[2] == 'done' then redis.call('ZREM', KEYS[2], ARGV[17]) end
+if ARGV[2] == 'done' then redis.call('ZREM', KEYS[2], ARGV[16]) end
 if ARGV[2] == 'done' or ARGV[2] == 'hung' then
-  if state == 'half-open' and tonumber(ARGV[19]) == era then
-    if ARGV[18] == 'failed' then
+  if state == 'half-open' and tonumber(ARGV[18]) == era then
+    if ARGV[17] == 'failed' then
       open('probe', successes + 1, 1, 0)
-    elseif ARGV[18] == 'ok' then
+    elseif ARGV[17] == 'ok' then
       successes = successes + 1
       if successes >= probes then
-        state, step, since, ends = 'ramp', 1, now, later(step_time)
+        state, since, pause, ends = 'closed', now, 0, 0
         forget()
-        event('ramp', successes, 0, 0, '')
+        event('closed', successes, 0, 0, '')
       end
     end
   end
@@ -161,31 +144,29 @@ elseif ARGV[2] == 'ask' then
   if state == 'half-open' then
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', whole(now))
     if redis.call('ZCARD', KEYS[2]) + successes < probes then
-      redis.call('ZADD', KEYS[2], whole(now + probe_life), ARGV[17])
+      redis.call('ZADD', KEYS[2], whole(now + probe_life), ARGV[16])
       redis.call('PEXPIRE', KEYS[2], math.ceil(probe_life / 500))
       granted = 1
     end
   end
-elseif ARGV[2] == 'tell' and ARGV[17] ~= '' then
-  for probe in string.gmatch(ARGV[17], '%S+') do
+elseif ARGV[2] == 'tell' and ARGV[16] ~= '' then
+  for probe in string.gmatch(ARGV[16], '%S+') do
     redis.call('ZADD', KEYS[2], 'XX', whole(now + probe_life), probe)
   end
   redis.call('PEXPIRE', KEYS[2], math.ceil(probe_life / 500))
 end
 
-local wait, share = 0, 100
+local wait = 0
 if state == 'open' then
-  wait, share = ends - now, 0
+  wait = ends - now
 elseif state == 'half-open' then
   local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
-  wait, share = first and tonumber(first) - now or 0, 0
-elseif state == 'ramp' then
-  wait, share = ends - now, SHARES[step]
+  wait = first and tonumber(first) - now or 0
 end
 
 local calls, failures, slow = sums()
 local written = {'state', state, 'era', whole(era), 'since', whole(since), 'until', whole(ends),
-  'pause', whole(pause), 'step', whole(step), 'successes', whole(successes), 'seen', whole(seen), 'shift', whole(shift),
+  'pause', whole(pause), 'successes', whole(successes), 'seen', whole(seen), 'shift', whole(shift),
   'why', why, 'opened', opened}
 for name in pairs(changed) do
   local bucket = buckets[name]
@@ -200,5 +181,5 @@ if #gone > 0 then redis.call('HDEL', KEYS[1], unpack(gone)) end
 -- names may be made of data, until they have not been used for a week.
 redis.call('PEXPIRE', KEYS[1], state == 'closed' and math.ceil(window / 500) + 86400000
   or math.ceil(math.max(0, ends - now) / 1000) + 604800000)
-if has_changed then redis.pcall('PUBLISH', ARGV[15], ARGV[16]) end
-return {state, era, math.max(0, wait), share, calls, failures, slow, granted, unpack(events)}
+if has_changed then redis.pcall('PUBLISH', ARGV[14], ARGV[15]) end
+return {state, era, math.max(0, wait), calls, failures, slow, granted, unpack(events)}

@@ -9,11 +9,9 @@ from typing import Any, Literal, NamedTuple
 from ...conf import conf
 from .rows import Thresholds
 
-State = Literal["closed", "open", "half-open", "ramp"]
+State = Literal["closed", "open", "half-open"]
 Operation = Literal["tell", "ask", "done", "hung"]
 Result = Literal["ok", "failed", "none", ""]
-SHARES = (10, 25, 50)
-"""Percent of the calls that are let through, step by step, before all are."""
 MAX_JITTER = 1000
 """Random numbers are below this; a pause is up to a tenth longer by chance."""
 
@@ -50,7 +48,7 @@ NO_OUTCOMES = Outcomes()
 class Event(NamedTuple):
     """A change of state, and the numbers that caused it.
 
-    - `name`: opened, half_open, ramp or closed.
+    - `name`: opened, half_open or closed.
     """
 
     name: str
@@ -67,7 +65,6 @@ class Answer(NamedTuple):
         state: Its state.
         era: The number of times it has opened.
         wait: Microseconds until the state changes, or until a probe may be requested.
-        share: The percentage of calls that are let through.
         calls: The number of calls in the window.
         failures: The number of failed calls among them.
         slow: The number of slow calls among them.
@@ -78,7 +75,6 @@ class Answer(NamedTuple):
     state: State
     era: int
     wait: int
-    share: int
     calls: int
     failures: int
     slow: int
@@ -88,10 +84,10 @@ class Answer(NamedTuple):
     @classmethod
     def read(cls, reply: Sequence[Any]) -> Answer:
         """Return the answer in a reply of the script."""
-        state, *numbers, granted = reply[:8]
+        state, *numbers, granted = reply[:7]
         events = tuple(
             Event._make([name.decode(), *counts, reason.decode()])
-            for name, *counts, reason in reply[8:]
+            for name, *counts, reason in reply[7:]
         )
         return cls._make([state.decode(), *numbers, granted == 1, events])
 
@@ -109,8 +105,6 @@ class LoneCircuit:
 
     def __init__(self, state: State = "closed", era: int = 0, ends: int = 0) -> None:
         self.state = state
-        if state == "ramp":
-            self.state = "closed"
         self.era = era
         self.ends = ends
         self.probes: dict[str, int] = {}
@@ -158,9 +152,9 @@ class LoneCircuit:
             self.state = "closed"
             events.append(Event("closed", 1, 0, 0, ""))
         if self.state == "closed":
-            return Answer("closed", self.era, 0, 100, *counts, granted, tuple(events))
+            return Answer("closed", self.era, 0, *counts, granted, tuple(events))
         wait = max(now, self.ends, *self.probes.values()) - now
-        return Answer(self.state, self.era, wait, 0, *counts, granted, tuple(events))
+        return Answer(self.state, self.era, wait, *counts, granted, tuple(events))
 
     def _count(self, now: int, by: Thresholds, outcomes: Outcomes) -> Outcomes:
         part = now // by.width_us

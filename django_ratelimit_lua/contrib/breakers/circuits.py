@@ -137,7 +137,7 @@ class Circuit:
 
     def forget(self) -> None:
         """Reset the state and the counts, but not the thresholds."""
-        self.answer = Answer("closed", -1, 0, 100, 0, 0, 0, False)
+        self.answer = Answer("closed", -1, 0, 0, 0, 0, False)
         self.calm = Ticket(-1)
         self.calm_until = self.known_at = self.used_at = self.noted_at = NEVER
         self._sent_at = self._changes_at = NEVER
@@ -159,7 +159,7 @@ class Circuit:
     # Settings
 
     def retune(self, row: BreakerRow | None) -> None:
-        """Apply the thresholds of a row, or those of the code if it is None.
+        """Apply the thresholds of a row, or those declared in code if there is no row.
 
         The state and the counts are kept.
         """
@@ -218,17 +218,9 @@ class Circuit:
             if force.until_us is not None:
                 seconds = max(0.0, (force.until_us - now_us()) / SECOND)
             raise CircuitOpen(self.name, seconds, "forced")
-        if self.state == "ramp" and time.monotonic() >= self._changes_at:
-            # Other calls of this process wait for the answer.
-            self._changes_at = time.monotonic() + PROBE_PAUSE
-            yield from self._exchanging(ASK_STATE)
         if self.state == "closed":
             self._trust()
             return self.calm
-        if self.state == "ramp":
-            if chance.random() * 100 < self.answer.share:
-                return self.calm
-            raise CircuitOpen(self.name, max(0.0, self._changes_at - time.monotonic()), "ramp")
         return (yield from self._probing())
 
     def _probing(self) -> Waiting[Ticket]:
@@ -395,7 +387,7 @@ class Circuit:
                 return False
             known = self.answer
             counts = (known.calls + calls, known.failures + failures, known.slow + slow)
-            return self.by.reason(*counts, known.share or 100) != ""
+            return self.by.reason(*counts) != ""
 
     # With Redis
 
@@ -418,8 +410,8 @@ class Circuit:
 
         Args:
             report: The report.
-            background: The patience of the background task, for which `StoreError` is raised
-                instead.
+            background: The patience, if the background task is the caller. In that case,
+                `StoreError` is raised while Redis is unavailable.
         """
         asked_at = time.monotonic()
         if background is None:
@@ -484,7 +476,6 @@ class Circuit:
             by.open_us,
             by.open_max_us,
             by.probe_us,
-            by.step_us,
             by.probes,
             by.minimum,
             by.failures or 0,
@@ -567,8 +558,6 @@ def _us(seconds: float) -> int:
 
 
 def _signal(name: str, event: Event, seconds: float, *, shared: bool) -> Waiting[None]:
-    if event.name not in SIGNALS:
-        return
     numbers = event._asdict()
     change = numbers.pop("name").replace("_", "-")
     level = logging.INFO

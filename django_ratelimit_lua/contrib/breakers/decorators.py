@@ -8,11 +8,13 @@ from typing import Any, TypeVar, cast
 from django.http import HttpRequest
 
 from ...decorators import in_thread, is_async
+from ...engine.run import arun, run
 from ...identity.request_state import plain
 from ...rules.fallbacks import NO_FALLBACK, async_mismatch
+from ...web.responses import compose
 from .breaker import CircuitBreaker, mark
 from .exceptions import CircuitOpen
-from .responses import areduced_capacity, reduced_capacity
+from .responses import ReducedCapacity
 from .rows import BreakerError
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -56,14 +58,14 @@ def circuit(
         error: CircuitOpen, request: HttpRequest, *args: object, **kwargs: object
     ) -> object:
         if of_view is NO_FALLBACK:
-            return reduced_capacity(plain(request), error)
+            return run(compose(plain(request), ReducedCapacity(error)))
         return of_view(request, *args, **kwargs)
 
     async def ainstead(
         error: CircuitOpen, request: HttpRequest, *args: object, **kwargs: object
     ) -> object:
         if of_view is NO_FALLBACK:
-            return await areduced_capacity(plain(request), error)
+            return await arun(compose(plain(request), ReducedCapacity(error)))
         return await in_thread(of_view)(request, *args, **kwargs)
 
     def decorate(view: View) -> View:

@@ -10,7 +10,7 @@ class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went 
         breaker: The name of the breaker.
         retry_after: Seconds until it may let a call through. None: an operator has forced it open
             without an end.
-        reason: "open", "half-open", "ramp" or "forced".
+        reason: "open", "half-open" or "forced".
 
     >>> raise CircuitOpen("payments", 2.5)
     Traceback (most recent call last):

@@ -13,7 +13,7 @@ from .rows import FORCED
 MAX_LABELS = 200
 SECONDS = 5.0
 """Seconds for which a scrape waits for Redis at most."""
-STATES = ("closed", "open", "half_open", "ramp")
+STATES = ("closed", "open", "half_open")
 
 
 def _states() -> dict[str, str]:

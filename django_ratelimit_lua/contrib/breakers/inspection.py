@@ -1,4 +1,4 @@
-"""The inspector's section about breakers: those of a view, and their effect on a request."""
+"""The inspector's section about the breakers of a view, and their effect on a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breakers as rows: thresholds that override those of the code, and a forced state."""
+"""Breakers as rows: thresholds that override those declared in code, and a forced state."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from django.core.exceptions import ValidationError
 from django.db import router, transaction
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -17,11 +16,11 @@ from django.utils.translation import gettext_lazy
 from ...engine.decide import now_us
 from ...exceptions import StoreError
 from ...limits.rate import SECOND
-from ...operations.formatting import moment_words, share_words
+from ...operations.formatting import moment_words
 from ...rules.places import look_for_call_sites
 from ...store import Patience, get_store
 from ...web.durations import duration_words
-from .circuit import SHARES, circuit_key
+from .circuit import circuit_key
 from .circuits import circuits, noted
 from .models import RateLimitBreaker
 from .rows import BreakerError, Thresholds, thresholds
@@ -35,7 +34,6 @@ WORDS = {
     "half-open": gettext_lazy(
         "half-open since %(since)s, %(probes)s of %(most)s trial calls running"
     ),
-    "ramp": gettext_lazy("recovering since %(since)s, %(share)s of the calls are let through"),
 }
 
 
@@ -45,10 +43,9 @@ class BreakerState:
 
     Attributes:
         by: Its thresholds.
-        state: closed, open, half-open or ramp; None if Redis does not reply.
+        state: closed, open or half-open; None if Redis does not reply.
         since: When the state began, unless it is closed.
         seconds: Seconds until the state changes, or until the next probe.
-        share: The percentage of calls that are let through in a ramp.
         calls: The number of calls in the window.
         failures: The number of failed calls among them.
         slow: The number of slow calls among them.
@@ -63,7 +60,6 @@ class BreakerState:
     state: str | None = None
     since: datetime.datetime | None = None
     seconds: float = 0.0
-    share: int = 0
     calls: int = 0
     failures: int = 0
     slow: int = 0
@@ -87,7 +83,6 @@ class BreakerState:
         return text % {
             "since": self.since and moment_words(self.since),
             "time": duration_words(self.seconds),
-            "share": share_words(self.share / 100),
             "probes": self.probes,
             "most": self.by.probes,
         }
@@ -107,7 +102,7 @@ class BreakerState:
 
     @property
     def lines(self) -> list[str]:
-        """The state in force in words; then its own state, if another is forced."""
+        """Return the state in force in words, and then the breaker's own if another is forced."""
         if not self.forced:
             return [self.words]
         if self.state is None:
@@ -116,7 +111,7 @@ class BreakerState:
 
     @property
     def in_force(self) -> str | None:
-        """The forced state, or its own; None: unknown."""
+        """Return the forced state, or else the breaker's own; None if it is unknown."""
         return self.forced or self.state
 
 
@@ -188,7 +183,6 @@ def _state(
         state=kept.get("state", "closed"),
         since=timezone.now() - since,
         seconds=max(0, int(kept.get("until", 0)) - now) / SECOND,
-        share=(0, *SHARES)[int(kept.get("step", 0))],
         calls=counts[0],
         failures=counts[1],
         slow=counts[2],
@@ -213,12 +207,10 @@ def force(
         The row of the breaker.
 
     Raises:
-        ValidationError: The end is in the past, or an argument is invalid.
+        ValidationError: An argument is invalid.
     """
     with transaction.atomic(router.db_for_write(RateLimitBreaker)):
         row = RateLimitBreaker.objects.filter(name=name).first() or RateLimitBreaker(name=name)
-        if until is not None and until <= timezone.now():
-            raise ValidationError({"until": _("Enter a time in the future.")})
         row.forced = how
         row.until = until
         row.why = why

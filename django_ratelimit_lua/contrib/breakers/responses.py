@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from ...engine.run import arun, run
 from ...web.durations import in_time
 from ...web.refusal import ErrorDetails
-from ...web.responses import compose
 from .exceptions import CircuitOpen
 
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
@@ -45,13 +42,3 @@ class ReducedCapacity(ErrorDetails):
 
     def context(self) -> dict[str, object]:
         return {"when": self.detail(), "retry_after": self.retry_after}
-
-
-def reduced_capacity(request: HttpRequest, error: CircuitOpen) -> HttpResponse:
-    """Return a 503 in the format that the client accepts, like a 429."""
-    return run(compose(request, ReducedCapacity(error)))
-
-
-async def areduced_capacity(request: HttpRequest, error: CircuitOpen) -> HttpResponse:
-    """`reduced_capacity`, for coroutines."""
-    return await arun(compose(request, ReducedCapacity(error)))

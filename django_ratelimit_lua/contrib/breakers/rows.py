@@ -97,19 +97,13 @@ class Thresholds:
         """Return how long a process renews the slot of a probe that does not end."""
         return max(self.open_max_us, self.probe_us)
 
-    @property
-    def step_us(self) -> int:
-        """Return the duration of a step of the ramp. All steps last as long as the first pause."""
-        return self.open_us // 3
-
-    def reason(self, total: int, failures: int, slow: int, share: int = 100) -> str:
+    def reason(self, total: int, failures: int, slow: int) -> str:
         """Return why these numbers of outcomes open the breaker; empty if they do not.
 
         Args:
             total: The number of calls.
             failures: The number of failed calls.
             slow: The number of slow calls.
-            share: The percentage of calls that are let through.
 
         >>> (
         ...     Thresholds().reason(20, 10, 0),
@@ -118,12 +112,9 @@ class Thresholds:
         ... )
         ('failure_ratio', '', 'failures')
         """
-        minimum = self.minimum
-        if share < 100:
-            minimum = min(minimum, max(self.probes, -(-minimum * share // 100)))
-        if self.failures is not None and failures >= max(1, -(-self.failures * share // 100)):
+        if self.failures is not None and failures >= self.failures:
             return "failures"
-        if total < minimum:
+        if total < self.minimum:
             return ""
         if self.failure_ppm is not None and failures * PPM >= self.failure_ppm * total:
             return "failure_ratio"
@@ -153,20 +144,18 @@ def thresholds(
 ) -> Thresholds:
     """Return the given thresholds over those of a base.
 
+    Others are ignored, because a process of another version may have recorded them.
+
     Raises:
-        BreakerError: A threshold is invalid or unknown, or they contradict each other.
+        BreakerError: A threshold is invalid, or they contradict each other.
 
     >>> thresholds("x", {"slow": "2s", "failures": 5}).slow_us
     2000000
     """
-    if unknown := sorted(set(given) - set(TUNED)):
-        raise BreakerError(
-            name, "", f"unknown {', '.join(unknown)}; known thresholds: {', '.join(TUNED)}"
-        )
     values = {
         _ATTRIBUTES[field]: _read(name, field, value)
         for field, value in given.items()
-        if value is not None or field in NULLABLE
+        if field in TUNED and (value is not None or field in NULLABLE)
     }
     found = replace(base or Thresholds(), **values)
     if found.open_max_us < found.open_us:
@@ -226,10 +215,6 @@ class Force:
     how: Forced
     until_us: int | None = None
 
-    def lasts(self, now_us: int) -> bool:
-        """Return whether the forced state is in force at a moment, in microseconds since 1970."""
-        return self.until_us is None or now_us < self.until_us
-
 
 @dataclass(frozen=True, slots=True)
 class BreakerRow:
@@ -240,10 +225,11 @@ class BreakerRow:
     force: Force | None = None
 
     def forced(self, now_us: int) -> Force | None:
-        """Return the forced state, if it is in force at a moment."""
-        if self.force is not None and self.force.lasts(now_us):
-            return self.force
-        return None
+        """Return the forced state, if it is in force at a moment, in microseconds since 1970."""
+        force = self.force
+        if force is None or (force.until_us is not None and now_us >= force.until_us):
+            return None
+        return force
 
     def over(self, base: Thresholds) -> Thresholds:
         """Return the thresholds of the row, completed by `base`. Raises `BreakerError`."""

@@ -24,7 +24,7 @@ Sent once, like `circuit_opened`.
 circuit_closed = Signal()
 """A breaker lets all calls through again.
 
-Sent once, like `circuit_opened`, with the numbers of the last step.
+Sent once, like `circuit_opened`, with the number of successful probes as `calls`.
 """
 
 

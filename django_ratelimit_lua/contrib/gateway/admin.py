@@ -20,10 +20,7 @@ from django.utils.translation import gettext_lazy
 
 from ...admin.base import ActingAdmin
 from ...admin.times import moment_element
-from ...limits.algorithms import OF_SLOTS
-from ...models import RateLimitRule
 from ...models.audit import acting
-from .clients import Client
 from .models import RateLimitClient
 
 ALONE = "http://127.0.0.1:8001/ratelimit/decide"
@@ -34,11 +31,13 @@ curl {url} \\
   --data {data}"""
 
 
-@admin.action(description=gettext_lazy("Revoke: their tokens are refused"), permissions=["change"])
+@admin.action(
+    description=gettext_lazy("Revoke the tokens of the selected clients"), permissions=["change"]
+)
 def revoke(
     modeladmin: ActingAdmin, request: HttpRequest, queryset: QuerySet[RateLimitClient]
 ) -> None:
-    """Refuse their tokens, from the next request on."""
+    """Revoke the tokens of clients, from the next request on."""
     for client in queryset.filter(is_active=True):
         client.is_active = False
         client.save(update_fields=["is_active"])
@@ -64,13 +63,13 @@ class ClientAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("last used"), ordering="last_used")
     def used(self, client: RateLimitClient) -> str:
-        """Return when it was last used, to the minute."""
+        """Return when the client's token was last used, to the minute."""
         if client.last_used is None:
             return "—"
         return moment_element(client.last_used)
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the URL that makes another token to Django's."""
+        """Return Django's URLs, and the one that makes another token."""
         view = self.admin_site.admin_view(self.token_view)
         return [path("<int:pk>/token/", view, name="ratelimit_gateway_token"), *super().get_urls()]
 
@@ -122,7 +121,7 @@ def _decide_url(request: HttpRequest) -> str:
 
 
 def _command(request: HttpRequest, client: RateLimitClient, token: str) -> str:
-    """Return a command for a shell that takes a unit of a limit that the client may use."""
+    """Return a shell command with which the client takes a unit of one of its limits."""
     charge = {"limit": _limit(client), "identity": "example"}
     return EXAMPLE.format(
         url=shlex.quote(_decide_url(request) or ALONE),
@@ -132,9 +131,6 @@ def _command(request: HttpRequest, client: RateLimitClient, token: str) -> str:
 
 
 def _limit(client: RateLimitClient) -> str:
-    """Return the first limit that a client may use; of those with a star, the first rule."""
-    names = [name for name in client.names() if not name.endswith("*")]
-    rates = RateLimitRule.objects.exclude(algorithm=OF_SLOTS).order_by("order", "name")
-    asking = Client(client.name, tuple(client.names()))
-    names += filter(asking.may_ask, rates.values_list("name", flat=True))
-    return next(iter(names), "mail")
+    """Return a limit that a client may use: an exact name, or the text before a star."""
+    name = min(client.names(), key=lambda name: name.endswith("*"))
+    return name.removesuffix("*") or "mail"

@@ -37,7 +37,7 @@ NOT_FOR_PROXIES = Problem(
 
 @register(Tags.caches)
 def check_gateway(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that proxies can be trusted, that gRPC is there, and that settings rules apply."""
+    """Check the trust in proxies, that gRPC is installed, and that the settings' rules apply."""
     with suppress(ImproperlyConfigured):  # The core's checks report it.
         if settings.GATEWAY_DIALECT is not None and (
             settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES
@@ -70,14 +70,9 @@ def check_gateway_rules(
     using = primary()
     if using in (databases or ()):
         with suppress(ImproperlyConfigured, DatabaseError):
-            yield from _not_for_proxies(stored_rules(using))
-
-
-def stored_rules(using: str) -> Iterator[Rule]:
-    """Yield the rules of the admin, without those that were made invalid by hand."""
-    for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
-        with suppress(RuleError):
-            yield row.compiled()
+            for row in RateLimitRule.objects.using(using).prefetch_related("tiers"):
+                with suppress(RuleError):  # It was made invalid by hand.
+                    yield from _not_for_proxies([row.compiled()])
 
 
 def _not_for_proxies(rules: Iterable[Rule]) -> Iterator[CheckMessage]:

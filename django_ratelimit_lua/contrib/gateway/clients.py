@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class Client(NamedTuple):
@@ -28,11 +27,3 @@ class Client(NamedTuple):
             name.startswith(limit[:-1]) if limit.endswith("*") else name == limit
             for limit in self.limits
         )
-
-
-def read_clients(part: Iterable[Mapping[str, Any]]) -> dict[str, Client]:
-    """Return the published clients, by the digest of the token."""
-    return {
-        each["digest"]: Client(each["name"], (*each["limits"],), each["may_refund"] is True)
-        for each in part
-    }

@@ -1,4 +1,4 @@
-"""The settings of this annex."""
+"""The settings of this optional app."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _spelling(key: str) -> str:
 
 @lru_cache(maxsize=2)
 def _index(ruleset: Ruleset) -> Mapping[object, Sequence[tuple[DescriptorPattern, Rule]]]:
-    """Rules by the keys and the first value of their descriptors, the most specific first."""
+    """Return the rules by the keys and first value of their descriptors, most specific first."""
     index: dict[object, list[tuple[DescriptorPattern, Rule]]] = {}
     for rule in ruleset.rules:
         pattern: DescriptorPattern | None = rule.extra.get(WORD)

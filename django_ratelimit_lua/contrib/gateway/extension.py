@@ -1,4 +1,4 @@
-"""The hooks of the annex `gateway`."""
+"""The hooks of the optional app `gateway`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from ...extension import Extension
 from ...rules.rule import Rule
 from . import checks as checks
-from .clients import Client, read_clients
+from .clients import Client
 from .descriptors import DESCRIPTOR
 from .models import RateLimitClient
 from .proxy_rules import lacking
@@ -40,7 +40,10 @@ class GatewayExtension(Extension):
     def load(
         self, part: Iterable[Mapping[str, Any]] | None, before: object, problems: list[str]
     ) -> dict[str, Client]:
-        return read_clients(part or ())
+        return {
+            each["digest"]: Client(each["name"], tuple(each["limits"]), each["may_refund"] is True)
+            for each in part or ()
+        }
 
     def notices(self, rule: Rule) -> Iterable[str]:
         if what := lacking(rule):

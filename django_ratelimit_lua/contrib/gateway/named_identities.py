@@ -17,9 +17,10 @@ from .users import MAX_USER_LENGTH, VouchedUser, primary_key
 
 
 class NamedIdentities(NamedTuple):
-    """The client that an object describes, by key. All values together are one client.
+    """A client that a service describes by a JSON object: its values, by key.
 
-    For overrides, see `web.overrides.Who`.
+    All values together identify one client. The class also reads the subjects of overrides, as
+    `web.overrides.Who` declares.
 
     >>> NamedIdentities({"user": "7", "header:X-Key": "K"}).identity()
     (('user', '7'), ('header', 'X-Key', 'k'))

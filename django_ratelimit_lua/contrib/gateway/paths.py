@@ -31,9 +31,9 @@ _FLAGS = re.IGNORECASE | re.DOTALL
 def readings(path: str) -> tuple[str, ...]:
     r"""Return the paths that servers may read from a path, without duplicates.
 
-    Both are bytes, written as Latin-1 letters. The first is the one that most servers read:
-    decoded, and without empty and dot segments. The others are the path as it was sent, and the
-    results of these differences:
+    The given path and the results are bytes, written as Latin-1 letters. The first result is the
+    path that most servers read: decoded, and without empty and dot segments. The others are the
+    path as it was sent, and the results of these differences:
 
     - `%2F` and `%5C` separate segments, or are a part of them (RFC 3986, 2.2; Node's `URL`);
     - `\` separates segments (the URL Standard of WHATWG, and with it Node; IIS), or does not;

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReplayExtension(Extension):
-    """The hooks of the annex `replay`."""
+    """The hooks of the optional app `replay`."""
 
     name = "replay"
     verbs = ("django_ratelimit_lua.contrib.replay.verbs.replay",)

@@ -25,7 +25,7 @@ from ...identity.forwarded import parse_address
 from ...limits.rate import SECOND
 
 MAX_LINE = 64 * 1024
-"""Characters of a line: no server takes a request that makes a longer one."""
+"""Maximum number of characters of a line. Servers reject requests that would make a longer one."""
 MAX_EXCERPT = 80
 """Characters of a line that are shown if it cannot be parsed."""
 MAX_TIME = 64

@@ -139,7 +139,10 @@ class LinePlanner:
 
 
 def words_of(identity: object, line: LogLine, request: LoggedRequest) -> str:
-    """Return an identity in words: an address as in the log, if it is a name there."""
+    """Return an identity in words.
+
+    If the log has a host name or another text in place of an address, that text is returned.
+    """
     if identity is None:
         return _("all clients together")
     if isinstance(identity, tuple) and identity and isinstance(identity[0], tuple):

@@ -191,7 +191,7 @@ def ordered(
 
     Args:
         logs: The logs.
-        reading: Counts what is read.
+        reading: The counts of reading, which are updated.
         spread: Whether lines of the same second are spread evenly over it. Otherwise all have its
             beginning as their moment.
     """

@@ -143,7 +143,7 @@ class RefusalCounter:
 
 
 def _beyond(counts: Mapping[int, int]) -> Callable[[int], Between]:
-    """Return a function that returns how many of these are above a number of units."""
+    """Return a function that returns how many requests needed more than a number of units."""
     units = sorted(counts)
     sums = [0, *accumulate(counts[each] for each in units)]
 

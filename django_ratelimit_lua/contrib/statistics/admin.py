@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 from urllib.parse import urlencode
@@ -20,10 +20,8 @@ from django.utils.translation import gettext_lazy
 
 from ...admin.client_links import client_links
 from ...admin.curves import curve_context
-from ...admin.history import changed_words
 from ...admin.identities import WHO, readable_parts
 from ...admin.pages import VIEW_RULES, Page, page_response, register_page
-from ...admin.times import moment_element
 from ...conf import conf
 from ...exceptions import StoreError
 from ...identity.names import name_words
@@ -37,7 +35,7 @@ from ...operations.formatting import (
     readable,
 )
 from ...operations.health import Health, health
-from ...operations.plot import Mark, Plot, labels, largest, ticks
+from ...operations.plot import Plot, labels, largest, ticks
 from .reading import known_names
 from .report import (
     OVERVIEW_PERIODS,
@@ -206,20 +204,16 @@ class StatisticsPages(Page):
     def _draw(self, request: HttpRequest, page: Report) -> dict[str, object]:
         step_format = STEP_FORMATS[page.period][0]
         moments = [formats.date_format(point.at, step_format) for point in page.points]
-        changes = [
-            {"change": change, "at": moment_element(change.at), "words": changed_words(change)}
-            for change in page.changes
-        ]
         present = [
             word for word in RESULT_NAMES if getattr(page, word) or word in ("allowed", "refused")
         ]
         steps = list(zip(moments, page.points, strict=True))
-        hovers = [f"{moment}: {point.words() or _('no requests')}" for moment, point in steps]
-        marks = _marks(page, changes)
+        nothing = _("no requests")
+        hovers = [f"{moment}: {point.words() or nothing}" for moment, point in steps]
         return {
             "page": page,
             "charts": [
-                _chart(page, hovers, marks, kind, width)
+                _chart(page, hovers, kind, width)
                 for kind, width in (("wide", 960), ("narrow", 400))
             ],
             "keys": [(word, RESULT_NAMES[word]) for word in present],
@@ -228,7 +222,6 @@ class StatisticsPages(Page):
                 for moment, point in reversed(steps)
                 if point.requests
             ],
-            "changes": changes,
             "curves": [
                 self._draw_curve(request, place, curve, page)
                 for place, curve in enumerate(page.curves)
@@ -369,21 +362,7 @@ def _axis(points: Sequence[Point], period: str) -> list[tuple[float, str]]:
     return axis
 
 
-def _marks(page: Report, changes: Sequence[Mapping[str, Any]]) -> list[Mark]:
-    """Return the numbered marks of changes on the time axis."""
-    marks = []
-    start = page.from_.timestamp()
-    for number, shown in enumerate(changes, start=1):
-        change = shown["change"]
-        at = (change.at.timestamp() - start) / (page.to.timestamp() - start)
-        words = f"{moment_words(change.at)} {change.by}: {'; '.join(shown['words'])}"
-        marks.append(Mark(at, str(number), words))
-    return marks
-
-
-def _chart(
-    page: Report, hovers: Sequence[str], marks: Sequence[Mark], kind: str, width: int
-) -> SafeString:
+def _chart(page: Report, hovers: Sequence[str], kind: str, width: int) -> SafeString:
     """Return a plot with a stacked bar for each step."""
     points = [vars(point) for point in page.points]
     heights = ticks(largest(points))
@@ -398,7 +377,6 @@ def _chart(
         width=width,
         across=_axis(page.points, page.period),
         up=labels(heights),
-        marks=marks,
         hovers=hovers,
     )
     plot.bars(points, heights[-1])

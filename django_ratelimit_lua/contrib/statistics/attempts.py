@@ -1,10 +1,10 @@
-"""What a limit above the one in force would have refused at most.
+"""Upper bounds of the refusals under limits above the one in force.
 
-A refusal hides what its client would have done next, but not that it came. Divide the time into
-parts, and take some that are more than a period apart. A limit of N refuses a request only if N
-others count at that moment. They were admitted in the same part, or within one period before it. So
-each of these parts has N admissions of its own, or as many as it has requests. In the same way, a
-limit that is higher by D admits D of the refusals that belong to a part, or all of them.
+A refused request was counted, but what its client would have done after an admission is unknown.
+Divide the time into parts, and take some that are more than a period apart. A limit of N refuses a
+request only if N others count at that moment. They were admitted in the same part, or within one
+period before it. So each of these parts has N admissions of its own, or as many as it has requests.
+In the same way, a limit that is higher by D admits D of the refusals in a part, or all of them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from .keys import DAY, HOUR, MINUTE
 from .reading import Span, listed, lists_of, merged
 
 MAX_CLIENTS = 50
-"""Clients that are looked at: those that were refused most. All refusals of the others stay."""
+"""Number of examined clients: those refused most. Refusals of other clients stay in the bound."""
 
 
 class Parts:
-    """Numbers of a client in the parts of a time, each at least.
+    """The minimum number of a client's requests or refusals in each part of a time span.
 
-    `total`: their sum; `apart`: the numbers of every so many parts.
+    `total`: the sum of all parts; `apart`: the parts in `stride` groups. The parts of one group are
+    more than a period apart.
     """
 
     def __init__(self, numbers: Sequence[int], stride: int) -> None:
@@ -33,7 +34,7 @@ class Parts:
         self.apart = [list(filter(None, numbers[at::stride])) for at in range(stride)]
 
     def admitted(self, number: int) -> int:
-        """Return how many are admitted at least, if each part admits this number."""
+        """Return the minimum number of admissions if each part admits up to this number."""
         sums = (sum(min(number, each) for each in parts) for parts in self.apart)
         return max(min(number, self.total), *sums)
 
@@ -42,8 +43,8 @@ class Parts:
 class Attempts:
     """The requests of a refused client.
 
-    `refused`, `most`: its refusals and all of its requests, at most; `refusals`, `requests`: the
-    same at least, part by part.
+    `refused`, `most`: the maximum number of its refusals, and of its requests; `refusals`,
+    `requests`: the minimum numbers, part by part.
     """
 
     refused: int
@@ -52,7 +53,10 @@ class Attempts:
     requests: Parts
 
     def refused_by(self, limit: Limit, number: int, more: int) -> int:
-        """Return how many a limit of this number, which is higher by `more`, refuses at most."""
+        """Return the maximum number of refusals under a limit of `number`.
+
+        That limit is higher by `more` than the one in force.
+        """
         found = [self.refused]
         if limit.kind.is_bucket:
             found.append(self.refused - min(more, self.refusals.total))
@@ -64,7 +68,7 @@ class Attempts:
 
 
 class HigherLimits:
-    """What limits above the one in force would have refused at most: see `operations.curve`.
+    """Upper bounds of the refusals under limits above the one in force: see `operations.curve`.
 
     Args:
         limit: The limit in force.
@@ -79,7 +83,7 @@ class HigherLimits:
         self._unknown = max(0, refused - known)
 
     def enough(self, today: int) -> int:
-        """Return a limit above which the numbers stay as they are."""
+        """Return a limit above which a further increase changes no number."""
         if self._limit.kind.is_bucket:
             return today + max((client.refused for client in self._clients), default=0)
         return max((client.most for client in self._clients), default=0)
@@ -116,7 +120,7 @@ def higher_limits(name: str, limit: Limit, span: Span, refused: int) -> HigherLi
 
 
 def _stride(limit: Limit, span: Span) -> int:
-    """Return every how many parts are more than a period apart.
+    """Return the smallest distance of two parts, in parts, that are more than a period apart.
 
     An inexact limit may count a request for longer than its period, at most twice as long.
     """

@@ -6,12 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .keys import HOUR, key_of
+from .keys import HOUR, TOP_HOURS, key_of
 from .reading import ask, known_names, merged
 from .space_saving import Estimate
 
-HOURS = 24
-"""Hours that lists of clients are kept."""
 MAX_NAMES = 500
 """Maximum number of limits to read lists of: those that counted something last."""
 MAX_BYTES = 32_000_000
@@ -33,7 +31,7 @@ class HourOfClient(NamedTuple):
 
 
 def hours_of_clients(prefix: str, names: Sequence[str] = ()) -> Iterator[HourOfClient]:
-    """Yield the hours of clients with digests that begin so, latest first.
+    """Yield the hours of clients whose digests have a prefix, latest first.
 
     Args:
         prefix: Hexadecimal digits.
@@ -45,10 +43,10 @@ def hours_of_clients(prefix: str, names: Sequence[str] = ()) -> Iterator[HourOfC
     now = int(time.time()) // HOUR
     if not names:
         known = sorted(known_names().items(), key=lambda pair: -pair[1])
-        names = [name for name, at in known if at // HOUR > now - HOURS][:MAX_NAMES]
+        names = [name for name, at in known if at // HOUR > now - TOP_HOURS][:MAX_NAMES]
     needle = f'["{prefix}'.encode()
     size = 0
-    for hour in range(now, now - HOURS, -1):
+    for hour in range(now, now - TOP_HOURS, -1):
         replies = ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for name in names])
         for name, reply in zip(names, replies, strict=True):
             lists = reply[1::2]

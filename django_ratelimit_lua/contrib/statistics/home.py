@@ -1,4 +1,4 @@
-"""The statistics on the page of the core's app: what the site refused, which limits, and whom."""
+"""The statistics on the page of the core's app: refusals by limit and by client."""
 
 from __future__ import annotations
 

@@ -68,10 +68,10 @@ def names_to_keep(using: str) -> dict[str, int]:
 
 
 def keep_hours() -> int:
-    """Write the hourly counts to the database that it does not have yet.
+    """Write hourly counts that the database does not have yet.
 
-    For each name, the hours from a day before its last row on are written, or all that Redis has,
-    but none that is older than `RATELIMIT_HISTORY_DAYS`.
+    For each name, the hours from a day before its last row on are written. Without a row, all hours
+    in Redis are written. Hours older than `RATELIMIT_HISTORY_DAYS` are left out.
 
     Returns:
         The number of rows that were created or raised.

@@ -13,12 +13,12 @@ For each name, these keys begin with `<prefix>{stats:<name>}:`
 - `minute:<minute>`, `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source,
   bucket) and of units used (`U`, period, `:`, bucket), for 65 minutes, 49 hours and 91 days;
 - `marks:<period>:minute:<minute>`, `…:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the
-  maximum it had used or wanted, for the same time;
+  maximum number of units that it used or requested, for the same time;
 - `refused:minute:<minute>`, `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: digests that
   were refused, or would have been, for the same time;
 - `top:minute:<minute>`, `top:<hour>`, hashes: a process → its clients with most units and most
-  refusals, as JSON, for 65 minutes and 25 hours. For all together, there are only refusals, each
-  request once: those of a client by all limits that count it by the same key;
+  refusals, as JSON, for 65 minutes and 25 hours. Under the empty name, for the whole site, there
+  are only refusals. A request that several limits with the same key refuse counts once;
 - `version:<version>`, a hash and two HyperLogLogs: the requests of a version of a rule in shadow
   mode, for 8 days;
 - `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit
@@ -28,8 +28,8 @@ For each name, these keys begin with `<prefix>{stats:<name>}:`
 - `dropped`, for the whole site, a hash: day → requests of rules that were not counted, for 91 days;
 - `batch:<process>`: the number of the last batch that this process wrote, for six hours.
 
-`<name>` is a digest of the name; the name of all together is empty. Hours and days are numbered
-since 1970, in UTC; so are minutes.
+`<name>` is a digest of the name. For the whole site, it is empty. Minutes, hours and days are
+numbered since 1970, in UTC.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ DETAILS_KEPT = 65 * MINUTE
 MORE_KEPT = DETAILS_KEPT + HOUR
 MINUTES_KEPT = 49 * HOUR
 HOURS_KEPT = 91 * DAY
-TOP_KEPT = 25 * HOUR
+TOP_HOURS = 24
+"""Hours that are read of the lists of clients."""
+TOP_KEPT = (TOP_HOURS + 1) * HOUR
 VERSIONS_KEPT = 8 * DAY
 BATCH_KEPT = 6 * HOUR
 SITE = ""
@@ -82,8 +84,3 @@ def key_of(name: str, suffix: bytes) -> bytes:
 def site_key(suffix: bytes) -> bytes:
     """Return a key that does not belong to a single name."""
     return conf.CACHE_PREFIX + b"{stats}:" + suffix
-
-
-def readable(name: str) -> str:
-    """Return a name for systems that do not accept lone surrogates."""
-    return name.encode(errors="replace").decode()

@@ -55,7 +55,7 @@ class RateLimitHour(models.Model):
 
     @classmethod
     def columns(cls) -> list[str]:
-        """Return the names of the columns that count."""
+        """Return the names of the columns that contain counts."""
         return [
             field.name
             for field in cls._meta.concrete_fields

@@ -15,9 +15,10 @@ from ...engine.slots import in_flight
 from ...exceptions import StoreError
 from ...extension import Metric as Gauge
 from ...extension import extensions
+from ...operations.formatting import readable
 from ...store import FAILURES, Patience, get_store
 from .buckets import TIME_BOUNDS
-from .keys import MAX_LABELS, OTHER, REST, readable
+from .keys import MAX_LABELS, OTHER, REST
 from .reading import totals
 from .results import LABELS, SOURCES
 
@@ -82,7 +83,7 @@ class Collector:
 
 
 def _gauges() -> Iterable[Gauge]:
-    """Yield the gauges of the core and of other annexes."""
+    """Yield the gauges of the core and of other optional apps."""
     yield IN_FLIGHT
     yield BANS_ACTIVE
     for extension in extensions:

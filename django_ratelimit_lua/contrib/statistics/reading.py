@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...operations.curve import Between
 from ...store import Patience, get_store, rules_key
 from .buckets import quantile, units_range
 from .keys import (
@@ -23,6 +24,7 @@ from .keys import (
     MINUTE,
     MINUTES_KEPT,
     SITE,
+    TOP_HOURS,
     TOTALS,
     key_of,
     site_key,
@@ -70,14 +72,14 @@ class Span(NamedTuple):
 
     @property
     def is_by_minute(self) -> bool:
-        """Whether everything in it is still kept by the minute."""
+        """Return whether all counts of the span are still stored by the minute."""
         return self.step < HOUR and self.start > time.time() - DETAILS_KEPT + MINUTE
 
     @property
     def details(self) -> list[tuple[bytes, int]]:
-        """The minutes, hours or days by which its details are kept, the shortest ones possible.
+        """Return the minutes, hours or days by which details are stored, the shortest available.
 
-        Each is the end of a key, and the moment at which it begins.
+        Each is the end of a key, and the moment at which the minute, hour or day begins.
         """
         if self.end <= self.start:
             return []
@@ -125,7 +127,7 @@ class Detail(NamedTuple):
         """Return the maximum number of seconds that this share of the decisions took."""
         return quantile(share, self.times)
 
-    def beyond(self, period_us: int, units: int) -> tuple[int, int]:
+    def beyond(self, period_us: int, units: int) -> Between:
         """Return the bounds of the number of requests that came above this number of units.
 
         The buckets of large numbers are not exact.
@@ -138,7 +140,7 @@ class Detail(NamedTuple):
                 least += number
             if high > units:
                 most += number
-        return least, most
+        return Between(least, most)
 
 
 class Totals(NamedTuple):
@@ -201,7 +203,7 @@ def durable_names() -> dict[str, int]:
 def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
     """Return the counts of each name, and its requests step by step.
 
-    They are of whole hours, if a step is not shorter; the current hour is one of them.
+    If a step is an hour or longer, the counts are those of whole hours, including the current one.
     """
     return {name: _total(points) for name, points in _points_of(names, span).items()}
 
@@ -264,7 +266,7 @@ def series(name: str, span: Span) -> list[Point]:
 
 
 def hours(name: str, span: Span) -> list[Point]:
-    """Return all counts of one name, for each hour with any, as `keys` describes them."""
+    """Return all counts of one name, by the hours that have counts; see `keys`."""
     return [point for point in _points_of([name], span)[name] if point.counts]
 
 
@@ -291,7 +293,7 @@ def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
 
 
 def marks(name: str, period_us: int, span: Span) -> Marks:
-    """Return the most that identities used, or wanted, of the limit of that period."""
+    """Return the maximum units that identities used, or requested, under the limit of a period."""
     keys = [key_of(name, b"marks:%d:%b" % (period_us, suffix)) for suffix, _ in span.details]
     found: dict[bytes, int] = {}
     for reply in ask([(b"ZRANGE", key, b"0", b"-1", b"WITHSCORES") for key in keys]):
@@ -318,10 +320,10 @@ def people_refused(name: str, span: Span) -> int:
 
 
 def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
-    """Return the top clients of a span: of its minutes, or of its hours, its last 24 at most.
+    """Return the top clients of the minutes of a span, or of its hours, but of 24 hours at most.
 
-    The list of each process has an error, and a client that is not on it may have come as often as
-    the last one that is. `error` contains both.
+    The list of each process is approximate, and a client that is missing from it may have as many
+    requests as the last one in it. `error` includes both uncertainties.
 
     Args:
         name: The rule or call site; `SITE`: the refusals of all of them.
@@ -338,7 +340,7 @@ def lists_of(name: str, span: Span) -> list[list[bytes]]:
     if span.is_by_minute:
         suffixes = [b"top:minute:%d" % minute for minute in span.parts(MINUTE)]
     else:
-        suffixes = [b"top:%d" % hour for hour in span.parts(HOUR)[-24:]]
+        suffixes = [b"top:%d" % hour for hour in span.parts(HOUR)[-TOP_HOURS:]]
     replies = ask([(b"HGETALL", key_of(name, suffix)) for suffix in suffixes])
     return [reply[1::2] for reply in replies]
 

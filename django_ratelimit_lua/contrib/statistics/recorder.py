@@ -1,8 +1,9 @@
 """Counts every decision in the process.
 
-`engine/decide` calls the recorder once for each decision, of every face and source. Counts are
-written once a second (`writing`), so counting costs a decision no round trip, and one percent of
-its time. A killed process loses its last second of statistics, but no count of a limit.
+`engine/decide` calls the recorder once for each decision, whatever requested it and whatever
+decided it. Counts are written once a second (`writing`), so counting costs a decision no round
+trip, and one percent of its time. A killed process loses its last second of statistics, but no
+count of a limit.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Person:
 
     `allowed`, `refused`: its requests, refusals in shadow mode among them; `stopped`: those of its
     refusals that the whole site counts; `units`: those that it took; `mark`: the maximum that it
-    used, or wanted; `is_client`: false for the count of a limiter without identities.
+    used, or requested; `is_client`: false for the count of a limiter without identities.
     """
 
     __slots__ = (

@@ -28,7 +28,7 @@ from django.utils.translation import gettext_lazy
 from ...limits.limit import Limit
 from ...limits.rate import Rate
 from ...models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
-from ...operations.call_sites import call_sites_of, limits_in_code
+from ...operations.call_sites import call_sites_of, names_in_code
 from ...operations.curve import Between, Curve
 from ...operations.formatting import number_words, share_words
 from ...operations.plot import sparkline
@@ -57,7 +57,7 @@ KINDS = {
     "code": gettext_lazy("limit in the code"),
     "block": gettext_lazy("blocks without a rule"),
     "other": gettext_lazy("further names, counted as one"),
-    "gone": gettext_lazy("limit in the code, or not there any more"),
+    "gone": gettext_lazy("limit in the code, or a removed limit"),
 }
 RESULTS = {
     "allowed": "adh",
@@ -157,8 +157,8 @@ class PerMinute:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers(Counts):
-    """The counts of a span.
+class Course(Counts):
+    """The counts of a period, also step by step, of the whole site or of one name.
 
     - `p95_seconds`: the 95th percentile of the decision time;
     - `sources`: decisions by source.
@@ -168,6 +168,8 @@ class Numbers(Counts):
     per_minute: PerMinute = PerMinute()
     p95_seconds: float | None = None
     sources: Mapping[str, int] = field(default_factory=dict)
+    period: str = "day"
+    points: Sequence[Point] = ()
 
     @property
     def source_words(self) -> str:
@@ -179,14 +181,6 @@ class Numbers(Counts):
             for source, of in ordered
             if of
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course(Numbers):
-    """The counts of a period step by step, of the whole site or of one name."""
-
-    period: str = "day"
-    points: Sequence[Point] = ()
 
     @property
     def spark(self) -> SafeString | str:
@@ -230,7 +224,7 @@ class Row(NamedLimit, Course):
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A period of every rule and call site, one page of many.
+    """The counts of every rule and call site in a period, as one page of a list.
 
     - `names`: the total number of names.
     """
@@ -251,7 +245,7 @@ class Overview:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(NamedLimit, Numbers):
+class Report(NamedLimit, Course):
     """The counts of one rule or call site in a period.
 
     - `since`: the beginning of counts that are not stored by minute, at the start of an hour or a
@@ -260,15 +254,12 @@ class Report(NamedLimit, Numbers):
     """
 
     at: datetime.datetime
-    period: str
     from_: datetime.datetime
     to: datetime.datetime
     step_seconds: int
     people_refused: int
     units: int
     near_limit: int
-    points: Sequence[Point]
-    changes: Sequence[RateLimitChange]
     curves: Sequence[Curve]
     since: datetime.datetime
     counts_since: Counts
@@ -301,8 +292,6 @@ class Encoder(DjangoJSONEncoder):
     def default(self, o: object) -> object:
         if isinstance(o, Curve):
             return curve_members(o)
-        if isinstance(o, RateLimitChange):
-            return {"at": moment_of(o.at.timestamp()), "by": o.by, "action": o.action, "pk": o.pk}
         if isinstance(o, Limit):
             return {
                 "limit": o.rate.limit,
@@ -363,7 +352,7 @@ def _in_code(name: str) -> NamedLimit:
 
 
 def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the fields of `Numbers` about the last minutes, for each name."""
+    """Return the fields of `Course` about the last minutes, for each name."""
     seconds, counts = stats.lately(names)
     histograms = stats.details_of(names, Span.last(2 * HOUR, HOUR))
     return {
@@ -391,7 +380,7 @@ def overview(
     size: int = 50,
     period: str = "day",
 ) -> Overview:
-    """Return a period of every rule and call site, in pages.
+    """Return the counts of every rule and call site in a period, in pages.
 
     Args:
         sort: One of `SORTS`; with a minus, the largest come first.
@@ -412,10 +401,10 @@ def overview(
     span = span_of(period)
     if period == "day":  # Half hours would have to be added up from minutes.
         span = span._replace(step=HOUR)
-    rows = RateLimitRule.objects.using(primary()).prefetch_related("tiers")
-    rules = {row.name: row for row in rows}
+    stored = RateLimitRule.objects.using(primary())
+    rule_names = set(stored.values_list("name", flat=True))
     counted = {name for name, hour in stats.known_names().items() if hour >= span.start - HOUR}
-    names = {*rules, *counted, *(limit.name for limit in limits_in_code())}
+    names = {*rule_names, *counted, *names_in_code()}
     wanted = query.strip().casefold()
     found = sorted(name for name in names if wanted in name.casefold())
     totals = stats.totals_of([name for name in found if name in counted], span)
@@ -423,6 +412,9 @@ def overview(
     listed = [Row(name=name, period=period, **courses.get(name, {})) for name in found]
     listed.sort(key=SORTS[by], reverse=sort.startswith("-"))
     shown = Paginator(listed, size).get_page(page)
+    # Other names may have characters that the database refuses.
+    names_stored = [row.name for row in shown if row.name in rule_names]
+    rules = stored.prefetch_related("tiers").in_bulk(names_stored, field_name="name")
     names_read = [row.name for row in shown if row.name in courses]
     lately = _lately([SITE, *names_read])
     people = stats.refused_people(names_read, span)
@@ -451,7 +443,7 @@ def overview(
 
 
 def last_days(names: Sequence[str]) -> dict[str, Course]:
-    """Return the last day of each of these names.
+    """Return the counts of the last day under each of these names.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -507,7 +499,6 @@ def one(name: str, period: str) -> Report:
         units=whole.units,
         near_limit=whole.near,
         points=_points(points),
-        changes=changes_of(name, span),
         curves=curves(what, span, histograms, counts_since, whole.units),
         since=moment_of(histograms.since),
         counts_since=counts_since,
@@ -519,7 +510,7 @@ def curves(
 ) -> list[Curve]:
     """Return the refusal curve of each period that was counted, the shortest first.
 
-    Slots have no curve, because with another number of slots, requests would have met other ones.
+    Slots have no curve: with another number of slots, other requests would have run at once.
 
     Args:
         what: The limits.
@@ -551,7 +542,7 @@ def curves(
                 now,
                 requests=used.total(),
                 people=marks.people,
-                find_requests=partial(_requests_beyond, histograms, period_us),
+                find_requests=partial(histograms.beyond, period_us),
                 find_people=partial(_people_beyond, marks),
                 most=max(marks.marks, default=0),
                 refused=refused,
@@ -564,10 +555,6 @@ def curves(
     return found
 
 
-def _requests_beyond(histograms: Detail, period_us: int, units: int) -> Between:
-    return Between(*histograms.beyond(period_us, units))
-
-
 def _people_beyond(marks: Marks, units: int) -> Between:
     count, error = marks.beyond(units)
     return Between(max(0, count - error), count + error)
@@ -575,11 +562,18 @@ def _people_beyond(marks: Marks, units: int) -> Between:
 
 def _other_limits(what: NamedLimit, span: Span) -> list[str]:
     """Return why some clients, or all for some of the time, had another limit."""
-    overrides = RateLimitOverride.objects.between(*_moments(span)).filter(effect="limit")
-    changes = changes_of(what.name, span)
-    has_changed = any(change.action != RateLimitChange.Action.CREATED for change in changes)
+    start, end = _moments(span)
+    overrides = RateLimitOverride.objects.between(start, end).filter(effect="limit")
+    changes = RateLimitChange.objects.using(primary()).filter(
+        kind=RateLimitChange.Kind.RULE, at__gte=start, at__lt=end
+    )
+    if UNWRITABLE.search(what.name):
+        changes = changes.none()
+    changes = changes.filter(name=what.name)
+    if not _in_code(what.name).limits:  # Before the rule was created, there was no limit.
+        changes = changes.exclude(action=RateLimitChange.Action.CREATED)
     reasons = {
-        "changes": has_changed or (changes and _in_code(what.name).limits),
+        "changes": changes.exists(),
         "overrides": overrides.filter(Q(rule=None) | Q(rule=what.rule)).exists(),
         "tiers": RateLimitTier.objects.filter(rule=what.rule).exists(),
     }
@@ -616,7 +610,8 @@ def identities(name: str, period: str) -> dict[str, list[Estimate]]:
 def site_identities(period: str) -> list[Estimate]:
     """Return the ten clients that were refused most by all limits, each request counted once.
 
-    The time is that of `identities`. Limits that count by the same key have the same clients.
+    The time is that of `identities`. A client is listed once for all limits with the same key, and
+    separately for limits with another key.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -633,7 +628,8 @@ def _top(name: str, period: str, what: str) -> list[Estimate]:
 def span_of(period: str) -> Span:
     """Return a period of `PERIODS` up to now, with steps aligned to the site's time zone.
 
-    A day begins with an hour of UTC. The days of a longer period have 23 to 25 hours.
+    The period of one day consists of whole hours in UTC. The days of a longer period have 23 to 25
+    hours.
     """
     length, step = PERIODS[period]
     now = moment_of(_now())
@@ -657,17 +653,6 @@ def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
         day = days.setdefault(moment_of(point.moment).date(), stats.Point(point.moment, Counter()))
         day.counts.update(point.counts)
     return list(days.values())
-
-
-def changes_of(name: str, span: Span) -> Sequence[RateLimitChange]:
-    """Return the changes of a rule in a time span, the earliest first."""
-    if UNWRITABLE.search(name):
-        return []
-    start, end = _moments(span)
-    changes = RateLimitChange.objects.using(primary()).filter(
-        kind=RateLimitChange.Kind.RULE, name=name, at__gte=start, at__lt=end
-    )
-    return list(changes.order_by("at", "pk")[:100])
 
 
 def _moments(span: Span) -> list[datetime.datetime]:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from ...engine.decide import PlannedCharge
 from ...limits.decision import Decision
+from ...operations.formatting import readable
 from ...process.forks import renew_after_fork
 from ...version import __version__
 from .buckets import TIME_BOUNDS
-from .keys import MAX_LABELS, REST, readable
+from .keys import MAX_LABELS, REST
 from .results import LABELS, results_of
 
 if TYPE_CHECKING:

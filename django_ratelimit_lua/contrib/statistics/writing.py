@@ -136,7 +136,12 @@ class Top:
         self.summaries = {"used": Summary(capacity), "refused": Summary(capacity)}
 
     def add(self, people: Mapping[bytes, Person], **attributes: str) -> None:
-        """Count the clients between two flushes: for each summary, this attribute of theirs."""
+        """Add the counts of clients since the last flush.
+
+        Args:
+            people: The clients, by digest.
+            attributes: By the name of a summary, the attribute of a client that it counts.
+        """
         for word, attribute in attributes.items():
             times = {
                 digest: number

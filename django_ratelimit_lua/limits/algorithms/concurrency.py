@@ -30,7 +30,7 @@ class Concurrency(Algorithm):
     """Slots that are held until they are released, and expire unless they are renewed."""
 
     name = "concurrency"
-    label = _("concurrency: so many at once")
+    label = _("concurrency: requests running at the same time")
     suffix = b"cc"
     options = frozenset({"queue"})
     holds = True

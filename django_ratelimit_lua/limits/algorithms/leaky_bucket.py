@@ -23,7 +23,7 @@ class LeakyBucket(Algorithm):
     """
 
     name = "leaky_bucket"
-    label = _("leaky bucket: evenly spaced, others wait")
+    label = _("leaky bucket: evenly spaced requests; the others wait")
     suffix = b"lb2"
     options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True
@@ -43,11 +43,11 @@ class LeakyBucket(Algorithm):
         return bucket_numbers(limit, self.capacity(limit.rate, {"queue": limit.queue}), "queue")
 
     def wants_more(self, limit: Limit) -> bool:
-        """Return whether the queue has no set length, so that a call may wait in any."""
+        """Return whether the limit sets no length of the queue, so that a call may choose one."""
         return limit.queue is None
 
     def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """Return one value if the caller waits in a queue of any length, and nothing otherwise."""
+        """Return one value if the caller waits however long the queue is, otherwise nothing."""
         if is_patient:
             return pack("<d", 1)
         return b""

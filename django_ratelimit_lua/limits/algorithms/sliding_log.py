@@ -19,7 +19,7 @@ class SlidingLog(Algorithm):
     """Counts the units of the last period exactly: their moments are stored."""
 
     name = "sliding_log"
-    label = _("sliding log: the same, exact to the microsecond")
+    label = _("sliding log: never over the limit, exact to the microsecond")
     suffix = b"sl"
     options = frozenset({"max_wait", "count_denied", "split"})
     is_exact = True

@@ -34,7 +34,7 @@ class TokenBucket(Algorithm):
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Return the rate in lowest terms, and the interval and burst in whole microseconds.
 
-        The remainders that these do not contain are separate numbers.
+        Fractions of a microsecond are returned as separate numbers.
         """
         burst = _burst(limit)
         if limit.initial is not None:
@@ -120,7 +120,7 @@ def _lowest_terms(rate: Rate) -> tuple[int, int]:
 
 
 def most_units(rate: Rate) -> int:
-    """Return the maximum number of tokens that a bucket can hold, or owe, exactly at a rate.
+    """Return the maximum number of tokens, or of owed tokens, that a rate can represent exactly.
 
     >>> most_units(Rate.parse("1/s"))
     2251799813

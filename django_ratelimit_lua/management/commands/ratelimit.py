@@ -23,6 +23,7 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
     forget,
     health,
     history,
+    migrate_check,
     overrides,
     reset,
     rules,
@@ -90,7 +91,7 @@ def _verbs_of(parser: Any, *, required: bool) -> Any:
             annex = VERBS_OF_ANNEXES.get(word)
             near = get_close_matches(word, added.choices, 1)
             if annex and not is_installed(annex):
-                message = f"the annex of the verb {word!r} is not installed. {install(annex)}"
+                message = f"the app of the verb {word!r} is not installed. {install(annex)}"
             elif near:
                 message = f"there is no verb {word!r}; did you mean {near[0]!r}?"
         error(message)

@@ -1,4 +1,4 @@
-"""`bans`: list bans, end them, and make them."""
+"""`bans`: list bans, and end them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from django.core.management.base import CommandError
 
 from ...engine.evidence import Offence
 from ...identity.names import name_words
-from ...limits.rate import SECOND, LimitError
-from ...operations.bans import MAX_ENTRIES, ActiveBan, active_bans, ban, evidence_of_bans, lift_bans
-from ...operations.explain import explain
+from ...limits.rate import SECOND
+from ...operations.bans import MAX_ENTRIES, ActiveBan, active_bans, evidence_of_bans, lift_bans
 from ...operations.formatting import count_words
 from ...web.durations import duration_words
-from ..arguments import add_request, described, format_moment
+from ..arguments import format_moment
 from . import Printer, VerbOptions, argument, verb
 
 LISTED = 10_000
@@ -96,43 +95,6 @@ def _lift(command: Printer, options: VerbOptions) -> None:
         command.say(f"lifted: {_line(active)}")
     if not found:
         command.say("Nothing was lifted: no such ban.")
-
-
-@verb(
-    "bans add",
-    "ban the client of the described request",
-    add_request,
-    argument(
-        "--limit", action="append", metavar="NAME", help="only for this limit; may be repeated"
-    ),
-    argument(
-        "--for", dest="length", metavar="TIME", help="30m, 7d …; default: as long as the next ban"
-    ),
-    argument("--why", default="", help="the reason, stored with the ban and in the history"),
-)
-def _add(command: Printer, options: VerbOptions) -> None:
-    planned_charges = [
-        limit.planned for limit in explain(described(options)).met if limit.planned is not None
-    ]
-    limits = {
-        planned.charge.limit.name
-        for planned in planned_charges
-        if planned.charge.limit.ban is not None
-    }
-    limits.intersection_update(options["limit"] or limits)
-    charges = [planned for planned in planned_charges if planned.charge.limit.name in limits]
-    if not charges:
-        names = ", ".join(planned.charge.limit.name for planned in planned_charges) or "none"
-        raise CommandError(
-            f"no limit with bans applies to this request (limits that apply: {names}), or "
-            "its address is in RATELIMIT_NEVER_BAN"
-        )
-    try:
-        bans = ban(charges, options["length"], options["why"])
-    except LimitError as error:
-        raise CommandError(f"--for {options['length']!r}: {error}") from error
-    for planned, made in zip(charges, bans, strict=True):
-        command.say(f"banned until {format_moment(made.ends_at)} by {planned.charge.limit.name}")
 
 
 def _object(active: ActiveBan) -> dict[str, object]:

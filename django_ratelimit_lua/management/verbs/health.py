@@ -7,7 +7,7 @@ import time
 from django.core.management.base import CommandError
 
 from ...conf import conf
-from ...engine.background import background_tasks
+from ...engine.background import background_tasks, task_purposes
 from ...engine.listener import listener
 from ...extension import extensions
 from ...operations.health import health
@@ -39,19 +39,16 @@ def _health(command: Printer, options: VerbOptions) -> None:
     command.say(f"a decision takes {status.seconds * 1000:.2f} ms; {rules}")
     for task in background_tasks():
         state = "idle"
-        if task.error:
-            state = f"failed: {task.error}"
+        if task.error is not None:
+            state = f"failed: {type(task.error).__name__}: {task.error}"
         elif task.is_running:
             state = "running"
-        if task.seconds_ago is not None and not task.error:
-            state += f", last {task.seconds_ago:.1f} s ago"
-        command.say(f"{task.name}: {task.purpose} ({state})")
+        if task.done_at != float("-inf") and task.error is None:
+            state += f", last {time.monotonic() - task.done_at:.1f} s ago"
+        command.say(f"{task.name}: {task_purposes()[task.name]} ({state})")
     for process in status.processes:
         age = duration_words(time.time() - process.since)
-        parts = "; ".join(
-            f"{part.units} of {part.limit} of {part.name} (weight {part.weight:g})"
-            for part in process.parts
-        )
+        parts = "; ".join(f"{part.units} of {part.limit} of {part.name}" for part in process.parts)
         command.say(
             f"process {process.pid} on {process.host}, up for {age}: {parts or 'no split limit'}"
         )

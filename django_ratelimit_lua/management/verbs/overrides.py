@@ -38,7 +38,7 @@ def _block(command: Printer, options: VerbOptions) -> None:
     for_good = options["for_good"]
     seconds = None if for_good else seconds_of("--for", options["period"], "; or use --for-good")
     override = subject.override("block", seconds, rule=rule, reason=options["reason"])
-    require_confirmation(options, subject.confirmations("block"))
+    require_confirmation(options, subject.confirmations())
     (existing,) = add([override])
     until = f"until {format_moment(override.ends)}" if override.ends else "for good"
     text = f"{subject} is blocked"

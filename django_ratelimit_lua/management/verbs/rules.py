@@ -194,7 +194,8 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
         raise CommandError("--merge keeps the rules that --delete deletes: use one of them")
     require_urlconf()
     text = _read(file)
-    changes = rules_yaml.plan(text, _source(file), merge=merge)
+    loaded = rules_yaml.load(text, _source(file))
+    changes = rules_yaml.plan_items(loaded, merge=merge)
     warnings = _some(_lines(changed_confirmations(changes)), options)
     if not dry_run:
         require_confirmation(options, warnings)
@@ -203,7 +204,7 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     if not dry_run:
         progress = functools.partial(_show_progress, command)
         changes = rules_yaml.apply(
-            text, delete=options["delete"], merge=merge, on_progress=progress
+            text, delete=options["delete"], merge=merge, loaded=loaded, on_progress=progress
         )
     for line in _some(["\n".join(change.words()) for change in changes], options):
         command.say(line)

@@ -2,7 +2,7 @@
 one run.
 
 `--only` takes a part, `--quick` few rounds, to see that everything works; `--write` puts the tables
-into `docs/benchmarks.inc`, but for a run with either.
+into `docs/benchmarks.inc` and `docs/comparison.inc`, if all of them were measured with all rounds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from tests.bench.peers.rounds import (  # noqa: E402
 )
 from tests.server import server  # noqa: E402
 
-PAGE = Path(__file__).parents[3] / "docs" / "benchmarks.inc"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE, COMPARISON = DOCS / "benchmarks.inc", DOCS / "comparison.inc"
 PACKAGES = (
     "django-ratelimit-lua",
     "redis",
@@ -56,12 +57,19 @@ PACKAGES = (
     "gunicorn",
     "uvicorn",
 )
+COMPARED = (
+    "django-ratelimit-lua",
+    "django-ratelimit",
+    "django-smart-ratelimit",
+    "djangorestframework",
+    "limits",
+)
 
 Column = tuple[str, Callable[[str], str]]
 """A heading, and what stands under it beside a name."""
 
 
-def versions() -> str:
+def versions(packages: Sequence[str] = PACKAGES) -> str:
     """Of everything that takes part."""
 
     def of(package: str) -> str:
@@ -78,13 +86,13 @@ def versions() -> str:
     )
     return (
         f"{name}, Python {platform.python_version()}, {os.cpu_count()} cores; "
-        f"{', '.join(map(of, PACKAGES))}."
+        f"{', '.join(map(of, packages))}."
     )
 
 
 def table(title: str, names: Sequence[str], columns: Sequence[Column]) -> str:
     """A list-table of reStructuredText: a row for each name."""
-    lines = [f".. list-table:: {title}", "   :header-rows: 1", "", "   * -"]
+    lines = [f".. list-table:: {title}".rstrip(), "   :header-rows: 1", "", "   * -"]
     lines += [f"     - {heading}" for heading, _ in columns]
     for name in names:
         lines += [f"   * - {name}", *(f"     - {cell(name)}".rstrip() for _, cell in columns)]
@@ -222,15 +230,20 @@ def main() -> None:
     told = parser.parse_args()
     logging.disable()  # Some say at every hit what they do; ours would say so too.
     call_command("migrate", verbosity=0)
-    texts = [versions() + "\n"]
+    texts = {}
+    used, compared = versions(), versions(COMPARED)
     for name, part in PARTS.items():
         if name in (told.only or PARTS):
             print(f"{name} ...", file=sys.stderr, flush=True)
-            texts += part(2 if told.quick else 7)
-    text = "\n".join(texts)
-    print(text)
-    if told.write and not (told.quick or told.only):
-        PAGE.write_text(text)
+            texts[name] = "\n".join(part(2 if told.quick else 7))
+    tried = texts.pop("promises", "")
+    measured = "\n".join([used + "\n", *texts.values()])
+    print(f"{tried}\n{measured}")
+    if told.write and not told.quick:
+        if tried:
+            COMPARISON.write_text(f"{tried}\n{compared}\n")
+        if not told.only:
+            PAGE.write_text(measured)
     server.stop()
 
 
@@ -238,15 +251,14 @@ def promises(rounds: int) -> list[str]:
     """What happens to limits of ten when it matters. It comes last, because it stops the server."""
     found = measure_promises()
     columns = [
-        ("100 at once, limit 10", plain(found, "at_once")),
+        ("passed of 100 at once, limit 10", plain(found, "at_once")),
         ("most in a second, limit 10/s", plain(found, "in_a_second")),
-        ("lost by refusals of another limit", plain(found, "lost")),
+        ("lost", plain(found, "lost")),
         ("Redis hangs", plain(found, "hung", "{}")),
         ("Redis is gone", plain(found, "down", "{}")),
         ("Retry-After", plain(found, "retry_after", "{}")),
     ]
-    text = [table("Promises, tried", list(found), columns), *failures(found)]
-    return text
+    return [table("", list(found), columns), *failures(found)]
 
 
 PARTS = {

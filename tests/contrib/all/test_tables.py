@@ -8,6 +8,6 @@ from docs.tables import FOLDER, TABLES, table
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_tables_are_those_of_the_code(name: str) -> None:
+def test_the_tables_match_the_code(name: str) -> None:
     """`make docs` writes them."""
     assert (FOLDER / name).read_text() == table(name)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from django_ratelimit_lua.contrib.breakers.circuit import (
     MAX_JITTER,
     NO_OUTCOMES,
-    SHARES,
     Answer,
     Event,
     Operation,
@@ -26,13 +25,10 @@ class CircuitModel:
     'open'
     """
 
-    def __init__(
-        self, state: State = "closed", era: int = 0, ends: int = 0, share: int = 100
-    ) -> None:
+    def __init__(self, state: State = "closed", era: int = 0, ends: int = 0) -> None:
         self.state, self.era = state, era
         self.since = self.successes = self.pause = 0
         self.ends = ends
-        self.step = SHARES.index(share) + 1 if state == "ramp" and share in SHARES else 0
         self.buckets: dict[tuple[int, int], list[int]] = {}
         self.probes: dict[str, int] = {}
         self._events: list[Event] = []
@@ -53,12 +49,10 @@ class CircuitModel:
         self._events = []
         if self.state == "open":
             self.ends = min(self.ends, self.since + by.open_max_us * 11 // 10)
-        self._climb(now, by, chance)
-        if era in (None, self.era) and self.state in ("closed", "ramp"):
+        if era in (None, self.era) and self.state == "closed":
             self._count(now, by, outcomes)
             sums = self._sums(now, by)
-            share = SHARES[self.step - 1] if self.state == "ramp" else 100
-            if reason := by.reason(*sums, share):
+            if reason := by.reason(*sums):
                 self._open(now, by, chance, reason, *sums)
         granted = False
         if operation == "done":
@@ -73,15 +67,12 @@ class CircuitModel:
             }
         wait = {
             "open": self.ends - now,
-            "ramp": self.ends - now,
             "half-open": min(self.probes.values(), default=now) - now,
         }
-        shares = {"closed": 100, "open": 0, "half-open": 0, "ramp": SHARES[self.step - 1]}
         return Answer(
             self.state,
             self.era,
             max(0, wait.get(self.state, 0)),
-            shares[self.state],
             *self._sums(now, by),
             granted,
             tuple(self._events),
@@ -89,15 +80,6 @@ class CircuitModel:
 
     def _event(self, name: str, calls: int, failures: int, slow: int, reason: str = "") -> None:
         self._events.append(Event(name, calls, failures, slow, reason))
-
-    def _climb(self, now: int, by: Thresholds, chance: int) -> None:
-        while self.state == "ramp" and now >= self.ends:
-            self.step, self.since = self.step + 1, self.ends
-            if self.step > len(SHARES):
-                self.state, self.step, self.pause, self.ends = "closed", 0, 0, 0
-                self._event("closed", *self._sums(now, by))
-            else:
-                self.ends += _longer(by.step_us, chance)
 
     def _count(self, now: int, by: Thresholds, outcomes: Outcomes) -> None:
         if any(outcomes):
@@ -130,7 +112,7 @@ class CircuitModel:
             else max(by.open_us, min(self.pause * 2, by.open_max_us))
         )
         self.state, self.era, self.since, self.pause = "open", self.era + 1, now, longer
-        self.ends, self.step, self.successes = now + _longer(longer, chance), 0, 0
+        self.ends, self.successes = now + _longer(longer, chance), 0
         self.buckets = {}
         self._event("opened", calls, failures, slow, reason)
 
@@ -156,10 +138,9 @@ class CircuitModel:
         elif result == "ok":
             self.successes += 1
             if self.successes >= by.probes:
-                self.state, self.step, self.since = "ramp", 1, now
-                self.ends = now + _longer(by.step_us, chance)
+                self.state, self.since, self.pause, self.ends = "closed", now, 0, 0
                 self.buckets = {}
-                self._event("ramp", self.successes, 0, 0)
+                self._event("closed", self.successes, 0, 0)
 
 
 def _longer(time: int, chance: int) -> int:

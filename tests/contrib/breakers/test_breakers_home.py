@@ -37,7 +37,7 @@ def test_breakers_that_are_not_closed_are_listed(
     assert words in shown(seen)
 
 
-def test_an_annex_without_tables_is_named(operator: Client) -> None:
+def test_an_optional_app_without_tables_is_named(operator: Client) -> None:
     """The page opens all the same."""
     call_command("migrate", "ratelimit_breakers", "zero", verbosity=0)
     try:

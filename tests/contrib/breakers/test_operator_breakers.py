@@ -15,7 +15,7 @@ def pays(site: Site) -> list[int]:
     return [site.ask("/payments/pay/", "POST").status for _ in range(3)]
 
 
-def test_a_breaker_is_forced_open_and_let_go(site: Site, browser: Any) -> None:
+def test_a_breaker_is_forced_open_and_released(site: Site, browser: Any) -> None:
     """For ten minutes, with a reason. The list and the page begin with that; every payment is
     stopped until the breaker is automatic again.
     """

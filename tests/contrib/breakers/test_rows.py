@@ -28,7 +28,7 @@ def test_declared_thresholds_can_be_parsed_again() -> None:
         assert thresholds("x", declared) == by
 
 
-def test_a_row_sets_some_thresholds_and_the_code_the_others() -> None:
+def test_the_code_sets_the_thresholds_that_a_row_leaves_empty() -> None:
     """What a row leaves out stays as it is in the code; the longest pause is never shorter than the
     first.
     """

@@ -11,7 +11,7 @@ LINE = "not migrated: django_ratelimit_lua.contrib.breakers. Run `manage.py migr
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_annex_without_tables_is_named_by_commands() -> None:
+def test_an_optional_app_without_tables_is_named_by_commands() -> None:
     """By those that need its tables, and by `ratelimit health`."""
     call_command("migrate", "ratelimit_breakers", "zero", verbosity=0)
     try:

@@ -154,25 +154,30 @@ class Gateway:
         return done.stdout + done.stderr
 
     def start(self) -> None:
-        """Start the service, on the port that it had."""
+        """Start the processes of the service, on the port that it had."""
+        self.processes: list[subprocess.Popen[str]] = []
+        for _number in range(self._processes):
+            self._start_process()
+
+    def _start_process(self) -> None:
         arguments = [
             "ratelimit",
             "grpc",
             f"--port={self.port}",
-            f"--processes={self._processes}",
             *self._options,
         ]
-        self.process = subprocess.Popen(
+        process = subprocess.Popen(
             self.command(*arguments),
             cwd=ROOT,
             env=self.environment,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._service.callback(self._end, self.process)
-        said = self.process.stdout.readline()
+        self.processes.append(process)
+        self._service.callback(self._end, process)
+        said = process.stdout.readline()
         assert said.startswith("Answering Envoy on "), said
-        self.port = int(said.partition(",")[0].rpartition(":")[2])
+        self.port = int(said.rpartition(":")[2])
 
     def stop(self) -> None:
         """Stop it, and wait for that."""

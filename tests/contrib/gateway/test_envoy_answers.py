@@ -369,7 +369,7 @@ def test_overrides_apply_to_descriptors() -> None:
     ]
 
 
-def test_keys_read_entries(settings: Any) -> None:
+def test_keys_read_the_entries_of_a_descriptor(settings: Any) -> None:
     """A user, a path, a header, a cookie and a query parameter count as they do in
     Django's views."""
     names = ["user", "path", "header:X-Api-Key", "cookie:sid", "get:q"]

@@ -73,7 +73,7 @@ def is_decided(port: int, token: str) -> bool:
 
 
 @pytest.mark.parametrize("proxy", [needs("nginx")])
-def test_all_callers_share_one_count_in_every_face(
+def test_all_callers_share_one_count_by_every_way_of_limiting(
     proxy: str, tmp_path: Path, prefix: str, settings: Any
 ) -> None:
     """A decorator, the middleware, a DRF throttle, a proxy, Envoy over gRPC and a service, sixteen

@@ -66,7 +66,7 @@ def _as_servlets(path: str) -> str:
 
 
 @given(sent)
-def test_the_readings_include_those_of_common_servers(path: str) -> None:
+def test_the_readings_of_a_path_include_those_of_common_servers(path: str) -> None:
     """One that decodes a path and cleans it, with what follows `#` or without; one that does
     neither; servlets; and one for which a backslash separates.
     """
@@ -95,7 +95,7 @@ def test_the_readings_include_those_of_common_servers(path: str) -> None:
         "/static/#/../b",
     ]
 )
-def test_the_readings_include_that_of_the_url_standard(paths: list[str]) -> None:
+def test_the_readings_of_a_path_include_that_of_the_url_standard(paths: list[str]) -> None:
     """What Node and browsers take a path for, made up at random and as attackers write it."""
     run = ["node", "--eval", NODE, json.dumps(paths)]
     told = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -10,7 +10,6 @@ import yaml
 from django.core.management import CommandError, call_command
 
 from django_ratelimit_lua.contrib.gateway.proxies import FILES, GRPC
-from django_ratelimit_lua.models import RateLimitRule
 from docs.gateway_files import FOLDER, printed
 
 pytestmark = pytest.mark.django_db
@@ -102,23 +101,6 @@ def test_the_timeout_for_the_gateway_is_configurable(proxy: str) -> None:
     ):
         with pytest.raises(CommandError, match=problem):
             told(proxy, timeout=seconds)
-
-
-@pytest.mark.parametrize("proxy", ["nginx", GRPC])
-def test_a_rule_with_a_longer_wait_is_named(settings: Any, proxy: str) -> None:
-    """Whether it stands in the settings or in the admin: the proxy would give up before
-    its turn."""
-    settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
-    assert "gives up" not in told(proxy)
-    RateLimitRule.objects.create(
-        name="slow", path="/", key="ip", limit=1, unit="s", algorithm="leaky_bucket"
-    )
-    assert "wait for up to 5 s, but the proxy gives up after 1 s" in told(proxy)
-    assert "gives up" not in told(proxy, timeout=6)
-    settings.RATELIMIT_RULES = [
-        {"name": "slower", "path": "/", "key": "ip", "rate": "1/m", "max_wait": 7}
-    ]
-    assert "wait for up to 7 s" in told(proxy, timeout=6)
 
 
 def test_proxies_close_idle_connections_before_the_gateway() -> None:

@@ -64,7 +64,7 @@ def warnings() -> list[tuple[str, str]]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_field_is_kept_when_its_annex_is_removed(operator: Client) -> None:
+def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> None:
     """Other fields are edited and restored meanwhile. A check warns, and the sentence of the rule
     names the line.
     """
@@ -97,7 +97,7 @@ def test_a_field_is_kept_when_its_annex_is_removed(operator: Client) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("more", [{}, {"mode": "off"}, {"limit": 0}])
-def test_a_rule_without_its_only_place_applies_nowhere(more: dict[str, Any]) -> None:
+def test_a_rule_that_loses_its_only_place_applies_nowhere(more: dict[str, Any]) -> None:
     """A rule of which nothing else says where it applies limits no request and no call site;
     another goes on.
     """
@@ -113,7 +113,7 @@ def test_a_rule_without_its_only_place_applies_nowhere(more: dict[str, Any]) -> 
 
 
 @pytest.mark.django_db
-def test_fields_of_a_missing_annex_are_errors_in_settings_and_yaml(settings: Any) -> None:
+def test_fields_of_a_missing_app_are_errors_in_settings_and_yaml(settings: Any) -> None:
     """Each names the line to add. What a row keeps can be imported as it was exported."""
     RateLimitRule.objects.create(name="edge", extra=EDGE, limit=1, unit="h")
     text = export()
@@ -135,5 +135,5 @@ def test_urls_servers_and_verbs_need_the_app() -> None:
     assert done.stdout.splitlines() == [
         f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
         f"django_ratelimit_lua.contrib.gateway is not installed. {LINE}.",
-        f"Error: the annex of the verb 'grpc' is not installed. {LINE}",
+        f"Error: the app of the verb 'grpc' is not installed. {LINE}",
     ]

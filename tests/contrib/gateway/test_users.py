@@ -28,7 +28,7 @@ print(VouchedUser("ada"))
 
 @pytest.mark.django_db
 @isolate_apps("django_ratelimit_lua")
-def test_a_value_that_is_no_primary_key_is_a_user_of_its_own(
+def test_a_reported_user_that_is_not_a_valid_primary_key_stays_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What cannot be a key is no error of the database."""

@@ -95,7 +95,7 @@ def test_any_limit_is_answered(operator: Client, rule: RateLimitRule) -> None:
         assert "4 per minute would have refused 18 of 30 requests" in shown(page), odd
 
 
-def test_a_packed_log_is_tried_too_and_its_file_is_deleted(
+def test_a_compressed_log_is_replayed_and_its_temporary_file_is_deleted(
     operator: Client,
     rule: RateLimitRule,
     monkeypatch: pytest.MonkeyPatch,

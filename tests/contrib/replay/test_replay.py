@@ -563,7 +563,7 @@ def test_a_replay_without_a_urlconf_is_an_error(settings: Any) -> None:
         command("access.log", "--rate", "5/m")
 
 
-def test_errors_of_a_rules_file_name_the_file(tmp_path: Path) -> None:
+def test_an_error_in_a_rules_file_contains_the_name_of_the_file(tmp_path: Path) -> None:
     """And with the line."""
     log, rules = tmp_path / "log", tmp_path / "new-rules.yaml"
     log.write_text(access((1, "192.0.2.1", "/")))

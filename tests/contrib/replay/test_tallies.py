@@ -383,7 +383,7 @@ def test_a_log_format_is_detected_or_an_error_asks_for_it(sample: list[str]) -> 
 
 
 @given(st.binary())
-def test_invalid_bytes_only_raise_the_error_of_the_log(data: bytes) -> None:
+def test_a_log_of_invalid_bytes_raises_only_unreadable_log_error(data: bytes) -> None:
     """Zeros, half a gzip file, an endless line."""
     for content in (data, b"\x1f\x8b" + data, gzip.compress(data)[: len(data) + 5]):
         with suppress(UnreadableLogError):

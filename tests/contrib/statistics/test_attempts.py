@@ -100,7 +100,7 @@ def test_no_higher_limit_would_have_refused_more(algorithm: str, seed: int, leas
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_log", "sliding_window"])
-def test_a_burst_is_answered_exactly(algorithm: str) -> None:
+def test_the_effect_of_a_higher_limit_on_a_burst_is_exact(algorithm: str) -> None:
     """40 requests at 10 a minute: 30 admits all but 10 of them, and 40 all."""
     limit = Limit("x", "10/m", algorithm=algorithm)
     higher, refused = found_by(limit, {"ada": list(range(40))})
@@ -113,7 +113,7 @@ def test_a_burst_is_answered_exactly(algorithm: str) -> None:
     ]
 
 
-def test_refusals_of_unlisted_clients_stay() -> None:
+def test_a_higher_limit_removes_no_refusals_of_unlisted_clients() -> None:
     """Nothing is known of how often each of them came."""
     limit = Limit("x", "1/m", algorithm="sliding_log")
     traffic = {f"client {number}": [number, number + 1] for number in range(30)}

@@ -459,7 +459,9 @@ def test_the_number_of_durable_names_is_bounded(
     assert keep_hours() == 3
 
 
-def test_a_limiter_that_is_no_longer_durable_is_copied_until_then(direct: Any, prefix: str) -> None:
+def test_hours_after_a_limiter_ceased_to_be_durable_are_not_copied(
+    direct: Any, prefix: str
+) -> None:
     """And names that no database takes are refused at once."""
     RateLimiter("mail.ended", "5/h", durable=True).hit("ada")
     assert keep_hours() == 1

@@ -74,7 +74,7 @@ class Gauges(Extension):
         ]
 
 
-def test_metrics_include_gauges_of_other_annexes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_include_gauges_of_other_optional_apps(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the labels that they name."""
     monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.extensions", [Gauges()])
     assert scraped()["ratelimit_rooms", "1", "free"] == 3.0
@@ -214,7 +214,7 @@ def test_units_are_counted_once_by_a_rule_with_several_rates() -> None:
     }
 
 
-def test_totals_survive_the_counts_they_were_made_from(direct: redis.Redis, prefix: str) -> None:
+def test_totals_do_not_fall_when_minutes_and_hours_expire(direct: redis.Redis, prefix: str) -> None:
     """Minutes and hours go away, and new processes come: a total does not fall."""
     mail = RateLimiter("mail", "2/h")
     for _ in range(3):
@@ -386,7 +386,9 @@ def test_without_redis_only_the_outage_is_reported(settings: Any) -> None:
     assert decisions(found) == {("enforce", "allowed", "mail"): 1, ("", "policy", "mail"): 11}
 
 
-def test_an_error_reply_of_redis_is_a_separate_kind(settings: Any, direct: redis.Redis) -> None:
+def test_an_error_reply_of_redis_is_counted_as_a_separate_kind_of_failure(
+    settings: Any, direct: redis.Redis
+) -> None:
     """Such as a user who may not run scripts."""
     direct.acl_setuser(
         "metrics",

@@ -53,7 +53,7 @@ def shown(hand: Hand, words: str) -> None:
     WebDriverWait(hand.browser, 20).until(is_shown)
 
 
-def test_who_was_refused_most_in_the_last_hour(
+def test_an_operator_finds_the_clients_refused_most(
     site: Site,
     hand_for: Callable[[str], Hand],
 ) -> None:
@@ -76,7 +76,7 @@ def test_who_was_refused_most_in_the_last_hour(
 
 
 @pytest.mark.parametrize(("name", "path"), [("steady", "/address/"), ("tried out", "/trial/")])
-def test_30_instead_of_10_a_minute(
+def test_an_operator_tries_a_higher_limit_on_the_statistics(
     name: str,
     path: str,
     site: Site,
@@ -107,7 +107,7 @@ def test_30_instead_of_10_a_minute(
     assert refused == (10 if name == "steady" else 0)
 
 
-def test_30_instead_of_10_a_minute_from_a_log(
+def test_an_operator_tries_a_higher_limit_on_a_log(
     site: Site,
     hand_for: Callable[[str], Hand],
     tmp_path: Path,

@@ -73,7 +73,7 @@ def test_shadow_requests_of_a_replaced_limiter_are_counted() -> None:
     assert shadow_numbers(one.declared()) == ShadowNumbers(3, 1, 2, 1)
 
 
-def test_enforce_now_shows_the_numbers_and_asks_for_confirmation(operator: Client) -> None:
+def test_the_enforce_button_shows_the_numbers_and_asks_for_confirmation(operator: Client) -> None:
     """Nothing is switched by looking; who may not change rules is not asked."""
     one = rule()
     assert visits(3) == [200] * 3
@@ -187,7 +187,7 @@ def test_enforcing_a_new_rule_or_an_exemption_needs_no_confirmation(operator: Cl
     assert operator.post(f"{RULES}{exempt.pk}/change/", form).status_code == 302
 
 
-def test_enforcing_by_the_command_shows_the_numbers_and_needs_confirm() -> None:
+def test_the_command_shows_the_numbers_and_enforces_only_with_confirm() -> None:
     """Other modes, and what is enforced already, do not."""
     rule()
     assert visits(3) == [200] * 3

@@ -237,7 +237,7 @@ def test_the_top_clients_by_units_and_by_refusals_are_listed(settings: Any) -> N
     assert top(name, day())[0].name == []
 
 
-def test_every_face_and_every_result_is_counted() -> None:
+def test_every_kind_of_result_is_counted() -> None:
     """Rules by the middleware, shadow mode, exemptions, blocks with and without a rule."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     RateLimitRule.objects.create(
@@ -335,7 +335,7 @@ def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert sum(counts(name).get("a", 0) for name in known_names()) == counts("")["a"] == 25
 
 
-def test_hits_with_the_callers_clock_and_of_users_are_counted(client: Client) -> None:
+def test_hits_of_users_are_counted_under_their_ids(client: Client) -> None:
     """Users are shown by their ids: nothing secret, and what links to them."""
     user = User.objects.create_user("ada")
     RateLimitRule.objects.create(name="users", path="/ok", key="user", limit=1, unit="h")
@@ -380,7 +380,7 @@ def test_the_totals_of_the_demo_agree() -> None:
     assert sum(client.times for client in clients) == site["r"]
 
 
-def test_clients_beyond_the_bound_of_a_second_are_found_in_the_next(
+def test_clients_beyond_the_bound_of_a_flush_are_listed_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between two writings they are counted together, so that nothing is missing but
@@ -413,7 +413,7 @@ def test_a_rule_with_several_rates_counts_a_request_once() -> None:
         assert [(one.times, one.error) for one in top(name, day())] == [(2, 0)]
 
 
-def test_denied_hits_that_count_are_not_counted_twice_in_marks() -> None:
+def test_high_water_marks_count_a_denied_hit_once() -> None:
     """What Redis says is used includes them."""
     limiter = RateLimiter("stats.denied", "2/h", algorithm="sliding_log", count_denied=True)
     used = [limiter.hit("ada").limits[0].used for _ in range(4)]
@@ -438,7 +438,7 @@ def test_a_decision_that_cannot_be_counted_raises_nothing() -> None:
     assert counts("stats.none") == {}
 
 
-def test_old_spans_are_read_by_days(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_older_than_two_days_are_read_by_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hours are known apart for two days; of what is older, all is read by days, and steps may
     begin at any minute.
     """

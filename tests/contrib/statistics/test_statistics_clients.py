@@ -35,7 +35,7 @@ def words(page: str) -> str:
 
 @pytest.mark.usefixtures("rule")
 @pytest.mark.parametrize("permissions", [("view_identities",), ()])
-def test_ten_offenders_of_a_network_are_told_apart_and_blocked_apart(
+def test_ten_clients_of_a_network_are_distinguished_and_blocked_separately(
     permissions: tuple[str, ...],
 ) -> None:
     """Whether or not their names may be shown: one is blocked in its row, and unblocked again."""

@@ -509,7 +509,7 @@ def test_lists_of_clients_appear_once(direct: Any, prefix: str) -> None:
     assert [one.times for one in top("many.129", day(), "used")] == [2]
 
 
-def test_lists_of_ended_workers_are_kept() -> None:
+def test_lists_of_clients_from_ended_workers_are_kept() -> None:
     """However many come and go in an hour."""
     limiter = RateLimiter("workers", "4/h", algorithm="fixed_window")
     for number in range(5):

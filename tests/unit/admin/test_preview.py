@@ -68,7 +68,7 @@ def test_the_preview_lists_ignored_options() -> None:
 
 
 @given(st.integers(0, 10**9))
-def test_the_axis_has_whole_requests(number: int) -> None:
+def test_the_axis_shows_whole_numbers_of_requests(number: int) -> None:
     """However few or many: a part of a request is none."""
     shown = labels(ticks(number))
     assert all(re.fullmatch(r"[\d,]+", text) for _, text in shown)

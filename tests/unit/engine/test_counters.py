@@ -29,7 +29,7 @@ MAX = 100
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only one, and has counted nothing."""
     monkeypatch.setattr(heartbeat, "count", 1)
-    set_part(monkeypatch, ProcessShare(0, 1, 1))
+    set_part(monkeypatch, ProcessShare(0, 1))
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", MAX)
     counters.clear()
     yield
@@ -145,9 +145,9 @@ def test_threads_take_exactly_the_available_units() -> None:
 def test_counts_are_kept_when_the_share_changes() -> None:
     """Two processes instead of one halve what there is, and what is counted stays."""
     limit = Limit("x", "100/h", algorithm="token_bucket")
-    bucket = Bucket(limit, ProcessShare(0, 1, 1))
+    bucket = Bucket(limit, ProcessShare(0, 1))
     bucket.take(0.0, 80)
-    bucket.resize(limit, ProcessShare(1, 1, 2), 0.0)
+    bucket.resize(limit, ProcessShare(1, 2), 0.0)
     assert bucket.retry_after(0.0, 1) == pytest.approx(31 * 72)
 
 
@@ -164,7 +164,7 @@ HISTORY = st.lists(
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @given(history=HISTORY, size=st.integers(1, 8))
-def test_units_returned_to_a_part_count_as_never_taken(
+def test_units_returned_to_a_part_are_available_again(
     algorithm: str, history: list[Any], size: int
 ) -> None:
     """Of a limit that is split, units go back by the moment they count from: what is counted

@@ -51,7 +51,7 @@ def test_each_limit_uses_its_own_policy(here: FallbackLimiter) -> None:
     assert here.decide(Call([Charge(other, WHO)], "peek")).limits[0].used == 0
 
 
-def test_a_local_share_starts_with_the_last_state_in_redis_unless_it_was_reset(
+def test_a_local_share_starts_with_the_last_state_in_redis_unless_reset(
     here: FallbackLimiter,
 ) -> None:
     """A quarter of the four units that all have used is this process's."""

@@ -163,7 +163,7 @@ def test_units_put_back_go_to_their_batch_or_to_redis(clock: Clock) -> None:
     assert (lease.take(1, 1), back(lease, EVERYTHING)) == (None, [])
 
 
-def test_units_are_returned_with_the_moment_of_their_batch() -> None:
+def test_units_are_refunded_at_the_moment_of_their_batch() -> None:
     """A newer batch takes the place of the one before, which goes back; so does what is put back to
     that.
     """
@@ -248,7 +248,7 @@ def test_a_reset_ends_the_leases_of_an_identity_alone(clock: Clock) -> None:
     assert leases.of(calls[1], calls[1].charges[0]) is others
 
 
-def test_a_reset_ends_only_units_taken_before_it(clock: Clock) -> None:
+def test_a_reset_drops_only_units_taken_before_it(clock: Clock) -> None:
     """Units of before it are neither spent nor given back, wherever they are; later ones
     go back."""
     call = Call([Charge(WINDOW, WHO)])

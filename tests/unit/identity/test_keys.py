@@ -38,7 +38,7 @@ def person(primary_key: Any) -> Any:
         ("\x00", "unknown"),
     ],
 )
-def test_addresses_are_masked_identities(
+def test_an_identity_by_address_is_masked(
     address: str, network: str | None, rf: RequestFactory
 ) -> None:
     """IPv4 whole, IPv6 by /64, mapped IPv4 as IPv4; no address and no sense are identities of their

@@ -170,7 +170,7 @@ def corpus(kind: str) -> list[str]:
 @pytest.mark.parametrize(
     "written", ["{client}", "{client}:4711", '"{client}"', "{client},{inner}", "::ffff:{client}"]
 )
-def test_no_header_changes_the_address_behind_trusted_networks(
+def test_forged_headers_do_not_change_the_address_behind_trusted_networks(
     kind: str, written: str, settings: Any
 ) -> None:
     """Behind proxies trusted by network: the client is who the nearest trusted proxies say asked
@@ -188,7 +188,9 @@ def test_no_header_changes_the_address_behind_trusted_networks(
         assert address(f"{sent}, {appended}", name=kind) == CLIENT, sent
 
 
-def test_no_header_changes_the_address_behind_counted_proxies(settings: Any) -> None:
+def test_forged_entries_do_not_change_the_address_behind_two_proxies(
+    settings: Any,
+) -> None:
     """Behind two proxies, the client is the second entry from the right, whatever stands to the
     left of it.
     """
@@ -299,7 +301,7 @@ NETWORKS = [ipaddress.ip_network(network) for network in PROXIES[:2]]
     kind=st.sampled_from(["X-Forwarded-For", "Forwarded"]),
     counted=st.booleans(),
 )
-def test_no_header_raises_or_spoofs_an_address(
+def test_a_forged_header_raises_no_exception_and_spoofs_no_address(
     sent: str, hops: list[str], kind: str, counted: bool
 ) -> None:
     """Any text in front of what trusted proxies wrote: no exception, and the client's own

@@ -25,7 +25,7 @@ from django_ratelimit_lua.limits.rate import LimitError
         ),
         ({"algorithm": "token_bucket", "lease": 10, "burst": 1}, "burst of at least 2"),
         ({"algorithm": "token_bucket", "lease": 10, "split": "equal"}, "contradict"),
-        ({"split": "half"}, "'half' is not a weight: write 'equal', or each host once"),
+        ({"split": "half"}, "must be one of: equal"),
         ({"split": "equal", "max_wait": 1}, "split and max_wait"),
         ({"algorithm": "fixed_window", "align": "day", "split": "equal"}, "split and align"),
     ],

@@ -41,7 +41,7 @@ def test_a_rule_survives_yaml_export_and_import(words: dict[str, object]) -> Non
     assert rule.declared() == {**RULE, **words}
 
 
-def test_a_field_of_a_missing_annex_names_the_line_to_add(
+def test_a_field_of_a_missing_app_names_the_line_to_add(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rather than an unknown word of a rule."""
@@ -87,7 +87,7 @@ def test_a_rule_is_built_with_its_tiers() -> None:
         ("#" * (MAX_TEXT_LENGTH + 1), "more than"),
     ],
 )
-def test_errors_name_the_line_in_the_file(text: str, problem: str) -> None:
+def test_an_error_contains_the_line_in_the_file(text: str, problem: str) -> None:
     """Which rule, where, and what would be right; never a traceback."""
     with pytest.raises(RuleError) as raised:
         load(text)
@@ -144,7 +144,7 @@ def test_an_unknown_word_gets_a_suggestion() -> None:
 @pytest.mark.parametrize(
     "text", ["- {name: a, path: /", "{}", "", "- \x01", "- 2026-99-99", "#" * (MAX_TEXT_LENGTH + 1)]
 )
-def test_an_error_of_a_text_names_its_file(text: str) -> None:
+def test_an_error_in_yaml_text_contains_the_name_of_its_file(text: str) -> None:
     """That of its file, also in what the reader of YAML says."""
     with pytest.raises(RuleError) as raised:
         load(text, "limits.yaml")

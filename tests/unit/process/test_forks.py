@@ -24,7 +24,7 @@ class Renewed:
             raise RuntimeError("on purpose")
 
 
-def test_a_child_renews_each_registered_object_once() -> None:
+def test_a_child_process_renews_each_registered_object_once() -> None:
     """Each once, in the child only, though one of them raises; a function as well as a method."""
     called: list[int] = []
     broken, renewed = Renewed(fails=True), Renewed()

@@ -88,7 +88,9 @@ rules = st.lists(st.lists(patterns, max_size=3), max_size=6).map(
 
 
 @given(rules, st.lists(st.text("/ab", max_size=6).map("/".__add__), max_size=5))
-def test_the_index_matches_like_each_rule(rules: list[Rule], paths: list[str]) -> None:
+def test_the_path_index_gives_the_same_result_as_comparing_each_rule(
+    rules: list[Rule], paths: list[str]
+) -> None:
     """In their order, and once each; also when it is asked again and remembers."""
     index = PathIndex(rules)
     for path in [*paths, *paths]:

@@ -174,7 +174,7 @@ CODE = st.lists(
     st.dictionaries(st.sampled_from("smhd"), st.integers(1, 9), min_size=1),
     st.sampled_from(["", "ip"]),
 )
-def test_a_rule_continues_only_matching_counts_of_the_code(
+def test_a_rule_continues_only_matching_counts_of_limits_in_code(
     code: list[tuple[int, str, str, str]], rates: dict[str, int], key: str
 ) -> None:
     """Those for the same period, by the same key and algorithm; of several, the first. No two

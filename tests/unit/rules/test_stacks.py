@@ -128,7 +128,7 @@ def test_a_limit_that_cannot_be_found_is_unknown(
     assert [stack.group.removeprefix(f"{__name__}.") for stack in found.hidden] == groups
 
 
-def test_a_method_for_other_requests_is_not_unknown() -> None:
+def test_a_method_limited_for_other_requests_is_not_reported_as_unknown() -> None:
     """It is found for those."""
 
     class Both(View):

@@ -10,7 +10,7 @@ from django_ratelimit_lua.store import Patience
 from django_ratelimit_lua.store.patience import SLICES
 
 
-def test_patience_counts_a_slice_at_most_once() -> None:
+def test_a_late_thread_spends_at_most_one_slice_of_patience() -> None:
     """However late a thread comes to the end of a slice, it looks again before it gives up."""
     patience, looks = Patience(0.02), []
 

@@ -43,9 +43,7 @@ def planned(mode: Any = "enforce") -> list[PlannedCharge]:
 
 def test_overrides_exempt_change_or_block() -> None:
     """A charge goes, or has another limit, or says who blocks in its place."""
-    assert (
-        apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True).charges == []
-    )
+    assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True)[0] == []
     (changed,), *_ = apply_overrides(
         planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True
     )

@@ -115,7 +115,7 @@ def test_the_error_names_the_length() -> None:
         open_reference(text[:-1] + "U")
 
 
-def test_another_site_cannot_make_or_verify_it(settings: Any) -> None:
+def test_another_site_cannot_make_or_verify_a_reference(settings: Any) -> None:
     """Nor see which limit it names; an earlier secret of this site verifies it while it is a
     fallback.
     """

@@ -254,7 +254,7 @@ def _refused_request(results: Sequence[DescriptorResult]) -> DescriptorRequest:
 
 
 def _write_status(status: Any, result: DescriptorResult) -> None:
-    """Write the status of a descriptor: that of the limit that refuses it, or has least left."""
+    """Write the status of a descriptor, from the limit that refuses it or has the least left."""
     status.code = messages.OVER_LIMIT if _is_refused(result) else messages.OK
     if not result.states:
         status.limit_remaining = UNLIMITED if result.is_unlimited else 0

@@ -35,16 +35,16 @@ OPTIONS = [
 async def serve(
     address: str,
     is_healthy: Callable[[], Awaitable[bool]],
-    ready: Callable[[], None],
+    ready: Callable[[int], None],
     tls: tuple[bytes, bytes, bytes | None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, and then complete the running requests.
 
     Args:
-        address: The address to listen on.
+        address: The address to listen on. Several processes may listen on the same one.
         is_healthy: Returns whether limits can be decided. The health service reports that, for the
             whole server ("") and for the one service.
-        ready: Called when the server is ready.
+        ready: Called with the port when the server is ready.
         tls: A certificate, its key and, if clients need a certificate, the authority that signs it,
             each in PEM.
 
@@ -60,13 +60,13 @@ async def serve(
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     try:
         if tls is None:
-            server.add_insecure_port(address)
+            port = server.add_insecure_port(address)
         else:
             certificate, key, client_ca = tls
             credentials = grpc.ssl_server_credentials(
                 [(key, certificate)], client_ca, client_ca is not None
             )
-            server.add_secure_port(address, credentials)
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from None
     stopping = asyncio.Event()
@@ -75,7 +75,7 @@ async def serve(
         loop.add_signal_handler(number, stopping.set)
     await _report_health(servicer, is_healthy)
     await server.start()
-    ready()
+    ready(port)
     while not stopping.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), HEALTH_SECONDS)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import DatabaseError
 from django.urls import NoReverseMatch, reverse
 
-from ....limits.call import MAX_HOLD_US
-from ....limits.rate import SECOND
 from ....management.arguments import require_urlconf
 from ....management.verbs import Printer, argument, verb
-from ....publishing.publish import primary
-from ....rules.ruleset import settings_rules
-from ..checks import stored_rules
 from ..conf import settings as gateway_settings
 from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration
 
@@ -60,14 +53,6 @@ from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration
 def print_proxy(command: Printer, options: dict[str, Any]) -> None:
     """Print the configuration. Raises `CommandError` if a setting or an option is invalid."""
     proxy = options["proxy"]
-    timeout = options["timeout"]
-    wait = _longest_wait()
-    if wait >= timeout:
-        text = (
-            "A rule makes clients wait for up to {:g} s, but the proxy gives up after "
-            "{:g} s: raise --timeout."
-        )
-        command.stderr.write(text.format(wait, timeout))
     path = ""
     port = 8081
     if proxy != GRPC:
@@ -85,7 +70,7 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
             path=path,
             user=options["user"],
             beside=options["beside"],
-            timeout=timeout,
+            timeout=options["timeout"],
         )
     except ValueError as error:
         raise CommandError(f"{error}.") from None
@@ -109,23 +94,3 @@ def _check_path(command: Printer, options: dict[str, object]) -> str:
     if options["user"] and gateway_settings.GATEWAY_USER_HEADER is None:
         raise CommandError("--user needs RATELIMIT_GATEWAY_USER_HEADER, which is not set.")
     return path
-
-
-def _longest_wait() -> float:
-    """Return the maximum number of seconds that a rule makes a client wait.
-
-    The rules are those of the settings and the admin.
-    """
-    longest = 0
-    rules = list(settings_rules())
-    with suppress(DatabaseError):
-        rules += stored_rules(primary())
-    for rule in rules:
-        if rule.template is not None:
-            for template in (rule.template, *(tier for _group, tier in rule.template.tiers)):
-                for limit in template.limits("rule"):
-                    wait_us = limit.max_wait_us
-                    if wait_us < 0:
-                        wait_us = MAX_HOLD_US
-                    longest = max(longest, wait_us)
-    return longest / SECOND
