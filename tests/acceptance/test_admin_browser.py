@@ -738,7 +738,7 @@ def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> Non
         assert browser.current_url == address + leads_to
     sign_in(browser, places(FURNISH)[0])
     browser.get(f"{places(FURNISH)[0]}{RULES}?q=nowhere")
-    assert "matches the search" in browser.find_element("css selector", ".ratelimit-empty").text
+    assert "match the search" in browser.find_element("css selector", ".ratelimit-empty").text
     goes_on(browser, browser.find_element("link text", "Show all").click)
     assert browser.find_elements("css selector", "#result_list")
 

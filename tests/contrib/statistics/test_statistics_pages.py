@@ -205,7 +205,7 @@ def test_refused_clients_are_shown_to_permitted_users() -> None:
     shown = text(both, ONE, name="site")
     assert "ask=block" not in shown
     assert "ratelimitoverride/add/" not in shown
-    assert "Fill this into" not in shown
+    assert "Use this limit in" not in shown
     assert "statistics/" in viewer.get("/admin/").content.decode()
     assert "statistics/" not in other.get("/admin/").content.decode()
 
