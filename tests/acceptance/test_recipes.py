@@ -247,6 +247,7 @@ def test_text_from_a_callable_is_case_sensitive() -> None:
 
 
 def test_a_plan_selects_the_limit_of_a_user() -> None:
+    """Free, pro and business users have the rate of their plan."""
     names = recipe("how-to/api-by-plan.rst", "read_plan")
     rules = settings_of("how-to/api-by-plan.rst")["RATELIMIT_RULES"]
 
@@ -267,6 +268,7 @@ def test_a_plan_selects_the_limit_of_a_user() -> None:
 
 
 def test_a_user_does_not_use_up_the_limit_of_their_tenant() -> None:
+    """The second rule refuses a user at 300 requests."""
     names = recipe("how-to/tenants.rst", "tenant")
     site = RateLimitMiddleware(lambda request: HttpResponse("ok"))
 
@@ -287,6 +289,7 @@ def test_a_user_does_not_use_up_the_limit_of_their_tenant() -> None:
 
 @pytest.mark.usefixtures("celery")
 def test_a_task_beyond_the_limit_is_retried_when_a_unit_is_free() -> None:
+    """The countdown of the retry is at most the period."""
     send_mail = recipe("how-to/celery.rst", "send_mail")["send_mail"]
 
     class Task:
@@ -301,6 +304,7 @@ def test_a_task_beyond_the_limit_is_retried_when_a_unit_is_free() -> None:
 
 @pytest.mark.usefixtures("celery")
 def test_tasks_of_a_leaky_bucket_start_one_after_another() -> None:
+    """Five tasks are a quarter of a second apart."""
     names = recipe("how-to/celery.rst", "queue_webhook")
     turns: list[float] = []
     names["deliver"].apply_async = lambda args, countdown: turns.append(countdown)
