@@ -38,11 +38,14 @@ def with_few_and_many(work: Callable[[], Any]) -> tuple[int, int]:
 
 
 def test_the_list_of_rules_takes_the_same_queries_for_any_number(operator: Client) -> None:
+    """A page of the list takes as many queries with few rules and many."""
     few, many = with_few_and_many(lambda: operator.get(RULES))
     assert few == many
 
 
 def test_saving_one_rule_takes_the_same_queries_for_any_number(operator: Client) -> None:
+    """The form of one rule takes as many queries with few rules and many."""
+
     def save() -> None:
         rule = RateLimitRule.objects.get(name="rule 00001")
         form = given(name=rule.name, path=rule.path, key="ip", limit=(rule.limit or 0) + 1)
@@ -94,6 +97,7 @@ def test_an_import_keeps_rows_and_takes_tiers_away() -> None:
 
 
 def test_published_rules_are_loaded_again_only_if_they_have_changed() -> None:
+    """The loaded rules stay the same object until a publication."""
     rules_yaml.apply(rules_text(FEW))
     publish()
     first = provider.load_published()

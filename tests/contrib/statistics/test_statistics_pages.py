@@ -1027,6 +1027,7 @@ def test_urls_of_a_missing_app_name_the_line_to_add(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_overview_takes_the_same_queries_for_any_number_of_rules(operator: Client) -> None:
+    """The page takes as many queries with few rules and many."""
     numbers = []
     for count in (60, 200):
         rules_yaml.apply(rules_text(count))
