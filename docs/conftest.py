@@ -3,8 +3,12 @@
 from sybil import Sybil
 from sybil.parsers.rest import PythonCodeBlockParser
 
+from tests.celery_stand_in import celery  # noqa: F401
 from tests.conftest import pytest_ignore_collect  # noqa: F401
 
 pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser()], patterns=["*.rst"], excludes=["tutorial.rst"]
+    parsers=[PythonCodeBlockParser()],
+    patterns=["*.rst"],
+    excludes=["tutorial.rst"],
+    fixtures=["celery"],
 ).pytest()

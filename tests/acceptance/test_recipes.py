@@ -6,9 +6,11 @@ from __future__ import annotations
 import re
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import AnonymousUser
 from django.http import HttpResponse
 from django.test import RequestFactory
 from hypothesis import HealthCheck, example, given
@@ -19,6 +21,7 @@ from django_ratelimit_lua import LimitError, ratelimit
 from django_ratelimit_lua.limits.call import MAX_COST
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.testing import override_ratelimits
+from tests.celery_stand_in import celery  # noqa: F401
 from tests.examples import examples
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -38,6 +41,16 @@ def recipe(page: str, name: str) -> dict[str, Any]:
     ):  # Blocks go on where earlier ones ended.
         exec(line, names)
     exec(compile(textwrap.dedent(block), page, "exec"), names)
+    return names
+
+
+def settings_of(page: str) -> dict[str, Any]:
+    """Run the code block of a page that begins with `# settings.py`."""
+    (block,) = re.findall(
+        r"^   # settings\.py\n((?:   .*\n|\n)+)", (DOCS / page).read_text(), re.MULTILINE
+    )
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(block), names)
     return names
 
 
@@ -231,3 +244,71 @@ def test_text_from_a_callable_is_case_sensitive() -> None:
     )
     found = [view(RequestFactory().get("/", {"k": k})).status_code for k in ("a", "A", " a", "a")]
     assert found == [200, 200, 200, 429]
+
+
+def test_a_plan_selects_the_limit_of_a_user() -> None:
+    """Free, pro and business users have the rate of their plan."""
+    names = recipe("how-to/api-by-plan.rst", "read_plan")
+    rules = settings_of("how-to/api-by-plan.rst")["RATELIMIT_RULES"]
+
+    def remaining(plan: str) -> int:
+        request: Any = RequestFactory().get("/api/")
+        request.user = SimpleNamespace(
+            pk=plan,
+            is_authenticated=True,
+            is_active=True,
+            is_staff=False,
+            profile=SimpleNamespace(plan=plan),
+        )
+        RateLimitMiddleware(lambda request: HttpResponse("ok"))(request)
+        return int(request.ratelimit.remaining)
+
+    with override_ratelimits(rules=rules, RATELIMIT_KEYS={"plan": names["plan"]}):
+        assert [remaining(plan) for plan in ("free", "pro", "business")] == [59, 999, 4999]
+
+
+def test_a_user_does_not_use_up_the_limit_of_their_tenant() -> None:
+    """The second rule refuses a user at 300 requests."""
+    names = recipe("how-to/tenants.rst", "tenant")
+    site = RateLimitMiddleware(lambda request: HttpResponse("ok"))
+
+    def requests_that_pass(slug: str | None, number: int) -> int:
+        statuses = []
+        for _ in range(number):
+            request: Any = RequestFactory().get("/")
+            request.tenant = slug and SimpleNamespace(slug=slug)
+            request.user = AnonymousUser()
+            statuses.append(site(request).status_code)
+        return statuses.count(200)
+
+    with override_ratelimits(
+        rules=names["RATELIMIT_RULES"], RATELIMIT_KEYS={"tenant": names["tenant"]}
+    ):
+        assert [requests_that_pass(slug, 310) for slug in ("acme", None)] == [300, 300]
+
+
+@pytest.mark.usefixtures("celery")
+def test_a_task_beyond_the_limit_is_retried_when_a_unit_is_free() -> None:
+    """The countdown of the retry is at most the period."""
+    send_mail = recipe("how-to/celery.rst", "send_mail")["send_mail"]
+
+    class Task:
+        def retry(self, countdown: float) -> Exception:
+            return RuntimeError(countdown)
+
+    assert [send_mail(Task(), "ada@example.org") for _ in range(100)] == [None] * 100
+    with pytest.raises(RuntimeError) as raised:
+        send_mail(Task(), "ada@example.org")
+    assert 0 < raised.value.args[0] <= 60
+
+
+@pytest.mark.usefixtures("celery")
+def test_tasks_of_a_leaky_bucket_start_one_after_another() -> None:
+    """Five tasks are a quarter of a second apart."""
+    names = recipe("how-to/celery.rst", "queue_webhook")
+    turns: list[float] = []
+    names["deliver"].apply_async = lambda args, countdown: turns.append(countdown)
+    assert all(names["queue_webhook"]("https://receiver.example/") for _ in range(5))
+    assert turns[0] == 0
+    assert turns == sorted(turns)
+    assert 0.5 < turns[4] <= 1
