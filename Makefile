@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 PEERS := .tox/peers
 # Most tests wait for something, so there are more workers than processors. A file stays in one of them, for its fixtures.
-WORKERS ?= --side-by-side --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+WORKERS ?= --numprocesses=6 --dist=loadfile --no-loadscope-reorder
 
 # The tests start hundreds of processes: compiled once, they start faster, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=

@@ -410,9 +410,7 @@ def test_a_client_that_disconnects_during_the_decision_holds_no_slot(slots_site:
 def test_the_rules_in_the_documentation_are_valid(tmp_path: Path) -> None:
     """And those for descriptors that it shows can be imported."""
     _, _, rest = DOCS.read_text().partition(".. code-block:: yaml\n\n")
-    block = "\n".join(
-        line.removeprefix("   ") for line in rest.partition("\n\n- A value")[0].splitlines()
-    )
+    block = "\n".join(line.removeprefix("   ") for line in rest.partition("\n\n- ")[0].splitlines())
     assert [rule["name"] for rule in yaml.safe_load(block)] == ["login", "site"]
     file = tmp_path / "rules.yaml"
     file.write_text(block)
