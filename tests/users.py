@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.http import HttpRequest, HttpResponse
@@ -14,6 +15,16 @@ ADMIN_MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
 ]
+
+
+def serve_admin(settings: Any, urlconf: str) -> None:
+    """Serve an admin without limits, and the other views of `urlconf` under the middleware. No
+    address is exempt from bans.
+    """
+    settings.ROOT_URLCONF = urlconf
+    settings.RATELIMIT_NEVER_BAN = []
+    settings.MIDDLEWARE = [*ADMIN_MIDDLEWARE, "django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
 
 
 def staff(*permissions: str, name: str = "staff") -> Client:

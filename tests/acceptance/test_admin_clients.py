@@ -22,7 +22,7 @@ from django_ratelimit_lua.operations import active_bans, clients
 from django_ratelimit_lua.operations.slots import slots_held
 from django_ratelimit_lua.store import PATIENCE, Patience
 from tests.clusters import until
-from tests.users import ADMIN_MIDDLEWARE, staff
+from tests.users import serve_admin, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CLIENT = "/admin/django_ratelimit_lua/client/"
@@ -53,13 +53,7 @@ urlpatterns = [
 
 @pytest.fixture(autouse=True)
 def site(settings: Any, no_others: None) -> None:
-    settings.ROOT_URLCONF = __name__
-    settings.RATELIMIT_NEVER_BAN = []
-    settings.MIDDLEWARE = [
-        *ADMIN_MIDDLEWARE,
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ]
-    settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
+    serve_admin(settings, __name__)
 
 
 def of(*identity: Any) -> str:

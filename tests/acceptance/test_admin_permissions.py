@@ -15,19 +15,14 @@ from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import active_bans
-from tests.acceptance.test_admin_clients import words
-from tests.users import ADMIN_MIDDLEWARE, staff
+from tests.acceptance.test_admin_clients import banning, words
+from tests.users import serve_admin, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APP = "/admin/django_ratelimit_lua/"
 BANS, CLIENT, SLOTS = f"{APP}bans/", f"{APP}client/", f"{APP}slots/"
 INSPECTOR = f"{APP}ratelimitoverride/inspect/"
 FORGED = {"confirmed": "1", "confirm": "yes", "subject": "address", "duration": "3600"}
-
-
-@ratelimit(group="banning", key="ip", rate="1/h", ban_after=2, ban_for="10m")
-def banning(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("in")
 
 
 @ratelimit(group="banning-users", key="user", rate="1/h", ban_after=2, ban_for="10m")
@@ -44,14 +39,8 @@ urlpatterns = [
 
 @pytest.fixture(autouse=True)
 def site(settings: Any, no_others: None) -> None:
-    settings.ROOT_URLCONF = __name__
-    settings.RATELIMIT_NEVER_BAN = []
+    serve_admin(settings, __name__)
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
-    settings.MIDDLEWARE = [
-        *ADMIN_MIDDLEWARE,
-        "django_ratelimit_lua.middleware.RateLimitMiddleware",
-    ]
-    settings.RATELIMIT_RULES = [{"name": "admin", "path": "/admin/", "exempt": True}]
 
 
 class Treated(NamedTuple):
