@@ -71,6 +71,8 @@ class Limit:
     """Whether it is decided in this process, as far as may be."""
     ban: BanTerms | None = field(repr=False)
     """By what it bans; None: it does not."""
+    text: str = field(repr=False, compare=False)
+    """All that is compared, as one text, which is hashed once."""
     holds: bool = field(repr=False, compare=False)
     """Whether what a hit takes are slots, which are held until they are released."""
 
@@ -125,9 +127,10 @@ class Limit:
         if self.align in calendar.PERIODS:
             packed = b""
         object.__setattr__(self, "packed", packed)
+        object.__setattr__(self, "text", repr((self, self.ban)))
 
     def __hash__(self) -> int:
-        return hash((self.name, self.key_part))  # Of all that is compared, what mostly differs.
+        return hash(self.text)
 
     @property
     def kind(self) -> Algorithm:
@@ -194,6 +197,7 @@ class Limit:
             object.__setattr__(
                 copy, attribute.name, changes.get(attribute.name, getattr(self, attribute.name))
             )
+        object.__setattr__(copy, "text", repr((copy, copy.ban)))
         return copy
 
     def numbers(self, now: int) -> Numbers:
