@@ -224,7 +224,7 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
     Effects that a rule has already are left out.
     """
     changes = [change for change in changes if change.word == RULE]
-    after = {change.label: _row_after(change) for change in changes}
+    after = {change.label: change.built and change.built[0] for change in changes}
     pages = admin_pages()
     exempt_before = exempt_paths()
     exempt = exempt_paths(without=[change.name for change in changes])
@@ -253,18 +253,13 @@ def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     for change in changes:
         texts: list[str] = []
         if change.word == RULE:
-            row = _row_after(change)
-            if row is not None:
-                texts = notices(row, _row(change.before))
+            if change.built is not None:
+                texts = notices(change.built[0], _row(change.before))
         elif change.before is None:
             texts = documents()[change.word].notices(change.name)
         if texts:
             found[change.label] = texts
     return found
-
-
-def _row_after(change: RuleChange) -> RateLimitRule | None:
-    return change.row or _row(change.after)
 
 
 def _row(declared: Declared | None) -> RateLimitRule | None:

@@ -193,9 +193,7 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     if merge and options["delete"]:
         raise CommandError("--merge keeps the rules that --delete deletes: use one of them")
     require_urlconf()
-    text = _read(file)
-    loaded = rules_yaml.load(text, _source(file))
-    changes = rules_yaml.plan_items(loaded, merge=merge)
+    changes = rules_yaml.plan(_read(file), _source(file), merge=merge)
     warnings = _some(_lines(changed_confirmations(changes)), options)
     if not dry_run:
         require_confirmation(options, warnings)
@@ -203,9 +201,7 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
         command.warn(line)
     if not dry_run:
         progress = functools.partial(_show_progress, command)
-        changes = rules_yaml.apply(
-            text, delete=options["delete"], merge=merge, loaded=loaded, on_progress=progress
-        )
+        rules_yaml.apply(changes, delete=options["delete"], on_progress=progress)
     for line in _some(["\n".join(change.words()) for change in changes], options):
         command.say(line)
     command.say(rules_yaml.summary(changes, "would be " if dry_run else ""))
