@@ -291,7 +291,7 @@ class _Explainer:
             return  # Rate limiting is switched off.
         found = self.found
         if found.block is None and any(each.charge.limit is NOTHING for each in outcome.planned):
-            found.block = _row(_known_overrides(planner).strongest_for(None, now_us()))
+            found.block = override_row(_known_overrides(planner).strongest_for(None, now_us()))
         found.met += explained_limits(planner, outcome, is_advice=is_advice)
         counted = request_state(self.request).counted
         for planned in planner.charges:
@@ -407,7 +407,15 @@ def _explained_limit(
         if override.effect == "exempt":
             state = None
     return ExplainedLimit(
-        limit.name, words, source, rule, planned, state, _row(override), is_skipped, is_advice
+        limit.name,
+        words,
+        source,
+        rule,
+        planned,
+        state,
+        override_row(override),
+        is_skipped,
+        is_advice,
     )
 
 
@@ -417,7 +425,8 @@ def _key_name(planned: PlannedCharge) -> str:
     return planned.rule.key.name
 
 
-def _row(override: Override | None) -> RateLimitOverride | None:
+def override_row(override: Override | None) -> RateLimitOverride | None:
+    """Return the stored row of an override; None if it was deleted."""
     if override is None:
         return None
     return RateLimitOverride.objects.filter(pk=override.pk).first()
