@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 
@@ -30,7 +30,6 @@ from ..arguments import (
     add_request,
     described,
     format_moment,
-    hints,
     require_confirmation,
     require_urlconf,
     verdict,
@@ -112,7 +111,7 @@ def _explain(command: Printer, options: VerbOptions) -> None:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
     if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
         command.say("No rule applies.")
-    for line in (*explanation.notes, *hints(explanation), verdict(explanation)):
+    for line in (*explanation.notes, *verdict(explanation)):
         command.say(line)
     if opened is not None:
         command.say(_COMPARED[opened.is_of(explanation)])
@@ -187,20 +186,19 @@ def _export(command: Printer, options: VerbOptions) -> None:
     argument("--all", action="store_true", help=f"list all changes, not only {MAX_LINES}"),
 )
 def _import_rules(command: Printer, options: VerbOptions) -> None:
-    file = options["file"]
     dry_run = options["dry_run"]
     merge = options["merge"]
     if merge and options["delete"]:
         raise CommandError("--merge keeps the rules that --delete deletes: use one of them")
     require_urlconf()
-    changes = rules_yaml.plan(_read(file), _source(file), merge=merge)
+    changes = rules_yaml.plan(*_read(options["file"]), merge=merge)
     warnings = _some(_lines(changed_confirmations(changes)), options)
     if not dry_run:
         require_confirmation(options, warnings)
     for line in [*warnings, *_some(_lines(changed_notices(changes)), options)]:
         command.warn(line)
     if not dry_run:
-        progress = functools.partial(_show_progress, command)
+        progress = partial(_show_progress, command)
         rules_yaml.apply(changes, delete=options["delete"], on_progress=progress)
     for line in _some(["\n".join(change.words()) for change in changes], options):
         command.say(line)
@@ -242,9 +240,7 @@ def _lines(texts: Mapping[str, Sequence[str]]) -> list[str]:
 def _check(command: Printer, options: VerbOptions) -> None:
     file = options["file"]
     if file is not None:
-        text = _read(file)
-        loaded = rules_yaml.load(text, _source(file))
-        counted = rules_yaml.counted(item.word for item in loaded)
+        counted = rules_yaml.counted(item.word for item in rules_yaml.load(*_read(file)))
     else:
         wrong = settings_problems()
         if wrong:  # Then there is no ruleset that could be looked at.
@@ -297,17 +293,12 @@ def _words(state: LimitState) -> str:
     return f"{state.used} of {state.limit} used, {state.remaining} left, {resets}: {verdict}"
 
 
-def _source(file: str) -> str:
-    if file == "-":
-        return "standard input"
-    return file
-
-
-def _read(file: str) -> str:
+def _read(file: str) -> tuple[str, str]:
+    """Return the text of a file, and its name in errors."""
     try:
         if file == "-":
-            return sys.stdin.read(rules_yaml.MAX_TEXT_LENGTH + 1)
+            return sys.stdin.read(rules_yaml.MAX_TEXT_LENGTH + 1), "standard input"
         with Path(file).open(encoding="utf-8") as opened:
-            return opened.read(rules_yaml.MAX_TEXT_LENGTH + 1)
+            return opened.read(rules_yaml.MAX_TEXT_LENGTH + 1), file
     except (OSError, ValueError) as error:
         raise CommandError(f"{file}: {error}") from error
