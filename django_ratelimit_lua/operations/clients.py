@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from ..conf import conf
 from ..engine.decide import Outcome, PlannedCharge, answered, build_call, decide, now_us
@@ -155,13 +156,11 @@ def _counted(limits: Sequence[_Place], digest: bytes) -> Iterator[_Place]:
 def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
     """Return the evidence for each limit that bans; none if Redis is unavailable."""
     bans = {state.name: state.ban or Ban() for state in outcome.decision.limits}
-    keys = []
-    for charge, *_others in charges:
-        if charge.limit.ban is not None:
-            key = build_call([charge], "peek").ban_keys()[0]
-            keys.append((key, bans.get(charge.limit.name, Ban())))
+    banning = [planned.charge for planned in charges if planned.charge.limit.ban is not None]
+    keys = build_call(banning, "peek").ban_keys()
+    known = [bans.get(charge.limit.name, Ban()) for charge in banning]
     with suppress(StoreError):
-        return tuple(sorted({offence for offences in evidence_of(keys) for offence in offences}))
+        return tuple(sorted({*chain(*evidence_of(list(zip(keys, known, strict=True))))}))
     return ()
 
 

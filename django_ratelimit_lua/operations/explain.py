@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -360,12 +360,38 @@ def explained_limits(
     ruleset = planner.ruleset
     if ruleset is None:  # Rate limiting is switched off.
         return []
-    overrides = _known_overrides(planner)
-    states = {_counter(decided.planned): decided.state for decided in outcome.charges}
-    return [
-        _explained_limit(planned, ruleset, overrides, states.get(_counter(planned)), is_advice)
-        for planned in planner.charges
-    ]
+    known = _known_overrides(planner)
+    states = {
+        _counter(planned): state
+        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False)
+    }
+    explained = []
+    for planned in planner.charges:
+        limit = planned.charge.limit
+        rule = ruleset.by_name.get(planned.name)
+        source = "code"
+        pk = None
+        if rule is not None:
+            source = rule.source
+            pk = rule.pk
+        override = known.strongest_for(pk, now_us())
+        is_skipped = (
+            override is not None and override.rate is not None and override.limit(limit) is limit
+        )
+        explained.append(
+            ExplainedLimit(
+                limit.name,
+                _reading(planned, rule),
+                source,
+                rule,
+                planned,
+                states.get(_counter(planned)),
+                override_row(override),
+                is_skipped,
+                is_advice,
+            )
+        )
+    return explained
 
 
 def _known_overrides(planner: Planner) -> KnownOverrides:
@@ -376,47 +402,16 @@ def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
     return planned.charge.digest, planned.charge.limit.key_part
 
 
-def _explained_limit(
-    planned: PlannedCharge,
-    ruleset: Ruleset,
-    overrides: KnownOverrides,
-    state: LimitState | None,
-    is_advice: bool,
-) -> ExplainedLimit:
-    limit = planned.charge.limit
-    source = "code"
-    given: Mapping[str, object] | None = None
-    pk = None
-    rule = ruleset.by_name.get(planned.name)
-    if rule is not None:
-        source = rule.source
-        given = rule.given
-        pk = rule.pk
+def _reading(planned: PlannedCharge, rule: Rule | None) -> str:
+    """Return the sentence of a limit: that of its rule, or one made of its rate."""
+    rate = str(planned.charge.limit.rate)
     if planned.owner is not None and planned.rule is None:
-        words = _("%(rate)s, by the throttle %(name)s") % {
-            "rate": rate_words(str(limit.rate)),
-            "name": type(planned.owner).__name__,
-        }
-    else:
-        keys = list(filter(None, _key_name(planned).split("+")))
-        words = reading(given or {"rate": str(limit.rate), "key": keys, "group": planned.name})
-    override = overrides.strongest_for(pk, now_us())
-    is_skipped = False
-    if override is not None:
-        is_skipped = override.rate is not None and override.limit(limit) is limit
-        if override.effect == "exempt":
-            state = None
-    return ExplainedLimit(
-        limit.name,
-        words,
-        source,
-        rule,
-        planned,
-        state,
-        override_row(override),
-        is_skipped,
-        is_advice,
-    )
+        words = {"rate": rate_words(rate), "name": type(planned.owner).__name__}
+        return _("%(rate)s, by the throttle %(name)s") % words
+    if rule is not None and rule.given:
+        return reading(rule.given)
+    keys = list(filter(None, _key_name(planned).split("+")))
+    return reading({"rate": rate, "key": keys, "group": planned.name})
 
 
 def _key_name(planned: PlannedCharge) -> str:

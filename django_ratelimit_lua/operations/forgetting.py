@@ -270,16 +270,16 @@ def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bo
     gone = set(identity.published)
     change.name = identity.erase(change.name)
     for side in ("before", "after"):
-        declared = getattr(change, side) or {}
+        value = getattr(change, side)
+        declared = value or {}
         digests = {*declared.get("subject", "").split(","), *declared.get("digests", ())} - {""}
         common = digests & identity.published
         if common and (is_override or common == digests):
-            declared = {name: value for name, value in declared.items() if name not in _NAMING}
+            value = {name: declared[name] for name in declared if name not in _NAMING}
             gone |= digests
             if is_override:
-                declared["client"] = change.name = ERASED
-            setattr(change, side, declared)
-        setattr(change, side, identity.erase(getattr(change, side)))
+                value["client"] = change.name = ERASED
+        setattr(change, side, identity.erase(value))
     change.subjects = ",".join(each for each in change.subjects.split(",") if each not in gone)
     change.save(update_fields=["name", "before", "after", "subjects"])
     return True

@@ -251,13 +251,15 @@ def _stored_rules() -> Mapping[str, Declared]:
     return {rule.name: declared for rule, declared in RateLimitRule.objects.all_declared()}
 
 
-def counted(words: Iterable[str]) -> str:
-    """Return the numbers of rules and other items, in words.
+def counted(changes: Iterable[RuleChange]) -> str:
+    """Return the numbers of changed rules and other items, in words.
 
-    >>> counted(["rule", "breaker", "breaker"]), counted(["breaker"]), counted([])
-    ('1 rule and 2 breakers', '1 breaker', '0 rules')
+    >>> breaker = RuleChange("payments", None, {}, word="breaker")
+    >>> counted([breaker, RuleChange("api", None, {}), breaker]), counted([])
+    ('1 rule and 2 breakers', '0 rules')
     """
-    numbers = Counter(sorted(words, key=lambda word: word != RULE)) or {RULE: 0}
+    words = sorted((change.word for change in changes), key=lambda word: word != RULE)
+    numbers = Counter(words) or {RULE: 0}
     return " and ".join(count_words(number, word) for word, number in numbers.items())
 
 
@@ -274,15 +276,20 @@ def summary(changes: Sequence[RuleChange], auxiliary: str = "") -> str:
     """
     parts = []
     for action in MARKS:
-        words = [change.word for change in changes if change.action == action]
-        if words:
-            parts.append(f"{counted(words)} {auxiliary}{action}")
+        done = [change for change in changes if change.action == action]
+        if done:
+            parts.append(f"{counted(done)} {auxiliary}{action}")
     return ", ".join(parts) or f"{counted([])} {auxiliary}changed"
 
 
-def deletions(changes: Sequence[RuleChange]) -> list[str]:
-    """Return the names of the rules and other items that would be deleted."""
-    return [change.label for change in changes if change.after is None]
+def deletions(changes: Sequence[RuleChange]) -> list[RuleChange]:
+    """Return the changes that delete a rule or another item."""
+    return [change for change in changes if change.after is None]
+
+
+def labels(changes: Sequence[RuleChange]) -> str:
+    """Return the names of the changed rules and other items, or of the first of them."""
+    return shorten(", ".join(change.label for change in changes), 500)
 
 
 def apply(
@@ -301,13 +308,11 @@ def apply(
     Raises:
         RuleError: Rules would be deleted.
     """
-    names = deletions(changes)
-    if names and not delete:
-        number = counted(change.word for change in changes if change.after is None)
+    deleted = deletions(changes)
+    if deleted and not delete:
         problem = (
-            f"the file lacks {number}, which would be deleted: "
-            f"{shorten(', '.join(names), 500)}. Nothing was changed; use --merge to keep "
-            "them, or --delete to delete them"
+            f"the file lacks {counted(deleted)}, which would be deleted: {labels(deleted)}. "
+            "Nothing was changed; use --merge to keep them, or --delete to delete them"
         )
         raise RuleError("Rules", "name", problem)
     with one_change(router.db_for_write(RateLimitRule)):

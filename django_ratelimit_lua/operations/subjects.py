@@ -262,6 +262,6 @@ def end(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
                 effect=override.effect,
                 rule=override.rule_id,
             )
-            ending |= alike.exclude(pk__in=ending).in_bulk()
+            ending = alike.in_bulk() | ending
         RateLimitOverride.objects.filter(pk__in=ending).update(ends=timezone.now())
     return list(ending.values())

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from textwrap import shorten
 
 from django.core.management.base import CommandError
 from django.db import transaction
@@ -18,6 +17,7 @@ from ...models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ...operations import rules_yaml
 from ...operations.confirmations import changed_confirmations, changed_notices, enforcing
 from ...operations.explain import ExplainedLimit, explain
+from ...operations.formatting import count_words
 from ...operations.reference import BadReferenceError, KnownLimit, OpenedReference, open_reference
 from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
@@ -57,10 +57,7 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
         command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
     for problem in ruleset.problems:
         command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
-    command.say(
-        f"{rules_yaml.counted([rules_yaml.RULE] * len(ruleset.rules))}; revision "
-        f"{ruleset.revision.number}"
-    )
+    command.say(f"{count_words(len(ruleset.rules), 'rule')}; revision {ruleset.revision.number}")
 
 
 @verb(
@@ -207,12 +204,11 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
         if changes:
             command.warn_if_unpublished()
         return
-    deleted = [change for change in changes if change.after is None]
+    deleted = rules_yaml.deletions(changes)
     if deleted and not options["delete"]:
-        names = shorten(", ".join(rules_yaml.deletions(deleted)), 500)
-        number = rules_yaml.counted(change.word for change in deleted)
         command.warn(
-            f"Not in the file: {number}. Use --merge to keep or --delete to delete: {names}"
+            f"Not in the file: {rules_yaml.counted(deleted)}. Use --merge to keep or --delete to "
+            f"delete: {rules_yaml.labels(deleted)}"
         )
     if warnings and not options["confirm"]:
         command.warn("Use --confirm to change the rules despite these warnings.")
@@ -240,7 +236,7 @@ def _lines(texts: Mapping[str, Sequence[str]]) -> list[str]:
 def _check(command: Printer, options: VerbOptions) -> None:
     file = options["file"]
     if file is not None:
-        counted = rules_yaml.counted(item.word for item in rules_yaml.load(*_read(file)))
+        counted = rules_yaml.counted(rules_yaml.load(*_read(file)))
     else:
         wrong = settings_problems()
         if wrong:  # Then there is no ruleset that could be looked at.
@@ -249,7 +245,7 @@ def _check(command: Printer, options: VerbOptions) -> None:
         lines = list(dict.fromkeys(filter(None, (migration_problem(), *problems.found()))))
         if lines:
             raise CommandError("\n".join(lines))
-        counted = rules_yaml.counted([rules_yaml.RULE] * len(ruleset.rules))
+        counted = count_words(len(ruleset.rules), "rule")
     command.say(f"{counted}: no problem found")
 
 

@@ -421,7 +421,7 @@ def test_thresholds_are_exported_and_imported_with_the_rules(payments: Callable[
     only_rules = exported.partition("- breaker")[0]
     assert rules_yaml.plan(only_rules) == []
     other = f"{only_rules}- breaker: search\n  minimum: 5\n"
-    assert rules_yaml.deletions(rules_yaml.plan(other)) == ["breaker payments"]
+    assert rules_yaml.labels(rules_yaml.deletions(rules_yaml.plan(other))) == "breaker payments"
     rules_yaml.apply(rules_yaml.plan(other), delete=True)
     row = RateLimitBreaker.objects.get(name="payments")
     assert (row.thresholds(), row.forced) == ({}, "open")
