@@ -350,16 +350,18 @@ def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
                 throttle = callables.find(path, "Throttle")
             throttles[throttle, None] = None
     for view in _all_views():
-        given = getattr(view, "initkwargs", None) or {}
-        drf_view = getattr(view, "cls", None)
-        for throttle in (
-            given.get("throttle_classes") or getattr(drf_view, "throttle_classes", None) or ()
-        ):
-            attribute = getattr(throttle, "scope_attr", "")
-            throttles[throttle, given.get(attribute) or getattr(drf_view, attribute, None)] = None
+        for throttle in _attribute(view, "throttle_classes") or ():
+            scope = _attribute(view, getattr(throttle, "scope_attr", ""))
+            throttles[throttle, scope] = None
     bad_scopes = {scope for scope, _ in _bad_throttle_rates()}
     problems = {_throttle_problem(throttle, scope, bad_scopes) for throttle, scope in throttles}
     return (BAD_THROTTLE.message(f"{problem}.") for problem in sorted(problems - {""}))
+
+
+def _attribute(view: object, name: str) -> Any:
+    """Return an attribute of a view of DRF, or None."""
+    given = getattr(view, "initkwargs", None) or {}
+    return given.get(name) or getattr(getattr(view, "cls", None), name, None)
 
 
 def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[object]) -> str:
@@ -368,13 +370,10 @@ def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[ob
     The result is empty if the throttle works, or if its scope was reported.
     """
     throttling = sys.modules.get(f"{__package__}.throttling")
-    if (
-        throttling is None
-        or not isinstance(throttle, type)
-        or not issubclass(throttle, throttling.SimpleRateThrottle)
-    ):
+    if throttling is None or not isinstance(throttle, type):
         return ""
-    if (scope or getattr(throttle, "scope", None)) in bad_scopes:
+    is_ours = issubclass(throttle, throttling.SimpleRateThrottle)
+    if not is_ours or (scope or getattr(throttle, "scope", None)) in bad_scopes:
         return ""
     try:
         instance = throttle()  # As DRF does for each request.

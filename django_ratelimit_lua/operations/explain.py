@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -209,15 +210,17 @@ class _Explainer:
     def _explain_stacks(self, here: OnView, view: object, *, is_before: bool) -> None:
         for stack in here.stacks:
             if (stack.method in BEFORE_METHODS) is is_before and self._is_reached(view, stack):
-                self._explain_stack(stack)
+                planner = RequestPlanner(
+                    self.request,
+                    partial(self._places_of, stack),
+                    operation="peek",
+                    on_error=self._on_error,
+                )
+                self._decide(planner, is_advice=not stack.blocks)
 
-    def _explain_stack(self, stack: Stack) -> None:
-        def choose(ruleset: Ruleset) -> list[Place]:
-            rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)
-            return [self._place(rules, stack.group)]
-
-        planner = RequestPlanner(self.request, choose, stack.group, "peek", on_error=self._on_error)
-        self._decide(planner, is_advice=not stack.blocks)
+    def _places_of(self, stack: Stack, ruleset: Ruleset) -> list[Place]:
+        rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)
+        return [self._place(rules, stack.group)]
 
     def _is_reached(self, view: object, placed: Stack | Mark) -> bool:
         if not is_behind_login(view, placed) or _is_logged_in(self.request):
@@ -254,13 +257,12 @@ class _Explainer:
 
     def _place(self, rules: Sequence[Rule], group: str) -> Place:
         for rule in rules:
-            name = rule.name_at(group)
-            for key in rule.keys:
-                for function in key.functions:
-                    self._note_function(function, name)
+            functions = [function for key in rule.keys for function in key.functions]
             if rule.template is not None:
-                for value in filter(callable, (*rule.template.rates, rule.template.cost)):
-                    self._note_function(name_of(value), name)
+                values = (*rule.template.rates, rule.template.cost)
+                functions += [name_of(value) for value in values if callable(value)]
+            for function in functions:
+                self._note_function(function, rule.name_at(group))
         return Place(rules, group)
 
     def _note_function(self, function: str, limit: str) -> None:
