@@ -244,9 +244,8 @@ def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for change in changes:
         texts: list[str] = []
-        if change.word == RULE:
-            if change.built is not None:
-                texts = notices(change.built[0], _row(change.before))
+        if change.built is not None:
+            texts = notices(change.built[0], _row(change.before))
         elif change.before is None:
             texts = documents()[change.word].notices(change.name)
         if texts:
