@@ -8,7 +8,6 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
@@ -200,16 +199,16 @@ class BreakerAdmin(ActingAdmin):
         if how == "auto":
             how = ""
             until = None
-        flag = CHANGE
+        log = self.log_change
         if state.row is None:
-            flag = ADDITION
+            log = self.log_addition
         try:
             with acting(request.user), transaction.atomic(router.db_for_write(RateLimitBreaker)):
                 row = force(state.name, how, until=until, why=form.cleaned_data["why"])
                 words = _("The breaker is automatic again.")
                 if how:
                     words = _("Forced: %s.") % row.get_forced_display()
-                LogEntry.objects.log_actions(request.user.pk, [row], flag, words)  # type: ignore[arg-type]
+                log(request, row, words)
         except ValidationError as error:
             form.add_error(None, error)
             return False

@@ -165,10 +165,10 @@ class CircuitBreaker:
         >>> CircuitBreaker("maps").forced
         ''
         """
-        force = self._circuit.force()
-        if force is None:
+        row = self._circuit.forced_by()
+        if row is None:
             return ""
-        return force.how
+        return row.forced
 
     @overload
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...

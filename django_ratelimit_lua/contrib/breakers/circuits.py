@@ -53,7 +53,7 @@ from .circuit import (
     tag_of,
 )
 from .exceptions import CircuitOpen
-from .rows import BreakerError, BreakerRow, Force, Thresholds
+from .rows import BreakerError, BreakerRow, Thresholds
 from .signals import circuit_closed, circuit_half_open, circuit_opened
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -177,11 +177,12 @@ class Circuit:
                 self.slow_seconds = by.slow_us / SECOND
             self.calm_until = NEVER
 
-    def force(self) -> Force | None:
-        """Return the state that an operator has forced, if it is in force."""
-        if self.row is None:
-            return None
-        return self.row.forced(now_us())
+    def forced_by(self) -> BreakerRow | None:
+        """Return the row by which an operator has forced a state, if it is in force."""
+        row = self.row
+        if row is not None and row.is_forced(now_us()):
+            return row
+        return None
 
     # Before a call
 
@@ -210,13 +211,13 @@ class Circuit:
         if circuits.has_doubts:
             circuits.has_doubts = False  # One asks, and the others go on for a moment.
             yield from _comparing()
-        force = self.force()
-        if force is not None:
-            if force.how == "closed":
+        row = self.forced_by()
+        if row is not None:
+            if row.forced == "closed":
                 return self.calm
             seconds = None
-            if force.until_us is not None:
-                seconds = max(0.0, (force.until_us - now_us()) / SECOND)
+            if row.until_us is not None:
+                seconds = max(0.0, (row.until_us - now_us()) / SECOND)
             raise CircuitOpen(self.name, seconds, "forced")
         if self.state == "closed":
             self._trust()
@@ -253,7 +254,7 @@ class Circuit:
         now = time.monotonic()
         with self._lock:
             # Something else may have been heard since this was asked for.
-            if self.state != "closed" or self.known_at == NEVER or self.force() is not None:
+            if self.state != "closed" or self.known_at == NEVER or self.forced_by() is not None:
                 return
             if self.lone is not None or not flusher.is_running:
                 self.calm_until = now + 1.0  # Without a thread that asks, a call has to.
@@ -354,19 +355,18 @@ class Circuit:
 
     def _end_probe(self, ticket: Ticket, failed: bool | None, slow: bool) -> Waiting[object] | None:
         self._probes.pop(ticket.probe, None)
-        failure = Report("done", ticket.probe, "failed", ticket.era)
         if failed is None:
             if slow:
-                self._queued.append(failure._replace(operation="hung"))
+                self._queued.append(Report("hung", ticket.probe, "failed", ticket.era))
             self._give_back(ticket.probe)
             return None
+        result: Result = "ok"
         if failed or slow:
-            return self._exchanging(failure)
-        return self._exchanging(failure._replace(result="ok"))
+            result = "failed"
+        return self._exchanging(Report("done", ticket.probe, result, ticket.era))
 
     def _give_back(self, probe: str) -> None:
         """Release the slot of a probe with the next flush."""
-        self._probes.pop(probe, None)
         self._queued.append(Report("done", probe, "none"))
         flusher.start()
 
