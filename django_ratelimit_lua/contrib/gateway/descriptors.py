@@ -136,21 +136,6 @@ class DescriptorPattern(NamedTuple):
         return all(map(ValuePattern.matches, self.values, values))
 
 
-def _unread(key_name: str, keys: Collection[str]) -> list[str]:
-    """Return the parts of a rule's key that entries with these keys do not contain.
-
-    See `_entry_of`.
-
-    >>> _unread("ip+header:X-Tenant", ["generic_key", "remote_address"])
-    ['header:X-Tenant']
-    >>> _unread("user_or_ip", ["remote_address"])
-    []
-    """
-    entries = {_spelling(key) for key in keys}
-    parts = key_name.split("+")
-    return [part for part in parts if part != ALL_CALLERS and _entry_of(part) not in entries]
-
-
 def _entry_of(part: str) -> str:
     """Return the key of the entry that a part of a rule's key reads.
 
@@ -260,15 +245,15 @@ def check_rule(rule: Rule, keys: Collection[str]) -> None:
         raise LimitError(f"rate: {functions}", "rate")
     if rule.key is None:
         return
-    for part in _unread(rule.key.name, keys):
+    entries = {_spelling(key) for key in keys}
+    for part in rule.key.name.split("+"):
+        entry = _entry_of(part)
+        if part == ALL_CALLERS or entry in entries:
+            continue
         text = _("A descriptor cannot be counted by “%(key)s”")
-        if _entry_of(part):
+        if entry:
             text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”")
-        raise LimitError(text, "key", entry=_entry_of(part), key=part)
-
-
-def _check(rule: Rule) -> None:
-    check_rule(rule, rule.extra[WORD].keys)
+        raise LimitError(text, "key", entry=entry, key=part)
 
 
 def _describe(value: list[str]) -> str:
@@ -281,6 +266,6 @@ DESCRIPTOR = RuleField(
     EntriesField,
     _as_list,
     DescriptorPattern.parse,
-    _check,
+    lambda rule: check_rule(rule, rule.extra[WORD].keys),
     _describe,
 )
