@@ -43,9 +43,15 @@ tuple of these.
 ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPartParserError)
 """Exceptions of Django that are an answer to a client, below 500: the resource did what it should.
 """
-CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-HUNG_UP = (UnreadablePostError, RequestAborted)
-NO_EVIDENCE = (*CANCELLED, *HUNG_UP, CircuitOpen)
+NO_EVIDENCE = (
+    CancelledError,
+    GeneratorExit,
+    KeyboardInterrupt,
+    SystemExit,
+    UnreadablePostError,
+    RequestAborted,
+    CircuitOpen,
+)
 """Exceptions that are no evidence about the resource: the call was cancelled, its client has
 disconnected, or another breaker did not let it through.
 """

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -587,6 +587,9 @@ class Circuits:
     def _begin(self) -> None:
         self._lock = threading.RLock()
 
+    def __iter__(self) -> Iterator[Circuit]:
+        return iter(list(self.by_name.values()))
+
     def get(self, name: str, declared: Thresholds) -> Circuit:
         """Return the breaker of a name, with these thresholds.
 
@@ -609,7 +612,7 @@ class Circuits:
 
     def in_use(self) -> bool:
         """Return whether any breaker was called lately, or has a running call to watch."""
-        return any(circuit.in_use() for circuit in list(self.by_name.values()))
+        return any(circuit.in_use() for circuit in self)
 
     def retune(self) -> None:
         """Apply the rows in force."""
@@ -619,14 +622,14 @@ class Circuits:
         rows = ruleset.parts.get("breakers", {})
         self.has_doubts = rows is self._rows
         self._rows = rows
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             circuit.calm_until = NEVER
             if rows.get(circuit.name) != circuit.row:
                 circuit.retune(rows.get(circuit.name))
 
     def heard(self, tags: Collection[bytes]) -> None:
         """Load the states that other processes have changed, of breakers in use in this process."""
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             if tag_of(circuit.name) not in tags:
                 continue
             if circuit.in_use():
@@ -637,13 +640,13 @@ class Circuits:
 
     def doubt(self) -> None:
         """Let the next call request the state, because a message may have been lost."""
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             circuit.doubt()
 
     def forget(self) -> None:
         """Reset all states, because settings may name another server or other keys."""
         self._rows = {}
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             circuit.forget()
 
     def flush(self, last: Patience | None = None) -> bool:
@@ -652,7 +655,7 @@ class Circuits:
         When the process ends, the counts are only reported.
         """
         failed = None
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             circuit.count_hanging()  # It is reported below.
             if not circuit.is_owing and (last is not None or not circuit.in_use()):
                 circuit.calm_until = NEVER  # The next call starts the flusher again.

@@ -56,18 +56,14 @@ class ValuePattern(NamedTuple):
         return None if ANY in self.text else self.text
 
     @property
-    def breadth(self) -> int:
-        """Return a number that is less for a more specific pattern.
+    def breadth(self) -> tuple[bool, int]:
+        """Return a pair that is less for a more specific pattern.
 
         An exact value is the most specific. Others are compared by the length of their fixed text.
         """
-        if self.literal is not None:
-            return -MAX_ENTRY_LENGTH - 1
-        return -len(self.text.replace(ANY, ""))
+        return ANY in self.text, -len(self.text.replace(ANY, ""))
 
     def matches(self, value: str) -> bool:
-        if self.literal is not None:
-            return value == self.text
         return _glob(self.text).match(value) is not None
 
 
@@ -122,8 +118,8 @@ class DescriptorPattern(NamedTuple):
         return cls(domain, keys, values)
 
     @property
-    def breadth(self) -> tuple[int, ...]:
-        """Return numbers that are less for a more specific pattern.
+    def breadth(self) -> tuple[tuple[bool, int], ...]:
+        """Return pairs that are less for a more specific pattern.
 
         Entries are compared in order, and then the domain.
         """
