@@ -200,8 +200,7 @@ class Circuit:
         self.used_at = now
         if not conf.ENABLE:
             return Ticket(-1)
-        if not listener.task.is_running:
-            listener.start()
+        listener.start()
         is_alone = not flusher.start()
         may_open = now >= self.due_at and self.count_hanging()
         if not self._is_known(now):
