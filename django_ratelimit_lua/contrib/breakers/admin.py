@@ -8,9 +8,7 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
-from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import router, transaction
+from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
@@ -179,7 +177,8 @@ class BreakerAdmin(ActingAdmin):
         if request.method == "POST":
             if not may_force:
                 raise PermissionDenied
-            if form.is_valid() and self._force(request, state, form):
+            if form.is_valid():
+                self._force(request, state, form)
                 here = reverse("admin:ratelimit_breakers_breaker", current_app=self.admin_site.name)
                 there = HttpResponseRedirect(f"{here}?{urlencode({'name': state.name})}")
                 response: HttpResponse = with_warnings(request, there)
@@ -194,28 +193,23 @@ class BreakerAdmin(ActingAdmin):
         }
         return page_response(self, request, "one.html", context)
 
-    def _force(self, request: HttpRequest, state: BreakerState, form: ForceForm) -> bool:
+    def _force(self, request: HttpRequest, state: BreakerState, form: ForceForm) -> None:
         how = form.cleaned_data["how"]
         until = form.ends()
         if how == "auto":
             how = ""
             until = None
-        flag = CHANGE
+        log = self.log_change
         if state.row is None:
-            flag = ADDITION
-        try:
-            with acting(request.user), transaction.atomic(router.db_for_write(RateLimitBreaker)):
-                row = force(state.name, how, until=until, why=form.cleaned_data["why"])
-                words = _("The breaker is automatic again.")
-                if how:
-                    words = _("Forced: %s.") % row.get_forced_display()
-                LogEntry.objects.log_actions(request.user.pk, [row], flag, words)  # type: ignore[arg-type]
-        except ValidationError as error:
-            form.add_error(None, error)
-            return False
+            log = self.log_addition
+        with acting(request.user):
+            row = force(state.name, how, until=until, why=form.cleaned_data["why"])
+        words = _("The breaker is automatic again.")
+        if how:
+            words = _("Forced: %s.") % row.get_forced_display()
+        log(request, row, words)
         effect = _("It applies in every process within milliseconds.")
         messages.success(request, f"{words} {effect}")
-        return True
 
 
 def _shown(state: BreakerState) -> dict[str, object]:

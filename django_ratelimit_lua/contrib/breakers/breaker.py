@@ -43,9 +43,15 @@ tuple of these.
 ANSWERED = (Http404, PermissionDenied, SuspiciousOperation, BadRequest, MultiPartParserError)
 """Exceptions of Django that are an answer to a client, below 500: the resource did what it should.
 """
-CANCELLED = (CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
-HUNG_UP = (UnreadablePostError, RequestAborted)
-NO_EVIDENCE = (*CANCELLED, *HUNG_UP, CircuitOpen)
+NO_EVIDENCE = (
+    CancelledError,
+    GeneratorExit,
+    KeyboardInterrupt,
+    SystemExit,
+    UnreadablePostError,
+    RequestAborted,
+    CircuitOpen,
+)
 """Exceptions that are no evidence about the resource: the call was cancelled, its client has
 disconnected, or another breaker did not let it through.
 """
@@ -165,10 +171,10 @@ class CircuitBreaker:
         >>> CircuitBreaker("maps").forced
         ''
         """
-        force = self._circuit.force()
-        if force is None:
+        row = self._circuit.forced_by()
+        if row is None:
             return ""
-        return force.how
+        return row.forced
 
     @overload
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...

@@ -151,9 +151,9 @@ class LoneCircuit:
         elif self.state == "half-open" and is_current and result == "ok":
             self.state = "closed"
             events.append(Event("closed", 1, 0, 0, ""))
-        if self.state == "closed":
-            return Answer("closed", self.era, 0, *counts, granted, tuple(events))
-        wait = max(now, self.ends, *self.probes.values()) - now
+        wait = 0
+        if self.state != "closed":
+            wait = max(now, self.ends, *self.probes.values()) - now
         return Answer(self.state, self.era, wait, *counts, granted, tuple(events))
 
     def _count(self, now: int, by: Thresholds, outcomes: Outcomes) -> Outcomes:

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ from .circuit import (
     tag_of,
 )
 from .exceptions import CircuitOpen
-from .rows import BreakerError, BreakerRow, Force, Thresholds
+from .rows import BreakerError, BreakerRow, Thresholds
 from .signals import circuit_closed, circuit_half_open, circuit_opened
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -177,11 +177,12 @@ class Circuit:
                 self.slow_seconds = by.slow_us / SECOND
             self.calm_until = NEVER
 
-    def force(self) -> Force | None:
-        """Return the state that an operator has forced, if it is in force."""
-        if self.row is None:
-            return None
-        return self.row.forced(now_us())
+    def forced_by(self) -> BreakerRow | None:
+        """Return the row by which an operator has forced a state, if it is in force."""
+        row = self.row
+        if row is not None and row.is_forced(now_us()):
+            return row
+        return None
 
     # Before a call
 
@@ -199,8 +200,7 @@ class Circuit:
         self.used_at = now
         if not conf.ENABLE:
             return Ticket(-1)
-        if not listener.task.is_running:
-            listener.start()
+        listener.start()
         is_alone = not flusher.start()
         may_open = now >= self.due_at and self.count_hanging()
         if not self._is_known(now):
@@ -210,13 +210,13 @@ class Circuit:
         if circuits.has_doubts:
             circuits.has_doubts = False  # One asks, and the others go on for a moment.
             yield from _comparing()
-        force = self.force()
-        if force is not None:
-            if force.how == "closed":
+        row = self.forced_by()
+        if row is not None:
+            if row.forced == "closed":
                 return self.calm
             seconds = None
-            if force.until_us is not None:
-                seconds = max(0.0, (force.until_us - now_us()) / SECOND)
+            if row.until_us is not None:
+                seconds = max(0.0, (row.until_us - now_us()) / SECOND)
             raise CircuitOpen(self.name, seconds, "forced")
         if self.state == "closed":
             self._trust()
@@ -253,7 +253,7 @@ class Circuit:
         now = time.monotonic()
         with self._lock:
             # Something else may have been heard since this was asked for.
-            if self.state != "closed" or self.known_at == NEVER or self.force() is not None:
+            if self.state != "closed" or self.known_at == NEVER or self.forced_by() is not None:
                 return
             if self.lone is not None or not flusher.is_running:
                 self.calm_until = now + 1.0  # Without a thread that asks, a call has to.
@@ -354,19 +354,18 @@ class Circuit:
 
     def _end_probe(self, ticket: Ticket, failed: bool | None, slow: bool) -> Waiting[object] | None:
         self._probes.pop(ticket.probe, None)
-        failure = Report("done", ticket.probe, "failed", ticket.era)
         if failed is None:
             if slow:
-                self._queued.append(failure._replace(operation="hung"))
+                self._queued.append(Report("hung", ticket.probe, "failed", ticket.era))
             self._give_back(ticket.probe)
             return None
+        result: Result = "ok"
         if failed or slow:
-            return self._exchanging(failure)
-        return self._exchanging(failure._replace(result="ok"))
+            result = "failed"
+        return self._exchanging(Report("done", ticket.probe, result, ticket.era))
 
     def _give_back(self, probe: str) -> None:
         """Release the slot of a probe with the next flush."""
-        self._probes.pop(probe, None)
         self._queued.append(Report("done", probe, "none"))
         flusher.start()
 
@@ -587,6 +586,9 @@ class Circuits:
     def _begin(self) -> None:
         self._lock = threading.RLock()
 
+    def __iter__(self) -> Iterator[Circuit]:
+        return iter(list(self.by_name.values()))
+
     def get(self, name: str, declared: Thresholds) -> Circuit:
         """Return the breaker of a name, with these thresholds.
 
@@ -609,7 +611,7 @@ class Circuits:
 
     def in_use(self) -> bool:
         """Return whether any breaker was called lately, or has a running call to watch."""
-        return any(circuit.in_use() for circuit in list(self.by_name.values()))
+        return any(circuit.in_use() for circuit in self)
 
     def retune(self) -> None:
         """Apply the rows in force."""
@@ -619,14 +621,14 @@ class Circuits:
         rows = ruleset.parts.get("breakers", {})
         self.has_doubts = rows is self._rows
         self._rows = rows
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             circuit.calm_until = NEVER
             if rows.get(circuit.name) != circuit.row:
                 circuit.retune(rows.get(circuit.name))
 
     def heard(self, tags: Collection[bytes]) -> None:
         """Load the states that other processes have changed, of breakers in use in this process."""
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             if tag_of(circuit.name) not in tags:
                 continue
             if circuit.in_use():
@@ -637,13 +639,13 @@ class Circuits:
 
     def doubt(self) -> None:
         """Let the next call request the state, because a message may have been lost."""
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             circuit.doubt()
 
     def forget(self) -> None:
         """Reset all states, because settings may name another server or other keys."""
         self._rows = {}
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             circuit.forget()
 
     def flush(self, last: Patience | None = None) -> bool:
@@ -652,7 +654,7 @@ class Circuits:
         When the process ends, the counts are only reported.
         """
         failed = None
-        for circuit in list(self.by_name.values()):
+        for circuit in self:
             circuit.count_hanging()  # It is reported below.
             if not circuit.is_owing and (last is not None or not circuit.in_use()):
                 circuit.calm_until = NEVER  # The next call starts the flusher again.

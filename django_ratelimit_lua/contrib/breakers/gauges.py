@@ -39,8 +39,8 @@ def _read_forced() -> dict[tuple[str, ...], float]:
     forced: dict[str, str] = {}
     if ruleset := provider.in_force():
         for name, row in ruleset.parts["breakers"].items():
-            if force := row.forced(now_us()):
-                forced[name] = force.how
+            if row.is_forced(now_us()):
+                forced[name] = row.forced
     names = sorted({*_states(), *forced})[:MAX_LABELS]
     return {(name, how): float(forced.get(name) == how) for name in names for how in FORCED}
 

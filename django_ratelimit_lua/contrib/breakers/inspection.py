@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from django.utils.translation import gettext as _
@@ -27,32 +26,26 @@ OUTCOMES: dict[Instead, object] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedBreaker:
-    """A breaker of a view, and the result of a request that it stops."""
+def explain(state: BreakerState, instead: Instead) -> tuple[str, bool | None]:
+    """Return a breaker's state and effect in one line, and whether it lets a request through.
 
-    state: BreakerState
-    instead: Instead
+    None: that is uncertain.
+    """
+    passes = _passes(state)
+    parts = state.lines
+    if not passes:
+        parts.append(str(OUTCOMES[instead]))
+    return f"{state.name}: {'; '.join(parts)}", passes
 
-    @property
-    def passes(self) -> bool | None:
-        """Return whether the breaker lets a request through now; None if it is uncertain."""
-        state = self.state
-        if state.forced:
-            return state.forced == "closed"
-        if state.state == "open":
-            return not state.seconds
-        if state.state == "half-open" and state.probes >= state.by.probes:
-            return False
-        return state.state == "closed" or None
 
-    @property
-    def words(self) -> str:
-        """Its state, and its effect on a request, in one line."""
-        parts = self.state.lines
-        if self.passes is not True:
-            parts.append(str(OUTCOMES[self.instead]))
-        return f"{self.state.name}: {'; '.join(parts)}"
+def _passes(state: BreakerState) -> bool | None:
+    if state.forced:
+        return state.forced == "closed"
+    if state.state == "open":
+        return not state.seconds
+    if state.state == "half-open" and state.probes >= state.by.probes:
+        return False
+    return state.state == "closed" or None
 
 
 def inspect(marks: Sequence[Mark], has_handler: bool) -> list[Finding]:
@@ -63,11 +56,9 @@ def inspect(marks: Sequence[Mark], has_handler: bool) -> list[Finding]:
         name, instead = mark.value
         if instead == "raises" and has_handler:
             instead = "503"
-        explained = ExplainedBreaker(states[name], instead)
+        words, passes = explain(states[name], instead)
         verdict = _("The next request like this would be stopped by a breaker")
         query = urlencode({"name": name})
         url_name = "admin:ratelimit_breakers_breaker"
-        found.append(
-            Finding(_("Breaker"), explained.words, explained.passes, verdict, url_name, query, SEE)
-        )
+        found.append(Finding(_("Breaker"), words, passes, verdict, url_name, query, SEE))
     return found

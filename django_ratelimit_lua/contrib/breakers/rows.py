@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 from django.utils.translation import gettext_noop as _
 
 from ...limits.rate import SECOND, LimitError, time_text, time_us
 
-Forced = Literal["open", "closed"]
-FORCED: tuple[Forced, ...] = get_args(Forced)
+FORCED = ("open", "closed")
+"""The states that an operator may force."""
 MAX_NAME_LENGTH = 200
 BUCKETS = 10
 """Parts of a window: the oldest, partly expired one counts whole."""
@@ -209,27 +209,21 @@ def breaker_name(name: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Force:
-    """A state that an operator has forced, and its end in microseconds since 1970, or None."""
-
-    how: Forced
-    until_us: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class BreakerRow:
-    """A row of the admin: some thresholds of a breaker, and its forced state."""
+    """A row of the admin: some thresholds of a breaker, and its forced state.
+
+    - `forced`: the state that an operator has forced, or an empty string;
+    - `until_us`: its end in microseconds since 1970, or None.
+    """
 
     name: str
     tuned: Mapping[str, object]
-    force: Force | None = None
+    forced: str = ""
+    until_us: int | None = None
 
-    def forced(self, now_us: int) -> Force | None:
-        """Return the forced state, if it is in force at a moment, in microseconds since 1970."""
-        force = self.force
-        if force is None or (force.until_us is not None and now_us >= force.until_us):
-            return None
-        return force
+    def is_forced(self, now_us: int) -> bool:
+        """Return whether a forced state is in force at a moment, in microseconds since 1970."""
+        return self.forced != "" and (self.until_us is None or now_us < self.until_us)
 
     def over(self, base: Thresholds) -> Thresholds:
         """Return the thresholds of the row, completed by `base`. Raises `BreakerError`."""
@@ -258,16 +252,13 @@ def row_problems(given: Mapping[str, object]) -> Iterator[BreakerError]:
 def read_row(given: Mapping[str, Any]) -> BreakerRow:
     """Return a published row. Raises `BreakerError` if it is invalid.
 
-    >>> read_row({"name": "payments", "forced": "open", "until": 1_900_000_000_000_000}).force.how
+    >>> read_row({"name": "payments", "forced": "open", "until": 1_900_000_000_000_000}).forced
     'open'
     """
     for problem in row_problems(given):
         raise problem
     tuned = {field: given[field] for field in TUNED if given.get(field) is not None}
-    force = None
-    if given.get("forced"):
-        force = Force(given["forced"], given.get("until"))
-    return BreakerRow(given["name"], tuned, force)
+    return BreakerRow(given["name"], tuned, given.get("forced", ""), given.get("until"))
 
 
 def read_rows(part: Iterable[Mapping[str, Any]], problems: list[str]) -> dict[str, BreakerRow]:

@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
-from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, path, reverse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString, mark_safe
@@ -19,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...admin.base import ActingAdmin
+from ...admin.pages import page_response
 from ...admin.times import moment_element
 from ...models.audit import acting
 from .models import RateLimitClient
@@ -27,8 +27,9 @@ ALONE = "http://127.0.0.1:8001/ratelimit/decide"
 """The URL in the example if the site has no URLs of the gateway, which then runs by itself."""
 EXAMPLE = """\
 curl {url} \\
-  --header {header} \\
+  --header 'Authorization: Bearer {token}' \\
   --data {data}"""
+"""A shell command with which a client takes a unit of one of its limits."""
 
 
 @admin.action(
@@ -97,19 +98,20 @@ class ClientAdmin(ActingAdmin):
         return self._show(request, client, token)
 
     def _show(self, request: HttpRequest, client: RateLimitClient, token: str) -> HttpResponse:
+        url = _decide_url(request)
+        charge = {"limit": _limit(client), "identity": "example"}
         context = {
-            **self.admin_site.each_context(request),
             "title": _("The token of %(client)s") % {"client": client},
-            "opts": self.opts,
-            "media": self.media,
             "client": client,
             "token": token,
-            "url": _decide_url(request),
-            "command": _command(request, client, token),
+            "url": url,
+            "command": EXAMPLE.format(
+                url=url or ALONE, token=token, data=shlex.quote(json.dumps({"charges": [charge]}))
+            ),
         }
-        request.current_app = self.admin_site.name
-        template = "admin/ratelimit_gateway/ratelimitclient/token.html"
-        return TemplateResponse(request, template, context, headers={"Cache-Control": "no-store"})
+        response = page_response(self, request, "ratelimitclient/token.html", context)
+        response.headers["Cache-Control"] = "no-store"
+        return response
 
 
 def _decide_url(request: HttpRequest) -> str:
@@ -118,16 +120,6 @@ def _decide_url(request: HttpRequest) -> str:
         return request.build_absolute_uri(reverse("ratelimit-decide"))
     except NoReverseMatch:
         return ""
-
-
-def _command(request: HttpRequest, client: RateLimitClient, token: str) -> str:
-    """Return a shell command with which the client takes a unit of one of its limits."""
-    charge = {"limit": _limit(client), "identity": "example"}
-    return EXAMPLE.format(
-        url=shlex.quote(_decide_url(request) or ALONE),
-        header=shlex.quote(f"Authorization: Bearer {token}"),
-        data=shlex.quote(json.dumps({"charges": [charge]})),
-    )
 
 
 def _limit(client: RateLimitClient) -> str:

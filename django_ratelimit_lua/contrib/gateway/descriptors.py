@@ -56,18 +56,14 @@ class ValuePattern(NamedTuple):
         return None if ANY in self.text else self.text
 
     @property
-    def breadth(self) -> int:
-        """Return a number that is less for a more specific pattern.
+    def breadth(self) -> tuple[bool, int]:
+        """Return a pair that is less for a more specific pattern.
 
         An exact value is the most specific. Others are compared by the length of their fixed text.
         """
-        if self.literal is not None:
-            return -MAX_ENTRY_LENGTH - 1
-        return -len(self.text.replace(ANY, ""))
+        return ANY in self.text, -len(self.text.replace(ANY, ""))
 
     def matches(self, value: str) -> bool:
-        if self.literal is not None:
-            return value == self.text
         return _glob(self.text).match(value) is not None
 
 
@@ -122,8 +118,8 @@ class DescriptorPattern(NamedTuple):
         return cls(domain, keys, values)
 
     @property
-    def breadth(self) -> tuple[int, ...]:
-        """Return numbers that are less for a more specific pattern.
+    def breadth(self) -> tuple[tuple[bool, int], ...]:
+        """Return pairs that are less for a more specific pattern.
 
         Entries are compared in order, and then the domain.
         """
@@ -134,21 +130,6 @@ class DescriptorPattern(NamedTuple):
         if not self.domain.matches(domain):
             return False
         return all(map(ValuePattern.matches, self.values, values))
-
-
-def _unread(key_name: str, keys: Collection[str]) -> list[str]:
-    """Return the parts of a rule's key that entries with these keys do not contain.
-
-    See `_entry_of`.
-
-    >>> _unread("ip+header:X-Tenant", ["generic_key", "remote_address"])
-    ['header:X-Tenant']
-    >>> _unread("user_or_ip", ["remote_address"])
-    []
-    """
-    entries = {_spelling(key) for key in keys}
-    parts = key_name.split("+")
-    return [part for part in parts if part != ALL_CALLERS and _entry_of(part) not in entries]
 
 
 def _entry_of(part: str) -> str:
@@ -260,15 +241,15 @@ def check_rule(rule: Rule, keys: Collection[str]) -> None:
         raise LimitError(f"rate: {functions}", "rate")
     if rule.key is None:
         return
-    for part in _unread(rule.key.name, keys):
+    entries = {_spelling(key) for key in keys}
+    for part in rule.key.name.split("+"):
+        entry = _entry_of(part)
+        if part == ALL_CALLERS or entry in entries:
+            continue
         text = _("A descriptor cannot be counted by “%(key)s”")
-        if _entry_of(part):
+        if entry:
             text = _("The descriptor needs an entry %(entry)s to be counted by “%(key)s”")
-        raise LimitError(text, "key", entry=_entry_of(part), key=part)
-
-
-def _check(rule: Rule) -> None:
-    check_rule(rule, rule.extra[WORD].keys)
+        raise LimitError(text, "key", entry=entry, key=part)
 
 
 def _describe(value: list[str]) -> str:
@@ -281,6 +262,6 @@ DESCRIPTOR = RuleField(
     EntriesField,
     _as_list,
     DescriptorPattern.parse,
-    _check,
+    lambda rule: check_rule(rule, rule.extra[WORD].keys),
     _describe,
 )

@@ -95,7 +95,7 @@ def test_a_forced_state_ends_by_itself(payments: Callable[..., str]) -> None:
     until(lambda: pays(payments, "forced"))
     until(lambda: pays(payments, "paid"))
     force("payments", "closed")
-    until(lambda: circuits.by_name["payments"].force() is not None)
+    until(lambda: circuits.by_name["payments"].forced_by() is not None)
     for _ in range(30):
         assert payments(fails=True) == "paid"
     until(lambda: circuits.by_name["payments"].state == "open")

@@ -26,7 +26,7 @@ from django.views import View
 from django_ratelimit_lua import LimitError
 from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, circuit
 from django_ratelimit_lua.contrib.breakers.circuits import circuits
-from django_ratelimit_lua.contrib.breakers.rows import BreakerRow, Force
+from django_ratelimit_lua.contrib.breakers.rows import BreakerRow
 from django_ratelimit_lua.contrib.breakers.signals import (
     circuit_closed,
     circuit_half_open,
@@ -665,16 +665,16 @@ def test_a_forced_state_applies_to_the_next_call(service: Service, monkeypatch: 
     pay = CircuitBreaker("payments")(service)
     pay()
     known = circuits.by_name["payments"]
-    force = known.force
+    forced_by = known.forced_by
 
-    def forced_meanwhile() -> Force | None:
-        found = force()
+    def forced_meanwhile() -> BreakerRow | None:
+        found = forced_by()
         monkeypatch.undo()
-        known.retune(BreakerRow("payments", {}, Force("open")))
+        known.retune(BreakerRow("payments", {}, "open"))
         return found
 
     known.calm_until = float("-inf")
-    monkeypatch.setattr(known, "force", forced_meanwhile)
+    monkeypatch.setattr(known, "forced_by", forced_meanwhile)
     assert [outcome(pay), outcome(pay)] == ["paid", "open"]
 
 

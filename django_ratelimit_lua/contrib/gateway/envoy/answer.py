@@ -31,7 +31,7 @@ from ..descriptors import check_rule, rule_for
 from ..users import STRANGER
 from . import messages
 from .lease import CONFIRM, LEASE, Lease, read_leases, write_lease
-from .question import PERIODS, DescriptorCharge, DescriptorRequest, Purpose, read_question
+from .question import PERIODS, DescriptorCharge, DescriptorRequest, read_question
 
 UNLIMITED = 2**32 - 1
 _ACCEPT_HEADERS = ("HTTP_ACCEPT", "HTTP_ACCEPT_LANGUAGE")
@@ -191,9 +191,9 @@ async def answer(data: bytes) -> bytes:
     """
     results = [DescriptorResult(requested) for requested in read_question(data)]
     # What was used or is given back is settled first, and refuses nothing.
-    for leased in _leases(results, "release", LEASE):
+    for leased in _leases(results, LEASE):
         await arun(releasing(leased.charges, leased.slot))
-    for leased in _leases(results, "confirm", CONFIRM):
+    for leased in _leases(results, CONFIRM):
         if leased.needs_confirmation and not await arun(confirming(leased.charges, leased.slot)):
             raise SlotEndedError("the slot ended before it was confirmed")
     outcome = Outcome(Decision(True))
@@ -209,13 +209,12 @@ async def answer(data: bytes) -> bytes:
     return _write(results, outcome)
 
 
-def _leases(results: Sequence[DescriptorResult], purpose: Purpose, name: str) -> Iterator[Lease]:
-    """Yield the leases in the entries of that name, of the descriptors for one purpose."""
+def _leases(results: Sequence[DescriptorResult], name: str) -> Iterator[Lease]:
+    """Yield the leases in the entries of that name."""
     for result in results:
-        if result.requested.purpose == purpose:
-            for key, value in result.requested.entries:
-                if key == name:
-                    yield from read_leases(value)
+        for key, value in result.requested.entries:
+            if key == name:
+                yield from read_leases(value)
 
 
 def _write(results: Sequence[DescriptorResult], outcome: Outcome) -> bytes:

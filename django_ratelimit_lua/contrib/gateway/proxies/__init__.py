@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib import parse
 
 from django.template import Context, Engine
@@ -21,63 +23,43 @@ LEFT = {
     "x": ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
 }
 """The rate-limit headers of answers, by `RATELIMIT_HEADERS`."""
-BESIDE = "127.0.0.1:8082"
-DEFAULT_TIMEOUT = 1.0
-"""Seconds that a proxy waits for an answer of the gateway."""
 MIN_TIMEOUT = 0.01
 MAX_TIMEOUT = 3600.0
 
 
-def configuration(
-    proxy: str,
-    *,
-    listen: str,
-    upstream: str,
-    gateway: str,
-    is_open: bool,
-    path: str = "",
-    user: str = "",
-    beside: str = BESIDE,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> str:
+def configuration(options: Mapping[str, Any], gateway: str, path: str) -> str:
     """Return the complete configuration of a proxy.
 
-    Addresses are `host:port`.
-
     Args:
-        proxy: One of `FILES`, or `GRPC`, which needs no secret, path or user.
-        listen: The proxy's own address.
-        upstream: The address of the service behind it.
-        gateway: The address of the gateway.
-        is_open: Whether requests are admitted while the gateway does not reply.
+        options: The options of `manage.py ratelimit proxy`. Over gRPC, no secret, path or user is
+            needed.
+        gateway: The address of the gateway, as `host:port`.
         path: The path of `check`.
-        user: The proxy's expression for the signed-in user; may be empty.
-        beside: An internal address for Traefik, if `is_open`.
-        timeout: Seconds that the proxy waits for the gateway.
 
     Raises:
         ValueError: No secret is set, an address is invalid, or the timeout is too short.
     """
     secrets = gateway_settings.GATEWAY_SECRET
+    proxy = options["proxy"]
     if secrets is None and proxy != GRPC:
         raise ValueError("RATELIMIT_GATEWAY_SECRET is not set")
     file = FILES.get(proxy, f"{GRPC}.yaml")
     context = {
-        "listen": _listening(listen),
-        "upstream": _address(upstream),
+        "listen": _listening(options["listen"]),
+        "upstream": _address(options["upstream"]),
         "gateway": _address(gateway),
         "path": path,
-        "is_open": is_open,
+        "is_open": options["fail"] == "open",
         "secret": (secrets or ("",))[0],
         "secret_header": SECRET_HEADER,
-        "beside": _address(beside),
-        "user": user,
+        "beside": _address(options["beside"]),
+        "user": options["user"],
         "user_header": gateway_settings.GATEWAY_USER_HEADER or "",
         "left": [
             {"header": header, "variable": header.lower().replace("-", "_")}
             for header in LEFT[conf.HEADERS or "draft-10"]
         ],
-        **_timeout(timeout),
+        **_timeout(options["timeout"]),
     }
     template = Engine().from_string((Path(__file__).parent / file).read_text())
     return template.render(Context(context, autoescape=False))

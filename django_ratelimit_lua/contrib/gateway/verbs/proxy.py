@@ -10,7 +10,7 @@ from django.urls import NoReverseMatch, reverse
 from ....management.arguments import require_urlconf
 from ....management.verbs import Printer, argument, verb
 from ..conf import settings as gateway_settings
-from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration
+from ..proxies import FILES, GRPC, configuration
 
 
 @verb(
@@ -33,14 +33,14 @@ from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration
     argument(
         "--timeout",
         type=float,
-        default=DEFAULT_TIMEOUT,
+        default=1.0,
         help="seconds that the proxy waits for the gateway: more than RATELIMIT_TIMEOUT and "
         "any max_wait. Traefik supports it only with --fail open, and waits 30 s "
         "otherwise",
     ),
     argument(
         "--beside",
-        default=BESIDE,
+        default="127.0.0.1:8082",
         help="an internal address of Traefik, which --fail open needs: host:port",
     ),
     argument(
@@ -52,26 +52,15 @@ from ..proxies import BESIDE, DEFAULT_TIMEOUT, FILES, GRPC, configuration
 )
 def print_proxy(command: Printer, options: dict[str, Any]) -> None:
     """Print the configuration. Raises `CommandError` if a setting or an option is invalid."""
-    proxy = options["proxy"]
     path = ""
-    port = 8081
-    if proxy != GRPC:
+    gateway = "127.0.0.1:8081"
+    if options["proxy"] != GRPC:
         path = _check_path(command, options)
-        port = 8000
+        gateway = "127.0.0.1:8000"
     elif options["user"]:
         raise CommandError("--user is not supported over gRPC: a descriptor contains the user.")
     try:
-        text = configuration(
-            proxy,
-            listen=options["listen"],
-            upstream=options["upstream"],
-            gateway=options["gateway"] or f"127.0.0.1:{port}",
-            is_open=options["fail"] == "open",
-            path=path,
-            user=options["user"],
-            beside=options["beside"],
-            timeout=options["timeout"],
-        )
+        text = configuration(options, options["gateway"] or gateway, path)
     except ValueError as error:
         raise CommandError(f"{error}.") from None
     command.say(text)
