@@ -35,6 +35,8 @@ numbered since 1970, in UTC.
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from functools import lru_cache
 
 from ...conf import conf
@@ -67,6 +69,8 @@ REST = "other"
 """The label of all further names."""
 TOTALS = b"totals"
 DROPPED = b"dropped"
+NOT_IN_VERSIONS = frozenset({"id", "mode", "order", "description", "message", "durable"})
+"""Fields of a rule that make no difference to its refusals."""
 
 
 @lru_cache(maxsize=4096)
@@ -84,3 +88,13 @@ def key_of(name: str, suffix: bytes) -> bytes:
 def site_key(suffix: bytes) -> bytes:
     """Return a key that does not belong to a single name."""
     return conf.CACHE_PREFIX + b"{stats}:" + suffix
+
+
+def version_of(given: Mapping[str, object]) -> str:
+    """Return a hash of a rule's declaration, which identifies its version.
+
+    Requests in shadow mode are counted by version, so the numbers are those of the current one.
+    """
+    words = {word: value for word, value in given.items() if word not in NOT_IN_VERSIONS}
+    text = json.dumps(words, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

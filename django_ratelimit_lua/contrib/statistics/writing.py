@@ -36,10 +36,10 @@ from .keys import (
     VERSIONS_KEPT,
     key_of,
     site_key,
+    version_of,
 )
 from .marks import SAMPLE, Sample
 from .results import FREE, LABELS, SOURCES
-from .shadow import version_of
 from .space_saving import CAPACITY, Summary
 
 if TYPE_CHECKING:
