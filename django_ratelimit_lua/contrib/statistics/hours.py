@@ -58,8 +58,7 @@ def names_to_keep(using: str) -> dict[str, int]:
     names = durable_names()
     rules = RateLimitRule._base_manager.using(using).filter(extra__statistics__durable=True)
     rule_names = set(rules.values_list("name", flat=True))
-    if conf.RULES:
-        rule_names |= {rule.name for rule in settings_rules() if (rule.given or {}).get("durable")}
+    rule_names |= {rule.name for rule in settings_rules() if (rule.given or {}).get("durable")}
     names |= dict.fromkeys(rule_names, int(time.time()) + HOUR)
     return {
         name: until

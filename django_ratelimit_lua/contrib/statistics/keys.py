@@ -1,10 +1,12 @@
 """The keys of statistics in Redis. All keys of one rule or call site are in one hash slot.
 
-- `<prefix>{stats}:names`, a sorted set: the counted names, each with the hour of its last decision;
-- `<prefix>{stats}:durable`, a sorted set: the names with durable statistics of a limiter, each with
-  the hour of its last decision;
+They begin with `<prefix>{stats:<name>}:`. For the whole site there are
 
-For each name, these keys begin with `<prefix>{stats:<name>}:`
+- `names`, a sorted set: the counted names, each with the hour of its last decision;
+- `durable`, a sorted set: the names with durable statistics of a limiter, each with the hour of its
+  last decision;
+
+and for each name
 
 - `minutes:<hour>`, a hash: result and minute → requests, for 49 hours;
 - `more:<hour>`, a hash: units `u`, near the limit `n`, or source `S…`, and the minute → a number,
@@ -83,11 +85,6 @@ def tag_of(name: str) -> bytes:
 def key_of(name: str, suffix: bytes) -> bytes:
     """Return a key of one rule or call site."""
     return b"%b{stats:%b}:%b" % (conf.CACHE_PREFIX, tag_of(name), suffix)
-
-
-def site_key(suffix: bytes) -> bytes:
-    """Return a key that does not belong to a single name."""
-    return conf.CACHE_PREFIX + b"{stats}:" + suffix
 
 
 def version_of(given: Mapping[str, object]) -> str:

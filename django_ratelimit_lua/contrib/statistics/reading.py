@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...operations.curve import Between
 from ...store import FLUSH_SECONDS, Patience, get_store
-from .buckets import quantile, units_range
+from .buckets import units_range
 from .keys import (
     DAY,
     DETAILS_KEPT,
@@ -27,7 +27,6 @@ from .keys import (
     TOP_HOURS,
     TOTALS,
     key_of,
-    site_key,
     version_of,
 )
 from .marks import Marks
@@ -105,10 +104,6 @@ class Detail(NamedTuple):
     since: int
     times: Counter[int]
     used: Mapping[int, Counter[int]]
-
-    def time_within(self, share: float) -> float | None:
-        """Return the maximum number of seconds that this share of the decisions took."""
-        return quantile(share, self.times)
 
     def beyond(self, period_us: int, units: int) -> Between:
         """Return the bounds of the number of requests that came above this number of units.
@@ -329,7 +324,7 @@ _AT_ONCE = 200
 
 def _hours_of(suffix: bytes) -> dict[str, int]:
     """Return the names of a sorted set, and the hour of each, in seconds since 1970."""
-    (reply,) = ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")])
+    (reply,) = ask([(b"ZRANGE", key_of(SITE, suffix), b"0", b"-1", b"WITHSCORES")])
     return {
         name.decode("utf-8", "surrogatepass"): int(float(hour)) * HOUR
         for name, hour in _pairs(reply)

@@ -40,7 +40,7 @@ from ...rules.rule import UNWRITABLE, Rule, RuleError
 from ...rules.ruleset import settings_rules
 from . import reading as stats
 from .attempts import higher_limits
-from .buckets import TIME_BOUNDS
+from .buckets import percentile_95
 from .hours import kept_series
 from .keys import DAY, HOUR, MINUTE, OTHER, SITE
 from .marks import Marks
@@ -366,7 +366,7 @@ def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "per_minute": _per_minute(stats.add_up(points[name]), now - span.start),
-            "p95_seconds": _p95(histograms[name]),
+            "p95_seconds": percentile_95(histograms[name].times),
         }
         for name in names
     }
@@ -428,10 +428,7 @@ def overview(
     lately = _lately([SITE, *names_read])
     people = stats.people_refused(names_read, span)
     return Overview(
-        at=moment_of(time.time()),
-        period=period,
-        from_=moment_of(span.start),
-        to=moment_of(span.end),
+        **_times(period, span),
         site=Course(period=period, **site, **lately[SITE]),
         rows=[
             replace(
@@ -494,14 +491,11 @@ def one(name: str, period: str) -> Report:
     whole = stats.add_up(stats.series([name], since)[name])
     counts_since = Counts(**_counts(whole))
     course = {**_course(points), **_lately([name])[name]}
-    course |= {"sources": _sources(whole), "p95_seconds": _p95(histograms)}
+    course |= {"sources": _sources(whole), "p95_seconds": percentile_95(histograms.times)}
     return Report(
         **vars(what),
         **course,
-        at=moment_of(time.time()),
-        period=period,
-        from_=moment_of(span.start),
-        to=moment_of(span.end),
+        **_times(period, span),
         step_seconds=span.step,
         people_refused=stats.people_refused([name], span)[name],
         units=whole["u"],
@@ -564,8 +558,7 @@ def curves(
 
 
 def _people_beyond(marks: Marks, units: int) -> Between:
-    count, error = marks.beyond(units)
-    return Between(max(0, count - error), count + error)
+    return Between(*marks.beyond(units))
 
 
 def _other_limits(what: NamedLimit, span: Span) -> list[str]:
@@ -631,6 +624,16 @@ def span_of(period: str) -> Span:
     return Span(end - length, end, step)
 
 
+def _times(period: str, span: Span) -> dict[str, Any]:
+    """Return the fields of a report about its period."""
+    return {
+        "at": moment_of(time.time()),
+        "period": period,
+        "from_": moment_of(span.start),
+        "to": moment_of(span.end),
+    }
+
+
 def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
     """Add up the hours of each day in the site's time zone."""
     days: dict[datetime.date, stats.Point] = {}
@@ -673,14 +676,6 @@ def _course(points: Sequence[stats.Point]) -> dict[str, Any]:
 def _per_minute(counts: stats.Counts, seconds: float) -> PerMinute:
     numbers = _counts(counts)
     return PerMinute(*(round(numbers[one.name] * 60 / seconds, 1) for one in fields(PerMinute)))
-
-
-def _p95(histograms: Detail) -> float | None:
-    """Return the 95th percentile, at most the largest finite bound, as JSON has no infinity."""
-    seconds = histograms.time_within(0.95)
-    if seconds is None:
-        return None
-    return min(seconds, TIME_BOUNDS[-1])
 
 
 def pattern(refused: int, people: int) -> str:

@@ -441,7 +441,7 @@ def test_the_number_of_durable_names_is_bounded(
     """Of all processes as many as are counted apart, and none that is counted as one with others;
     not those of ninety days ago.
     """
-    key = f"{prefix}{{stats}}:durable"
+    key = key_of(SITE, b"durable").decode()
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     monkeypatch.setattr(known_call_sites, "durable", set())
     hour = int(time.time()) // HOUR
@@ -465,7 +465,7 @@ def test_hours_after_a_limiter_ceased_to_be_durable_are_not_copied(
     """And names that no database takes are refused at once."""
     RateLimiter("mail.ended", "5/h", durable=True).hit("ada")
     assert keep_hours() == 1
-    key = f"{prefix}{{stats}}:durable"
+    key = key_of(SITE, b"durable").decode()
     direct.zincrby(key, -2, "mail.ended")
     RateLimitHour.objects.all().delete()
     assert keep_hours() == 0
