@@ -240,8 +240,10 @@ def prefix(settings: Any) -> Iterator[str]:
         held_slots.drop(left)
     if is_installed("statistics"):
         from django_ratelimit_lua.contrib.statistics.recorder import recorder
+        from django_ratelimit_lua.store import failures
 
-        recorder.clear()
+        failures.take()
+        recorder._begin()
     refusal_log.clear()
     ban_log.clear()
     fallback_limiter.clear()

@@ -130,7 +130,7 @@ def each(work: Callable[[], object]) -> float:
         began = time.process_time()
         work()
         taken.append((time.process_time() - began) / HITS * 1e6)
-        recorder.clear()
+        recorder._begin()
         recorder._is_awaited = True
     return statistics.median(taken)
 

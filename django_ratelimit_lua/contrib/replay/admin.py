@@ -132,14 +132,16 @@ def replay_rule(
     finally:
         opened.close()
     found = as_json(replayed)
-    counted = next((each for each in found["rules"] if each["lines"]), None)
+    context: dict[str, object] = {
+        "found": found,
+        "counted": next((each for each in found["rules"] if each["lines"]), None),
+    }
     tally = replayed.tallies.get(rule.name)
     curve = None if tally is None else tally.curve()
-    context = {"found": found, "counted": counted}
-    if curve is None:
-        return context
-    title = f"{rule.name}: {rule.reading()}"
-    return {**context, "curve": curve_context(curve, limit0, title=title)}
+    if curve is not None:
+        title = f"{rule.name}: {rule.reading()}"
+        context["curve"] = curve_context(curve, limit0, title=title)
+    return context
 
 
 register_page("Replay", gettext_lazy("Replay a log"), ReplayPage, "ratelimit_replay")

@@ -191,7 +191,18 @@ class _Deciding:
             return
         calls = []
         for moment, _line, planned in waiting:
-            calls.append(self._call(moment, planned))
+            charges = [charge for charged in planned for charge in charged.charges]
+            calls.append(
+                Call(
+                    charges,
+                    "hit",
+                    self.prefix,
+                    moment,
+                    longest_hold_us=MAX_HOLD_US,
+                    slack_us=SLACK * SECOND,
+                    registers=False,
+                )
+            )
             # Before the decision, so that the keys are known whatever happens.
             for charged in planned:
                 self._replayed.tallies[charged.rule.name].expect(charged, draws=self._draws)
@@ -217,17 +228,6 @@ class _Deciding:
                 own = list(islice(states, len(charged.charges)))
                 replayed.tallies[charged.rule.name].add(charged, line, moment, own)
         waiting.clear()
-
-    def _call(self, moment: int, planned: Sequence[LineCharge]) -> Call:
-        return Call(
-            [charge for charged in planned for charge in charged.charges],
-            "hit",
-            self.prefix,
-            moment,
-            longest_hold_us=MAX_HOLD_US,
-            slack_us=SLACK * SECOND,
-            registers=False,
-        )
 
     def clean(self) -> None:
         """Delete the counts on the server."""

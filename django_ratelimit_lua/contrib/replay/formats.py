@@ -29,6 +29,7 @@ MAX_LINE = 64 * 1024
 MAX_EXCERPT = 80
 """Characters of a line that are shown if it cannot be parsed."""
 MAX_TIME = 64
+"""Characters of a time that are read."""
 MAX_ADDRESS = 255
 """Maximum length of an address, which may be a name."""
 MAX_USER = 255
@@ -156,7 +157,7 @@ def _line(
         address = host
         host = None
     user = _given(get("user")) or ""
-    at = moment_of(get("moment") or "")
+    at = moment_of((get("moment") or "")[:MAX_TIME])
     if at is None or not address or len(address) > MAX_ADDRESS or len(user) > MAX_USER:
         return None
     request = get("request") or ""
@@ -207,6 +208,7 @@ def _request(text: str) -> tuple[str, str, str | None]:
     return method, f"/{path}", host.removesuffix(":80").removesuffix(":443")
 
 
+@lru_cache(maxsize=4096)
 def moment_of(text: str) -> tuple[int, bool] | None:
     """Return the microseconds since 1970 of a time in a log, and whether it has only seconds.
 
@@ -221,13 +223,6 @@ def moment_of(text: str) -> tuple[int, bool] | None:
     >>> moment_of("01/Jul/1995:00:00:01 -0400")
     (804571201000000, True)
     """
-    if len(text) > MAX_TIME:
-        return None
-    return _moment_of(text)
-
-
-@lru_cache(maxsize=4096)
-def _moment_of(text: str) -> tuple[int, bool] | None:
     is_whole = "." not in text
     try:
         if _NUMBER.fullmatch(text):
@@ -401,10 +396,6 @@ FORMATS = ("combined", "json", "alb", "tsv")
 _MAYBE = ("host", "referer", "agent", "forwarded", "headers")
 
 
-class UnknownFormatError(ValueError):
-    """The format of a log cannot be detected from its first lines."""
-
-
 def excerpt(text: str, most: int = MAX_EXCERPT) -> str:
     """Return the beginning of a text, with … for the rest.
 
@@ -423,7 +414,7 @@ def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
         name: The declared format.
 
     Raises:
-        UnknownFormatError: If no line has the declared format, or any known one.
+        ValueError: If no line has the declared format, or any known one.
 
     >>> format_of(['::1 - - [01/Jul/1995:00:00:01 -0400] "GET / HTTP/1.0" 200 62']).name
     'combined'
@@ -452,8 +443,6 @@ def format_of(sample: Sequence[str], name: str | None = None) -> LogFormat:
         expected = f"a known format ({', '.join(FORMATS)})"
         if name:
             expected = f"the format {name}"
-        raise UnknownFormatError(
-            f"no line has {expected}; the first line is {excerpt(sample[0])!r}"
-        )
+        raise ValueError(f"no line has {expected}; the first line is {excerpt(sample[0])!r}")
     knows = {what for what in _MAYBE if any(getattr(line, what) is not None for line in lines)}
     return best._replace(knows=frozenset(knows))

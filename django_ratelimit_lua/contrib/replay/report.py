@@ -123,8 +123,8 @@ def plots(replayed: Replayed) -> dict[str, Plot]:
 
 def page(replayed: Replayed) -> str:
     """Return the refusal curves of all rules, as a page with tables of their numbers."""
-    numbers = {rule["name"]: rule["curve"] for rule in as_json(replayed)["rules"]}
-    curves = [(plot, numbers[name]) for name, plot in plots(replayed).items()]
+    tallies = replayed.tallies
+    curves = [(plot, _curve(tallies[name].curve())) for name, plot in plots(replayed).items()]
     return render("ratelimit_replay/report.html", {"curves": curves, "style": read_style()})
 
 

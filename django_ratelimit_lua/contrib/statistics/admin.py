@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import datetime
-from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from itertools import chain
 from typing import Any
 from urllib.parse import urlencode
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect
+from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
 from django.utils import formats
 from django.utils.safestring import SafeString
@@ -24,6 +26,7 @@ from ...admin.identities import WHO, readable_parts
 from ...admin.pages import VIEW_RULES, Page, page_response, register_page
 from ...conf import conf
 from ...exceptions import StoreError
+from ...extension import HomeSection
 from ...identity.names import name_words
 from ...limits.rate import Rate
 from ...operations.call_sites import call_sites_of
@@ -48,11 +51,9 @@ from .report import (
     Overview,
     Point,
     Report,
-    identities,
     named,
     one,
     overview,
-    site_identities,
     why_uncounted,
 )
 from .space_saving import Estimate
@@ -93,6 +94,8 @@ HEALTH = ("ok", "seconds", "error", "revision", "is_paused", "problems")
 FORM_WORDS = {"settings": "settings", "code": "instead"}
 """How the form of a new rule names the limit that it replaces, by kind."""
 MAX_TITLE_LENGTH = 120
+MAX_HOME_ROWS = 5
+"""Limits that the page of the core's app lists."""
 
 
 class StatisticsPages(Page):
@@ -120,37 +123,36 @@ class StatisticsPages(Page):
     def view(self, request: HttpRequest) -> HttpResponse:
         """Show all rules and call sites."""
         state = health()
-        shown = {name: getattr(state, name) for name in HEALTH}
+        shown = {name: getattr(state, name) for name in HEALTH} | {"statistics": None}
         query = request.GET.get("q", "")
-        found: dict[str, Any] = {"health": {**shown, "statistics": None}, "query": query}
+        found: dict[str, Any] = {"health": shown, "query": query}
+        context: dict[str, Any] = {}
+        status = 200
         try:
             _require_store(state)
-            found["health"]["statistics"] = why_uncounted()
-            sort = request.GET.get("sort", "-refused")
+            shown["statistics"] = why_uncounted()
             page = overview(
-                sort, query, request.GET.get("page", "1"), period=request.GET.get("period", "day")
+                request.GET.get("sort", "-refused"),
+                query,
+                request.GET.get("page", "1"),
+                period=request.GET.get("period", "day"),
             )
-            page = replace(page, identities=site_clients(request, page.period))
         except StoreError as error:
+            status = 503
             found["error"] = str(error)
-            context = found
         else:
+            _hide_names(request, page.identities)
             found |= vars(page)
             numbers = range(1, page.pages + 1)
             context = {
-                **found,
                 **clients_context(request, page),
                 "columns": _columns(request, page.sort),
                 "page_queries": [(number, _query(request, page=str(number))) for number in numbers],
-                "periods": period_links(request, OVERVIEW_PERIODS),
                 "formats": _formats(request),
             }
-        status = 503 if "error" in found else 200
-        if request.GET.get("format") == "json":
-            return _json(found, status)
-        if request.GET.get("format") == "csv":
-            return _csv("statistics", CSV_COLUMNS, found.get("rows", ()), status)
-        return page_response(self, request, "overview.html", {"title": _("Statistics"), **context})
+        file = _file(request, found, "statistics", CSV_COLUMNS, found.get("rows", ()), status)
+        context |= {"title": _("Statistics"), **found}
+        return file or page_response(self, request, "overview.html", context)
 
     def one_view(self, request: HttpRequest) -> HttpResponse:
         """Show one rule or call site."""
@@ -175,27 +177,28 @@ class StatisticsPages(Page):
                 )
             else:
                 page = one(name, period)
-                found = identities(name, period)
-                shown = {word: _shown(request, clients) for word, clients in found.items()}
-                page = replace(page, identities=shown)
         except StoreError as raised:
             status = 503
             error = str(raised)
-        if request.GET.get("format") == "json":
-            return _json(page or {**vars(what), "period": period, "error": error}, status)
-        if request.GET.get("format") == "csv":
-            return _csv("limit", ("at", *COUNTS), page.points if page else (), status)
-        context: dict[str, object] = {
+        context: dict[str, object] = {"period": period, "error": error}
+        points: Sequence[Point] = ()
+        if page is not None:
+            _hide_names(request, *page.identities.values())
+            points = page.points
+        file = _file(
+            request, page or vars(what) | context, "limit", ("at", *COUNTS), points, status
+        )
+        if file is not None:
+            return file
+        if page is not None:
+            context |= self._draw(request, page)
+        context |= {
             "title": name_words(name, MAX_TITLE_LENGTH),
             "what": what,
-            "period": period,
-            "error": error,
             "is_unknown": status == 404,
             "periods": period_links(request, PERIODS),
             "formats": _formats(request),
         }
-        if page is not None:
-            context |= self._draw(request, page)
         response = page_response(self, request, "one.html", context)
         if status == 404:
             response.status_code = status
@@ -228,7 +231,7 @@ class StatisticsPages(Page):
             ],
             "who": [
                 (word, client_rows(request, clients, page.name, page.rule))
-                for word, clients in (page.identities or {}).items()
+                for word, clients in page.identities.items()
             ],
             "since": moment_words(page.since),
             "clients": clients_words(page.people_refused),
@@ -283,24 +286,38 @@ def _require_store(state: Health) -> None:
         raise StoreError(state.error)
 
 
-def _json(members: object, status: int) -> JsonResponse:
-    response = JsonResponse(members, Encoder, safe=False, status=status)
-    response.headers["Cache-Control"] = "private, no-store"
-    return response
+def _file(
+    request: HttpRequest,
+    members: object,
+    name: str,
+    columns: Sequence[str],
+    rows: Iterable[object],
+    status: int,
+) -> HttpResponse | None:
+    """Return a page as JSON or as CSV, if the query asks for it.
 
-
-def _csv(name: str, columns: Sequence[str], rows: Iterable[object], status: int) -> HttpResponse:
-    """Return a table as a file: a row for each dataclass."""
-    headers = {
-        "Cache-Control": "private, no-store",
-        "Content-Disposition": f'attachment; filename="{name}.csv"',
-    }
-    response = HttpResponse(content_type="text/csv; charset=utf-8", headers=headers, status=status)
-    writer = csv.writer(response)
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow([_cell(getattr(row, column)) for column in columns])
-    return response
+    Args:
+        request: The request.
+        members: The content of the JSON.
+        name: The name of the CSV.
+        columns: Its columns.
+        rows: A dataclass for each row of it.
+        status: The status of the response.
+    """
+    headers = {"Cache-Control": "private, no-store"}
+    match request.GET.get("format"):
+        case "json":
+            return JsonResponse(members, Encoder, safe=False, status=status, headers=headers)
+        case "csv":
+            headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
+            kind = "text/csv; charset=utf-8"
+            response = HttpResponse(content_type=kind, headers=headers, status=status)
+            writer = csv.writer(response)
+            writer.writerow(columns)
+            for row in rows:
+                writer.writerow([_cell(getattr(row, column)) for column in columns])
+            return response
+    return None
 
 
 def _cell(value: object) -> str:
@@ -321,14 +338,32 @@ def period_links(request: HttpRequest, periods: Iterable[str]) -> list[tuple[str
 
 
 def clients_context(request: HttpRequest, page: Overview) -> dict[str, Any]:
-    """Return what templates about the clients of the whole site need."""
+    """Return what templates about the whole site need in addition to the overview."""
     return {
         "who": client_rows(request, page.identities),
+        "periods": period_links(request, OVERVIEW_PERIODS),
         "period_name": PERIOD_NAMES[page.period],
         "who_period": PERIOD_NAMES["hour" if page.period == "hour" else "day"],
         "refused_words": RESULT_NAMES["refused"],
         "shows": conf.SHOW_IDENTITIES,
     }
+
+
+def home_sections(request: HttpRequest) -> Iterator[HomeSection]:
+    """Yield the requests and refusals of a period, and why counts cannot be written.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    problem = why_uncounted()
+    if problem is not None:
+        yield HomeSection(_("Some statistics cannot be written"), problem, is_problem=True)
+    page = overview(size=MAX_HOME_ROWS, period=request.GET.get("period", "day"))
+    _hide_names(request, page.identities)
+    rows = [row for row in page.rows if row.refusals]
+    context = {**vars(page), **clients_context(request, page), "rows": rows}
+    body = render_to_string("admin/ratelimit_statistics/home.html", context, request)
+    yield HomeSection(_("Requests"), body)
 
 
 def _query(request: HttpRequest, **changes: str) -> str:
@@ -383,16 +418,11 @@ def _chart(page: Report, hovers: Sequence[str], kind: str, width: int) -> SafeSt
     return plot.svg()
 
 
-def site_clients(request: HttpRequest, period: str) -> list[Estimate]:
-    """Return the clients refused most by all limits, with names if the user may see them."""
-    return _shown(request, site_identities(period))
-
-
-def _shown(request: HttpRequest, clients: list[Estimate]) -> list[Estimate]:
+def _hide_names(request: HttpRequest, *lists: Iterable[Estimate]) -> None:
+    """Remove the names of clients if the user may not see them."""
     if not request.user.has_perm(WHO):
-        for client in clients:
+        for client in chain(*lists):
             client.name = []
-    return clients
 
 
 def client_rows(
@@ -405,7 +435,7 @@ def client_rows(
     return [
         {
             "parts": parts,
-            "times": between_words(client.times - client.error, client.times),
+            "times": between_words(*client.bounds),
             "links": links,
         }
         for client, parts, links in zip(clients, parts, links, strict=True)

@@ -163,5 +163,5 @@ def _bounds(lists: Sequence[bytes], what: str) -> dict[str, Between]:
     absent = sum(listed(written, what)[0] for written in lists)
     found: dict[str, Between] = defaultdict(lambda: Between(0, absent))
     for client in merged(lists, what):
-        found[client.digest] = Between(client.times - client.error, client.times)
+        found[client.digest] = Between(*client.bounds)
     return found

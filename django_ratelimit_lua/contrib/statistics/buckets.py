@@ -51,23 +51,22 @@ def units_range(bucket: int) -> tuple[int, int]:
     return least, least + (1 << shift) - 1
 
 
-def quantile(share: float, histogram: Mapping[int, int]) -> float | None:
-    """Return the maximum number of seconds that a share of the decisions took.
+def percentile_95(histogram: Mapping[int, int]) -> float | None:
+    """Return the maximum number of seconds that 95 % of the decisions took.
 
     Args:
-        share: The share, from 0 to 1.
         histogram: The number of decisions in each bucket of times.
 
     Returns:
-        The bound of a bucket, infinity for the last one, or None if there are no decisions.
+        The bound of a bucket, at most the largest one, or None if there are no decisions.
 
-    >>> quantile(0.95, {0: 90, 3: 10}), quantile(0.5, {0: 90, 3: 10}), quantile(0.5, {})
+    >>> percentile_95({0: 90, 3: 10}), percentile_95({0: 96, 3: 4}), percentile_95({})
     (0.0005, 5e-05, None)
     """
-    wanted = share * sum(histogram.values())
+    wanted = 0.95 * sum(histogram.values())
     seen = 0
     for bucket in sorted(histogram):
         seen += histogram[bucket]
         if seen >= wanted:
-            return [*TIME_BOUNDS, float("inf")][bucket]
+            return TIME_BOUNDS[min(bucket, len(TIME_BOUNDS) - 1)]
     return None

@@ -16,20 +16,14 @@ from .conf import settings
 def check_metrics(**kwargs: object) -> Iterator[CheckMessage]:
     """Warn if a package is missing that the settings of metrics need."""
     with suppress(ImproperlyConfigured):  # The core's `check_settings` reports it.
-        for is_used, module, extra, text in (
-            (
-                settings.METRICS_TOKEN is not None,
-                "prometheus_client",
-                "prometheus",
-                "RATELIMIT_METRICS_TOKEN is set, but prometheus-client is not installed.",
-            ),
-            (
-                settings.OPENTELEMETRY,
-                "opentelemetry",
-                "otel",
-                "RATELIMIT_OPENTELEMETRY is True, but opentelemetry-api is not installed.",
-            ),
-        ):
-            if is_used and find_spec(module) is None:
-                hint = f"Install django-ratelimit-lua[{extra}]."
-                yield Warning(text, hint=hint, id="django_ratelimit_lua.W017")
+        if settings.METRICS_TOKEN is not None and find_spec("prometheus_client") is None:
+            text = "RATELIMIT_METRICS_TOKEN is set, but prometheus-client is not installed."
+            yield _missing_package(text, "prometheus")
+        if settings.OPENTELEMETRY and find_spec("opentelemetry") is None:
+            text = "RATELIMIT_OPENTELEMETRY is True, but opentelemetry-api is not installed."
+            yield _missing_package(text, "otel")
+
+
+def _missing_package(text: str, extra: str) -> CheckMessage:
+    hint = f"Install django-ratelimit-lua[{extra}]."
+    return Warning(text, hint=hint, id="django_ratelimit_lua.W017")

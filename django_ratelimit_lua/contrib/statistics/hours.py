@@ -1,13 +1,14 @@
-"""Copy the hourly counts of names with durable statistics from Redis to the database.
+"""Hourly counts in the database, which keeps them longer than Redis.
 
-One process at a time copies, every few minutes, until there is nothing new for a while. Numbers are
-absolute and only raise existing ones, so they may be written repeatedly, by several processes, and
-after a process was killed.
+Those of names with durable statistics are copied from Redis. One process at a time copies, every
+few minutes, until there is nothing new for a while. Numbers are absolute and only raise existing
+ones, so they may be written repeatedly, by several processes, and after a process was killed.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from datetime import datetime
 
 from django.db import connections
@@ -24,7 +25,7 @@ from ...store import get_store, rules_key, take_turn
 from . import results
 from .keys import DAY, HOUR, HOURS_KEPT, MINUTES_KEPT
 from .models import Numbers, RateLimitHour
-from .reading import Point, Span, durable_names, hours, people_refused
+from .reading import Counts, Point, Span, by_step, durable_names, people_refused, series
 
 KEEP_SECONDS = 300.0
 LAST_LOOKS = 3
@@ -57,8 +58,7 @@ def names_to_keep(using: str) -> dict[str, int]:
     names = durable_names()
     rules = RateLimitRule._base_manager.using(using).filter(extra__statistics__durable=True)
     rule_names = set(rules.values_list("name", flat=True))
-    if conf.RULES:
-        rule_names |= {rule.name for rule in settings_rules() if (rule.given or {}).get("durable")}
+    rule_names |= {rule.name for rule in settings_rules() if (rule.given or {}).get("durable")}
     names |= dict.fromkeys(rule_names, int(time.time()) + HOUR)
     return {
         name: until
@@ -87,8 +87,13 @@ def keep_hours() -> int:
         last = rows.aggregate(last=Max("moment", default=0))["last"]
         since = max(oldest, last - DAY)
         span = Span(since + -since % HOUR, until, HOUR)
-        found = {point.moment: _numbers(name, point) for point in hours(name, span)}
-        written += RateLimitHour.keep(using, name, found)
+        found = {
+            point.moment: _numbers(name, point)
+            for point in series([name], span)[name]
+            if point.counts
+        }
+        if found:
+            written += RateLimitHour.keep(using, name, found)
     return written
 
 
@@ -106,8 +111,32 @@ def _numbers(name: str, hour: Point) -> Numbers:
     numbers |= {"units": hour.counts["u"], "near": hour.counts["n"], "people_refused": None}
     if hour.moment > time.time() - MINUTES_KEPT + HOUR:
         span = Span(hour.moment, hour.moment + HOUR, HOUR)
-        numbers["people_refused"] = people_refused(name, span)
+        numbers["people_refused"] = people_refused([name], span)[name]
     return numbers
+
+
+def kept_series(name: str, span: Span) -> list[Point]:
+    """Return the requests of one name, step by step, in steps of an hour or more.
+
+    For each hour, the larger count of the database and Redis is returned, because Redis has more of
+    the last minutes.
+
+    Raises:
+        StoreError: Redis is unavailable. The database may raise its own errors.
+    """
+    # The hours of UTC, in which a span need not begin if a clock is half an hour off.
+    begin = span.start - span.start % HOUR
+    by_hour: dict[int, Counts] = {}
+    if not UNWRITABLE.search(name):
+        rows = RateLimitHour.objects.using(primary()).filter(name=name)
+        for row in rows.filter(moment__gte=begin, moment__lt=span.end):
+            by_hour[row.moment] = Counter(
+                {result: getattr(row, column) for result, column in COLUMNS.items()}
+            )
+    oldest = int(time.time()) // DAY * DAY - HOURS_KEPT
+    for point in series([name], Span(max(begin, oldest), span.end, HOUR))[name]:
+        by_hour[point.moment] = by_hour.get(point.moment, Counter()) | point.counts
+    return by_step(span, HOUR, by_hour)
 
 
 _looks_left = 0

@@ -1,10 +1,12 @@
 """The keys of statistics in Redis. All keys of one rule or call site are in one hash slot.
 
-- `<prefix>{stats}:names`, a sorted set: the counted names, each with the hour of its last decision;
-- `<prefix>{stats}:durable`, a sorted set: the names with durable statistics of a limiter, each with
-  the hour of its last decision;
+They begin with `<prefix>{stats:<name>}:`. For the whole site there are
 
-For each name, these keys begin with `<prefix>{stats:<name>}:`
+- `names`, a sorted set: the counted names, each with the hour of its last decision;
+- `durable`, a sorted set: the names with durable statistics of a limiter, each with the hour of its
+  last decision;
+
+and for each name
 
 - `minutes:<hour>`, a hash: result and minute → requests, for 49 hours;
 - `more:<hour>`, a hash: units `u`, near the limit `n`, or source `S…`, and the minute → a number,
@@ -35,6 +37,8 @@ numbered since 1970, in UTC.
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from functools import lru_cache
 
 from ...conf import conf
@@ -67,6 +71,8 @@ REST = "other"
 """The label of all further names."""
 TOTALS = b"totals"
 DROPPED = b"dropped"
+NOT_IN_VERSIONS = frozenset({"id", "mode", "order", "description", "message", "durable"})
+"""Fields of a rule that make no difference to its refusals."""
 
 
 @lru_cache(maxsize=4096)
@@ -81,6 +87,11 @@ def key_of(name: str, suffix: bytes) -> bytes:
     return b"%b{stats:%b}:%b" % (conf.CACHE_PREFIX, tag_of(name), suffix)
 
 
-def site_key(suffix: bytes) -> bytes:
-    """Return a key that does not belong to a single name."""
-    return conf.CACHE_PREFIX + b"{stats}:" + suffix
+def version_of(given: Mapping[str, object]) -> str:
+    """Return a hash of a rule's declaration, which identifies its version.
+
+    Requests in shadow mode are counted by version, so the numbers are those of the current one.
+    """
+    words = {word: value for word, value in given.items() if word not in NOT_IN_VERSIONS}
+    text = json.dumps(words, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()

@@ -64,19 +64,21 @@ class Marks:
         """Estimate how many identities used more than this number of units.
 
         Returns:
-            The number, and its error: two standard errors, or 0 if it is exact.
+            The bounds of the number, two standard errors from the estimate.
 
         >>> Marks((1, 5, 9), 3).beyond(4)
-        (2, 0)
+        (2, 2)
         """
         count = sum(mark > units for mark in self.marks)
-        if self.is_exact or not self.marks:
-            return count, 0
+        if self.is_exact:
+            return count, count
         sampled = len(self.marks)
         share = count / sampled
         # Of the share, and of how many there are.
-        error = 2 * self.people * ((share * (1 - share) / sampled) + share * share / sampled) ** 0.5
-        return round(share * self.people), max(1, round(error))
+        variance = share * (1 - share) / sampled + share * share / sampled
+        error = max(1, round(2 * self.people * variance**0.5))
+        number = round(share * self.people)
+        return max(0, number - error), number + error
 
     @classmethod
     def of(cls, found: Mapping[bytes, int]) -> Marks:

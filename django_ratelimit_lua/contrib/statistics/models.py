@@ -64,7 +64,7 @@ class RateLimitHour(models.Model):
 
     @classmethod
     def keep(cls, using: str, name: str, hours: Mapping[int, Numbers]) -> int:
-        """Write hourly counts of one name, by the beginning of the hour.
+        """Write hourly counts of one name, by the beginning of the hour; at least one hour.
 
         Existing numbers are raised, and never lowered, so counts may be written repeatedly and
         late.
@@ -72,22 +72,17 @@ class RateLimitHour(models.Model):
         Returns:
             The number of rows that were created or raised.
         """
-        moments = sorted(hours)
         every = cls._base_manager.using(using)
-        written = 0
-        for at in range(0, len(moments), BATCH):
-            batch = moments[at : at + BATCH]
-            rows = every.select_for_update().filter(name=name, moment__in=batch)
-            with transaction.atomic(using):
-                missing = set(batch).difference(row.moment for row in rows)
-                if missing:
-                    made = [cls(name=name, moment=at, **hours[at]) for at in sorted(missing)]
-                    every.bulk_create(made, ignore_conflicts=True)
-                    rows = rows.all()  # Another process may have made the same.
-                raised = [row for row in rows if row.raise_to(hours[row.moment])]
-                every.bulk_update(raised, cls.columns())
-            written += len(missing) + len(raised)
-        return written
+        rows = every.select_for_update().filter(name=name, moment__range=(min(hours), max(hours)))
+        with transaction.atomic(using):
+            missing = sorted(hours.keys() - {row.moment for row in rows})
+            if missing:
+                made = [cls(name=name, moment=moment, **hours[moment]) for moment in missing]
+                every.bulk_create(made, ignore_conflicts=True)
+                rows = rows.all()  # Another process may have made the same.
+            raised = [row for row in rows if row.raise_to(hours.get(row.moment, {}))]
+            every.bulk_update(raised, cls.columns(), BATCH)
+        return len(missing) + len(raised)
 
     def raise_to(self, numbers: Numbers) -> bool:
         """Raise the columns that are lower, and return whether one was."""

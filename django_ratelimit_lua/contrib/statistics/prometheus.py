@@ -16,18 +16,15 @@ from ...exceptions import StoreError
 from ...extension import Metric as Gauge
 from ...extension import extensions
 from ...operations.formatting import readable
-from ...store import FAILURES, Patience, get_store
+from ...store import FAILURES, get_store, rules_key
 from .buckets import TIME_BOUNDS
-from .keys import MAX_LABELS, OTHER, REST
-from .reading import totals
+from .keys import MAX_LABELS, OTHER, REST, SITE
+from .reading import ask, totals
 from .results import LABELS, SOURCES
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
-
-SECONDS = 5.0
-"""The timeout of a scrape's commands; that of Prometheus is ten by default."""
 
 
 class Collector:
@@ -46,18 +43,21 @@ class Collector:
         families = _families()
         store_up = families["store_up"]
         try:
-            found = totals(Patience(SECONDS))
+            counts_of = totals()
+            (revision,) = ask([(b"HGET", rules_key(), b"revision")])
             gauges = {metric.name: metric.read() for metric in _gauges()}
         except StoreError:
             store_up.add_metric([], 0)
             return [store_up]
         store_up.add_metric([], float(not get_store().is_paused))
-        families["rules_revision"].add_metric([], found.revision)
+        number = (revision or b"0").partition(b"-")[0]
+        families["rules_revision"].add_metric([], int(number))
         for name, numbers in gauges.items():
             for labels, number in numbers.items():
                 families[name].add_metric([*map(readable, labels)], number)
+        site = counts_of.pop(SITE)
         by_label: dict[str, Counter[str]] = {}
-        for name, counts in found.of_names.items():
+        for name, counts in counts_of.items():
             label = readable(name)
             if name == OTHER:
                 label = REST
@@ -73,12 +73,12 @@ class Collector:
             buckets = []
             seen = 0
             for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
-                seen += found.of_all[f"t{letter}{number}"]
+                seen += site[f"t{letter}{number}"]
                 buckets.append((bound, seen))
-            seconds = found.of_all[f"T{letter}"] / 1e6
+            seconds = site[f"T{letter}"] / 1e6
             families["decision_seconds"].add_metric([source], buckets, seconds)
         for kind in FAILURES:
-            families["store_errors"].add_metric([kind], found.of_all[f"E{kind}"])
+            families["store_errors"].add_metric([kind], site[f"E{kind}"])
         return families.values()
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...operations.curve import Between
-from ...store import Patience, get_store, rules_key
-from .buckets import quantile, units_range
+from ...store import FLUSH_SECONDS, Patience, get_store
+from .buckets import units_range
 from .keys import (
     DAY,
     DETAILS_KEPT,
@@ -27,18 +27,16 @@ from .keys import (
     TOP_HOURS,
     TOTALS,
     key_of,
-    site_key,
+    version_of,
 )
 from .marks import Marks
 from .recorder import recorder
-from .results import LABELS, SOURCES
-from .shadow import version_of
 from .space_saving import Estimate
 
-MAX_LISTED = 100_000
-"""More than all lists of two hours have."""
 Counts = Counter[str]
-"""Requests by result: see `results`."""
+"""Requests by result, decisions by source (`S` and its letter, see `results`), units `u`, and
+allowed requests that came near the limit `n`.
+"""
 
 
 class Span(NamedTuple):
@@ -81,8 +79,6 @@ class Span(NamedTuple):
 
         Each is the end of a key, and the moment at which the minute, hour or day begins.
         """
-        if self.end <= self.start:
-            return []
         if self.is_by_minute:
             return [(b"minute:%d" % minute, minute * MINUTE) for minute in self.parts(MINUTE)]
         if self.start > time.time() - MINUTES_KEPT + HOUR:
@@ -97,20 +93,6 @@ class Point(NamedTuple):
     counts: Counts
 
 
-class Total(NamedTuple):
-    """The counts of a span: requests by result, decisions by source, and requests in each hour.
-
-    - `units`: the units that were taken;
-    - `near`: allowed requests that came near the limit.
-    """
-
-    counts: Counts
-    sources: Counts
-    units: int
-    near: int
-    hours: Sequence[Point]
-
-
 class Detail(NamedTuple):
     """The histograms of a span, which begins at `since`.
 
@@ -122,10 +104,6 @@ class Detail(NamedTuple):
     since: int
     times: Counter[int]
     used: Mapping[int, Counter[int]]
-
-    def time_within(self, share: float) -> float | None:
-        """Return the maximum number of seconds that this share of the decisions took."""
-        return quantile(share, self.times)
 
     def beyond(self, period_us: int, units: int) -> Between:
         """Return the bounds of the number of requests that came above this number of units.
@@ -141,32 +119,6 @@ class Detail(NamedTuple):
             if high > units:
                 most += number
         return Between(least, most)
-
-
-class Totals(NamedTuple):
-    """The totals of all processes, as `keys` describes them.
-
-    - `of_names`: by rule or call site;
-    - `of_all`: of the whole site;
-    - `revision`: the number of the published rules (0: none).
-    """
-
-    of_names: Mapping[str, Counts]
-    of_all: Counts
-    revision: int
-
-
-class History(NamedTuple):
-    """The counts of one identity since a moment, in seconds since 1970.
-
-    - `used`: the bounds of its units; None if it is not among the top clients;
-    - `refused`: the bounds of its refusals, including those in shadow mode; None if it is not among
-      the top clients.
-    """
-
-    since: int
-    used: tuple[int, int] | None
-    refused: tuple[int, int] | None
 
 
 class ShadowNumbers(NamedTuple):
@@ -200,54 +152,12 @@ def durable_names() -> dict[str, int]:
     return {name: end for name, end in ends.items() if end > time.time() - HOURS_KEPT}
 
 
-def totals_of(names: Sequence[str], span: Span) -> dict[str, Total]:
-    """Return the counts of each name, and its requests step by step.
-
-    If a step is an hour or longer, the counts are those of whole hours, including the current one.
-    """
-    return {name: _total(points) for name, points in _points_of(names, span).items()}
-
-
-def total(name: str, span: Span) -> Total:
-    """Return the counts of one name: see `totals_of`."""
-    return totals_of([name], span)[name]
-
-
-def _total(points: Sequence[Point]) -> Total:
-    whole = add_up(points)
-    sources = {
-        source: whole[f"S{letter}"] for source, letter in SOURCES.items() if whole[f"S{letter}"]
-    }
-    return Total(_results(whole), Counter(sources), whole["u"], whole["n"], _requests(points))
-
-
 def add_up(points: Iterable[Point]) -> Counts:
     """Return the sum of the counts of several steps."""
     whole: Counts = Counter()
     for point in points:
         whole.update(point.counts)
     return whole
-
-
-def _requests(points: Iterable[Point]) -> list[Point]:
-    return [Point(point.moment, _results(point.counts)) for point in points]
-
-
-def _results(counted: Counts) -> Counts:
-    """Return only the numbers of requests by result."""
-    return Counter({word: number for word, number in counted.items() if word in LABELS})
-
-
-def lately(names: Sequence[str]) -> tuple[float, dict[str, Counts]]:
-    """Return the counts of each name in the current and the previous minute.
-
-    Returns:
-        The length of that time in seconds, and the counts.
-    """
-    now = time.time()
-    span = Span.last(2 * MINUTE, MINUTE, now)
-    counts = {name: add_up(points) for name, points in _points_of(names, span).items()}
-    return now - span.start, counts
 
 
 def dropped() -> int:
@@ -260,22 +170,34 @@ def dropped() -> int:
     return sum(number for day, number in counts.items() if int(day) > first)
 
 
-def series(name: str, span: Span) -> list[Point]:
-    """Return the requests of one name, step by step."""
-    return _requests(_points_of([name], span)[name])
+def series(names: Sequence[str], span: Span) -> dict[str, list[Point]]:
+    """Return the counts of each name, step by step, from its minutes or its hours.
 
-
-def hours(name: str, span: Span) -> list[Point]:
-    """Return all counts of one name, by the hours that have counts; see `keys`."""
-    return [point for point in _points_of([name], span)[name] if point.counts]
+    By minutes, sources, units and requests near the limit are only known of the last hour.
+    """
+    suffixes = [b"hours:%d"]
+    begin = DAY
+    length = HOUR
+    if span.step < HOUR:
+        suffixes = [b"minutes:%d", b"more:%d"] if span.is_by_minute else [b"minutes:%d"]
+        begin = HOUR
+        length = MINUTE
+    parts = [(suffix % number, number) for suffix in suffixes for number in span.parts(begin)]
+    hashes = iter(_hashes([key_of(name, suffix) for name in names for suffix, _ in parts]))
+    found = {}
+    for name in names:
+        counted: dict[int, Counts] = {}
+        for _, number in parts:
+            for written, count in next(hashes).items():
+                moment = number * begin + int(written[-2:]) * length
+                counted.setdefault(moment, Counter())[written[:-2]] += count
+        found[name] = by_step(span, length, counted)
+    return found
 
 
 def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
     """Return the histograms of each name, see `Span.details`."""
     parts = span.details
-    since = span.start
-    if parts:
-        since = parts[0][1]
     hashes = iter(_hashes([key_of(name, suffix) for name in names for suffix, _ in parts]))
     details = {}
     for name in names:
@@ -288,7 +210,7 @@ def details_of(names: Sequence[str], span: Span) -> dict[str, Detail]:
                 else:
                     period, _, bucket = written[1:].partition(":")
                     used.setdefault(int(period), Counter())[int(bucket)] += number
-        details[name] = Detail(since, times, used)
+        details[name] = Detail(parts[0][1], times, used)
     return details
 
 
@@ -302,24 +224,17 @@ def marks(name: str, period_us: int, span: Span) -> Marks:
     return Marks.of(found)
 
 
-def refused_people(names: Sequence[str], span: Span) -> dict[str, int]:
-    """Return about how many identities were refused.
+def people_refused(names: Sequence[str], span: Span) -> dict[str, int]:
+    """Return about how many identities were refused under each name.
 
     They are counted by a HyperLogLog with a standard error of 0.8 %.
     """
     suffixes = [b"refused:" + suffix for suffix, _ in span.details]
-    if not suffixes:
-        return dict.fromkeys(names, 0)
     commands = [(b"PFCOUNT", *[key_of(name, suffix) for suffix in suffixes]) for name in names]
     return dict(zip(names, ask(commands), strict=True))
 
 
-def people_refused(name: str, span: Span) -> int:
-    """Return the approximate number of identities refused under a name: see `refused_people`."""
-    return refused_people([name], span)[name]
-
-
-def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Estimate]:
+def top(name: str, span: Span, what: str = "refused") -> list[Estimate]:
     """Return the top clients of the minutes of a span, or of its hours, but of 24 hours at most.
 
     The list of each process is approximate, and a client that is missing from it may have as many
@@ -329,10 +244,9 @@ def top(name: str, span: Span, what: str = "refused", most: int = 50) -> list[Es
         name: The rule or call site; `SITE`: the refusals of all of them.
         span: The time.
         what: "refused" (or refusals that shadow mode would have made), or "used" (units).
-        most: The maximum number of clients.
     """
     lists = lists_of(name, span)
-    return merged([written for part in lists for written in part], what)[:most]
+    return merged([written for part in lists for written in part], what)
 
 
 def lists_of(name: str, span: Span) -> list[list[bytes]]:
@@ -376,27 +290,24 @@ def listed(written: bytes, word: str) -> tuple[int, list[Estimate]]:
     return least, clients
 
 
-def history(name: str, digest: bytes) -> History:
-    """Return the counts of one identity in the last sixty minutes."""
-    span = Span.last(HOUR, MINUTE)
+def last_hour_of(name: str, digest: bytes, what: str) -> tuple[int, int] | None:
+    """Return the bounds of the units or the refusals of one identity in the last sixty minutes.
 
-    def find(what: str) -> tuple[int, int] | None:
-        for one in top(name, span, what, MAX_LISTED):
-            if one.digest == digest.decode():
-                return max(0, one.times - one.error), one.times
-        return None
-
-    return History(span.start, find("used"), find("refused"))
+    None: it is not among the top clients, see `top`.
+    """
+    for client in top(name, Span.last(HOUR, MINUTE), what):
+        if client.digest == digest.decode():
+            return client.bounds
+    return None
 
 
-def totals(patience: Patience | None = None) -> Totals:
-    """Return the numbers for metrics, which never fall unless Redis has lost them."""
-    names = [*_hours_of(b"names", patience), SITE]
-    hashes = _hashes([key_of(name, TOTALS) for name in names], patience)
-    of_names = {name: of for name, of in zip(names, hashes, strict=True) if of}
-    (revision,) = ask([(b"HGET", rules_key(), b"revision")], patience)
-    number = int((revision or b"0").partition(b"-")[0])
-    return Totals(of_names, of_names.pop(SITE, Counter()), number)
+def totals() -> dict[str, Counts]:
+    """Return the numbers for metrics of each name and of the site, as `keys` describes them.
+
+    They never fall unless Redis has lost them.
+    """
+    names = [*known_names(), SITE]
+    return dict(zip(names, _hashes([key_of(name, TOTALS) for name in names]), strict=True))
 
 
 def shadow_numbers(given: Mapping[str, object]) -> ShadowNumbers:
@@ -407,14 +318,13 @@ def shadow_numbers(given: Mapping[str, object]) -> ShadowNumbers:
     return ShadowNumbers(counts["seen"], counts["refused"], people, refused)
 
 
-FLUSH_SECONDS = 1.0
 _AT_ONCE = 200
 """Commands of one round trip: their replies are made and read in a few milliseconds."""
 
 
-def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]:
+def _hours_of(suffix: bytes) -> dict[str, int]:
     """Return the names of a sorted set, and the hour of each, in seconds since 1970."""
-    (reply,) = ask([(b"ZRANGE", site_key(suffix), b"0", b"-1", b"WITHSCORES")], patience)
+    (reply,) = ask([(b"ZRANGE", key_of(SITE, suffix), b"0", b"-1", b"WITHSCORES")])
     return {
         name.decode("utf-8", "surrogatepass"): int(float(hour)) * HOUR
         for name, hour in _pairs(reply)
@@ -423,28 +333,6 @@ def _hours_of(suffix: bytes, patience: Patience | None = None) -> dict[str, int]
 
 def _pairs(reply: Sequence[object]) -> Iterable[tuple[Any, Any]]:
     return zip(reply[::2], reply[1::2], strict=True)
-
-
-def _points_of(names: Sequence[str], span: Span) -> dict[str, list[Point]]:
-    """Return all counts of each name by step, from its minutes or its hours."""
-    suffixes = [b"hours:%d"]
-    begin = DAY
-    length = HOUR
-    if span.step < HOUR:
-        suffixes = [b"minutes:%d", b"more:%d"] if span.is_by_minute else [b"minutes:%d"]
-        begin = HOUR
-        length = MINUTE
-    parts = [(suffix % number, number) for suffix in suffixes for number in span.parts(begin)]
-    hashes = iter(_hashes([key_of(name, suffix) for name in names for suffix, _ in parts]))
-    found = {}
-    for name in names:
-        counted: dict[int, Counts] = {}
-        for _, number in parts:
-            for written, count in next(hashes).items():
-                moment = number * begin + int(written[-2:]) * length
-                counted.setdefault(moment, Counter())[written[:-2]] += count
-        found[name] = by_step(span, length, counted)
-    return found
 
 
 def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Point]:
@@ -464,21 +352,21 @@ def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Poin
     return [Point(moment, of) for moment, of in counts.items()]
 
 
-def _hashes(keys: Sequence[bytes], patience: Patience | None = None) -> list[Counts]:
+def _hashes(keys: Sequence[bytes]) -> list[Counts]:
     return [
         Counter({field.decode(): int(number) for field, number in _pairs(reply)})
-        for reply in ask([(b"HGETALL", key) for key in keys], patience)
+        for reply in ask([(b"HGETALL", key) for key in keys])
     ]
 
 
-def ask(commands: Sequence[Sequence[bytes]], patience: Patience | None = None) -> list[Any]:
+def ask(commands: Sequence[Sequence[bytes]]) -> list[Any]:
     """Return the replies to commands.
 
     What this process has counted is written first, if Redis accepts it within a second.
     """
-    recorder.flush(patience or Patience(FLUSH_SECONDS))
+    recorder.flush(Patience(FLUSH_SECONDS))
     store = get_store(background=True)
     replies: list[object] = []
     for at in range(0, len(commands), _AT_ONCE):
-        replies += store.execute_all(commands[at : at + _AT_ONCE], patience)
+        replies += store.execute_all(commands[at : at + _AT_ONCE])
     return replies

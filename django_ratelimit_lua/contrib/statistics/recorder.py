@@ -343,15 +343,6 @@ class Recorder:
             self._tables.people.clear()
             self._writer.forget()
 
-    def clear(self) -> None:
-        """Drop unwritten counts; for tests, which change servers."""
-        with self._lock:
-            failures.take()
-            self._queue.clear()
-            self._is_awaited = False  # The task may have been stopped.
-            self._tables = Tables()
-            self._writer.begin()
-
     @property
     def error(self) -> StoreError | None:
         """Return the last error if some counts could not be written lately."""

@@ -7,6 +7,7 @@ Moments are in the site's time zone; shares are from 0 to 1; durations are in se
 from __future__ import annotations
 
 import datetime
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -39,13 +40,14 @@ from ...rules.rule import UNWRITABLE, Rule, RuleError
 from ...rules.ruleset import settings_rules
 from . import reading as stats
 from .attempts import higher_limits
-from .buckets import TIME_BOUNDS
-from .kept_hours import kept_series
+from .buckets import percentile_95
+from .hours import kept_series
 from .keys import DAY, HOUR, MINUTE, OTHER, SITE
 from .marks import Marks
-from .reading import Detail, Span, Total
+from .reading import Detail, Span
 from .recorder import recorder
 from .results import BANNED
+from .results import SOURCES as LETTERS
 from .space_saving import Estimate
 from .writing import why_unwritable
 
@@ -226,7 +228,10 @@ class Row(NamedLimit, Course):
 class Overview:
     """The counts of every rule and call site in a period, as one page of a list.
 
-    - `names`: the total number of names.
+    - `names`: the total number of names;
+    - `identities`: the ten clients that were refused most by all limits, each request counted once.
+      A client is listed once for all limits with the same key, and separately for limits with
+      another key. As all lists of clients, it is of the last 24 hours at most.
     """
 
     at: datetime.datetime
@@ -241,7 +246,7 @@ class Overview:
     sort: str
     query: str
     dropped: int
-    identities: Sequence[Estimate] = ()
+    identities: Sequence[Estimate]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +255,8 @@ class Report(NamedLimit, Course):
 
     - `since`: the beginning of counts that are not stored by minute, at the start of an hour or a
       day;
-    - `counts_since`: the requests since then.
+    - `counts_since`: the requests since then;
+    - `identities`: the ten clients with most refusals (`refused`) and with most units (`used`).
     """
 
     at: datetime.datetime
@@ -263,7 +269,7 @@ class Report(NamedLimit, Course):
     curves: Sequence[Curve]
     since: datetime.datetime
     counts_since: Counts
-    identities: Mapping[str, Sequence[Estimate]] | None = None
+    identities: Mapping[str, Sequence[Estimate]]
 
     @property
     def is_rehearsal(self) -> bool:
@@ -302,8 +308,8 @@ class Encoder(DjangoJSONEncoder):
             }
         if isinstance(o, Estimate):
             parts = [{"kind": kind, "value": value} for kind, value in o.name]
-            least = o.times - o.error
-            return {"digest": o.digest, "parts": parts, "least": least, "most": o.times}
+            least, most = o.bounds
+            return {"digest": o.digest, "parts": parts, "least": least, "most": most}
         if is_dataclass(o):
             return {one.name.rstrip("_"): getattr(o, one.name) for one in fields(o)}
         return super().default(o)
@@ -353,12 +359,14 @@ def _in_code(name: str) -> NamedLimit:
 
 def _lately(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the fields of `Course` about the last minutes, for each name."""
-    seconds, counts = stats.lately(names)
+    now = time.time()
+    span = Span.last(2 * MINUTE, MINUTE, now)
+    points = stats.series(names, span)
     histograms = stats.details_of(names, Span.last(2 * HOUR, HOUR))
     return {
         name: {
-            "per_minute": _per_minute(counts[name], seconds),
-            "p95_seconds": _p95(histograms[name]),
+            "per_minute": _per_minute(stats.add_up(points[name]), now - span.start),
+            "p95_seconds": percentile_95(histograms[name].times),
         }
         for name in names
     }
@@ -407,8 +415,9 @@ def overview(
     names = {*rule_names, *counted, *names_in_code()}
     wanted = query.strip().casefold()
     found = sorted(name for name in names if wanted in name.casefold())
-    totals = stats.totals_of([name for name in found if name in counted], span)
-    courses = {name: _of_total(total) for name, total in totals.items()}
+    series = stats.series([SITE, *(name for name in found if name in counted)], span)
+    courses = {name: _course(points) for name, points in series.items()}
+    site = courses.pop(SITE)
     listed = [Row(name=name, period=period, **courses.get(name, {})) for name in found]
     listed.sort(key=SORTS[by], reverse=sort.startswith("-"))
     shown = Paginator(listed, size).get_page(page)
@@ -417,13 +426,10 @@ def overview(
     rules = stored.prefetch_related("tiers").in_bulk(names_stored, field_name="name")
     names_read = [row.name for row in shown if row.name in courses]
     lately = _lately([SITE, *names_read])
-    people = stats.refused_people(names_read, span)
+    people = stats.people_refused(names_read, span)
     return Overview(
-        at=moment_of(_now()),
-        period=period,
-        from_=moment_of(span.start),
-        to=moment_of(span.end),
-        site=Course(period=period, **_of_total(stats.total(SITE, span)), **lately[SITE]),
+        **_times(period, span),
+        site=Course(period=period, **site, **lately[SITE]),
         rows=[
             replace(
                 row,
@@ -439,6 +445,7 @@ def overview(
         sort=sort,
         query=query,
         dropped=stats.dropped(),
+        identities=_top(SITE, period, "refused"),
     )
 
 
@@ -448,8 +455,8 @@ def last_days(names: Sequence[str]) -> dict[str, Course]:
     Raises:
         StoreError: Redis is unavailable.
     """
-    totals = stats.totals_of(names, Span.last(DAY, HOUR))
-    return {name: Course(**_of_total(total)) for name, total in totals.items()}
+    series = stats.series(names, Span.last(DAY, HOUR))
+    return {name: Course(**_course(points)) for name, points in series.items()}
 
 
 def why_uncounted() -> str | None:
@@ -464,7 +471,7 @@ def why_uncounted() -> str | None:
 
 
 def one(name: str, period: str) -> Report:
-    """Return the counts of one rule or call site in a period. For clients, see `identities`.
+    """Return the counts of one rule or call site in a period.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -477,31 +484,26 @@ def one(name: str, period: str) -> Report:
     elif span.step >= HOUR:
         points = kept_series(name, span)
     else:
-        points = stats.series(name, span)
+        points = stats.series([name], span)[name]
     histograms = stats.details_of([name], span)[name]
     # The time of the histograms, which are kept in minutes, hours or days.
-    step = MINUTE if span.is_by_minute else HOUR
-    whole = stats.total(name, Span(histograms.since, span.end, step))
-    counts = _counts(stats.add_up(points))
-    counts_since = Counts(**_counts(whole.counts))
+    since = Span(histograms.since, span.end, MINUTE if span.is_by_minute else HOUR)
+    whole = stats.add_up(stats.series([name], since)[name])
+    counts_since = Counts(**_counts(whole))
+    course = {**_course(points), **_lately([name])[name]}
+    course |= {"sources": _sources(whole), "p95_seconds": percentile_95(histograms.times)}
     return Report(
-        **{**vars(what), **counts},
-        at=moment_of(_now()),
-        period=period,
-        from_=moment_of(span.start),
-        to=moment_of(span.end),
+        **vars(what),
+        **course,
+        **_times(period, span),
         step_seconds=span.step,
-        share_refused=_share(counts),
-        people_refused=stats.people_refused(name, span),
-        per_minute=_lately([name])[name]["per_minute"],
-        p95_seconds=_p95(histograms),
-        sources=whole.sources,
-        units=whole.units,
-        near_limit=whole.near,
-        points=_points(points),
-        curves=curves(what, span, histograms, counts_since, whole.units),
+        people_refused=stats.people_refused([name], span)[name],
+        units=whole["u"],
+        near_limit=whole["n"],
+        curves=curves(what, span, histograms, counts_since, whole["u"]),
         since=moment_of(histograms.since),
         counts_since=counts_since,
+        identities={what: _top(name, period, what) for what in ("refused", "used")},
     )
 
 
@@ -556,8 +558,7 @@ def curves(
 
 
 def _people_beyond(marks: Marks, units: int) -> Between:
-    count, error = marks.beyond(units)
-    return Between(max(0, count - error), count + error)
+    return Between(*marks.beyond(units))
 
 
 def _other_limits(what: NamedLimit, span: Span) -> list[str]:
@@ -596,31 +597,8 @@ def curve_members(curve: Curve) -> dict[str, object]:
     }
 
 
-def identities(name: str, period: str) -> dict[str, list[Estimate]]:
-    """Return the ten clients with most refusals, and the ten with most used units.
-
-    They are of the period, but of its last 24 hours at most.
-
-    Raises:
-        StoreError: Redis is unavailable.
-    """
-    return {what: _top(name, period, what) for what in ("refused", "used")}
-
-
-def site_identities(period: str) -> list[Estimate]:
-    """Return the ten clients that were refused most by all limits, each request counted once.
-
-    The time is that of `identities`. A client is listed once for all limits with the same key, and
-    separately for limits with another key.
-
-    Raises:
-        StoreError: Redis is unavailable.
-    """
-    return _top(SITE, period, "refused")
-
-
 def _top(name: str, period: str, what: str) -> list[Estimate]:
-    clients = stats.top(name, span_of(period), what, MAX_CLIENTS)
+    clients = stats.top(name, span_of(period), what)[:MAX_CLIENTS]
     # A client that may not have come at all is noise of the estimates.
     return [client for client in clients if client.times > client.error]
 
@@ -632,7 +610,7 @@ def span_of(period: str) -> Span:
     hours.
     """
     length, step = PERIODS[period]
-    now = moment_of(_now())
+    now = moment_of(time.time())
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     if step == DAY:
         tomorrow = midnight + datetime.timedelta(days=1)
@@ -644,6 +622,16 @@ def span_of(period: str) -> Span:
     else:
         end = int(now.timestamp()) - seconds % step + step
     return Span(end - length, end, step)
+
+
+def _times(period: str, span: Span) -> dict[str, Any]:
+    """Return the fields of a report about its period."""
+    return {
+        "at": moment_of(time.time()),
+        "period": period,
+        "from_": moment_of(span.start),
+        "to": moment_of(span.end),
+    }
 
 
 def _by_day(points: Iterable[stats.Point]) -> list[stats.Point]:
@@ -661,10 +649,6 @@ def _moments(span: Span) -> list[datetime.datetime]:
     return [datetime.datetime.fromtimestamp(at, zone) for at in (span.start, span.end)]
 
 
-def _now() -> float:
-    return datetime.datetime.now(datetime.UTC).timestamp()
-
-
 def moment_of(at: float) -> datetime.datetime:
     """Return a moment, given in seconds since 1970, in the time zone of the site."""
     return timezone.localtime(datetime.datetime.fromtimestamp(int(at), datetime.UTC))
@@ -675,37 +659,23 @@ def _counts(counts: stats.Counts) -> dict[str, int]:
     return {"requests": sum(numbers.values()), **numbers, "banned": counts[BANNED]}
 
 
-def _of_total(total: Total) -> dict[str, Any]:
-    """Return the fields of `Day` that a total provides."""
-    counts = _counts(total.counts)
-    return {
-        **counts,
-        "share_refused": _share(counts),
-        "sources": total.sources,
-        "points": _points(total.hours),
-    }
+def _sources(counts: stats.Counts) -> dict[str, int]:
+    numbers = {source: counts[f"S{letter}"] for source, letter in LETTERS.items()}
+    return {source: number for source, number in numbers.items() if number}
 
 
-def _points(points: Iterable[stats.Point]) -> list[Point]:
-    return [Point(at=moment_of(point.moment), **_counts(point.counts)) for point in points]
-
-
-def _share(counts: Mapping[str, int]) -> float | None:
-    requests = counts["requests"]
-    return round(counts["refused"] / requests, 6) if requests else None
+def _course(points: Sequence[stats.Point]) -> dict[str, Any]:
+    """Return the fields of `Course` that are read from its steps."""
+    whole = stats.add_up(points)
+    counts = _counts(whole)
+    share = round(counts["refused"] / counts["requests"], 6) if counts["requests"] else None
+    steps = [Point(at=moment_of(point.moment), **_counts(point.counts)) for point in points]
+    return {**counts, "share_refused": share, "sources": _sources(whole), "points": steps}
 
 
 def _per_minute(counts: stats.Counts, seconds: float) -> PerMinute:
     numbers = _counts(counts)
     return PerMinute(*(round(numbers[one.name] * 60 / seconds, 1) for one in fields(PerMinute)))
-
-
-def _p95(histograms: Detail) -> float | None:
-    """Return the 95th percentile, at most the largest finite bound, as JSON has no infinity."""
-    seconds = histograms.time_within(0.95)
-    if seconds is None:
-        return None
-    return min(seconds, TIME_BOUNDS[-1])
 
 
 def pattern(refused: int, people: int) -> str:

@@ -31,6 +31,11 @@ class Estimate:
     error: int
     name: Name
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Return the minimum and the maximum of the count."""
+        return self.times - self.error, self.times
+
 
 class Summary:
     """The most frequent clients of a stream of any length.

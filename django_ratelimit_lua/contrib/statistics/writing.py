@@ -35,11 +35,10 @@ from .keys import (
     TOTALS,
     VERSIONS_KEPT,
     key_of,
-    site_key,
+    version_of,
 )
 from .marks import SAMPLE, Sample
 from .results import FREE, LABELS, SOURCES
-from .shadow import version_of
 from .space_saving import CAPACITY, Summary
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ class Top:
         return json.dumps(lists, separators=(",", ":")).encode()
 
 
-def why_unwritable(patience: Patience | None = None) -> StoreError | None:
+def why_unwritable() -> StoreError | None:
     """Return why a process cannot write all statistics (None: it can).
 
     A trial write of each kind is made, which expires within a second.
@@ -176,7 +175,7 @@ def why_unwritable(patience: Patience | None = None) -> StoreError | None:
     for command, word in ((b"add", 1), (b"meet", b""), (b"mark", 0), (b"say", b"0")):
         pending.to(command, (b"trial:" + command, 1))[b"0"] = word
     writer._pending[SITE] = pending
-    writer.write(patience)
+    writer.write()
     return writer.error
 
 
@@ -454,7 +453,7 @@ class Writer:
             len(durable & news),
             *[name.encode("utf-8", "surrogatepass") for name in names],
         ]
-        keys = [site_key(b"names"), site_key(b"durable")]
+        keys = [key_of(SITE, b"names"), key_of(SITE, b"durable")]
         noted = store.run(NOTE, keys, _encode(arguments), patience)
         for name, has_room in zip(names, noted, strict=True):
             self._known[name] = name if has_room else OTHER

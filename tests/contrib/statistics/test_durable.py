@@ -33,11 +33,10 @@ from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
 from django_ratelimit_lua.contrib.statistics import hours as keeping
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics import report, writing
-from django_ratelimit_lua.contrib.statistics.hours import keep_hours
-from django_ratelimit_lua.contrib.statistics.kept_hours import kept_series
+from django_ratelimit_lua.contrib.statistics.hours import keep_hours, kept_series
 from django_ratelimit_lua.contrib.statistics.keys import DAY, DROPPED, SITE, key_of
 from django_ratelimit_lua.contrib.statistics.models import RateLimitHour
-from django_ratelimit_lua.contrib.statistics.reading import Span, durable_names, total
+from django_ratelimit_lua.contrib.statistics.reading import Span, durable_names
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import one
 from django_ratelimit_lua.exceptions import StoreError
@@ -48,6 +47,7 @@ from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 from tests.clusters import until
+from tests.counted import results, total
 from tests.examples import examples
 from tests.server import url
 from tests.worker import Worker, migrated
@@ -277,7 +277,7 @@ def test_long_spans_are_read_from_redis_and_the_database(
     mail.hit("ada")
     span = Span(today - 210 * 86_400, today + 86_400, 86_400)
     found = {
-        (point.moment - today) // 86_400: dict(point.counts)
+        (point.moment - today) // 86_400: dict(results(point.counts))
         for point in kept_series("mail.long", span)
     }
     assert len(found) == 211
@@ -383,7 +383,7 @@ def test_the_days_of_a_page_are_those_of_the_sites_time_zone(
     for hours in (-30, -1, 0, 1, 23, 24, 25, 90):
         now = middle + hours * HOUR + 1800
         today = datetime.fromtimestamp(now, place).date()
-        monkeypatch.setattr(report, "_now", lambda now=now: now)
+        monkeypatch.setattr(report, "time", Moved(now - time.time()))
         points = one("days", "90d").points
         days = [today - timedelta(days=ago) for ago in range(89, -1, -1)]
         assert [point.at.date() for point in points] == days
@@ -441,7 +441,7 @@ def test_the_number_of_durable_names_is_bounded(
     """Of all processes as many as are counted apart, and none that is counted as one with others;
     not those of ninety days ago.
     """
-    key = f"{prefix}{{stats}}:durable"
+    key = key_of(SITE, b"durable").decode()
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     monkeypatch.setattr(known_call_sites, "durable", set())
     hour = int(time.time()) // HOUR
@@ -465,7 +465,7 @@ def test_hours_after_a_limiter_ceased_to_be_durable_are_not_copied(
     """And names that no database takes are refused at once."""
     RateLimiter("mail.ended", "5/h", durable=True).hit("ada")
     assert keep_hours() == 1
-    key = f"{prefix}{{stats}}:durable"
+    key = key_of(SITE, b"durable").decode()
     direct.zincrby(key, -2, "mail.ended")
     RateLimitHour.objects.all().delete()
     assert keep_hours() == 0

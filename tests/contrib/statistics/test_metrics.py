@@ -27,6 +27,7 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.contrib.statistics import writing
+from django_ratelimit_lua.contrib.statistics.keys import SITE, key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.extension import Extension, Metric
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
@@ -235,7 +236,7 @@ def test_totals_do_not_fall_when_minutes_and_hours_expire(direct: redis.Redis, p
         ("enforce", "refused", "mail"): 1,
     }
     assert {key for key in direct.scan_iter(f"{prefix}{{stats*") if direct.ttl(key) == -1} == {
-        f"{prefix}{{stats}}:names".encode()
+        key_of(SITE, b"names")
     }
 
 
@@ -273,7 +274,7 @@ def test_an_unused_name_makes_room_for_another(
     monkeypatch.setattr(writing, "MAX_NAMES", 1)
     RateLimiter("old", "9/h").hit("ada")
     scraped()
-    direct.zadd(f"{prefix}{{stats}}:names", {"old": 1})
+    direct.zadd(key_of(SITE, b"names"), {"old": 1})
     RateLimiter("new", "9/h").hit("ada")
     assert decisions(scraped()) == {("enforce", "allowed", "new"): 1}
 

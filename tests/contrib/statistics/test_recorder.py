@@ -40,14 +40,14 @@ def recorder() -> Iterator[Recorder]:
     """One that writes nothing."""
     made = Recorder()
     yield made
-    made.clear()
+    made._begin()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some.lists(HITS, max_size=100))
 def test_each_limit_and_each_decision_is_counted_once(recorder: Recorder, hits: list[Any]) -> None:
     """Whatever limits allow, refuse or would refuse, whoever decides, in whatever order."""
-    recorder.clear()
+    recorder._begin()
     recorder._is_awaited = True
     letters = {
         ("enforce", True): "a",

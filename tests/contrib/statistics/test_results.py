@@ -7,9 +7,10 @@ import time
 import pytest
 
 from django_ratelimit_lua import Ratelimited, RateLimiter
-from django_ratelimit_lua.contrib.statistics.reading import Span, top, total
+from django_ratelimit_lua.contrib.statistics.reading import Span, top
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.models import RateLimitRule
+from tests.counted import total
 
 
 def test_bans_are_counted_as_a_separate_result() -> None:

@@ -30,10 +30,7 @@ from django_ratelimit_lua.contrib.statistics.reading import (
     dropped,
     known_names,
     marks,
-    people_refused,
-    series,
     top,
-    total,
     totals,
 )
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
@@ -52,6 +49,7 @@ from django_ratelimit_lua.throttling import AnonRateThrottle
 from example_project import sample
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
+from tests.counted import people_refused, series, total
 from tests.server import url
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -207,7 +205,6 @@ def test_high_water_marks_include_requested_units() -> None:
     assert histogram.beyond(HOUR_US, 3) == (2, 2)
     assert counts("stats.marks") == {"a": 6, "r": 2}
     assert histogram.times.total() == 8
-    assert histogram.time_within(0.95) is not None
 
 
 def test_the_top_clients_by_units_and_by_refusals_are_listed(settings: Any) -> None:
@@ -315,7 +312,7 @@ def test_a_batch_that_was_written_without_a_reply_counts_once(
     assert recorder.flush()
     monkeypatch.undo()
     assert counts("stats.once") == counts("") == {"a": 2}
-    assert totals().of_names["stats.once"]["a"] == 2
+    assert totals()["stats.once"]["a"] == 2
 
 
 def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +373,7 @@ def test_the_totals_of_the_demo_agree() -> None:
     parts = [name for name in of if name not in ("everything", "webhooks", "exports of a day")]
     assert sum(of[name].total() for name in parts) < of["everything"].total()
     assert of["exports of a day"].total() == of["example_project.views.export"].total()
-    clients = top("", day(), most=100_000)
+    clients = top("", day())
     assert sum(client.times for client in clients) == site["r"]
 
 
@@ -456,6 +453,3 @@ def test_counts_older_than_two_days_are_read_by_the_day(monkeypatch: pytest.Monk
         assert people_refused("stats.ago", span) == 1
         assert details_of(["stats.ago"], span)["stats.ago"].times.total() == 3
         assert marks("stats.ago", HOUR_US, span).marks == (3,)
-    never = Span(at, at, 3600)
-    assert (series("stats.ago", never), people_refused("stats.ago", never)) == ([], 0)
-    assert details_of(["stats.ago"], never)["stats.ago"].times == {}

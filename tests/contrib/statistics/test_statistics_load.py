@@ -31,9 +31,7 @@ from django_ratelimit_lua.contrib.statistics.reading import (
     dropped,
     known_names,
     marks,
-    series,
     top,
-    total,
 )
 from django_ratelimit_lua.contrib.statistics.recorder import Hits, Person, Tables, recorder
 from django_ratelimit_lua.contrib.statistics.report import why_uncounted
@@ -49,6 +47,7 @@ from tests import clusters
 from tests.acceptance.test_forks import child_of, ended
 from tests.acceptance.test_processes import ROOT, visit
 from tests.clusters import until
+from tests.counted import people_refused, series, total
 from tests.demo import await_port, free_port
 from tests.load import NAMES, RULES, noted
 from tests.server import url
@@ -297,7 +296,7 @@ def test_a_redis_user_without_rights_on_statistics_can_decide(settings: Any, pre
         assert not recorder.flush()
         assert dict(total("rights", day()).counts) == {"a": 5, "r": 1}
         use(settings, server.url)
-        assert reading.people_refused("rights", day()) == 0
+        assert people_refused("rights", day()) == 0
         stop(20)
 
 

@@ -16,6 +16,7 @@ from tests.acceptance import test_cluster, test_topologies
 from tests.acceptance.test_greenlets import run
 from tests.acceptance.test_topologies import assert_nothing_was_missed
 from tests.clusters import Cluster
+from tests.counted import people_refused, total
 
 nodes, cluster, least = test_cluster.nodes, test_cluster.cluster, test_topologies.least
 
@@ -39,22 +40,18 @@ def test_a_redis_user_with_minimal_rights_can_count(least: redis.Redis, prefix: 
     RateLimitRule.objects.create(name="where", limit=1, unit="h")
     assert [RateLimiter("where", "100/h").hit("someone").allowed for _ in range(2)] == [True, False]
     recorder.flush()
-    assert reading.total("where", reading.Span.last(86_400, 3600)).counts["r"] == 1
+    assert total("where", reading.Span.last(86_400, 3600)).counts["r"] == 1
     RateLimitRule.objects.create(name="shadow", limit=1, unit="h", mode="shadow")
     RateLimiter("shadow", "100/h").hit("someone")
     assert shadow_numbers(RateLimitRule.objects.get(name="shadow").declared()) == (1, 0, 1, 0)
     RateLimiter("durable", "100/h", durable=True).hit("someone")
     assert not recorder.flush()
     day = reading.Span.last(86_400, 3600)
-    assert (
-        reading.total("shadow", day).counts.total()
-        == reading.total("durable", day).counts.total()
-        == 1
-    )
+    assert total("shadow", day).counts.total() == total("durable", day).counts.total() == 1
     assert reading.marks("durable", 3600 * 10**6, day).people == 1
-    assert reading.people_refused("where", day) == 1
+    assert people_refused("where", day) == 1
     assert [row.times for row in reading.top("where", day)] == [1]
-    assert reading.totals().of_names["durable"] == {"a": 1, "u": 1}
+    assert reading.totals()["durable"] == {"a": 1, "u": 1}
     assert keep_hours() == 1
     assert overview().names >= 3
     assert_nothing_was_missed(least, prefix)
@@ -69,7 +66,7 @@ def test_statistics_of_greenlets_are_written(prefix: str) -> None:
 from django_ratelimit_lua.contrib.statistics import reading
 RateLimiter("counted", "5/h").hit("ada")
 gevent.sleep(3)
-print(reading.totals().of_names["counted"]["a"])
+print(reading.totals()["counted"]["a"])
 """,
         annexes=("django_ratelimit_lua.contrib.statistics",),
     )
