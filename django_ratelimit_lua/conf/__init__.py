@@ -357,8 +357,7 @@ class Conf(Table):
         10,
         _slot_seconds,
         "seconds after which slots expire that are not renewed, because their process was killed; "
-        "a running process "
-        "renews them four times in that time, see :doc:`bans-and-slots`",
+        "a running process renews them four times in that time, see :doc:`bans-and-slots`",
     )
     CLOCK = Setting(
         "redis",
@@ -370,15 +369,13 @@ class Conf(Table):
         None,
         or_none(proxies),
         "the proxies that may report the client's address: a list of networks, or the number of "
-        "proxies; ``0``: there "
-        "is no proxy; see :doc:`/how-to/behind-a-proxy`",
+        "proxies; ``0``: there is no proxy; see :doc:`/how-to/behind-a-proxy`",
     )
     PROXY_HEADER = Setting(
         "X-Forwarded-For",
         lambda header: Choice(("X-Forwarded-For", "Forwarded"))(str(header).title()),
         'the header that these proxies write, or ``"Forwarded"``. Only one is read, because '
-        "clients could write the "
-        "other one",
+        "clients could write the other one",
     )
     IP_META_KEY = Setting(
         None,
@@ -407,8 +404,7 @@ class Conf(Table):
         {},
         _keys,
         "keys of this site by name, usable like the built-in ones: a function ``(request)``, a "
-        "``Key``, or the dotted "
-        "path of one, see :doc:`keys`",
+        "``Key``, or the dotted path of one, see :doc:`keys`",
     )
     HISTORY_DAYS = Setting(
         365,
@@ -425,9 +421,8 @@ class Conf(Table):
     KEY_SECRET = Setting(
         None,
         _secrets,
-        "the secret for digests of identities, or a list: the current one, then earlier ones, "
-        "with which overrides "
-        "still match, see :doc:`keys`",
+        "the secret for digests of identities, or a list: the current one, then earlier ones, with "
+        "which overrides still match, see :doc:`keys`",
         shown="``SECRET_KEY`` and ``SECRET_KEY_FALLBACKS``",
         is_secret=True,
     )
@@ -439,11 +434,9 @@ class Conf(Table):
     VIEW = Setting(
         None,
         or_none(_function),
-        "a view ``(request, exception)``, plain or ``async``, or its dotted path, that returns "
-        "the response to a "
-        "refused request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and "
-        "``Retry-After`` "
-        "are added if it does not set them",
+        "a view ``(request, exception)``, plain or ``async``, or its dotted path, that returns the "
+        "response to a refused request; ``exception.decision`` has the numbers. ``Cache-Control: "
+        "no-store`` and ``Retry-After`` are added if it does not set them",
     )
     SHOW_IDENTITIES = Setting(
         "masked",

@@ -19,10 +19,9 @@ UNKNOWN = "unknown"
 
 logger = logging.getLogger("django_ratelimit_lua")
 _UNTRUSTED = (
-    "A request from %s has the header X-Forwarded-For or Forwarded, but "
-    "RATELIMIT_TRUSTED_PROXIES is not set. Behind a proxy, all clients share one count: "
-    "set it to the networks or the number of your proxies. If there is no proxy, set it "
-    "to 0. (Logged once per process.)"
+    "A request from %s has the header X-Forwarded-For or Forwarded, but RATELIMIT_TRUSTED_PROXIES "
+    "is not set. Behind a proxy, all clients share one count: set it to the networks or the number "
+    "of your proxies. If there is no proxy, set it to 0. (Logged once per process.)"
 )
 _unheard = itertools.count()
 

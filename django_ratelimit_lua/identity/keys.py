@@ -222,8 +222,7 @@ def _check_function(setting: str, key: Key) -> None:
     if iscoroutinefunction(key.read):
         raise ImproperlyConfigured(
             f"{setting} is a coroutine function; use a plain one, and register it as Key(..., "
-            "blocks=True) if it "
-            f"queries the database"
+            "blocks=True) if it queries the database"
         )
     arguments = ["request"]
     if key.needs_user:
@@ -426,8 +425,7 @@ def compile_key(key: KeyLike) -> Key:
     site = ", ".join(registered_keys()) or "none yet"
     accepted = (
         f"{names} (with the prefix exact: case-sensitive), a key of RATELIMIT_KEYS ({site}), a "
-        "callable "
-        f"(group, request), its dotted path, or a tuple of these"
+        "callable (group, request), its dotted path, or a tuple of these"
     )
     raise LimitError(
         gettext_noop("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=accepted
@@ -438,6 +436,5 @@ def user_missing() -> ImproperlyConfigured:
     """Return the error for a key that needs the user, if no middleware sets the user."""
     return ImproperlyConfigured(
         "This key needs request.user: add django.contrib.auth.middleware.AuthenticationMiddleware "
-        "to MIDDLEWARE, "
-        "or use the key 'ip'"
+        "to MIDDLEWARE, or use the key 'ip'"
     )

@@ -24,10 +24,9 @@ _FORM = re.compile(r"([0-9]+)(?:/([0-9]*)| per (?:([0-9]+) )?)([a-z]+)")
 _SLOTS = re.compile(r"([0-9]{1,15})(?: at once)?")
 _TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-z]+)")
 _BAD_RATE = _(
-    "Rate %(rate)r: write N/unit without spaces, such as 100/m, 10/15m or 5/second (units: s, "
-    "sec, second(s), m, min, "
-    "minute(s), h, hr, hour(s), d, day(s), w, week(s)), or 10 per 15 minutes; or a number alone, "
-    "such as 5, for the algorithm concurrency"
+    "Rate %(rate)r: write N/unit without spaces, such as 100/m, 10/15m or 5/second (units: s, sec, "
+    "second(s), m, min, minute(s), h, hr, hour(s), d, day(s), w, week(s)), or 10 per 15 minutes; "
+    "or a number alone, such as 5, for the algorithm concurrency"
 )
 _NO_PERIOD = _("Rate %(rate)r: the period must be greater than zero")
 _TOO_LARGE = _("Rate %(rate)r is too large: at most %(most)d units in at most ten years")
