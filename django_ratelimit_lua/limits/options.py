@@ -308,7 +308,7 @@ class Options(TypedDict, total=False):
 OPTIONS: Mapping[str, Option] = {
     name: row.__metadata__[0] for name, row in Options.__annotations__.items()
 }
-_OF_ALGORITHMS = frozenset[str]().union(
+_SPECIAL = frozenset[str]().union(
     *(algorithm.options for algorithm in algorithms.ALGORITHMS.values())
 )
 """The options that not every algorithm takes."""
@@ -344,7 +344,7 @@ def read_options(given: Mapping[str, object]) -> dict[str, Any]:
         if value is None or value == row.default:
             values[name] = row.default
             continue
-        if name in _OF_ALGORITHMS - algorithms.find(values["algorithm"]).options:
+        if name in _SPECIAL and name not in algorithms.find(values["algorithm"]).options:
             raise LimitError(
                 _("%(algorithm)s has no option %(option)s; it is for %(algorithms)s"),
                 name,
