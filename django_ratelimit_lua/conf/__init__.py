@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
 
 from django.conf import settings
@@ -80,12 +81,8 @@ def _prefix(value: object) -> bytes:
     raise ValueError("must be text without braces, such as 'rl:'")
 
 
-def _algorithm(value: Any) -> str:
-    return algorithms.find(value).name
-
-
-def _rate_algorithm(value: object) -> str:
-    name = _algorithm(value)
+def _rate_algorithm(value: Any) -> str:
+    name = algorithms.find(value).name
     if name not in algorithms.BY_RATE:
         raise ValueError(
             f"{name} is only for slots; choose one of: {', '.join(algorithms.BY_RATE)}"
@@ -132,15 +129,11 @@ def _secrets(value: object) -> tuple[str | bytes, ...]:
         value = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
     if not isinstance(value, (list, tuple)) or not value:
         value = [value]
-    if not all(map(_is_secret, value)):
-        raise ValueError("must be text or bytes, or a list of these, the current one first")
+    for secret in value:
+        is_encodable = not isinstance(secret, str) or not _LONE.search(secret)
+        if not secret or not isinstance(secret, (str, bytes)) or not is_encodable:
+            raise ValueError("must be text or bytes, or a list of these, the current one first")
     return tuple(value)
-
-
-def _is_secret(value: object) -> bool:
-    if isinstance(value, str):
-        return bool(value) and not _LONE.search(value)
-    return isinstance(value, bytes) and bool(value)
 
 
 def token(value: object) -> str:
@@ -245,6 +238,7 @@ def _never_ban(value: object) -> tuple[Network, ...]:
     return _networks(value, "must be a list of networks, such as ['192.0.2.0/24']")
 
 
+@dataclass(eq=False)
 class Setting(Generic[T]):
     """Describe one setting: its default, the check that reads it, and its documentation.
 
@@ -256,20 +250,11 @@ class Setting(Generic[T]):
     - `is_secret`: no error contains the value.
     """
 
-    def __init__(
-        self,
-        default: object,
-        check: Check[T],
-        doc: str,
-        *,
-        shown: str = "",
-        is_secret: bool = False,
-    ) -> None:
-        self.default = default
-        self.check = check
-        self.doc = doc
-        self.shown = shown
-        self.is_secret = is_secret
+    default: object
+    check: Check[T]
+    doc: str
+    shown: str = field(default="", kw_only=True)
+    is_secret: bool = field(default=False, kw_only=True)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

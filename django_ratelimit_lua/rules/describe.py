@@ -173,19 +173,13 @@ def difference(before: Declared | None, after: Declared | None) -> list[str]:
     >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m"})
     ['mode: shadow → —', 'rate: 100/m → 50/m']
     """
-    old = _mapping(before)
-    new = _mapping(after)
+    old = before or {}
+    new = after or {}
     return [
         f"{field}: {_value(old.get(field))} → {_value(new.get(field))}"
         for field in sorted({*old, *new} - {"subject"})
         if old.get(field) != new.get(field)
     ]
-
-
-def _mapping(declared: object) -> Declared:
-    if isinstance(declared, Mapping):
-        return declared
-    return {}
 
 
 def _value(value: object) -> str:

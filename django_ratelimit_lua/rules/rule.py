@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -342,10 +341,8 @@ class _Reader:
     def rule(self, name: str) -> Rule:
         given = self.given
         for word, value in given.items():
-            # Nearly every value is a number, or text that may be written anywhere.
-            is_text = isinstance(value, str) and value.isprintable() and value == value.strip()
-            if not is_text and not isinstance(value, (int, float, NoneType)):
-                self.read(word, self.check_text, word)
+            for text in _texts(value):
+                self.read(word, self.check_text, word, text)
         for word, (check, right) in _FIELDS.items():
             if word in given and not check(given[word]):
                 self.read(word, self.refuse, word, right)
@@ -397,17 +394,15 @@ class _Reader:
             raise RuleError.of(self.problems)
         return rule
 
-    def check_text(self, word: str) -> None:
+    def check_text(self, word: str, text: str) -> None:
         """Raise if the text of a field has characters that are invisible or cannot be stored."""
-        for text in _texts(self.given[word]):
-            if UNWRITABLE.search(text) or (
-                word not in ("description", "message") and _CONTROL.search(text)
-            ):
-                raise LimitError(
-                    f"{word} is {text!r}: must be text in one line, without control characters"
-                )
-            if self.plain and word in ("path", "key") and text != text.strip():
-                raise LimitError(f"{word} is {text!r}: must not begin or end with a space")
+        has_lines = word in ("description", "message")
+        if UNWRITABLE.search(text) or (not has_lines and _CONTROL.search(text)):
+            raise LimitError(
+                f"{word} is {text!r}: must be text in one line, without control characters"
+            )
+        if self.plain and word in ("path", "key") and text != text.strip():
+            raise LimitError(f"{word} is {text!r}: must not begin or end with a space")
 
     def paths(self) -> tuple[str, ...]:
         value = self.given.get("path")

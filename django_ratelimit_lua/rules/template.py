@@ -55,16 +55,15 @@ def compile_cost(cost: CostLike | None) -> int | CostFunction | None:
     """Return a constant cost, or the function that returns the cost. Raises `LimitError`."""
     if cost is None or callable(cost):
         return cost
-    if isinstance(cost, str):
-        if "." in cost:
-            return lazily(cost, "Cost")
-    elif isinstance(cost, int):
+    if isinstance(cost, int):
         return whole_cost(cost, "Cost")
-    right = (
-        f"must be a whole number from 0 to {MAX_COST}, a callable (group, request) or its "
-        "dotted path"
+    if isinstance(cost, str) and "." in cost:
+        return lazily(cost, "Cost")
+    raise LimitError(
+        f"Cost {cost!r}: must be a whole number from 0 to {MAX_COST}, a callable (group, request) "
+        "or its dotted path",
+        "cost",
     )
-    raise LimitError(f"Cost {cost!r}: {right}", "cost")
 
 
 def ban_key(given: object) -> Key:

@@ -434,15 +434,6 @@ class ScopedRateThrottle(UserRateThrottle):
             return []
         return super().limits_on(view)
 
-    def place(self, request: Request, view: APIView, ruleset: Ruleset) -> Place:
-        """Return the charges by the view's scope and by its rules.
-
-        A view without a scope is not throttled.
-        """
-        if not self._has_scope(view):
-            return Place(())
-        return super().place(request, view, ruleset)
-
 
 class RuleThrottle(SimpleRateThrottle):
     """Applies the rules of the settings and of the admin to a view.
