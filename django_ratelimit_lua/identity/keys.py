@@ -320,9 +320,7 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
     kind, name, _ = parts
     if not name:
         key = registered_keys()[kind]
-        user = None
-        if key.needs_user:
-            user = getattr(request, "user", None)
+        user = getattr(request, "user", None)
         if key.needs_user and user is None:
             raise user_missing()
         return known_identities(key.read("", request, user))

@@ -23,7 +23,7 @@ from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
 from .describe import key_label, rate_words
 from .methods import methods_label, parse_methods
-from .rule import UNWRITABLE, Outcome, Rule
+from .rule import UNWRITABLE, Rule
 from .template import CostLike, LimitTemplate
 
 _ARGUMENTS = (
@@ -97,9 +97,11 @@ def throttle_algorithm(rate: Rate, named: str | None) -> str:
 
     The default is a sliding log, or a sliding window for a large limit.
     """
-    if not named and rate.limit > MAX_LOG_LENGTH:
+    if named:
+        return named
+    if rate.limit > MAX_LOG_LENGTH:
         return "sliding_window"
-    return named or "sliding_log"
+    return "sliding_log"
 
 
 def rate_text(rate: object) -> str:
@@ -241,14 +243,13 @@ def call_site(
     options: Options,
     *,
     block: bool = True,
-    count_if: Outcome | None = None,
-    reset_if: Outcome | None = None,
-    cost_after: Outcome | None = None,
+    **outcomes: Any,
 ) -> Rule:
     """Return the unnamed rule of a call site.
 
-    Its limits are named by group, methods, key and rate, so that no two share a count. Raises
-    `LimitError` if an argument is invalid.
+    Its limits are named by group, methods, key and rate, so that no two share a count. `outcomes`
+    are the arguments `count_if`, `reset_if` and `cost_after`. Raises `LimitError` if an argument is
+    invalid.
     """
     for word in options.keys() & FIELDS_OF_ANNEXES.keys() - set(_ARGUMENTS):
         raise LimitError(
@@ -262,11 +263,6 @@ def call_site(
     template = LimitTemplate.compiled("at this call site", key, rate, cost, options)
     methods = parse_methods(method)
     is_of_slots = all(isinstance(each, Rate) and each.is_slots for each in template.rates)
-    outcomes: dict[str, Any] = {
-        "count_if": count_if,
-        "reset_if": reset_if,
-        "cost_after": cost_after,
-    }
     for name, function in outcomes.items():
         if function is None:
             continue
