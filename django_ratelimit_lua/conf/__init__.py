@@ -73,11 +73,8 @@ def _cache_alias(value: object) -> str:
 
 
 def _prefix(value: object) -> bytes:
-    try:
-        if isinstance(value, str) and not set(value) & set("{}"):
-            return value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"must be text without braces, such as 'rl:'; {error}") from None
+    if isinstance(value, str) and not re.search("[{}\ud800-\udfff]", value):
+        return value.encode()
     raise ValueError("must be text without braces, such as 'rl:'")
 
 
@@ -190,9 +187,7 @@ def proxies(value: object) -> int | tuple[Network, ...]:
         "must be a number of proxies from 0 to 32, or a list of networks such as "
         "['10.0.0.0/8', 'unix']"
     )
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value <= 32:
-            raise ValueError(right)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 32:
         return value
     return _networks(value, right, "unix")
 

@@ -217,14 +217,13 @@ class Call(NamedTuple):
 
         Charges without a verdict and refunds are not included.
         """
-        for charge in self.charges:
-            if charge.limit.ban is not None and self.operation not in ("charge", "refund"):
-                return [
-                    (place, each)
-                    for place, each in enumerate(self.charges)
-                    if each.limit.ban is not None
-                ]
-        return []
+        if self.operation in ("charge", "refund"):
+            return []
+        return [
+            (place, charge)
+            for place, charge in enumerate(self.charges)
+            if charge.limit.ban is not None
+        ]
 
     def ban_keys(self) -> list[bytes]:
         """Return the keys of the bans of its limits."""
@@ -276,11 +275,7 @@ class Call(NamedTuple):
             args[3] = self.why[:MAX_WHY_LENGTH].encode("utf-8", "replace")
         elif self.debt:
             args[3] = b"2"
-        is_usual = self.max_wait_us is None
-        waits = [
-            limit.max_wait_us if is_usual and limit.max_wait_us >= 0 else self.max_wait_us_of(limit)
-            for limit in [charge.limit for charge in self.charges]
-        ]
+        waits = [self.max_wait_us_of(charge.limit) for charge in self.charges]
         takes = self.operation not in _OF_BANS
         for charge, max_wait in zip(self.charges, waits, strict=True):
             limit = charge.limit
@@ -297,7 +292,7 @@ class Call(NamedTuple):
                 elif self.confirm_ms:
                     record += _CONFIRM.pack(self.confirm_ms)
             elif limit.wants_more:
-                record += limit.more(now, waits, is_patient=not is_usual)
+                record += limit.more(now, waits, is_patient=self.max_wait_us is not None)
             args.append(record)
         bans = self.banning
         for place, charge in bans:

@@ -372,10 +372,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
 def _latest(refused: Sequence[LimitState]) -> LimitState:
     """Return the state with the longest `retry_after`."""
-    for state in refused:
-        if state.retry_after is None:  # Never.
-            return state
-    return max(refused, key=lambda state: state.retry_after or 0.0)
+    return max(refused, key=lambda state: (state.retry_after is None, state.retry_after))
 
 
 class AnonRateThrottle(SimpleRateThrottle):
