@@ -209,10 +209,9 @@ def _registered(name: str, source: Any) -> Key:
         given = request_state(request).key_values
         if name in given:
             return registered_identity(name, given[name])
-        arguments: list[object] = [request]
         if key.needs_user:
-            arguments.append(user)
-        return registered_identity(name, key.read(*arguments))
+            return registered_identity(name, key.read(request, user))
+        return registered_identity(name, key.read(request))
 
     return replace(key, name=name, read=read, label=key.label or name.replace("_", " "))
 
@@ -287,10 +286,10 @@ def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
 
 
 def _field(field: str, kind: str, name: str) -> Key:
-    get = FIELDS[kind].read
+    of_kind = FIELDS[kind]
 
     def read(group: str, request: HttpRequest, user: object) -> Identity:
-        value = agreed(get(request, name))
+        value = agreed(of_kind.read(request, name))
         if value is UNREAD:
             return _ip(group, request, user)
         return field_identity(field, value)
@@ -299,10 +298,10 @@ def _field(field: str, kind: str, name: str) -> Key:
     return Key(
         field,
         read,
-        FIELDS[kind].label % name,
+        of_kind.label % name,
         known_to_proxies=True,
         needs_route=is_kwarg,
-        needs_body=FIELDS[kind].in_body,
+        needs_body=of_kind.in_body,
         lumps_strangers=is_kwarg,
     )
 

@@ -129,9 +129,6 @@ class KnownCallSites:
         self.durable: set[str] = set()
         """The names with durable statistics."""
 
-    def __len__(self) -> int:
-        return len(self._by_name)
-
     def __contains__(self, name: str) -> bool:
         return name in self._by_name or not self._has_room(name)
 

@@ -138,12 +138,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
         For HEAD it is GET, which runs the same view.
         """
-        names = self._by_method()
-        if method is not None and method in names:
-            return method
-        if method == "HEAD" and "GET" in names:
-            return "GET"
-        return "*"
+        rates = self._by_method()
+        if method == "HEAD" and method not in rates:
+            method = "GET"
+        if method is None or method not in rates:
+            return "*"
+        return method
 
     def get_cache_key(self, request: Request, view: APIView) -> str | None:
         """Return the identity to count, or None if the request is not limited."""
