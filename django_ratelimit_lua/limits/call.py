@@ -54,12 +54,9 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
     django_ratelimit_lua.limits.rate.LimitError: cost is 1152921504606846976: must be ...
     """
     if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost <= MAX_COST:
-        # Python refuses to write out very large integers.
-        if isinstance(cost, int) and cost.bit_length() > 256:
-            shown = "a number of more than 256 bits"
-        else:
-            shown = repr(cost)[:200]
-        raise LimitError(f"{what} {shown}: must be a whole number from 0 to {MAX_COST}", "cost")
+        raise LimitError(
+            f"{what} {cost!r:.200}: must be a whole number from 0 to {MAX_COST}", "cost"
+        )
     return cost
 
 

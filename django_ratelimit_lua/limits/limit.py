@@ -226,8 +226,7 @@ def _named(name: str) -> tuple[str, bytes]:
     A short name of plain characters is its own form in keys. The form of any other name is its
     beginning and a digest.
     """
-    if len(name) > _MAX_NAME_LENGTH:
-        name = shortened(name)
+    name = shortened(name)
     if len(name) <= _MAX_ID_LENGTH and _PLAIN.fullmatch(name):
         return name, name.encode()
     readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _MAX_ID_LENGTH - 25], flags=re.ASCII)
