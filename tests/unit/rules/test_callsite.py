@@ -77,4 +77,4 @@ def test_limits_of_call_sites_never_share_a_count() -> None:
         for rate in ("5/m", "5/h")
         for method in (None, "GET", ["POST"])
     }
-    assert len(names.names()) == 2 * 3 * 2 * 3
+    assert len(names) == 2 * 3 * 2 * 3
