@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from math import ceil
 from threading import Lock
 
@@ -18,7 +19,6 @@ from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
-from ..process.bounded_map import BoundedMap
 from ..process.forks import renew_after_fork
 from .heartbeat import ProcessShare, heartbeat
 from .slots import Key, held_slots
@@ -303,7 +303,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._answers: BoundedMap[Key, tuple[int, float]] = BoundedMap(MAX_IDENTITIES)
+        self._answers: OrderedDict[Key, tuple[int, float]] = OrderedDict()
         self._counters: OrderedDict[Key, Counter] = OrderedDict()
         self._lock = Lock()
         self._began_us = time.time_ns() // 1000 - round(time.monotonic() * SECOND)
@@ -436,14 +436,18 @@ class Counters:
                 continue
             if not heartbeat.task.is_running:
                 heartbeat.start()
-            self._answers.put((call.prefix, digest, limit.key_part), (state.used, now))
+            answers = self._answers
+            answers[call.prefix, digest, limit.key_part] = (state.used, now)
+            while len(answers) > MAX_IDENTITIES:
+                with suppress(KeyError):  # No lock is taken, so others make room, too.
+                    answers.popitem(last=False)
 
     def forget(self, call: Call) -> None:
         """Delete the counts of a call's limits."""
         with self._lock:
             for charge in call.charges:
                 key = _key(call, charge)
-                self._answers.pop(key)
+                self._answers.pop(key, None)
                 self._counters.pop(key, None)
 
     def clear(self) -> None:

@@ -317,9 +317,10 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     """
     if not conf.ENABLE or not (call.charges or call.revision is not None):
         return Decision(True, granted=call.units)
-    denial = deny_cache.find(call)
-    if denial is not None and not listener.has_news():
-        return denial
+    if deny_cache.entries:
+        denial = deny_cache.find(call)
+        if denial is not None and not listener.has_news():
+            return denial
     asked_at = time.monotonic()
     generation = deny_cache.generation
     patience = patience or Patience(conf.TIMEOUT)

@@ -61,7 +61,8 @@ class DenyCache:
     """The refusals of this process, by call.
 
     - `heard_at`: the monotonic time up to which all changes of other processes have been received;
-    - `generation`: the number of refunds and changes so far.
+    - `generation`: the number of refunds and changes so far;
+    - `entries`: the refusals. Without any, nothing has to be looked up.
     """
 
     heard_at = float("-inf")
@@ -71,6 +72,7 @@ class DenyCache:
         self._denials: BoundedMap[_Key, CachedDenial] = BoundedMap(
             MAX_ENTRIES, MAX_BYTES, _weight, labels_of=_digests
         )
+        self.entries = self._denials.entries
         self._renew()
         renew_after_fork(self._renew)
 
@@ -83,7 +85,7 @@ class DenyCache:
 
     def find(self, call: Call) -> Decision | None:
         """Return the cached refusal of an equal hit, with its times updated, or None."""
-        if call.operation != "hit" or call.now is not None or not self._denials.entries:
+        if call.operation != "hit" or call.now is not None:
             return None
         denial = self._denials.get(_key(call))
         now = time.monotonic()

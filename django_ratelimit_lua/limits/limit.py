@@ -71,6 +71,8 @@ class Limit:
     """Whether it is decided in this process, as far as may be."""
     ban: BanTerms | None = field(repr=False)
     """By what it bans; None: it does not."""
+    text: str = field(repr=False, compare=False)
+    """All that is compared, as one text, which is hashed once."""
     holds: bool = field(repr=False, compare=False)
     """Whether what a hit takes are slots, which are held until they are released."""
 
@@ -122,9 +124,10 @@ class Limit:
                 "holds": kind.holds,
             }
         )
+        self._set({"text": repr((self, self.ban))})
 
     def __hash__(self) -> int:
-        return hash((self.name, self.key_part))  # Of all that is compared, what mostly differs.
+        return hash(self.text)
 
     @property
     def kind(self) -> Algorithm:
@@ -188,6 +191,7 @@ class Limit:
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
         copy._set({each.name: getattr(self, each.name) for each in fields(self)} | changes)
+        copy._set({"text": repr((copy, copy.ban))})
         return copy
 
     def numbers(self, now: int) -> Numbers:

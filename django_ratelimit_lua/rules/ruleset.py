@@ -221,12 +221,6 @@ class Ruleset:
 
         Rules of their names replace them, and rules for their group are added.
         """
-        site_names = self.site_names
-        for call_site in call_sites:
-            if (call_site.group or group) in site_names:
-                break
-        else:
-            return call_sites
         chosen: list[Rule] = []
         names: set[str] = set()
         for call_site in call_sites:

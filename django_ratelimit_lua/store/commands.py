@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from ..limits.call import REGISTER, Call, Charge, StaleRules
+from ..limits.call import REGISTER, Call, StaleRules
 from ..limits.decision import Decision
-from ..limits.limit import Limit
 from ..limits.program import PROGRAM, Program
 from ..process.forks import chance
 
 TOKEN_SIZE = 8
 MAX_FORMS = 256
-"""Size of the LRU cache of encoded commands."""
+"""Encoded commands that are kept."""
 MAX_LIMITS = 8
 MAX_UNITS = 10
 """Calls with more limits or units are not cached."""
@@ -28,6 +27,8 @@ FOREVER = 2**63
 _DIGEST = b"\xffdigest".ljust(32, b"\xff")
 _TOKEN = b"\xfftoken".ljust(TOKEN_SIZE, b"\xff")
 """Stand for an identity and for the token in a cached command; they are as long."""
+_forms: dict[tuple[object, ...], bytes] = {}
+"""The encoded commands, by the shape of their calls."""
 _PART = b"$%d\r\n%b\r\n".__mod__
 
 T_co = TypeVar("T_co", covariant=True)
@@ -88,18 +89,23 @@ def to_decide(call: Call) -> Question[Decision]:
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     is_usual = call.now is None and call.hit_at is None and not (call.slot or call.subjects)
     is_usual = is_usual and len(call.charges) <= MAX_LIMITS
-    limits: tuple[tuple[Limit, int, bool], ...] = ()
+    limits: tuple[tuple[str, int, bool], ...] = ()
     digests: tuple[bytes, ...] = ()
     bans: tuple[bytes, ...] = ()
     for limit, digest, cost, banned, reports in call.charges:
-        limits += ((limit, cost, reports),)
+        limits += ((limit.text, cost, reports),)
         digests += (digest,)
         if limit.ban is not None and call.operation not in ("charge", "refund"):
             bans += (banned or digest,)
         is_usual = is_usual and cost <= MAX_UNITS
     read = partial(call.read, token=token)
     if is_usual:
-        form = _form(limits, call[1:])
+        shape = (limits, call[1:])
+        form = _forms.get(shape)
+        if form is None:
+            if len(_forms) >= MAX_FORMS:
+                _forms.clear()
+            form = _forms[shape] = _form(call)
         if form:
             return Question(form % (*digests, *bans, token), read, program=PROGRAM)
     return Question(_evalsha(call, token), read, program=PROGRAM)
@@ -110,19 +116,18 @@ def _evalsha(call: Call, token: bytes) -> bytes:
     return command(b"EVALSHA", PROGRAM.sha, b"%d" % len(keys), *keys, *call.args(token))
 
 
-@lru_cache(maxsize=MAX_FORMS)
-def _form(limits: Sequence[tuple[Limit, int, bool]], rest: tuple[Any, ...]) -> bytes:
+def _form(call: Call) -> bytes:
     """Return a command with placeholders for the digests of identities and for the token.
 
     It is the same for calls that differ only in their identities, and empty if calls differ in more
-    than that. `rest` contains the fields of the call after its charges.
+    than that.
     """
-    names = {limit.key_part for limit, _, _ in limits}
-    varies = any(limit.wants_more or not limit.packed for limit, _, _ in limits)
-    if varies or len(names) < len(limits):
+    limits = [charge.limit for charge in call.charges]
+    varies = any(limit.wants_more or not limit.packed for limit in limits)
+    if varies or len({limit.key_part for limit in limits}) < len(limits):
         return b""
-    charges = [Charge(limit, _DIGEST, cost, reports=reports) for limit, cost, reports in limits]
-    form = _evalsha(Call(charges, *rest), _TOKEN)
+    charges = [charge._replace(digest=_DIGEST, banned=b"") for charge in call.charges]
+    form = _evalsha(call._replace(charges=charges), _TOKEN)
     return form.replace(b"%", b"%%").replace(_DIGEST, b"%b").replace(_TOKEN, b"%b")
 
 

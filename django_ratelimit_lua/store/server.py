@@ -386,7 +386,9 @@ class Store:
         return any(others)
 
     def _exchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        patience = self._patience(patience)
+        # `_patience`, inlined: it is on the way of every hit.
+        if patience is None or patience.left <= 0.0:
+            patience = self._patience(patience)
         node = self._nodes.get(None) or self._node_at(None)
         try:
             answer = node.use(Link.ask, question, patience)

@@ -269,7 +269,11 @@ class RequestPlanner(Planner):
         if callable(self._choose):
             places = self._choose(ruleset)
         else:
-            rules = ruleset.for_call_sites(self._choose, self._group, self.request)
+            rules = self._choose
+            for call_site in self._choose:
+                if (call_site.group or self._group) in ruleset.site_names:
+                    rules = ruleset.for_call_sites(self._choose, self._group, self.request)
+                    break
             places = (Place(rules, self._group),)
             # By newer rules, too, the call sites may stand as they are: then so does what was
             # gathered of them.
@@ -330,7 +334,11 @@ class RequestPlanner(Planner):
             cost = whole_cost((yield from called(cost, name, request)), f"{name}: cost is")
         if cost is None:
             cost = 1
-        identity = yield from self._read(key, name)
+        # Most keys wait for nothing.
+        if key.needs_user or key.needs_session or key.blocks or key.functions:
+            identity = yield from self._read(key, name)
+        else:
+            identity = key.read(name, request, None)
         banned: Identity = None
         if numbers.ban_key is not None:
             banned = yield from self._read(numbers.ban_key, name)

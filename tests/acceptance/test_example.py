@@ -134,14 +134,9 @@ def burst(browser: Any, target: str, count: int) -> str:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("size", [(1280, 1000), (390, 844)], ids=["desktop", "phone"])
-def test_the_demo_shows_how_many_requests_were_allowed(
-    size: tuple[int, int], browser: Any, demo: str
-) -> None:
-    """Every target, at desktop and phone width, without an error in the console and without
-    scrolling sideways.
-    """
-    browser.set_window_size(*size)
+def test_the_demo_shows_how_many_requests_were_allowed(browser: Any, demo: str) -> None:
+    """Every target, without an error in the console; and on a phone without scrolling sideways."""
+    browser.set_window_size(1280, 1000)
     browser.get(demo)
     expected = {
         "login": "5 admitted, 7 refused.",
@@ -157,20 +152,21 @@ def test_the_demo_shows_how_many_requests_were_allowed(
         assert len(browser.find_elements("css selector", "#plot .mark")) == 12
     refused = browser.find_element("css selector", "#plot .mark.refused")
     assert "refused by 10/s; it would fit in" in refused.get_attribute("aria-label")
-    assert browser.execute_script(
-        "return document.documentElement.scrollWidth <= window.innerWidth"
-    )
+    for size in ((1280, 1000), (390, 844)):
+        browser.set_window_size(*size)
+        assert browser.execute_script(
+            "return document.documentElement.scrollWidth <= window.innerWidth"
+        )
+        browser.execute_script("window.scrollTo(0, 0)")
+        height = browser.execute_script("return document.documentElement.scrollHeight")
+        browser.set_window_size(size[0], height + 140)
+        screenshot(browser, f"home-{size[0]}")
     errors = [
         entry["message"]
         for entry in browser.get_log("browser")
         if "status of 4" not in entry["message"]
     ]
     assert errors == []
-    browser.execute_script("window.scrollTo(0, 0)")
-    browser.set_window_size(
-        size[0], browser.execute_script("return document.documentElement.scrollHeight") + 140
-    )
-    screenshot(browser, f"home-{size[0]}")
 
 
 def test_the_login_form_of_the_demo_limits_guesses(browser: Any, demo: str) -> None:
