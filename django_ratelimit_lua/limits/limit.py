@@ -89,10 +89,9 @@ class Limit:
         name, key_name = _named(name)
         if counted_as:
             counted_as, key_name = _named(counted_as)
-        self._set({"name": name, "counted_as": counted_as or name})
+        names = {"name": name, "counted_as": counted_as or name}
         try:
-            self._set(read_options(options))
-            self._set({"rate": Rate.parse(rate)})
+            self._set(names | read_options(options) | {"rate": Rate.parse(rate)})
             self._derive(key_name)
         except LimitError as error:
             error.where = f"Limit {name!r}: "
@@ -124,7 +123,7 @@ class Limit:
                 "holds": kind.holds,
             }
         )
-        self._set({"text": repr((self, self.ban))})
+        object.__setattr__(self, "text", repr((self, self.ban)))
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -191,7 +190,7 @@ class Limit:
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
         copy._set({each.name: getattr(self, each.name) for each in fields(self)} | changes)
-        copy._set({"text": repr((copy, copy.ban))})
+        object.__setattr__(copy, "text", repr((copy, copy.ban)))
         return copy
 
     def numbers(self, now: int) -> Numbers:
@@ -200,7 +199,7 @@ class Limit:
 
     def packed_at(self, now: int) -> bytes:
         """Return the arguments of the algorithm's Lua code, encoded as little-endian doubles."""
-        numbers = self.numbers(now)
+        numbers = self.kind.numbers(self, now)
         return _NUMBERS.pack(*numbers, *[0] * (MAX_NUMBERS - len(numbers)))
 
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
@@ -230,7 +229,8 @@ def _named(name: str) -> tuple[str, bytes]:
     A short name of plain characters is its own form in keys. The form of any other name is its
     beginning and a digest.
     """
-    name = shortened(name)
+    if len(name) > _MAX_NAME_LENGTH:
+        name = shortened(name)
     if len(name) <= _MAX_ID_LENGTH and _PLAIN.fullmatch(name):
         return name, name.encode()
     readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _MAX_ID_LENGTH - 25], flags=re.ASCII)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -341,6 +342,10 @@ class _Reader:
     def rule(self, name: str) -> Rule:
         given = self.given
         for word, value in given.items():
+            # Nearly every value is a number, or text that may be written anywhere.
+            is_text = isinstance(value, str) and value.isprintable() and value == value.strip()
+            if is_text or isinstance(value, (int, float, NoneType)):
+                continue
             for text in _texts(value):
                 self.read(word, self.check_text, word, text)
         for word, (check, right) in _FIELDS.items():

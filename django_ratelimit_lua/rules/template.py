@@ -140,8 +140,8 @@ class LimitTemplate:
     def __post_init__(self) -> None:
         given = self.options.get("ban_key") or None
         object.__setattr__(self, "ban_key", given and ban_key(given))
-        keys = dict.fromkeys(tier_key(name) for name, _ in self.tiers)
-        object.__setattr__(self, "tier_keys", tuple(key for key in keys if key is not None))
+        keys = dict.fromkeys([tier_key(name) for name, _ in self.tiers])
+        object.__setattr__(self, "tier_keys", tuple([key for key in keys if key is not None]))
         object.__setattr__(self, "has_group_tiers", None in keys)
 
     @classmethod
