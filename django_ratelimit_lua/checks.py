@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from django.conf import settings
-from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
+from django.core.checks import ERROR, INFO, WARNING, CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
@@ -29,7 +29,7 @@ from .rules.overrides import is_kind
 from .rules.places import place_problems
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
-from .rules.stacks import BEFORE_METHODS, is_behind_login, on_view, url_patterns
+from .rules.stacks import BEFORE_METHODS, Stack, is_behind_login, on_view, url_patterns
 from .store import get_store, why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -42,94 +42,83 @@ them.
 """
 
 
-class Problem(NamedTuple):
-    """The level, the id and the hint of a message."""
+LEVELS = {"E": ERROR, "W": WARNING, "I": INFO}
+"""The levels of messages, by the first letter of their ids."""
 
-    kind: Callable[..., CheckMessage]
+
+class Problem(NamedTuple):
+    """The id and the hint of a message."""
+
     id: str
     hint: str
 
     def message(self, text: str, **words: str) -> CheckMessage:
         """Return the message. The `words` are inserted into the hint."""
-        return self.kind(text, hint=self.hint.format(**words), id=f"django_ratelimit_lua.{self.id}")
+        hint = self.hint.format(**words)
+        return CheckMessage(LEVELS[self.id[0]], text, hint, id=f"{APP}.{self.id}")
 
 
-BAD_SETTING = Problem(Error, "E001", "See the settings page of the documentation.")
-BAD_CACHE = Problem(
-    Error, "E002", "Name an alias whose BACKEND is 'django_redis.cache.RedisCache'."
-)
-BAD_PATH = Problem(Error, "E003", "Name a callable that takes (group, request).")
-BAD_RULE = Problem(Error, "E004", "See the middleware page of the documentation.")
-NO_USER = Problem(
-    Error, "E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'."
-)
-BAD_THROTTLE_RATE = Problem(
-    Error, "E006", "Write '100/d', '10/15m', None, or a dict of these by method."
-)
+BAD_SETTING = Problem("E001", "See the settings page of the documentation.")
+BAD_CACHE = Problem("E002", "Name an alias whose BACKEND is 'django_redis.cache.RedisCache'.")
+BAD_PATH = Problem("E003", "Name a callable that takes (group, request).")
+BAD_RULE = Problem("E004", "See the middleware page of the documentation.")
+NO_USER = Problem("E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'.")
+BAD_THROTTLE_RATE = Problem("E006", "Write '100/d', '10/15m', None, or a dict of these by method.")
 BAD_THROTTLE = Problem(
-    Error, "E007", "Name the scope in DRF's DEFAULT_THROTTLE_RATES, with None for no limit."
+    "E007", "Name the scope in DRF's DEFAULT_THROTTLE_RATES, with None for no limit."
 )
-UNKNOWN_SETTING = Problem(Warning, "W025", "{right}")
-UNUSED_RULES = Problem(Warning, "W026", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
+UNKNOWN_SETTING = Problem("W025", "{right}")
+UNUSED_RULES = Problem("W026", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
 NO_PROXIES = Problem(
-    Warning,
     "W008",
     "Set it to the networks or the number of your proxies, or to 0 if there is no proxy.",
 )
-SCRIPT_NAME = Problem(Warning, "W009", "Write the paths as the URLconf has them, without {script}.")
-ONE_FOR_ALL = Problem(Warning, "W010", "Use the key 'user_or_ip', {otherwise}.")
-NO_SESSION = Problem(Warning, "W011", "{right}")
-OTHER_SITE = Problem(Error, "E013", provider.REMEDY)
+SCRIPT_NAME = Problem("W009", "Write the paths as the URLconf has them, without {script}.")
+ONE_FOR_ALL = Problem("W010", "Use the key 'user_or_ip', {otherwise}.")
+NO_SESSION = Problem("W011", "{right}")
+OTHER_SITE = Problem("E013", provider.REMEDY)
 LOST_VALUES = Problem(
-    Warning,
     "W014",
     "Add the old secret key to SECRET_KEY_FALLBACKS or to the end of "
     "RATELIMIT_KEY_SECRET, or enter the values again.",
 )
 SHORT_BAN = Problem(
-    Warning,
     "W027",
     "Make the first entry of ban_for at least as long as ban_window, or remove ban_window.",
 )
 NO_WIDE_BAN = Problem(
-    Error, "E034", "Add a limit with the key to ban by, with ban_after and ban_for, and no ban_key."
+    "E034", "Add a limit with the key to ban by, with ban_after and ban_for, and no ban_key."
 )
 MANY_KINDS = Problem(
-    Warning, "W016", "Distinguish clients by the values of one field, not by names of fields."
+    "W016", "Distinguish clients by the values of one field, not by names of fields."
 )
-NO_PACKAGE = Problem(Warning, "W017", "Install django-ratelimit-lua[{extra}].")
-TENANT_APP = Problem(
-    Error, "E023", "Move it to SHARED_APPS: all tenants share its tables and its rules."
-)
+NO_PACKAGE = Problem("W017", "Install django-ratelimit-lua[{extra}].")
+TENANT_APP = Problem("E023", "Move it to SHARED_APPS: all tenants share its tables and its rules.")
 NO_PLACE = Problem(
-    Warning,
     "W022",
     "Use the path '/' for all requests, or the name of a limit in the code or of a URL pattern.",
 )
 TWO_LIMITERS = Problem(
-    Error, "E028", "Import one RateLimiter in both places, or give them different names."
+    "E028", "Import one RateLimiter in both places, or give them different names."
 )
-SETTING_OF_ANNEX = Problem(Warning, "W030", "{right}, or remove the setting.")
+SETTING_OF_ANNEX = Problem("W030", "{right}, or remove the setting.")
 BAD_ROW = Problem(
-    Warning,
     "W031",
     "Correct the rule or the override in the admin, or register its key in RATELIMIT_KEYS again.",
 )
 NO_REDIS = Problem(
-    Warning,
     "W032",
     "Start Redis, or correct the LOCATION of the cache {alias!r}. Until then, limits apply as "
     "RATELIMIT_ON_STORE_ERROR says.",
 )
 NO_RATE = Problem(
-    Warning,
     "W033",
     "Write a rate such as rate='100/m'. If only rules of the admin limit it, add the id of this "
     "warning to SILENCED_SYSTEM_CHECKS.",
 )
-ABSENT_ANNEX = Problem(Warning, "W029", "{right}, or delete these values from RateLimitRule.extra.")
+ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(
-    Info, "I015", "Enter the values again before you remove the secret key from the fallbacks."
+    "I015", "Enter the values again before you remove the secret key from the fallbacks."
 )
 
 
@@ -206,7 +195,10 @@ def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
         return
     rules = settings_rules()
     active = [rule for rule in rules if rule.mode != "off"]
-    yield from _place_problems(active)
+    if getattr(settings, "ROOT_URLCONF", None):
+        for rule in active:
+            for problem in place_problems(rule):
+                yield NO_PLACE.message(f"Rule {rule.name!r}: {problem}")
     needs_user = ", ".join(rule.name for rule in active if rule.needs_user)
     by_session = ", ".join(rule.name for rule in active if rule.needs_session)
     is_applied_here = any(rule.is_for_requests for rule in rules)
@@ -226,12 +218,11 @@ def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
                 yield _one_for_all(f"Rule {rule.name!r}", "or the audience 'authenticated'")
 
 
-def _place_problems(rules: Sequence[Rule]) -> Iterator[CheckMessage]:
-    """Report fields of rules that have no effect because the code lacks their target."""
-    if getattr(settings, "ROOT_URLCONF", None):
-        for rule in rules:
-            for problem in place_problems(rule):
-                yield NO_PLACE.message(f"Rule {rule.name!r}: {problem}")
+def _valid_rules() -> Sequence[Rule]:
+    """Return the rules of the settings; none if they are invalid, which `check_rules` reports."""
+    with suppress(ImproperlyConfigured):
+        return settings_rules()
+    return ()
 
 
 def _no_session(subject: str) -> Iterator[CheckMessage]:
@@ -265,29 +256,24 @@ def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     Also check that every `@ratelimit` has a rate, and that sessions are stored if rules use them.
     """
     yield from _no_rates()
-    limited = [
-        (f"@ratelimit on {group_of(view)}", is_open, rules)
-        for view in _all_views()
-        for rules, is_open in _limited(view)
-    ]
-    lumping = (
-        name
-        for name, is_open, rules in limited
-        if is_open and any(rule.lumps_strangers for rule in rules)
-    )
-    for name in dict.fromkeys(lumping):
+    lumping: dict[str, None] = {}
+    by_session: dict[str, None] = {}
+    for view in _all_views():
+        name = f"@ratelimit on {group_of(view)}"
+        for stack in on_view(view).stacks:
+            if any(rule.needs_session for rule in stack.rules):
+                by_session[name] = None
+            if any(rule.lumps_strangers for rule in stack.rules) and _is_open(view, stack):
+                lumping[name] = None
+    for name in lumping:
         yield _one_for_all(name, "or login_required")
-    for name in dict.fromkeys(
-        name for name, _, rules in limited if any(rule.needs_session for rule in rules)
-    ):
+    for name in by_session:
         yield from _no_session(name)
 
 
 def _no_rates() -> Iterator[CheckMessage]:
     """Report decorators without a rate that no rule of the settings limits."""
-    named: set[str] = set()
-    with suppress(ImproperlyConfigured):  # `check_rules` reports it.
-        named = {rule.name for rule in settings_rules()}
+    named = {rule.name for rule in _valid_rules()}
     stacks = (stack for view in _all_views() for stack in on_view(view).stacks)
     names = {
         rule.name_at(stack.group): stack.group
@@ -305,13 +291,12 @@ def _all_views() -> list[Callable[..., object]]:
     return [pattern.callback for pattern, _space in url_patterns()]
 
 
-def _limited(view: object) -> Iterator[tuple[Sequence[Rule], bool]]:
-    """Yield the call sites of a view, and whether they are decided before a login is required."""
+def _is_open(view: object, stack: Stack) -> bool:
+    """Return whether limits of a view are decided before a login is required."""
     # A DRF view checks permissions before its methods. It is assumed that they require a login.
     has_permissions = hasattr(getattr(view, "view_class", None), "permission_classes")
-    for stack in on_view(view).stacks:
-        is_after = has_permissions and stack.method not in BEFORE_METHODS
-        yield stack.rules, not (is_after or is_behind_login(view, stack))
+    is_after = has_permissions and stack.method not in BEFORE_METHODS
+    return not (is_after or is_behind_login(view, stack))
 
 
 @register(Tags.caches)
@@ -365,16 +350,18 @@ def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
                 throttle = callables.find(path, "Throttle")
             throttles[throttle, None] = None
     for view in _all_views():
-        given = getattr(view, "initkwargs", None) or {}
-        drf_view = getattr(view, "cls", None)
-        for throttle in (
-            given.get("throttle_classes") or getattr(drf_view, "throttle_classes", None) or ()
-        ):
-            attribute = getattr(throttle, "scope_attr", "")
-            throttles[throttle, given.get(attribute) or getattr(drf_view, attribute, None)] = None
+        for throttle in _attribute(view, "throttle_classes") or ():
+            scope = _attribute(view, getattr(throttle, "scope_attr", ""))
+            throttles[throttle, scope] = None
     bad_scopes = {scope for scope, _ in _bad_throttle_rates()}
     problems = {_throttle_problem(throttle, scope, bad_scopes) for throttle, scope in throttles}
     return (BAD_THROTTLE.message(f"{problem}.") for problem in sorted(problems - {""}))
+
+
+def _attribute(view: object, name: str) -> Any:
+    """Return an attribute of a view of DRF, or None."""
+    given = getattr(view, "initkwargs", None) or {}
+    return given.get(name) or getattr(getattr(view, "cls", None), name, None)
 
 
 def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[object]) -> str:
@@ -383,13 +370,10 @@ def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[ob
     The result is empty if the throttle works, or if its scope was reported.
     """
     throttling = sys.modules.get(f"{__package__}.throttling")
-    if (
-        throttling is None
-        or not isinstance(throttle, type)
-        or not issubclass(throttle, throttling.SimpleRateThrottle)
-    ):
+    if throttling is None or not isinstance(throttle, type):
         return ""
-    if (scope or getattr(throttle, "scope", None)) in bad_scopes:
+    is_ours = issubclass(throttle, throttling.SimpleRateThrottle)
+    if not is_ours or (scope or getattr(throttle, "scope", None)) in bad_scopes:
         return ""
     try:
         instance = throttle()  # As DRF does for each request.
@@ -413,8 +397,7 @@ def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[ob
 def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that all functions given by a dotted path can be imported."""
     _all_views()  # Importing the views registers the paths that they use.
-    with suppress(ImproperlyConfigured):  # `check_rules` reports it.
-        settings_rules()  # The same for the rules.
+    _valid_rules()  # The same for the rules.
     for path, purpose in list(callables.known.items()):  # An import may register more.
         try:
             callables.find(path, purpose)
@@ -442,7 +425,7 @@ def check_proxies(**kwargs: object) -> Iterator[CheckMessage]:
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         if conf.TRUSTED_PROXIES is None and conf.IP_META_KEY is None:
             signs = ("SECURE_PROXY_SSL_HEADER", "USE_X_FORWARDED_HOST", "USE_X_FORWARDED_PORT")
-            signs_set = ", ".join(name for name in signs if getattr(settings, name, None))
+            signs_set = ", ".join(name for name in signs if getattr(settings, name))
             text = (
                 "RATELIMIT_TRUSTED_PROXIES is not set. All clients behind a proxy share a count, "
                 "and private addresses are never banned."
@@ -471,10 +454,9 @@ def check_bans(**kwargs: object) -> Iterator[CheckMessage]:
 def _banning_limits() -> list[Limit]:
     """Return the limits with bans in the settings and in the code."""
     limits: list[Limit] = []
-    with suppress(ImproperlyConfigured):  # `check_rules` reports it.
-        for rule in settings_rules():
-            if rule.template is not None:
-                limits += rule.template.limits(rule.name)
+    for rule in _valid_rules():
+        if rule.template is not None:
+            limits += rule.template.limits(rule.name)
     _all_views()  # Importing the views registers their call sites.
     for name in known_call_sites.names():
         limits += [limit for site in known_call_sites.of(name) for limit in site.limits]
@@ -485,20 +467,16 @@ def _banning_limits() -> list[Limit]:
 def check_script_name(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that no path of a rule begins with `FORCE_SCRIPT_NAME`, which rules do not match."""
     script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
-    if not script:
-        return
-    with suppress(ImproperlyConfigured):  # `check_rules` reports it.
-        below = [
-            rule.name
-            for rule in settings_rules()
-            if any(path.startswith(f"{script}/") for path in rule.paths)
-        ]
-        if below:
-            text = (
-                f"Rules {', '.join(below)}: paths that begin with FORCE_SCRIPT_NAME match "
-                "no request."
-            )
-            yield SCRIPT_NAME.message(text, script=script)
+    below = [
+        rule.name
+        for rule in _valid_rules()
+        if any(path.startswith(f"{script}/") for path in rule.paths)
+    ]
+    if script and below:
+        text = (
+            f"Rules {', '.join(below)}: paths that begin with FORCE_SCRIPT_NAME match no request."
+        )
+        yield SCRIPT_NAME.message(text, script=script)
 
 
 @register(Tags.database)
@@ -510,18 +488,15 @@ def check_annexes(
     Like `check_published`, it runs only with `manage.py check --database default`.
     """
     using = primary()
+    if using not in (databases or ()):
+        return
+    absent = {
+        word: FIELDS_OF_ANNEXES[word] for word in FIELDS_OF_ANNEXES if word not in rule_fields()
+    }
     with suppress(DatabaseError):  # Not migrated yet, or unavailable.
-        rows = (
-            RateLimitRule.objects.using(using).exclude(extra={})
-            if using in (databases or ())
-            else ()
-        )
-        for word, annex in FIELDS_OF_ANNEXES.items():
-            names = (
-                []
-                if word in rule_fields()
-                else [repr(row.name) for row in rows if word in row.annexed()]
-            )
+        rows = RateLimitRule.objects.using(using).exclude(extra={})
+        for word, annex in absent.items():
+            names = [repr(row.name) for row in rows if word in row.annexed()]
             if names:
                 text = (
                     f"The field {word} of the rules {', '.join(names)} is ignored: its app "

@@ -23,6 +23,7 @@ from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
 from ..models.audit import acting
+from ..operations.confirmations import override_confirmations
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.formatting import moment_words
 from ..operations.reference import OpenedReference
@@ -220,7 +221,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         reason = _("from the inspector")
         override = subject.override(action, seconds, rule=rule, reason=reason, label=label)
         placeholders = {"client": subject, "duration": HOW_LONG[duration]}
-        warnings = subject.confirmations(own_proxy(request))
+        warnings = override_confirmations([subject.address], own_proxy(request))
         if request.POST.get("confirm") != "yes" and (
             action == "block" or duration == FOR_GOOD or warnings
         ):

@@ -128,8 +128,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     def _plan(self, request: HttpRequest, given: Cleaned, context: dict[str, object]) -> bool:
         revision = RateLimitRevision.read(primary()).text.decode()
         merge = given["missing"] != "delete"
-        loaded = rules_yaml.load(given["text"])
-        changes = rules_yaml.plan_items(loaded, merge=merge)
+        changes = rules_yaml.plan(given["text"], merge=merge)
         to_confirm = changed_confirmations(changes)
         deleted = rules_yaml.deletions(changes)
         may_delete = self.has_delete_permission(request)
@@ -155,7 +154,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             if (deleted and not may_delete) or not request.user.has_perms(permissions):
                 raise PermissionDenied
             with acting(request.user):
-                rules_yaml.apply(given["text"], delete=not merge, merge=merge, loaded=loaded)
+                rules_yaml.apply(changes, delete=not merge)
             self._log(request, changes)
             return True
         notices = changed_notices(changes)

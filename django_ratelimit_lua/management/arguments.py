@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -173,21 +173,16 @@ def require_confirmation(options: VerbOptions, warnings: Sequence[str]) -> None:
         )
 
 
-def hints(explanation: Explanation) -> list[str]:
-    """Return hints about options that would show more limits."""
-    lines = []
+def verdict(explanation: Explanation) -> Iterator[str]:
+    """Yield the decision about the next request like this, after a hint about other methods."""
     if explanation.other_methods:
         methods = " or ".join(explanation.other_methods)
-        lines.append(f"other methods have more limits: add --method {methods}")
-    return lines
-
-
-def verdict(explanation: Explanation) -> str:
-    """Return the decision about the next request like this, in a sentence."""
+        yield f"other methods have more limits: add --method {methods}"
     if explanation.stopped_by is not None:
-        return f"{explanation.stopped_by.verdict}."
-    if not explanation.decision.allowed:
-        return "The next request like this would be refused."
-    if explanation.unknown:
-        return "The next request like this would be allowed, as far as known."
-    return "The next request like this would be allowed."
+        yield f"{explanation.stopped_by.verdict}."
+    elif not explanation.decision.allowed:
+        yield "The next request like this would be refused."
+    elif explanation.unknown:
+        yield "The next request like this would be allowed, as far as known."
+    else:
+        yield "The next request like this would be allowed."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from ..engine.decide import PlannedCharge, unbanning
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import run
 from ..identity.names import Name, masked
-from ..limits.ban import Ban, BanTerms
+from ..limits.ban import Ban
 from ..limits.call import REGISTER, Charge
 from ..limits.limit import Limit
 from ..models import RateLimitChange
@@ -25,7 +24,6 @@ MAX_ENTRIES = 1000
 """Default number of listed bans: those that end last."""
 AT_ONCE = 100
 """Bans that are lifted by one call."""
-_KEY = re.compile(rb"\{([0-9a-f]{32})\}:(.+:ban)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +52,11 @@ class ActiveBan:
         return self.known is not None and self.known.mode == "shadow"
 
     @property
-    def terms(self) -> BanTerms | None:
-        """Return the ban options of the limit; None if this process does not have the limit."""
-        if self.known is None:
-            return None
-        return self.known.ban
-
-    @property
     def next_us(self) -> int | None:
         """Return the length of the next ban, in microseconds; None if it is not known."""
-        if self.terms is None:
+        if self.known is None or self.known.ban is None:
             return None
-        return self.terms.duration_us(self.ban.times)
+        return self.known.ban.duration_us(self.ban.times)
 
 
 def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
@@ -101,18 +92,18 @@ def bans_by_key(keys: Iterable[bytes]) -> list[ActiveBan]:
     found = []
     for key, state, detail in zip(keys, states, details, strict=True):
         parsed = Ban.of_state(state or b"", now)
-        match = _KEY.search(key)
-        if parsed is None or match is None:
+        if parsed is None:
             continue
         ban, why = parsed
-        known = limits.get(match[2])
+        identity, _separator, part = key.removeprefix(conf.CACHE_PREFIX + b"{").partition(b"}:")
+        known = limits.get(part)
         if known is not None and known.ban is not None and not ban.by_hand:  # As the limit is now.
             until = ban.last + known.ban.duration_us(ban.times - 1)
             ban = ban._replace(until=min(ban.until, until))
         if ban.until > now:
             name, rule, who = _details(detail)
-            name = name or match[2].removesuffix(b":ban").decode(errors="replace")
-            found.append(ActiveBan(name, rule, match[1].decode(), who, ban, why, key, known))
+            name = name or part.removesuffix(b":ban").decode(errors="replace")
+            found.append(ActiveBan(name, rule, identity.decode(), who, ban, why, key, known))
     return sorted(found, key=lambda active: active.ban.until)
 
 
@@ -160,9 +151,8 @@ def _unban(active: ActiveBan) -> PlannedCharge:
 
     If this process does not have the limit, earlier bans are still remembered.
     """
-    match = _KEY.search(active.key)
     limit = active.known or Limit("lifted", "1/s", ban_after=1, ban_for="3650d")
-    assert match is not None
     assert limit.ban is not None
-    charge = Charge(limit.with_ban(replace(limit.ban, key_part=match[2])), match[1])
-    return PlannedCharge(charge, active.limit)
+    part = active.key.partition(b"}:")[2]
+    limit = limit.with_ban(replace(limit.ban, key_part=part))
+    return PlannedCharge(Charge(limit, active.identity.encode()), active.limit)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from ..conf import conf
 from ..engine.decide import Outcome, PlannedCharge, answered, build_call, decide, now_us
@@ -13,7 +14,7 @@ from ..engine.evidence import Offence, evidence_of
 from ..engine.run import Wait, run
 from ..engine.slots import Holder
 from ..exceptions import StoreError
-from ..identity import Identity, secrets_by_id
+from ..identity import Identity
 from ..identity import digest as digest_of
 from ..identity.address import address_as
 from ..identity.forwarded import network_words, parse_address, parse_network
@@ -30,7 +31,7 @@ from ..rules.ruleset import Ruleset
 from ..web.overrides import override_kinds
 from ..web.plan import Party, Planner
 from .bans import ActiveBan, active_bans, bans_by_key
-from .explain import Explanation, explained_limits
+from .explain import Explanation, explained_limits, override_row
 from .reference import KnownLimit, known_limits
 from .request_builder import find_user
 from .slots import slots_held
@@ -42,9 +43,8 @@ AT_ONCE = 100
 """Limits of one call to Redis."""
 MAX_LISTED = 50
 """Maximum number of limits, bans, slots or overrides that are listed for a client."""
-MIN_PREFIX = 8
-"""Digits of a digest that a search needs. A reference contains as many."""
-_IS_PREFIX = re.compile(f"[0-9a-f]{{{MIN_PREFIX},32}}").fullmatch
+_PREFIX = re.compile(r"[0-9a-f]{8,32}")
+"""The part of a digest that a search needs. A reference contains 8 digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,16 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     listed = [*named, *counted][:MAX_LISTED]
     planner = _ClientPlanner(digest.encode(), listed)
     outcome = decide(planner)
-    readings = {(known.place, limit.key_part): known.reading for known, limit in listed}
     met = [
-        replace(each, reading=readings[each.counted_as, each.charge.limit.key_part])
-        for each in explained_limits(planner, outcome)
+        replace(explained, reading=known.reading)
+        for explained, (known, _limit) in zip(
+            explained_limits(planner, outcome), listed, strict=False
+        )
     ]
     found = Explanation(outcome.decision, met)
     strongest = planner.strongest()
-    banning = [Charge(limit, digest.encode()) for _known, limit in examined if limit.ban]
-    bans = bans_by_key(key for charge in banning for key in build_call([charge], "peek").ban_keys())
+    charges = [Charge(limit, digest.encode()) for _known, limit in examined]
+    bans = bans_by_key(build_call(charges, "peek").ban_keys())
     slots = [holder for holder in slots_held() if holder.digest == digest]
     names = [active.who for active in bans] + [list(holder.identity) for holder in slots]
     overrides = overrides_of([digest])[digest]
@@ -155,13 +156,11 @@ def _counted(limits: Sequence[_Place], digest: bytes) -> Iterator[_Place]:
 def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
     """Return the evidence for each limit that bans; none if Redis is unavailable."""
     bans = {state.name: state.ban or Ban() for state in outcome.decision.limits}
-    keys = []
-    for charge, *_others in charges:
-        if charge.limit.ban is not None:
-            key = build_call([charge], "peek").ban_keys()[0]
-            keys.append((key, bans.get(charge.limit.name, Ban())))
+    banning = [planned.charge for planned in charges if planned.charge.limit.ban is not None]
+    keys = build_call(banning, "peek").ban_keys()
+    known = [bans.get(charge.limit.name, Ban()) for charge in banning]
     with suppress(StoreError):
-        return tuple(sorted({offence for offences in evidence_of(keys) for offence in offences}))
+        return tuple(sorted({*chain(*evidence_of(list(zip(keys, known, strict=True))))}))
     return ()
 
 
@@ -179,11 +178,8 @@ class _ClientPlanner(Planner):
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         # A RateLimiter uses no overrides.
-        limiters = {
-            name for name in {planned.name for planned in self.charges} if _is_limiter(name)
-        }
-        own = [planned for planned in self.charges if planned.name not in limiters]
-        rest = [planned for planned in self.charges if planned.name in limiters]
+        own = [planned for planned in self.charges if not _is_limiter(planned.name)]
+        rest = [planned for planned in self.charges if _is_limiter(planned.name)]
         subjects = []
         client = client_identity(self._digest.decode())
         for kind in override_kinds(ruleset, own, True):
@@ -200,10 +196,8 @@ class _ClientPlanner(Planner):
         """Return the override of the client that applies to all rules."""
         if not self.parties:
             return None
-        override = override_cache.get_many(self.parties[0].subjects).strongest_for(None, now_us())
-        if override is None:
-            return None
-        return RateLimitOverride.objects.filter(pk=override.pk).first()
+        known = override_cache.get_many(self.parties[0].subjects)
+        return override_row(known.strongest_for(None, now_us()))
 
 
 def _is_limiter(name: str) -> bool:
@@ -215,10 +209,11 @@ def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]
 
     An override may name a client by its digest, its user name or the value of a field.
     """
-    clients = {digest: digest for digest in digests}
-    for digest in digests:
-        for secret in secrets_by_id().values():
-            clients[digest_of(client_identity(digest), secret).decode()] = digest
+    clients = {
+        subject: digest
+        for digest in digests
+        for subject in (digest, *RateLimitOverride(client_digest=digest).digests())
+    }
     rows = RateLimitOverride.objects.lasting().filter(subject__in=clients)
     found: dict[str, list[RateLimitOverride]] = {digest: [] for digest in digests}
     for row in rows.select_related("rule", "user"):
@@ -311,7 +306,7 @@ def _find_identity(key: str, address: str, value: str) -> tuple[str | None, ...]
 
 def is_prefix(text: str) -> bool:
     """Return whether a text is a digest, or a prefix of one that is long enough for a search."""
-    return bool(_IS_PREFIX(text))
+    return _PREFIX.fullmatch(text) is not None
 
 
 def clients_by_prefix(prefix: str) -> Mapping[str, Name]:

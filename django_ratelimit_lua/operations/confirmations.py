@@ -29,15 +29,12 @@ WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
 
 
-def confirmations(
-    row: RateLimitRule, exempt: Sequence[str] | None = None, pages: Sequence[str] | None = None
-) -> list[tuple[str, str]]:
+def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> list[tuple[str, str]]:
     """Return the warnings to confirm before a rule is saved, each with its field.
 
     Args:
         row: The rule.
         exempt: The paths that rules exempt, if they are not to be read.
-        pages: The pages of the admin, if they are known.
     """
     rule = row.compiled([])
     found = []
@@ -51,8 +48,7 @@ def confirmations(
         found.append((field, text))
     if exempt is None:
         exempt = exempt_paths()
-    if pages is None:
-        pages = admin_pages()
+    pages = admin_pages()
     field = _covers_admin(rule, pages, exempt)
     if field:
         text = _(
@@ -174,8 +170,9 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
         key = _key_name(was, sites)
     before_counted = _counts(limits, key)
     if any(counted[period] != before_counted[period] for period in counted.keys() & before_counted):
-        text = _("The key or the algorithm has changed: the counts of this limit start again.")
-        found.append(text)
+        found.append(
+            _("The key or the algorithm has changed: the counts of this limit start again.")
+        )
     if rule.lumps_strangers:
         text = _(
             "All clients that are not logged in share one count. Count by user_or_ip, or limit "
@@ -224,27 +221,22 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
     Effects that a rule has already are left out.
     """
     changes = [change for change in changes if change.word == RULE]
-    after = {change.label: _row_after(change) for change in changes}
-    pages = admin_pages()
     exempt_before = exempt_paths()
     exempt = exempt_paths(without=[change.name for change in changes])
-    for row in after.values():
-        if row is not None and row.exempt:
+    rows = [(change, change.built[0]) for change in changes if change.built is not None]
+    for _change, row in rows:
+        if row.exempt:
             exempt += row.compiled([]).paths
     found = {}
-    for change in changes:
-        known = _texts(_row(change.before), exempt_before, pages)
-        texts = _texts(after[change.label], exempt, pages)
-        new = [text for text in texts if text not in known]
+    for change, row in rows:
+        before = _row(change.before)
+        known = set()
+        if before is not None:
+            known = {text for _field, text in confirmations(before, exempt_before)}
+        new = [text for _field, text in confirmations(row, exempt) if text not in known]
         if new:
             found[change.label] = new
     return found
-
-
-def _texts(row: RateLimitRule | None, exempt: Sequence[str], pages: Sequence[str]) -> list[str]:
-    if row is None:
-        return []
-    return [text for _field, text in confirmations(row, exempt, pages)]
 
 
 def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
@@ -252,19 +244,13 @@ def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for change in changes:
         texts: list[str] = []
-        if change.word == RULE:
-            row = _row_after(change)
-            if row is not None:
-                texts = notices(row, _row(change.before))
+        if change.built is not None:
+            texts = notices(change.built[0], _row(change.before))
         elif change.before is None:
             texts = documents()[change.word].notices(change.name)
         if texts:
             found[change.label] = texts
     return found
-
-
-def _row_after(change: RuleChange) -> RateLimitRule | None:
-    return change.row or _row(change.after)
 
 
 def _row(declared: Declared | None) -> RateLimitRule | None:

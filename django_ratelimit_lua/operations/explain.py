@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -209,15 +210,17 @@ class _Explainer:
     def _explain_stacks(self, here: OnView, view: object, *, is_before: bool) -> None:
         for stack in here.stacks:
             if (stack.method in BEFORE_METHODS) is is_before and self._is_reached(view, stack):
-                self._explain_stack(stack)
+                planner = RequestPlanner(
+                    self.request,
+                    partial(self._places_of, stack),
+                    operation="peek",
+                    on_error=self._on_error,
+                )
+                self._decide(planner, is_advice=not stack.blocks)
 
-    def _explain_stack(self, stack: Stack) -> None:
-        def choose(ruleset: Ruleset) -> list[Place]:
-            rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)
-            return [self._place(rules, stack.group)]
-
-        planner = RequestPlanner(self.request, choose, stack.group, "peek", on_error=self._on_error)
-        self._decide(planner, is_advice=not stack.blocks)
+    def _places_of(self, stack: Stack, ruleset: Ruleset) -> list[Place]:
+        rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)
+        return [self._place(rules, stack.group)]
 
     def _is_reached(self, view: object, placed: Stack | Mark) -> bool:
         if not is_behind_login(view, placed) or _is_logged_in(self.request):
@@ -254,13 +257,12 @@ class _Explainer:
 
     def _place(self, rules: Sequence[Rule], group: str) -> Place:
         for rule in rules:
-            name = rule.name_at(group)
-            for key in rule.keys:
-                for function in key.functions:
-                    self._note_function(function, name)
+            functions = [function for key in rule.keys for function in key.functions]
             if rule.template is not None:
-                for value in filter(callable, (*rule.template.rates, rule.template.cost)):
-                    self._note_function(name_of(value), name)
+                values = (*rule.template.rates, rule.template.cost)
+                functions += [name_of(value) for value in values if callable(value)]
+            for function in functions:
+                self._note_function(function, rule.name_at(group))
         return Place(rules, group)
 
     def _note_function(self, function: str, limit: str) -> None:
@@ -291,7 +293,7 @@ class _Explainer:
             return  # Rate limiting is switched off.
         found = self.found
         if found.block is None and any(each.charge.limit is NOTHING for each in outcome.planned):
-            found.block = _row(_known_overrides(planner).strongest_for(None, now_us()))
+            found.block = override_row(_known_overrides(planner).strongest_for(None, now_us()))
         found.met += explained_limits(planner, outcome, is_advice=is_advice)
         counted = request_state(self.request).counted
         for planned in planner.charges:
@@ -360,12 +362,38 @@ def explained_limits(
     ruleset = planner.ruleset
     if ruleset is None:  # Rate limiting is switched off.
         return []
-    overrides = _known_overrides(planner)
-    states = {_counter(decided.planned): decided.state for decided in outcome.charges}
-    return [
-        _explained_limit(planned, ruleset, overrides, states.get(_counter(planned)), is_advice)
-        for planned in planner.charges
-    ]
+    known = _known_overrides(planner)
+    states = {
+        _counter(planned): state
+        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False)
+    }
+    explained = []
+    for planned in planner.charges:
+        limit = planned.charge.limit
+        rule = ruleset.by_name.get(planned.name)
+        source = "code"
+        pk = None
+        if rule is not None:
+            source = rule.source
+            pk = rule.pk
+        override = known.strongest_for(pk, now_us())
+        is_skipped = (
+            override is not None and override.rate is not None and override.limit(limit) is limit
+        )
+        explained.append(
+            ExplainedLimit(
+                limit.name,
+                _reading(planned, rule),
+                source,
+                rule,
+                planned,
+                states.get(_counter(planned)),
+                override_row(override),
+                is_skipped,
+                is_advice,
+            )
+        )
+    return explained
 
 
 def _known_overrides(planner: Planner) -> KnownOverrides:
@@ -376,39 +404,16 @@ def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
     return planned.charge.digest, planned.charge.limit.key_part
 
 
-def _explained_limit(
-    planned: PlannedCharge,
-    ruleset: Ruleset,
-    overrides: KnownOverrides,
-    state: LimitState | None,
-    is_advice: bool,
-) -> ExplainedLimit:
-    limit = planned.charge.limit
-    source = "code"
-    given: Mapping[str, object] | None = None
-    pk = None
-    rule = ruleset.by_name.get(planned.name)
-    if rule is not None:
-        source = rule.source
-        given = rule.given
-        pk = rule.pk
+def _reading(planned: PlannedCharge, rule: Rule | None) -> str:
+    """Return the sentence of a limit: that of its rule, or one made of its rate."""
+    rate = str(planned.charge.limit.rate)
     if planned.owner is not None and planned.rule is None:
-        words = _("%(rate)s, by the throttle %(name)s") % {
-            "rate": rate_words(str(limit.rate)),
-            "name": type(planned.owner).__name__,
-        }
-    else:
-        keys = list(filter(None, _key_name(planned).split("+")))
-        words = reading(given or {"rate": str(limit.rate), "key": keys, "group": planned.name})
-    override = overrides.strongest_for(pk, now_us())
-    is_skipped = False
-    if override is not None:
-        is_skipped = override.rate is not None and override.limit(limit) is limit
-        if override.effect == "exempt":
-            state = None
-    return ExplainedLimit(
-        limit.name, words, source, rule, planned, state, _row(override), is_skipped, is_advice
-    )
+        words = {"rate": rate_words(rate), "name": type(planned.owner).__name__}
+        return _("%(rate)s, by the throttle %(name)s") % words
+    if rule is not None and rule.given:
+        return reading(rule.given)
+    keys = list(filter(None, _key_name(planned).split("+")))
+    return reading({"rate": rate, "key": keys, "group": planned.name})
 
 
 def _key_name(planned: PlannedCharge) -> str:
@@ -417,7 +422,8 @@ def _key_name(planned: PlannedCharge) -> str:
     return planned.rule.key.name
 
 
-def _row(override: Override | None) -> RateLimitOverride | None:
+def override_row(override: Override | None) -> RateLimitOverride | None:
+    """Return the stored row of an override; None if it was deleted."""
     if override is None:
         return None
     return RateLimitOverride.objects.filter(pk=override.pk).first()

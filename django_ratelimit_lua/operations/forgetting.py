@@ -35,7 +35,6 @@ from ..limits.limit import Limit
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ..models.audit import acting, current_actor
 from ..publishing.publish import primary
-from ..rules.overrides import client_identity
 from ..store import FLUSH_SECONDS, get_store
 from .history_names import record_change
 from .subjects import Subject
@@ -81,15 +80,12 @@ class ForgottenIdentity:
                 identities = [*parts]
             found.update(digest(each, secret) for each in identities for secret in secrets)
         self.digests = sorted(found)
-        clients = [each.decode() for each in self.digests]
-        self.published = {
-            digest(client_identity(client), secret).decode()
-            for client in clients
-            for secret in secrets
-        }
-        self.published.update(clients)
+        self.published = {each.decode() for each in self.digests}
+        overrides = [RateLimitOverride(client_digest=client) for client in self.published]
         if self.subject.address:
-            self.published.update(RateLimitOverride(network=self.subject.address).digests())
+            overrides.append(RateLimitOverride(network=self.subject.address))
+        for override in overrides:
+            self.published.update(override.digests())
         patterns = sorted(self.published)
         for name in sorted(_values(self.subject), key=len, reverse=True):
             if len(name) >= MIN_LETTERS:
@@ -184,20 +180,16 @@ def forget(identity: ForgottenIdentity, *, with_overrides: bool) -> Forgotten:
     # The history names them to the publisher, so they are erased from it after they are published
     # as deleted.
     of_overrides = set(identity.overrides().values_list("pk", flat=True))
-    left = len(of_overrides)
     if with_overrides and of_overrides:
         identity.overrides().delete()
-        forgotten.erased["overrides"] = left
-        left = 0
+        forgotten.erased["overrides"] = len(of_overrides)
     _erase_in_redis(identity, forgotten.erased)
     time.sleep(IN_FLIGHT_SECONDS)
     _erase_in_redis(identity, forgotten.erased)
     _erase_in_database(identity, of_overrides, forgotten.erased)
-    found = [
-        ("overrides about the identity", left, "--overrides deletes them"),
-        *_mentions(identity),
+    forgotten.kept = [
+        f"{what}: {number} ({how})" for what, number, how in _kept(identity) if number
     ]
-    forgotten.kept = [f"{what}: {number} ({how})" for what, number, how in found if number]
     return forgotten
 
 
@@ -248,11 +240,10 @@ def _erase_in_database(
             record_change(RateLimitChange.Action.ENDED, [ERASED], {})
 
 
-def _mentions(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
-    """Yield the kinds of texts that mention the identity but are not erased.
-
-    Each comes with the number of texts and the remedy.
-    """
+def _kept(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
+    """Yield what mentions the identity but is not erased: its kind, its number and the remedy."""
+    own = identity.overrides().values("pk")
+    yield "overrides about the identity", own.count(), "--overrides deletes them"
     rules = [
         rule.name
         for rule in RateLimitRule.objects.all()
@@ -263,7 +254,6 @@ def _mentions(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
     number = sum(identity.is_in(change.name, change.before, change.after) for change in changes)
     how = "delete them with `manage.py ratelimit history prune`"
     yield "earlier versions of rules that mention the identity", number, how
-    own = set(identity.overrides().values_list("pk", flat=True))
     number = sum(
         identity.is_in(each.label, each.reason, each.message)
         for each in RateLimitOverride.objects.exclude(pk__in=own)
@@ -280,16 +270,16 @@ def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bo
     gone = set(identity.published)
     change.name = identity.erase(change.name)
     for side in ("before", "after"):
-        declared = getattr(change, side) or {}
+        value = getattr(change, side)
+        declared = value or {}
         digests = {*declared.get("subject", "").split(","), *declared.get("digests", ())} - {""}
         common = digests & identity.published
         if common and (is_override or common == digests):
-            declared = {name: value for name, value in declared.items() if name not in _NAMING}
+            value = {name: declared[name] for name in declared if name not in _NAMING}
             gone |= digests
             if is_override:
-                declared["client"] = change.name = ERASED
-            setattr(change, side, declared)
-        setattr(change, side, identity.erase(getattr(change, side)))
+                value["client"] = change.name = ERASED
+        setattr(change, side, identity.erase(value))
     change.subjects = ",".join(each for each in change.subjects.split(",") if each not in gone)
     change.save(update_fields=["name", "before", "after", "subjects"])
     return True

@@ -8,6 +8,7 @@ style sheet.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -100,7 +101,7 @@ class Plot:
             most: The sum that has the full height.
             gap: The share of a step between two bars.
         """
-        paths: dict[str, str] = {}
+        paths: dict[str, str] = defaultdict(str)
         step = 1 / max(1, len(points))
         for place, point in enumerate(points):
             ground = self.ground
@@ -113,8 +114,7 @@ class Plot:
                 height = min(height, ground - self.top)
                 left = self.x((place + gap / 2) * step)
                 right = self.x((place + 1 - gap / 2) * step)
-                bar = f"M{left:g} {ground:.1f}v{-height:.1f}H{right:g}v{height:.1f}z"
-                paths[part] = paths.get(part, "") + bar
+                paths[part] += f"M{left:g} {ground:.1f}v{-height:.1f}H{right:g}v{height:.1f}z"
                 ground -= height
         self.paths += paths.items()
 
@@ -134,33 +134,19 @@ class Plot:
 
     def svg(self, *, is_file: bool = False) -> SafeString:
         """Return the picture, for a page that has the style sheet or for a separate file."""
-        context: dict[str, object] = {"plot": self}
+        width = (self.x(1.0) - self.left) / max(1, len(self.hovers))
+        context: dict[str, object] = {
+            "plot": self,
+            "grid": [(self.y(share), label) for share, label in self.up],
+            "columns": [(self.x(share), label) for share, label in self.across],
+            "hovers": [
+                (self.left + place * width, width, words) for place, words in enumerate(self.hovers)
+            ],
+            "marks": [mark._replace(at=self.x(mark.at)) for mark in self.marks],
+        }
         if is_file:
             context["style"] = read_style()
         return render("django_ratelimit_lua/plot.svg", context)
-
-    @property
-    def grid(self) -> Sequence[tuple[float, str]]:
-        """Return the labels on the left, with their y coordinates."""
-        return [(self.y(share), label) for share, label in self.up]
-
-    @property
-    def columns(self) -> Sequence[tuple[float, str]]:
-        """Return the labels below, with their x coordinates."""
-        return [(self.x(share), label) for share, label in self.across]
-
-    @property
-    def placed_marks(self) -> Sequence[Mark]:
-        """Return the marks, with their x coordinates."""
-        return [mark._replace(at=self.x(mark.at)) for mark in self.marks]
-
-    @property
-    def steps(self) -> Sequence[tuple[float, float, str]]:
-        """Return the left edge, the width and the text for each of `hovers`."""
-        width = (self.x(1.0) - self.left) / max(1, len(self.hovers))
-        return [
-            (self.left + place * width, width, words) for place, words in enumerate(self.hovers)
-        ]
 
 
 def ticks(most: float) -> list[float]:

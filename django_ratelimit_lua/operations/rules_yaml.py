@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import shorten
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from django.core.exceptions import ValidationError
 from django.db import router
@@ -25,6 +25,8 @@ M = TypeVar("M", bound=AuditedModel)
 Built = tuple[RateLimitRule, list[RateLimitTier]]
 RULE = "rule"
 """Stands for rules among the words that begin items of optional apps."""
+MARKS = {"added": "+", "changed": "~", "deleted": "-"}
+"""The marks of changes in lists, by action."""
 MAX_TEXT_LENGTH = 4 * 1024 * 1024
 _COPIED = ("name", "description", "mode", "order", "exempt", "route", "group", "cost", "message")
 """Fields that a row has as they are declared; those of `OPTIONS` are too."""
@@ -44,18 +46,6 @@ def dump(rules: Sequence[Declared]) -> str:
     return dump_list(list(rules))
 
 
-class Item(NamedTuple):
-    """An item of a YAML text: a rule, or a row of an optional app with its `word`.
-
-    - `built`: the unsaved row and tiers of a rule.
-    """
-
-    word: str
-    name: str
-    declared: Declared
-    built: Built | None = None
-
-
 def export() -> str:
     """Return the rules of the admin as YAML, in their order, and then the rows of optional apps."""
     items = list(_stored_rules().values())
@@ -70,14 +60,15 @@ class RuleChange:
 
     None stands for no rule or row.
 
-    - `row`: the unsaved row of a rule after the change, if it was built already.
+    - `word`: the word that begins an item of an optional app;
+    - `built`: the unsaved row and tiers of a rule after the change.
     """
 
     name: str
     before: Declared | None
     after: Declared | None
     word: str = RULE
-    row: RateLimitRule | None = field(default=None, compare=False, repr=False)
+    built: Built | None = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -86,16 +77,21 @@ class RuleChange:
             return self.name
         return f"{self.word} {self.name}"
 
-    def words(self) -> list[str]:
-        lines = [f"    {line}" for line in difference(self.before, self.after)]
-        if self.before is not None and self.after is not None:
-            return [f"~ {self.label}", *lines]
-        mark = "+"
+    @property
+    def action(self) -> str:
+        """Return one of `MARKS`."""
+        if self.before is None:
+            return "added"
         if self.after is None:
-            mark = "-"
-        if self.word != RULE:
-            return [f"{mark} {self.label}", *lines]
-        return [f"{mark} {self.name}: {reading(self.after or self.before or {})}"]
+            return "deleted"
+        return "changed"
+
+    def words(self) -> list[str]:
+        mark = MARKS[self.action]
+        if self.word == RULE and self.action != "changed":
+            return [f"{mark} {self.name}: {reading(self.after or self.before or {})}"]
+        lines = [f"    {line}" for line in difference(self.before, self.after)]
+        return [f"{mark} {self.label}", *lines]
 
 
 def build_rule(given: Declared, where: str = "Rules") -> Built:
@@ -162,8 +158,8 @@ def _listed(value: Iterable[str] | None) -> list[str]:
     return list(value or ())
 
 
-def load(text: str, source: str = "Rules") -> list[Item]:
-    """Return the items of a YAML text, unsaved.
+def load(text: str, source: str = "Rules") -> list[RuleChange]:
+    """Return the items of a YAML text, unsaved. The database is not compared.
 
     Args:
         text: The YAML.
@@ -174,7 +170,7 @@ def load(text: str, source: str = "Rules") -> list[Item]:
     """
     from .yaml_text import read_items
 
-    loaded: list[Item] = []
+    loaded: list[RuleChange] = []
     problems: list[RuleError] = []
     lines: dict[tuple[str, str], int] = {}
     for line, given in read_items(text, source):
@@ -193,20 +189,20 @@ def load(text: str, source: str = "Rules") -> list[Item]:
     return loaded
 
 
-def _item(given: object, where: str) -> Item:
+def _item(given: object, where: str) -> RuleChange:
     if not isinstance(given, Mapping):
         raise RuleError(where, "name", f"{given!r} is not a rule; write a mapping with a name")
     for word in WORDS_OF_ANNEXES.keys() & given.keys():
         document = documents().get(word)
         if document is None:
             raise RuleError(where, word, f"{install(WORDS_OF_ANNEXES[word])}, to use {word!r}")
-        return Item(word, given[word], document.build(given, where))
+        return RuleChange(given[word], None, document.build(given, where), word)
     _refuse_absent(given, where)
     rule, tiers = build_rule(given, where)
     declared = rule.declared()
     if tiers:
         declared["tiers"] = [tier.declared() for tier in sorted(tiers, key=lambda tier: tier.group)]
-    return Item(RULE, given["name"], rule.ordered(declared), (rule, tiers))
+    return RuleChange(given["name"], None, rule.ordered(declared), built=(rule, tiers))
 
 
 def _refuse_absent(given: Declared, where: str) -> None:
@@ -222,7 +218,7 @@ def _refuse_absent(given: Declared, where: str) -> None:
 
 def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
     """Return the declared rules of a YAML text; see `load`."""
-    return [item.declared for item in load(text, source) if item.word == RULE]
+    return [item.after for item in load(text, source) if item.word == RULE and item.after]
 
 
 def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleChange]:
@@ -236,38 +232,34 @@ def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleC
     Raises:
         RuleError: As in `load`.
     """
-    return plan_items(load(text, source), merge=merge)
-
-
-def plan_items(loaded: Sequence[Item], *, merge: bool = False) -> list[RuleChange]:
-    """Return the changes that make the rules those of a loaded text; see `plan`."""
+    loaded = load(text, source)
     readers = {word: document.stored for word, document in documents().items()}
-    rows = {item.name: item.built[0] for item in loaded if item.built is not None}
     changes = []
     for word, read in {RULE: _stored_rules, **readers}.items():
-        rows_of_word = rows if word == RULE else {}
-        after = {item.name: item.declared for item in loaded if item.word == word}
-        if word == RULE or after:  # A text without any items of an optional app is of rules alone.
-            before = read()
-            changes += [
-                RuleChange(name, before.get(name), after.get(name), word, rows_of_word.get(name))
-                for name in (after if merge else {**after, **before})
-                if before.get(name) != after.get(name)
-            ]
-    return changes
+        items = {item.name: item for item in loaded if item.word == word}
+        if word != RULE and not items:
+            continue  # A text without any items of an optional app is of rules alone.
+        before = read()
+        changes += [replace(item, before=before.get(name)) for name, item in items.items()]
+        if not merge:
+            absent = [name for name in before if name not in items]
+            changes += [RuleChange(name, before[name], None, word) for name in absent]
+    return [change for change in changes if change.before != change.after]
 
 
 def _stored_rules() -> Mapping[str, Declared]:
     return {rule.name: declared for rule, declared in RateLimitRule.objects.all_declared()}
 
 
-def counted(words: Iterable[str]) -> str:
-    """Return the numbers of rules and other items, in words.
+def counted(changes: Iterable[RuleChange]) -> str:
+    """Return the numbers of changed rules and other items, in words.
 
-    >>> counted(["rule", "breaker", "breaker"]), counted(["breaker"]), counted([])
-    ('1 rule and 2 breakers', '1 breaker', '0 rules')
+    >>> breaker = RuleChange("payments", None, {}, word="breaker")
+    >>> counted([breaker, RuleChange("api", None, {}), breaker]), counted([])
+    ('1 rule and 2 breakers', '0 rules')
     """
-    numbers = Counter(sorted(words, key=lambda word: word != RULE)) or {RULE: 0}
+    words = sorted((change.word for change in changes), key=lambda word: word != RULE)
+    numbers = Counter(words) or {RULE: 0}
     return " and ".join(count_words(number, word) for word, number in numbers.items())
 
 
@@ -282,77 +274,58 @@ def summary(changes: Sequence[RuleChange], auxiliary: str = "") -> str:
     >>> summary([added]), summary([added], "would be "), summary([])
     ('1 rule added', '1 rule would be added', '0 rules changed')
     """
-    words: dict[str, list[str]] = {}
-    for change in changes:
-        action = "changed"
-        if change.before is None:
-            action = "added"
-        elif change.after is None:
-            action = "deleted"
-        words.setdefault(action, []).append(change.word)
-    actions = [action for action in ("added", "changed", "deleted") if action in words]
-    return ", ".join(
-        f"{counted(words.get(action, ()))} {auxiliary}{action}" for action in actions or ["changed"]
-    )
+    parts = []
+    for action in MARKS:
+        done = [change for change in changes if change.action == action]
+        if done:
+            parts.append(f"{counted(done)} {auxiliary}{action}")
+    return ", ".join(parts) or f"{counted([])} {auxiliary}changed"
 
 
-def deletions(changes: Sequence[RuleChange]) -> list[str]:
-    """Return the names of the rules and other items that would be deleted."""
-    return [change.label for change in changes if change.after is None]
+def deletions(changes: Sequence[RuleChange]) -> list[RuleChange]:
+    """Return the changes that delete a rule or another item."""
+    return [change for change in changes if change.after is None]
+
+
+def labels(changes: Sequence[RuleChange]) -> str:
+    """Return the names of the changed rules and other items, or of the first of them."""
+    return shorten(", ".join(change.label for change in changes), 500)
 
 
 def apply(
-    text: str,
+    changes: Sequence[RuleChange],
     *,
     delete: bool = False,
-    merge: bool = False,
-    loaded: Sequence[Item] | None = None,
     on_progress: Callable[[int, int], None] = lambda saved, total: None,
-) -> list[RuleChange]:
-    """Replace the rules by those of a text, all or nothing. Overrides stay with rules that stay.
+) -> None:
+    """Save planned changes, all or nothing. Overrides stay with rules that stay.
 
     Args:
-        text: The YAML.
+        changes: The changes; see `plan`.
         delete: Whether rules may be deleted: a truncated file lacks rules as well.
-        merge: Whether rules that are not in the text are kept.
-        loaded: The items of the text, if it was loaded already.
         on_progress: Called with the number of changes that are saved, and of all.
 
-    Returns:
-        The changes.
-
     Raises:
-        RuleError: The text is invalid, or rules would be deleted.
+        RuleError: Rules would be deleted.
     """
+    deleted = deletions(changes)
+    if deleted and not delete:
+        problem = (
+            f"the file lacks {counted(deleted)}, which would be deleted: {labels(deleted)}. "
+            "Nothing was changed; use --merge to keep them, or --delete to delete them"
+        )
+        raise RuleError("Rules", "name", problem)
     with one_change(router.db_for_write(RateLimitRule)):
-        if loaded is None:
-            loaded = load(text)
-        built = {item.name: item.built for item in loaded if item.built is not None}
-        changes = plan_items(loaded, merge=merge)
-        names = deletions(changes)
-        if names and not delete:
-            number = counted(change.word for change in changes if change.after is None)
-            problem = (
-                f"the file lacks {number}, which would be deleted: "
-                f"{shorten(', '.join(names), 500)}. Nothing was changed; use --merge to keep "
-                "them, or --delete to delete them"
-            )
-            raise RuleError("Rules", "name", problem)
         for start in range(0, len(changes), BATCH):
-            batch = changes[start : start + BATCH]
-            _save(batch, built)
-            for saved in range(start, start + len(batch)):
-                on_progress(saved, len(changes))
-    return changes
+            on_progress(start, len(changes))
+            _save(changes[start : start + BATCH])
 
 
-def _save(changes: Sequence[RuleChange], built: Mapping[str, Built]) -> None:
+def _save(changes: Sequence[RuleChange]) -> None:
     """Save some changes; rules that stay or are new are saved together."""
-    of_rules = [change for change in changes if change.word == RULE]
-    _save_rules([built[change.name] for change in of_rules if change.after is not None])
-    for change in of_rules:
-        if change.after is None:
-            RateLimitRule.objects.get(name=change.name).delete()
+    _save_rules([change.built for change in changes if change.built is not None])
+    gone = [change.name for change in changes if change.word == RULE and change.after is None]
+    RateLimitRule.objects.filter(name__in=gone).delete()
     for change in changes:
         if change.word != RULE:
             documents()[change.word].save(change.name, change.after)
@@ -361,9 +334,10 @@ def _save(changes: Sequence[RuleChange], built: Mapping[str, Built]) -> None:
 def _save_rules(built: Sequence[Built]) -> None:
     """Save rules and their tiers in a few statements. Stored rows of the same names are updated."""
     names = [rule.name for rule, _tiers in built]
-    stored = RateLimitRule.objects.prefetch_related("tiers").in_bulk(names, field_name="name")
+    stored = RateLimitRule.objects.in_bulk(names, field_name="name")
     old_tiers = {
-        (rule.pk, tier.group): tier for rule in stored.values() for tier in rule.tiers.all()
+        (tier.rule_id, tier.group): tier
+        for tier in RateLimitTier.objects.filter(rule__in=stored.values())
     }
     _create_or_update(RateLimitRule, [(rule, stored.get(rule.name)) for rule, _tiers in built])
     pairs = []
@@ -371,45 +345,32 @@ def _save_rules(built: Sequence[Built]) -> None:
         for tier in tiers:
             tier.rule = rule
             pairs.append((tier, old_tiers.pop((rule.pk, tier.group), None)))
-    if old_tiers:
-        RateLimitTier.objects.filter(pk__in=[tier.pk for tier in old_tiers.values()]).delete()
+    RateLimitTier.objects.filter(pk__in=[tier.pk for tier in old_tiers.values()]).delete()
     _create_or_update(RateLimitTier, pairs)
 
 
-def _create_or_update(model: type[M], pairs: Iterable[tuple[M, M | None]]) -> None:
+def _create_or_update(model: type[M], pairs: Sequence[tuple[M, M | None]]) -> None:
     """Save rows together, each in place of a stored one, if there is one."""
-    created = []
     updated = []
     fields = set()
     for row, stored in pairs:
         if stored is None:
-            created.append(row)
             continue
         row.pk = stored.pk
-        differing = {
-            each.name
-            for each in model._meta.concrete_fields
-            if getattr(row, each.attname) != getattr(stored, each.attname)
-        }
-        if differing:
-            updated.append(row)
-            fields |= differing
+        updated.append(row)
+        for column in model._meta.concrete_fields:
+            if getattr(row, column.attname) != getattr(stored, column.attname):
+                fields.add(column.name)
     rows: AuditedQuerySet[M] = AuditedQuerySet(model)
-    if created:
-        rows.bulk_create(created)
-    if updated:
+    rows.bulk_create([row for row, stored in pairs if stored is None])
+    if fields:
         rows.bulk_update(updated, fields)
 
 
-def save_rule(
-    rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None = None
-) -> RateLimitRule:
-    """Save a rule and its tiers, replacing the rule with that key or name, if there is one."""
-    found: dict[str, object] = {"name": rule.name}
-    if pk is not None:
-        found = {"pk": pk}
+def save_rule(rule: RateLimitRule, tiers: Sequence[RateLimitTier], pk: int | None) -> RateLimitRule:
+    """Save a rule and its tiers, replacing the rule with that key, if there is one."""
     with one_change(router.db_for_write(RateLimitRule)):
-        rule.pk = RateLimitRule.objects.filter(**found).values_list("pk", flat=True).first() or pk
+        rule.pk = pk
         rule.save()
         rule.tiers.all().delete()
         for tier in tiers:

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from django.contrib.auth.models import User
 from django.db import router, transaction
@@ -19,7 +19,6 @@ from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.audit import current_actor, one_change
 from ..rules.describe import field_words
 from ..rules.overrides import EFFECTS, Effect
-from .confirmations import override_confirmations
 from .request_builder import Fields
 
 _EFFECT = attrgetter("kind", "rule_id", "effect", "rate", "burst", "forbids", "message")
@@ -58,7 +57,7 @@ class Subject(NamedTuple):
     def __str__(self) -> str:
         if self.field:
             return f"{field_words(self.field)} = {self.value}"
-        return self._about().client()
+        return self._about(label=self.label).client()
 
     def client(self) -> str:
         """Return the digest of the client that a limit counts if its key is this subject alone."""
@@ -92,28 +91,22 @@ class Subject(NamedTuple):
         Raises:
             ValidationError: It is not valid.
         """
-        override = self._about()
-        override.label = label or self.label
-        override.effect = effect
-        override.rule = rule
-        override.reason = reason
-        override.created_by = current_actor()
+        override = self._about(
+            effect=effect,
+            rule=rule,
+            reason=reason,
+            label=label or self.label,
+            created_by=current_actor(),
+        )
         if seconds is not None:
             override.ends = timezone.now() + datetime.timedelta(seconds=seconds)
         override.full_clean(exclude=["subject", "kind"])
         return override
 
-    def confirmations(self, peer: str | None = None) -> list[str]:
-        """Return the warnings to confirm before an override about it is saved.
-
-        See `override_confirmations`.
-        """
-        return override_confirmations(filter(None, [self.address]), peer)
-
     def blocks(self) -> list[RateLimitOverride]:
         """Return the blocks of exactly this subject that have not ended, including future ones."""
-        about = self._about()
-        about.ends = timezone.now()  # A digest is not valid without an end.
+        # A digest is not valid without an end.
+        about = self._about(effect="block", ends=timezone.now())
         about.full_clean(exclude=["subject", "kind"])
         about.prepare()
         digests = about.digests()
@@ -165,14 +158,13 @@ class Subject(NamedTuple):
             overrides.append(NetworkOverride(part, row, blocks_all))
         return overrides
 
-    def _about(self) -> RateLimitOverride:
+    def _about(self, **values: Any) -> RateLimitOverride:
         about = RateLimitOverride(
-            effect="block",
             user=self.user,
             network=self.address,
             field=self.field,
             client_digest=self.digest,
-            label=self.label,
+            **values,
         )
         if self.field:
             about.set_value(self.value)
@@ -262,6 +254,6 @@ def end(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
                 effect=override.effect,
                 rule=override.rule_id,
             )
-            ending |= alike.exclude(pk__in=ending).in_bulk()
+            ending = alike.in_bulk() | ending
         RateLimitOverride.objects.filter(pk__in=ending).update(ends=timezone.now())
     return list(ending.values())

@@ -703,7 +703,7 @@ def test_multiline_texts_are_kept_by_form_and_file_alike(operator: Client) -> No
         '- {name: site, path: /ok, key: ip, rate: 5/h, message: "One.\\nTwo.", description: '
         '"A.\\nB."}'
     )
-    apply(text)
+    apply(plan(text))
     rule = RateLimitRule.objects.get()
     page = operator.get(f"{RULES}{rule.pk}/change/").content.decode()
     assert (

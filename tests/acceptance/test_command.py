@@ -252,6 +252,7 @@ def test_a_large_import_reports_its_progress_and_ends_in_a_summary(
 ) -> None:
     """Not in a line for each rule, unless those are asked for."""
     monkeypatch.setattr(rules_verbs, "PROGRESS_STEP", 40)
+    monkeypatch.setattr(rules_yaml, "BATCH", 20)
     count = MAX_LINES + 50
     rules = [{"name": f"r{n}", "path": f"/r{n}", "key": "ip", "rate": "0/m"} for n in range(count)]
     file = tmp_path / "rules.yaml"
@@ -414,7 +415,7 @@ def test_every_rule_survives_yaml_export_and_import(rules: list[dict[str, Any]])
     for one in rules:
         if not {"path", "route", "group"} & set(one):
             one["group"] = one["name"]
-    apply(dump(rules), delete=True)
+    apply(plan(dump(rules)), delete=True)
     exported = yaml.safe_load(export()) or []
     key = lambda one: one["name"]  # noqa: E731
     assert sorted(exported, key=key) == json.loads(json.dumps(sorted(rules, key=key)))
@@ -518,7 +519,7 @@ def test_an_error_in_a_file_contains_the_line_the_rule_and_the_field(
 ) -> None:
     """And writes nothing."""
     with pytest.raises(RuleError, match=re.compile(problem, re.DOTALL)):
-        apply(text)
+        apply(plan(text))
     assert not RateLimitRule.objects.exists()
 
 
@@ -629,7 +630,7 @@ def test_every_rule_that_the_form_accepts_survives_yaml_export_and_import(
     text, before = export(), [rule.declared() for rule in RateLimitRule.objects.all()]
     assert plan(text) == []
     RateLimitRule.objects.all().delete()
-    apply(text)
+    apply(plan(text))
     assert [rule.declared() for rule in RateLimitRule.objects.all()] == before
     assert export() == text
 
@@ -690,7 +691,7 @@ def test_any_file_is_parsed_or_reported_with_a_clear_error(text: str) -> None:
     revision = RateLimitRevision.read("default")
     said_wrong = ""
     try:
-        apply(text, delete=True)
+        apply(plan(text), delete=True)
     except RuleError as error:
         said_wrong = str(error)
     if said_wrong:

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_ratelimit_lua import ALL
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.confirmations import changed_notices
-from django_ratelimit_lua.operations.rules_yaml import RuleChange
+from django_ratelimit_lua.operations.rules_yaml import RuleChange, build_rule
 from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, OVERRIDES, RULES, confirmed, errors, given
@@ -203,7 +203,8 @@ def test_counts_that_restart_are_reported(words: dict[str, str], operator: Clien
     known_call_sites.add("counted", site)
     told = "the counts of this limit start again"
     after = {"name": "counted", "group": "counted", "rate": "3/h", **words}
-    assert (told in str(changed_notices([RuleChange("counted", None, after)]))) is bool(words)
+    change = RuleChange("counted", None, after, built=build_rule(after))
+    assert (told in str(changed_notices([change]))) is bool(words)
     form = given(name="counted", key="", limit=300, unit="h")
     page = operator.post(f"{RULES}add/", {**form, **words}, follow=True).content.decode()
     assert (told in page) is bool(words)

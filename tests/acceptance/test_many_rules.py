@@ -31,7 +31,7 @@ def with_few_and_many(work: Callable[[], Any]) -> tuple[int, int]:
     """The queries of some work with a few rules, and with many."""
     numbers = []
     for count in (FEW, MANY):
-        rules_yaml.apply(rules_text(count))
+        rules_yaml.apply(rules_yaml.plan(rules_text(count)))
         work()
         numbers.append(queries(work))
     return numbers[0], numbers[1]
@@ -63,9 +63,11 @@ def test_an_import_takes_less_than_a_query_for_ten_rules() -> None:
         RateLimitRule.objects.all().delete()
         RateLimitChange.objects.all().delete()
         text = rules_text(count)
-        numbers["new"].append(queries(lambda text=text: rules_yaml.apply(text)))  # type: ignore[misc]
+        numbers["new"].append(queries(lambda text=text: rules_yaml.apply(rules_yaml.plan(text))))  # type: ignore[misc]
         changed = text.replace("00/m", "01/m")
-        numbers["changed"].append(queries(lambda text=changed: rules_yaml.apply(text)))  # type: ignore[misc]
+        numbers["changed"].append(
+            queries(lambda text=changed: rules_yaml.apply(rules_yaml.plan(text)))
+        )  # type: ignore[misc]
         assert RateLimitRule.objects.filter(limit=101).count() == count
         assert RateLimitTier.objects.filter(limit=1001).count() == count / 10
         assert RateLimitChange.objects.filter(action="created").count() == count
@@ -79,12 +81,12 @@ def test_an_import_keeps_rows_and_takes_tiers_away() -> None:
     tiers = [{"group": "a", "rate": "5/m"}, {"group": "b", "rate": "6/m"}]
     rule: dict[str, Any] = {"name": "one", "path": "/", "key": "ip", "rate": "1/m", "tiers": tiers}
     other = {"name": "two", "path": "/two", "key": "ip", "rate": "1/m", "description": "old"}
-    rules_yaml.apply(rules_yaml.dump([rule, other]))
+    rules_yaml.apply(rules_yaml.plan(rules_yaml.dump([rule, other])))
     before = dict(RateLimitTier.objects.values_list("group", "pk"))
     pk = RateLimitRule.objects.get(name="one").pk
     rule["tiers"] = [{"group": "b", "rate": "7/m"}, {"group": "c", "rate": "8/m"}]
     del other["description"]
-    rules_yaml.apply(rules_yaml.dump([rule, other]))
+    rules_yaml.apply(rules_yaml.plan(rules_yaml.dump([rule, other])))
     assert RateLimitRule.objects.get(name="one").pk == pk
     assert RateLimitRule.objects.get(name="two").description == ""
     after = {tier.group: tier for tier in RateLimitTier.objects.all()}
@@ -98,9 +100,9 @@ def test_an_import_keeps_rows_and_takes_tiers_away() -> None:
 
 def test_published_rules_are_loaded_again_only_if_they_have_changed() -> None:
     """The same object is returned until the revision changes."""
-    rules_yaml.apply(rules_text(FEW))
+    rules_yaml.apply(rules_yaml.plan(rules_text(FEW)))
     publish()
     first = provider.load_published()
     assert provider.load_published() is first
-    rules_yaml.apply(rules_text(FEW).replace("100/m", "101/m"))
+    rules_yaml.apply(rules_yaml.plan(rules_text(FEW).replace("100/m", "101/m")))
     assert provider.load_published().revision.number == first.revision.number + 1

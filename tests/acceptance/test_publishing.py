@@ -79,13 +79,19 @@ EDITS = [
     ),
     ("RateLimitOverride.objects.filter(rule__name='other').delete()", {"site": 51, "other": 500}),
     ("RateLimitRule.objects.filter(name='other').delete()", {"site": 51}),
-    ("text = rules_yaml.export() ;; rules_yaml.apply(text.replace('51', '52'))", {"site": 52}),
+    (
+        "text = rules_yaml.export() ;; rules_yaml.apply(rules_yaml.plan(text.replace('51', '52')))",
+        {"site": 52},
+    ),
     (
         "restore(RateLimitChange.objects.using('default').filter(name='site', "
         "after__rate='40/h').first())",
         {"site": 40},
     ),
-    ("RateLimitRule.objects.all().delete() ;; rules_yaml.apply(text)", {"site": 51}),
+    (
+        "RateLimitRule.objects.all().delete() ;; rules_yaml.apply(rules_yaml.plan(text))",
+        {"site": 51},
+    ),
     (
         "call_command('ratelimit', 'rules', 'mode', 'site', 'off', verbosity=0, "
         "stdout=open(os.devnull, 'w'))",

@@ -520,7 +520,7 @@ def test_a_rule_has_the_same_meaning_wherever_it_is_declared(
     if source == "settings":
         settings.RATELIMIT_RULES = [given]
     else:
-        rules_yaml.apply(json.dumps([given]))
+        rules_yaml.apply(rules_yaml.plan(json.dumps([given])))
     assert get("/search", 3) == [200, 200, 429]
     assert get("/other", 1) == ([429] if "path" in place else [200])
 

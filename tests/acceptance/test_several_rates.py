@@ -151,7 +151,7 @@ def test_several_rates_survive_export_import_and_restore() -> None:
         '- {name: site, path: /ok, key: ip, rate: ["10/s", "500/hour"], tiers: [{group: a, '
         'rate: ["20/s", "9/m"]}]}'
     )
-    apply(text)
+    apply(plan(text))
     assert "rate:\n  - 10/s\n  - 500/h\n" in export()
     assert plan(export()) == []
     (change,) = plan(text.replace('"10/s", "500/hour"', "10/s"))

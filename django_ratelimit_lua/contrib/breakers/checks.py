@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django.core.checks import CheckMessage, Tags, Warning, register
+from django.core.checks import CheckMessage, Tags, register
 
 from ...checks import Problem
 from ...rules.stacks import url_patterns
 from .circuits import circuits
 
-TWO_BREAKERS = Problem(Warning, "W021", "Make one CircuitBreaker, and use it in both places.")
+TWO_BREAKERS = Problem("W021", "Make one CircuitBreaker, and use it in both places.")
 
 
 @register(Tags.caches)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 
-from django.core.checks import CheckMessage, Error, Info, Tags, Warning, register
+from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.utils import translation
@@ -21,14 +21,12 @@ from .conf import settings
 from .descriptors import WORD
 from .proxy_rules import lacking
 
-NO_GRPC = Problem(Warning, "W017", "Install django-ratelimit-lua[grpc].")
+NO_GRPC = Problem("W017", "Install django-ratelimit-lua[grpc].")
 NO_GATEWAY = Problem(
-    Error,
     "E019",
     "Set RATELIMIT_GATEWAY_SECRET, and RATELIMIT_TRUSTED_PROXIES to the networks of the proxy.",
 )
 NOT_FOR_PROXIES = Problem(
-    Info,
     "I020",
     "Count by the address, a header or a cookie, or set RATELIMIT_GATEWAY_USER_HEADER to "
     "count by the user. Concurrency limits are only for Envoy over gRPC and for services.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.core.management.base import CommandError
 
 from ...models import RateLimitRule
+from ...operations.confirmations import override_confirmations
 from ...operations.subjects import add, end
 from ..arguments import (
     add_length,
@@ -38,7 +39,7 @@ def _block(command: Printer, options: VerbOptions) -> None:
     for_good = options["for_good"]
     seconds = None if for_good else seconds_of("--for", options["period"], "; or use --for-good")
     override = subject.override("block", seconds, rule=rule, reason=options["reason"])
-    require_confirmation(options, subject.confirmations())
+    require_confirmation(options, override_confirmations([subject.address]))
     (existing,) = add([override])
     until = f"until {format_moment(override.ends)}" if override.ends else "for good"
     text = f"{subject} is blocked"

@@ -6,7 +6,7 @@ from django.core.management.base import CommandError
 
 from ...exceptions import StoreError
 from ...operations.explain import explain, reset
-from ..arguments import add_request, described, hints, verdict
+from ..arguments import add_request, described, verdict
 from . import Printer, VerbOptions, argument, verb
 
 
@@ -36,6 +36,5 @@ def _reset(command: Printer, options: VerbOptions) -> None:
         command.say("Nothing was reset: no limit applies to this request.")
     elif not done:
         command.say(f"Nothing was reset: this request has no count under {', '.join(wanted)}.")
-    after = explain(described(options))
-    for line in (*hints(after), verdict(after)):
+    for line in verdict(explain(described(options))):
         command.say(line)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from textwrap import shorten
 
 from django.core.management.base import CommandError
 from django.db import transaction
@@ -18,6 +17,7 @@ from ...models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ...operations import rules_yaml
 from ...operations.confirmations import changed_confirmations, changed_notices, enforcing
 from ...operations.explain import ExplainedLimit, explain
+from ...operations.formatting import count_words
 from ...operations.reference import BadReferenceError, KnownLimit, OpenedReference, open_reference
 from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
@@ -30,7 +30,6 @@ from ..arguments import (
     add_request,
     described,
     format_moment,
-    hints,
     require_confirmation,
     require_urlconf,
     verdict,
@@ -58,10 +57,7 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
         command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
     for problem in ruleset.problems:
         command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
-    command.say(
-        f"{rules_yaml.counted([rules_yaml.RULE] * len(ruleset.rules))}; revision "
-        f"{ruleset.revision.number}"
-    )
+    command.say(f"{count_words(len(ruleset.rules), 'rule')}; revision {ruleset.revision.number}")
 
 
 @verb(
@@ -112,7 +108,7 @@ def _explain(command: Printer, options: VerbOptions) -> None:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
     if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
         command.say("No rule applies.")
-    for line in (*explanation.notes, *hints(explanation), verdict(explanation)):
+    for line in (*explanation.notes, *verdict(explanation)):
         command.say(line)
     if opened is not None:
         command.say(_COMPARED[opened.is_of(explanation)])
@@ -187,25 +183,20 @@ def _export(command: Printer, options: VerbOptions) -> None:
     argument("--all", action="store_true", help=f"list all changes, not only {MAX_LINES}"),
 )
 def _import_rules(command: Printer, options: VerbOptions) -> None:
-    file = options["file"]
     dry_run = options["dry_run"]
     merge = options["merge"]
     if merge and options["delete"]:
         raise CommandError("--merge keeps the rules that --delete deletes: use one of them")
     require_urlconf()
-    text = _read(file)
-    loaded = rules_yaml.load(text, _source(file))
-    changes = rules_yaml.plan_items(loaded, merge=merge)
+    changes = rules_yaml.plan(*_read(options["file"]), merge=merge)
     warnings = _some(_lines(changed_confirmations(changes)), options)
     if not dry_run:
         require_confirmation(options, warnings)
     for line in [*warnings, *_some(_lines(changed_notices(changes)), options)]:
         command.warn(line)
     if not dry_run:
-        progress = functools.partial(_show_progress, command)
-        changes = rules_yaml.apply(
-            text, delete=options["delete"], merge=merge, loaded=loaded, on_progress=progress
-        )
+        progress = partial(_show_progress, command)
+        rules_yaml.apply(changes, delete=options["delete"], on_progress=progress)
     for line in _some(["\n".join(change.words()) for change in changes], options):
         command.say(line)
     command.say(rules_yaml.summary(changes, "would be " if dry_run else ""))
@@ -213,12 +204,11 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
         if changes:
             command.warn_if_unpublished()
         return
-    deleted = [change for change in changes if change.after is None]
+    deleted = rules_yaml.deletions(changes)
     if deleted and not options["delete"]:
-        names = shorten(", ".join(rules_yaml.deletions(deleted)), 500)
-        number = rules_yaml.counted(change.word for change in deleted)
         command.warn(
-            f"Not in the file: {number}. Use --merge to keep or --delete to delete: {names}"
+            f"Not in the file: {rules_yaml.counted(deleted)}. Use --merge to keep or --delete to "
+            f"delete: {rules_yaml.labels(deleted)}"
         )
     if warnings and not options["confirm"]:
         command.warn("Use --confirm to change the rules despite these warnings.")
@@ -246,9 +236,7 @@ def _lines(texts: Mapping[str, Sequence[str]]) -> list[str]:
 def _check(command: Printer, options: VerbOptions) -> None:
     file = options["file"]
     if file is not None:
-        text = _read(file)
-        loaded = rules_yaml.load(text, _source(file))
-        counted = rules_yaml.counted(item.word for item in loaded)
+        counted = rules_yaml.counted(rules_yaml.load(*_read(file)))
     else:
         wrong = settings_problems()
         if wrong:  # Then there is no ruleset that could be looked at.
@@ -257,7 +245,7 @@ def _check(command: Printer, options: VerbOptions) -> None:
         lines = list(dict.fromkeys(filter(None, (migration_problem(), *problems.found()))))
         if lines:
             raise CommandError("\n".join(lines))
-        counted = rules_yaml.counted([rules_yaml.RULE] * len(ruleset.rules))
+        counted = count_words(len(ruleset.rules), "rule")
     command.say(f"{counted}: no problem found")
 
 
@@ -301,17 +289,12 @@ def _words(state: LimitState) -> str:
     return f"{state.used} of {state.limit} used, {state.remaining} left, {resets}: {verdict}"
 
 
-def _source(file: str) -> str:
-    if file == "-":
-        return "standard input"
-    return file
-
-
-def _read(file: str) -> str:
+def _read(file: str) -> tuple[str, str]:
+    """Return the text of a file, and its name in errors."""
     try:
         if file == "-":
-            return sys.stdin.read(rules_yaml.MAX_TEXT_LENGTH + 1)
+            return sys.stdin.read(rules_yaml.MAX_TEXT_LENGTH + 1), "standard input"
         with Path(file).open(encoding="utf-8") as opened:
-            return opened.read(rules_yaml.MAX_TEXT_LENGTH + 1)
+            return opened.read(rules_yaml.MAX_TEXT_LENGTH + 1), file
     except (OSError, ValueError) as error:
         raise CommandError(f"{file}: {error}") from error

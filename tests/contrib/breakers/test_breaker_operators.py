@@ -407,7 +407,9 @@ def test_thresholds_are_exported_and_imported_with_the_rules(payments: Callable[
     without breakers leaves them alone.
     """
     assert "payments" not in rules_yaml.export()
-    assert [change.name for change in rules_yaml.apply(FILE)] == ["api", "payments"]
+    changes = rules_yaml.plan(FILE)
+    rules_yaml.apply(changes)
+    assert [change.name for change in changes] == ["api", "payments"]
     assert RateLimitBreaker.objects.get().thresholds() == {"failure_ratio": 0.25, "slow": "3s"}
     exported = rules_yaml.export()
     assert rules_yaml.plan(exported) == []
@@ -419,8 +421,8 @@ def test_thresholds_are_exported_and_imported_with_the_rules(payments: Callable[
     only_rules = exported.partition("- breaker")[0]
     assert rules_yaml.plan(only_rules) == []
     other = f"{only_rules}- breaker: search\n  minimum: 5\n"
-    assert rules_yaml.deletions(rules_yaml.plan(other)) == ["breaker payments"]
-    rules_yaml.apply(other, delete=True)
+    assert rules_yaml.labels(rules_yaml.deletions(rules_yaml.plan(other))) == "breaker payments"
+    rules_yaml.apply(rules_yaml.plan(other), delete=True)
     row = RateLimitBreaker.objects.get(name="payments")
     assert (row.thresholds(), row.forced) == ({}, "open")
     assert RateLimitBreaker.objects.get(name="search").minimum == 5
@@ -430,9 +432,11 @@ def test_thresholds_are_exported_and_imported_with_the_rules(payments: Callable[
 def test_a_file_with_an_invalid_breaker_is_refused(wrong: str) -> None:
     """All or nothing, with the line."""
     with pytest.raises(RuleError, match="line 2"):
-        rules_yaml.apply(f"\n- breaker: payments\n  {wrong}\n")
+        rules_yaml.apply(rules_yaml.plan(f"\n- breaker: payments\n  {wrong}\n"))
     with pytest.raises(RuleError, match="two breakers"):
-        rules_yaml.apply("- breaker: x\n  minimum: 5\n- breaker: x\n  minimum: 6\n")
+        rules_yaml.apply(
+            rules_yaml.plan("- breaker: x\n  minimum: 5\n- breaker: x\n  minimum: 6\n")
+        )
     assert not RateLimitBreaker.objects.exists()
 
 
@@ -465,7 +469,7 @@ def test_all_errors_of_a_breaker_in_a_file_are_reported() -> None:
     for word, line in zip(words, told, strict=True):
         assert f": {word}" in line
     (item,) = rules_yaml.load("- breaker: payments\n  slow: 1.5\n  window: 90\n")
-    assert item.declared == {"slow": "1.5s", "window": "90s"}
+    assert item.after == {"slow": "1.5s", "window": "90s"}
 
 
 def test_the_file_in_the_documentation_is_valid() -> None:
@@ -500,7 +504,7 @@ def test_rules_and_breakers_are_counted_separately(
     assert "1 breaker would be changed, 1 rule would be deleted\n" in told
     assert "Not in the file: 1 rule. Use --merge to keep or --delete to delete: api\n" in told
     with pytest.raises(RuleError, match="the file lacks 1 rule, which would be deleted: api"):
-        rules_yaml.apply(file.read_text())
+        rules_yaml.apply(rules_yaml.plan(file.read_text()))
 
 
 def test_a_breaker_that_is_not_in_the_code_is_reported(

@@ -90,7 +90,7 @@ def test_a_descriptor_survives_yaml_export_and_import(operator: Client) -> None:
     text = export()
     assert "descriptor:\n  - domain=edge\n  - generic_key=login\n  - remote_address\n" in text
     assert plan(text) == []
-    apply(text.replace("generic_key=login", "generic_key=log*"))
+    apply(plan(text.replace("generic_key=login", "generic_key=log*")))
     stored = RateLimitRule.objects.get().extra
     assert stored == {
         "gateway": {"descriptor": ["domain=edge", "generic_key=log*", "remote_address"]}

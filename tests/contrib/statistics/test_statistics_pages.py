@@ -1030,7 +1030,7 @@ def test_the_overview_takes_the_same_queries_for_any_number_of_rules(operator: C
     """More than a page of rules, or several pages."""
     numbers = []
     for count in (60, 200):
-        rules_yaml.apply(rules_text(count))
+        rules_yaml.apply(rules_yaml.plan(rules_text(count)))
         operator.get(STATISTICS)
         with CaptureQueriesContext(connection) as captured:
             operator.get(STATISTICS)

@@ -152,7 +152,7 @@ def test_only_new_problems_of_changes_are_reported(settings: Any) -> None:
         "/admin/, exempt: true}"
     )
     assert changed_confirmations(plan(text)) == {}
-    apply(text)
+    apply(plan(text))
     on = text.replace("mode: 'off', ", "")
     assert changed_confirmations(plan(on)) == {}
     lost = changed_confirmations(plan(on.splitlines()[0]))
