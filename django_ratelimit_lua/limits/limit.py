@@ -91,7 +91,9 @@ class Limit:
             counted_as, key_name = _named(counted_as)
         names = {"name": name, "counted_as": counted_as or name}
         try:
-            self._set(names | read_options(options) | {"rate": Rate.parse(rate)})
+            if not isinstance(rate, Rate):
+                rate = Rate.parse(rate)
+            self._set(names | read_options(options) | {"rate": rate})
             self._derive(key_name)
         except LimitError as error:
             error.where = f"Limit {name!r}: "
@@ -103,7 +105,7 @@ class Limit:
 
     def _derive(self, key_name: bytes) -> None:
         """Set the attributes that follow from the rate and the options."""
-        kind = self.kind
+        kind = algorithms.ALGORITHMS[self.algorithm]
         if self.rate.is_slots != kind.holds:
             raise other_rate(self.rate)
         max_wait_us = round((self.max_wait or 0) * SECOND)
@@ -199,7 +201,7 @@ class Limit:
 
     def packed_at(self, now: int) -> bytes:
         """Return the arguments of the algorithm's Lua code, encoded as little-endian doubles."""
-        numbers = self.kind.numbers(self, now)
+        numbers = algorithms.ALGORITHMS[self.algorithm].numbers(self, now)
         return _NUMBERS.pack(*numbers, *[0] * (MAX_NUMBERS - len(numbers)))
 
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
