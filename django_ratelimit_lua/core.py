@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, Protocol, TypedDict, TypeVar, cast
+from typing import Literal, ParamSpec, Protocol, TypedDict, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
@@ -37,29 +37,21 @@ class Usage(TypedDict):
     time_left: int
 
 
+P = ParamSpec("P")
 Answer = TypeVar("Answer", covariant=True)
 
 
-class UsageFunction(Protocol[Answer]):
+class UsageFunction(Protocol[P, Answer]):
     """The type of `get_usage` and `is_ratelimited`, with django-ratelimit's constants."""
 
     ALL: None
     UNSAFE: list[str]
 
-    def __call__(
-        self,
-        request: HttpRequest,
-        group: str | None = None,
-        fn: Callable[..., object] | None = None,
-        key: KeyLike | None = None,
-        rate: RateLike = None,
-        method: str | list[str] | tuple[str, ...] | None = ALL,
-        increment: bool = False,
-    ) -> Answer: ...
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Answer: ...
 
 
-def _with_methods(function: Callable[..., Answer]) -> UsageFunction[Answer]:
-    named = cast("UsageFunction[Answer]", function)
+def _with_methods(function: Callable[P, Answer]) -> UsageFunction[P, Answer]:
+    named = cast("UsageFunction[P, Answer]", function)
     named.ALL = ALL
     named.UNSAFE = UNSAFE
     return named

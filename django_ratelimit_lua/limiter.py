@@ -7,6 +7,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar, Unpack, cast, overload
@@ -15,7 +16,6 @@ from weakref import ref
 from asgiref.sync import iscoroutinefunction
 from django.http import FileResponse, StreamingHttpResponse
 
-from .conf import conf
 from .engine.decide import (
     Outcome,
     PlannedCharge,
@@ -44,7 +44,7 @@ from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .rules.provider import current
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
-from .rules.template import LimitTemplate
+from .rules.template import LimitTemplate, as_rates
 from .web.plan import Party, Planner
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,38 +100,31 @@ class RateLimiter:
             raise LimitError(
                 f"RateLimiter {name!r}: ban_key is not supported; bans apply to the identity"
             )
-        self._rates = rate if isinstance(rate, list) else [rate]
-        self._options = options
-        self._made: dict[str, tuple[Limit, ...]] = {}
+        rates = tuple([Rate.parse(each) for each in as_rates(rate)])
+        # Its limits are named like those of a rule that replaces them, which keeps their counts.
+        self._template = LimitTemplate(None, rates, options=options)
+        self._rates = rates
         # A weak reference: a limiter that is rarely used must not keep old rules in memory.
         self._known: tuple[ref[Ruleset], Sequence[Limit], Rule | None] | None = None
         # Errors in the limits raise here, not at the first hit.
-        if not self._rates or len({limit.rate for limit in self.limits}) < len(self._rates):
+        if not self.limits or len(set(rates)) < len(rates):
             raise LimitError(f"RateLimiter {name!r} needs at least one rate, and each only once")
         if durable:
             known_call_sites.keep_statistics(name)
         caller = sys._getframe(1)
         place = f"{caller.f_globals.get('__name__')}, line {caller.f_lineno}"
-        rates = tuple([limit.rate for limit in self.limits])
         known_call_sites.add(name, CallSite(LIMITER, place, rates, limits=self.limits))
 
     @property
     def limits(self) -> tuple[Limit, ...]:
         """Return the limits given here, which are decided together."""
-        algorithm = self._options.get("algorithm") or conf.ALGORITHM
-        if algorithm not in self._made:
-            rates = tuple([Rate.parse(rate) for rate in self._rates])
-            options: Options = {**self._options, "algorithm": algorithm}
-            # Named like the limits of a rule that replaces them, which keeps their counts.
-            template = LimitTemplate(None, rates, options=options)
-            periods = [rate.period_us for rate in rates]
-            self._made[algorithm] = tuple(
-                [
-                    template.limit(self.name, rate, 1 + periods[:place].count(rate.period_us))
-                    for place, rate in enumerate(rates)
-                ]
-            )
-        return self._made[algorithm]
+        periods = [rate.period_us for rate in self._rates]
+        return tuple(
+            [
+                self._template.limit(self.name, rate, 1 + periods[:place].count(rate.period_us))
+                for place, rate in enumerate(self._rates)
+            ]
+        )
 
     def _limits_by(self, ruleset: Ruleset) -> tuple[Sequence[Limit], Rule | None]:
         """Return the limits in force, and the rule of this limiter's name, if there is one.
@@ -157,9 +150,11 @@ class RateLimiter:
     def _charges(
         self, ruleset: Ruleset | None, identity: Identity, subject: bytes, cost: int = 1
     ) -> list[PlannedCharge]:
-        limits: Sequence[Limit] = self.limits
+        limits: Sequence[Limit]
         rule = None
-        if ruleset is not None:
+        if ruleset is None:
+            limits = self.limits
+        else:
             limits, rule = self._limits_by(ruleset)
         if identity is None:
             limits = [limit.without_bans() for limit in limits]
@@ -168,11 +163,6 @@ class RateLimiter:
             PlannedCharge(Charge(limit, subject, cost), name, rule, None, None, b"", identity)
             for limit in limits
         ]
-
-    def _plan(
-        self, operation: Operation, identity: Identity, cost: int, **options: object
-    ) -> _HitPlanner:
-        return _HitPlanner(self, operation, identity, cost, options)
 
     @overload
     def slot(self, identity: F) -> F: ...
@@ -234,8 +224,11 @@ class RateLimiter:
             Ratelimited: No slot is free; `retry_after` of its decision is an estimate.
         """
         if callable(identity):
-            return Slot(self, None, key, cost, timeout, what)(identity)
-        return Slot(self, identity, key, cost, timeout, what)
+            return self.slot(key=key, cost=cost, timeout=timeout, what=what)(identity)
+        seconds = None
+        if timeout is not None:
+            seconds = wait_us(timeout, "timeout") / SECOND
+        return Slot(self, identity, key, cost, seconds, what)
 
     def hit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units.
@@ -243,37 +236,37 @@ class RateLimiter:
         With `partial`, take as many of them as are available. The decision's `granted` is their
         number.
         """
-        return decide(self._plan("hit", identity, cost, partial=partial)).decision
+        return decide(_HitPlanner(self, "hit", identity, cost, partial=partial)).decision
 
     async def ahit(
         self, identity: Identity = None, cost: int = 1, *, partial: bool = False
     ) -> Decision:
         """`hit`, for coroutines."""
-        return (await adecide(self._plan("hit", identity, cost, partial=partial))).decision
+        return (await adecide(_HitPlanner(self, "hit", identity, cost, partial=partial))).decision
 
     def peek(self, identity: Identity = None, cost: int = 1) -> Decision:
         """Return the decision that a hit of this cost would get, without taking units."""
-        return decide(self._plan("peek", identity, cost)).decision
+        return decide(_HitPlanner(self, "peek", identity, cost)).decision
 
     async def apeek(self, identity: Identity = None, cost: int = 1) -> Decision:
         """`peek`, for coroutines."""
-        return (await adecide(self._plan("peek", identity, cost))).decision
+        return (await adecide(_HitPlanner(self, "peek", identity, cost))).decision
 
     def refund(self, identity: Identity = None, cost: int = 1) -> Decision:
         """Give units back, the latest first, and never more than are counted."""
-        return decide(self._plan("refund", identity, cost)).decision
+        return decide(_HitPlanner(self, "refund", identity, cost)).decision
 
     async def arefund(self, identity: Identity = None, cost: int = 1) -> Decision:
         """`refund`, for coroutines."""
-        return (await adecide(self._plan("refund", identity, cost))).decision
+        return (await adecide(_HitPlanner(self, "refund", identity, cost))).decision
 
     def charge(self, identity: Identity = None, cost: int = 1) -> Decision:
         """Count units that were already used, even beyond the limit."""
-        return decide(self._plan("charge", identity, cost)).decision
+        return decide(_HitPlanner(self, "charge", identity, cost)).decision
 
     async def acharge(self, identity: Identity = None, cost: int = 1) -> Decision:
         """`charge`, for coroutines."""
-        return (await adecide(self._plan("charge", identity, cost))).decision
+        return (await adecide(_HitPlanner(self, "charge", identity, cost))).decision
 
     def reset(self, identity: Identity = None) -> None:
         """Delete the count of an identity, and lift its bans.
@@ -413,7 +406,10 @@ class RateLimiter:
             if whole_cost(cost) > (most := most_units(limit.rate)):
                 problem = f"cost is {cost}; the maximum with debt at {limit.rate} is {most}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
-        return self._plan("hit", identity, cost, max_wait_us=_patience(timeout), debt=debt)
+        max_wait_us = -1
+        if timeout is not None:
+            max_wait_us = wait_us(timeout, "timeout")
+        return _HitPlanner(self, "hit", identity, cost, max_wait_us=max_wait_us, debt=debt)
 
     @overload
     def __call__(self, function: F) -> F: ...
@@ -501,28 +497,18 @@ class RateLimiter:
         return cast(F, limited)
 
 
+@dataclass(eq=False)
 class Slot:
     """A context manager and decorator: see `RateLimiter.slot`."""
 
-    def __init__(
-        self,
-        limiter: RateLimiter,
-        identity: Identity,
-        key: Callable[..., Identity] | None,
-        cost: int,
-        timeout: float | timedelta | None,
-        what: str,
-    ) -> None:
-        self._limiter = limiter
-        self._identity = identity
-        self._key = key
-        self._cost = cost
-        self._what = what
-        self._timeout: float | None = None
-        if timeout is not None:
-            self._timeout = wait_us(timeout, "timeout") / SECOND
-        self._in_use = threading.Lock()
-        self._held: Held | None = None
+    _limiter: RateLimiter
+    _identity: Identity
+    _key: Callable[..., Identity] | None
+    _cost: int
+    _timeout: float | None
+    _what: str
+    _in_use: threading.Lock = field(default_factory=threading.Lock)
+    _held: Held | None = None
 
     def _seeking(self) -> Seeking:
         if not self._in_use.acquire(blocking=False):
@@ -534,13 +520,14 @@ class Slot:
 
     def _left(self) -> Held | None:
         """Return the held slot, and let the next `with` use this object."""
-        held, self._held = self._held, None
+        held = self._held
+        self._held = None
         if self._in_use.locked():
             self._in_use.release()
         return held
 
     def _ask(self, slot: bytes, *, waits: bool) -> _HitPlanner:
-        plan = self._limiter._plan("hit", self._identity, self._cost, slot=slot, waits=waits)
+        plan = _HitPlanner(self._limiter, "hit", self._identity, self._cost, slot=slot, waits=waits)
         plan.is_hit = not waits  # Each attempt of a waiting caller is the same hit.
         return plan
 
@@ -668,7 +655,7 @@ class _HitPlanner(Planner):
         operation: Operation,
         identity: Identity,
         cost: int,
-        options: dict[str, object],
+        **options: object,
     ) -> None:
         # Without super(), which costs time in every hit.
         self.is_hit = operation == "hit"
@@ -703,9 +690,3 @@ class _HitPlanner(Planner):
             problem = f"{self._asked} is not supported by concurrency limits; use slot()"
             raise LimitError(f"RateLimiter {self._limiter.name!r}: {problem}", "algorithm")
         return ()
-
-
-def _patience(timeout: float | timedelta | None) -> int:
-    if timeout is None:
-        return -1
-    return wait_us(timeout, "timeout")

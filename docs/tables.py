@@ -39,7 +39,7 @@ def option_rows() -> list[tuple[str, ...]]:
             for algorithm in ALGORITHMS.values()
             if name in algorithm.options
         ]
-        is_for_all = row.is_general or len(takers) == len(ALGORITHMS)
+        is_for_all = len(takers) in (0, len(ALGORITHMS))
         values = ", ".join(f'``"{value}"`` ({called})' for value, called in row.names.items())
         meaning = row.help + (f" One of: {values}." if values else "")
         rows.append((f"``{name}``", "all" if is_for_all else ", ".join(takers), meaning))

@@ -49,7 +49,7 @@ def previewed(posted: QueryDict) -> dict[str, object]:
         template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
         assert template is not None
         for site in replaced_call_sites(given.get("name", ""), given.get("group", ""))[:1]:
-            template = template.in_place_of(site.limits_at("preview"))
+            template = template.in_place_of(site.limits)
         limits = template.limits("preview")
         if any(limit.holds for limit in limits):
             return {

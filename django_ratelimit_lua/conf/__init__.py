@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
 
 from django.conf import settings
@@ -72,20 +73,13 @@ def _cache_alias(value: object) -> str:
 
 
 def _prefix(value: object) -> bytes:
-    try:
-        if isinstance(value, str) and not set(value) & set("{}"):
-            return value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"must be text without braces, such as 'rl:'; {error}") from None
+    if isinstance(value, str) and not re.search("[{}\ud800-\udfff]", value):
+        return value.encode()
     raise ValueError("must be text without braces, such as 'rl:'")
 
 
-def _algorithm(value: Any) -> str:
-    return algorithms.find(value).name
-
-
-def _rate_algorithm(value: object) -> str:
-    name = _algorithm(value)
+def _rate_algorithm(value: Any) -> str:
+    name = algorithms.find(value).name
     if name not in algorithms.BY_RATE:
         raise ValueError(
             f"{name} is only for slots; choose one of: {', '.join(algorithms.BY_RATE)}"
@@ -132,15 +126,11 @@ def _secrets(value: object) -> tuple[str | bytes, ...]:
         value = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
     if not isinstance(value, (list, tuple)) or not value:
         value = [value]
-    if not all(map(_is_secret, value)):
-        raise ValueError("must be text or bytes, or a list of these, the current one first")
+    for secret in value:
+        is_encodable = not isinstance(secret, str) or not _LONE.search(secret)
+        if not secret or not isinstance(secret, (str, bytes)) or not is_encodable:
+            raise ValueError("must be text or bytes, or a list of these, the current one first")
     return tuple(value)
-
-
-def _is_secret(value: object) -> bool:
-    if isinstance(value, str):
-        return bool(value) and not _LONE.search(value)
-    return isinstance(value, bytes) and bool(value)
 
 
 def token(value: object) -> str:
@@ -197,9 +187,7 @@ def proxies(value: object) -> int | tuple[Network, ...]:
         "must be a number of proxies from 0 to 32, or a list of networks such as "
         "['10.0.0.0/8', 'unix']"
     )
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value <= 32:
-            raise ValueError(right)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 32:
         return value
     return _networks(value, right, "unix")
 
@@ -245,6 +233,7 @@ def _never_ban(value: object) -> tuple[Network, ...]:
     return _networks(value, "must be a list of networks, such as ['192.0.2.0/24']")
 
 
+@dataclass(eq=False)
 class Setting(Generic[T]):
     """Describe one setting: its default, the check that reads it, and its documentation.
 
@@ -256,20 +245,11 @@ class Setting(Generic[T]):
     - `is_secret`: no error contains the value.
     """
 
-    def __init__(
-        self,
-        default: object,
-        check: Check[T],
-        doc: str,
-        *,
-        shown: str = "",
-        is_secret: bool = False,
-    ) -> None:
-        self.default = default
-        self.check = check
-        self.doc = doc
-        self.shown = shown
-        self.is_secret = is_secret
+    default: object
+    check: Check[T]
+    doc: str
+    shown: str = field(default="", kw_only=True)
+    is_secret: bool = field(default=False, kw_only=True)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -357,8 +337,7 @@ class Conf(Table):
         10,
         _slot_seconds,
         "seconds after which slots expire that are not renewed, because their process was killed; "
-        "a running process "
-        "renews them four times in that time, see :doc:`bans-and-slots`",
+        "a running process renews them four times in that time, see :doc:`bans-and-slots`",
     )
     CLOCK = Setting(
         "redis",
@@ -370,15 +349,13 @@ class Conf(Table):
         None,
         or_none(proxies),
         "the proxies that may report the client's address: a list of networks, or the number of "
-        "proxies; ``0``: there "
-        "is no proxy; see :doc:`/how-to/behind-a-proxy`",
+        "proxies; ``0``: there is no proxy; see :doc:`/how-to/behind-a-proxy`",
     )
     PROXY_HEADER = Setting(
         "X-Forwarded-For",
         lambda header: Choice(("X-Forwarded-For", "Forwarded"))(str(header).title()),
         'the header that these proxies write, or ``"Forwarded"``. Only one is read, because '
-        "clients could write the "
-        "other one",
+        "clients could write the other one",
     )
     IP_META_KEY = Setting(
         None,
@@ -407,8 +384,7 @@ class Conf(Table):
         {},
         _keys,
         "keys of this site by name, usable like the built-in ones: a function ``(request)``, a "
-        "``Key``, or the dotted "
-        "path of one, see :doc:`keys`",
+        "``Key``, or the dotted path of one, see :doc:`keys`",
     )
     HISTORY_DAYS = Setting(
         365,
@@ -425,9 +401,8 @@ class Conf(Table):
     KEY_SECRET = Setting(
         None,
         _secrets,
-        "the secret for digests of identities, or a list: the current one, then earlier ones, "
-        "with which overrides "
-        "still match, see :doc:`keys`",
+        "the secret for digests of identities, or a list: the current one, then earlier ones, with "
+        "which overrides still match, see :doc:`keys`",
         shown="``SECRET_KEY`` and ``SECRET_KEY_FALLBACKS``",
         is_secret=True,
     )
@@ -439,11 +414,9 @@ class Conf(Table):
     VIEW = Setting(
         None,
         or_none(_function),
-        "a view ``(request, exception)``, plain or ``async``, or its dotted path, that returns "
-        "the response to a "
-        "refused request; ``exception.decision`` has the numbers. ``Cache-Control: no-store`` and "
-        "``Retry-After`` "
-        "are added if it does not set them",
+        "a view ``(request, exception)``, plain or ``async``, or its dotted path, that returns the "
+        "response to a refused request; ``exception.decision`` has the numbers. ``Cache-Control: "
+        "no-store`` and ``Retry-After`` are added if it does not set them",
     )
     SHOW_IDENTITIES = Setting(
         "masked",

@@ -63,8 +63,7 @@ def _encode(identity: object) -> bytes:
         kind = f"{type(identity).__module__}.{type(identity).__qualname__}"
         raise TypeError(
             f"An identity cannot be a {kind}: use text, bytes, a number, a UUID, None, or a tuple "
-            "of these "
-            f"(for a model instance, its primary key)"
+            "of these (for a model instance, its primary key)"
         )
     return len(part).to_bytes(8, "big") + part
 

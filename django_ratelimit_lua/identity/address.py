@@ -19,10 +19,9 @@ UNKNOWN = "unknown"
 
 logger = logging.getLogger("django_ratelimit_lua")
 _UNTRUSTED = (
-    "A request from %s has the header X-Forwarded-For or Forwarded, but "
-    "RATELIMIT_TRUSTED_PROXIES is not set. Behind a proxy, all clients share one count: "
-    "set it to the networks or the number of your proxies. If there is no proxy, set it "
-    "to 0. (Logged once per process.)"
+    "A request from %s has the header X-Forwarded-For or Forwarded, but RATELIMIT_TRUSTED_PROXIES "
+    "is not set. Behind a proxy, all clients share one count: set it to the networks or the number "
+    "of your proxies. If there is no proxy, set it to 0. (Logged once per process.)"
 )
 _unheard = itertools.count()
 
@@ -108,22 +107,16 @@ def _understood(text: str, why: str, ipv4_mask: int, ipv6_mask: int) -> ClientAd
 
 
 def _by_count(peer: str | None, text: str | None, header: str, hops: int) -> ClientAddress:
-    hop = 0
-    if hops and text is not None:
-        for hop, entry in enumerate(entries(text, header.lower()), start=1):
-            if hop == hops:
-                return address_as(
-                    entry,
-                    f"it is entry {hops} from the right of {header}, written by the outermost "
-                    "proxy",
-                )
     if hops == 0:
         return address_as(peer, "it is REMOTE_ADDR; RATELIMIT_TRUSTED_PROXIES is 0")
-    return address_as(
-        peer,
-        f"it is REMOTE_ADDR; {header} has {hop} entries where {hops} proxies would have written "
-        f"{hops}",
-    )
+    found: list[str] = []
+    if text is not None:
+        found = list(itertools.islice(entries(text, header.lower()), hops))
+    if len(found) == hops:
+        why = f"it is entry {hops} from the right of {header}, written by the outermost proxy"
+        return address_as(found[-1], why)
+    why = f"{header} has {len(found)} entries where {hops} proxies would have written {hops}"
+    return address_as(peer, f"it is REMOTE_ADDR; {why}")
 
 
 def _by_network(

@@ -127,12 +127,7 @@ def _values(
     readings = [
         fields for kind in kinds if _is_of(kind, request) for fields in _readings(request, kind)
     ]
-    values: list[str | Unread | None] = []
-    for fields in readings:
-        if fields is UNREAD:
-            values.append(UNREAD)
-        else:
-            values.append(value_of(fields))
+    values = [UNREAD if fields is UNREAD else value_of(fields) for fields in readings]
     return tuple(dict.fromkeys(values))
 
 
@@ -150,8 +145,12 @@ def _readings(request: HttpRequest, kind: str) -> Sequence[object]:
 
 def _read(request: HttpRequest) -> bytes | Unread:
     """Return a small body as a whole, or `UNREAD`."""
+    most = MAX_BYTES
+    if settings.DATA_UPLOAD_MAX_MEMORY_SIZE is not None:
+        # If Django refuses a body, it may leave the stream at its end.
+        most = min(MAX_BYTES, settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
     try:
-        if _length(request) > _bound():
+        if _length(request) > most:
             return UNREAD
         body = request.body
     except (ValueError, RawPostDataException, UnreadablePostError, RequestDataTooBig):
@@ -159,17 +158,6 @@ def _read(request: HttpRequest) -> bytes | Unread:
     if "wsgi.input" in request.META:  # For views that go past Django to the server's own stream.
         request.META["wsgi.input"] = io.BytesIO(body)
     return body
-
-
-def _bound() -> int:
-    """Return the maximum size of a body to read, which is never more than Django would read.
-
-    If Django refuses a body, it may leave the stream at its end.
-    """
-    largest: int | None = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    if largest is None:
-        return MAX_BYTES
-    return min(MAX_BYTES, largest)
 
 
 def _length(request: HttpRequest) -> int:

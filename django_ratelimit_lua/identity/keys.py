@@ -209,10 +209,9 @@ def _registered(name: str, source: Any) -> Key:
         given = request_state(request).key_values
         if name in given:
             return registered_identity(name, given[name])
-        arguments: list[object] = [request]
         if key.needs_user:
-            arguments.append(user)
-        return registered_identity(name, key.read(*arguments))
+            return registered_identity(name, key.read(request, user))
+        return registered_identity(name, key.read(request))
 
     return replace(key, name=name, read=read, label=key.label or name.replace("_", " "))
 
@@ -222,8 +221,7 @@ def _check_function(setting: str, key: Key) -> None:
     if iscoroutinefunction(key.read):
         raise ImproperlyConfigured(
             f"{setting} is a coroutine function; use a plain one, and register it as Key(..., "
-            "blocks=True) if it "
-            f"queries the database"
+            "blocks=True) if it queries the database"
         )
     arguments = ["request"]
     if key.needs_user:
@@ -288,10 +286,10 @@ def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
 
 
 def _field(field: str, kind: str, name: str) -> Key:
-    get = FIELDS[kind].read
+    of_kind = FIELDS[kind]
 
     def read(group: str, request: HttpRequest, user: object) -> Identity:
-        value = agreed(get(request, name))
+        value = agreed(of_kind.read(request, name))
         if value is UNREAD:
             return _ip(group, request, user)
         return field_identity(field, value)
@@ -300,10 +298,10 @@ def _field(field: str, kind: str, name: str) -> Key:
     return Key(
         field,
         read,
-        FIELDS[kind].label % name,
+        of_kind.label % name,
         known_to_proxies=True,
         needs_route=is_kwarg,
-        needs_body=FIELDS[kind].in_body,
+        needs_body=of_kind.in_body,
         lumps_strangers=is_kwarg,
     )
 
@@ -321,9 +319,7 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
     kind, name, _ = parts
     if not name:
         key = registered_keys()[kind]
-        user = None
-        if key.needs_user:
-            user = getattr(request, "user", None)
+        user = getattr(request, "user", None)
         if key.needs_user and user is None:
             raise user_missing()
         return known_identities(key.read("", request, user))
@@ -426,8 +422,7 @@ def compile_key(key: KeyLike) -> Key:
     site = ", ".join(registered_keys()) or "none yet"
     accepted = (
         f"{names} (with the prefix exact: case-sensitive), a key of RATELIMIT_KEYS ({site}), a "
-        "callable "
-        f"(group, request), its dotted path, or a tuple of these"
+        "callable (group, request), its dotted path, or a tuple of these"
     )
     raise LimitError(
         gettext_noop("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=accepted
@@ -438,6 +433,5 @@ def user_missing() -> ImproperlyConfigured:
     """Return the error for a key that needs the user, if no middleware sets the user."""
     return ImproperlyConfigured(
         "This key needs request.user: add django.contrib.auth.middleware.AuthenticationMiddleware "
-        "to MIDDLEWARE, "
-        "or use the key 'ip'"
+        "to MIDDLEWARE, or use the key 'ip'"
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from typing import Any
 
 from ..conf import conf
 from . import Identity
 from .forwarded import network_words
-from .keys import FIELDS, registered_keys
+from .keys import BUILT_IN, FIELDS, registered_keys
 
 Part = tuple[str, str]
 """What identifies, as keys name it (empty: a limiter's own identity), and the value as it is shown.
@@ -146,25 +147,11 @@ def _parts(identity: object, is_masked: bool, masks_address: bool) -> Name:
             return _parts(rest[1], is_masked, masks_address)
         if kind == _OWN:
             return [("", _value(value, is_masked=is_masked)) for value in _flat(rest)]
-        if len(rest) == 1 and kind == "ip":
-            return [(kind, _address(rest[0], is_masked=masks_address))]
-        if len(rest) == 1 and kind in ("user", "route"):
-            return [(kind, _value(rest[0], is_masked=False))]
-        if len(rest) == 1 and kind == "path":
-            return [(kind, _path(rest[0], is_masked=is_masked))]
-        if len(rest) == 1 and kind == "session":
-            return [
-                (kind, _value(rest[0], is_masked=True))
-            ]  # The full value would allow impersonation.
-        if len(rest) == 1 and kind in registered_keys():
-            return [(kind, _registered(kind, rest[0], is_masked=is_masked))]
-        if len(rest) == 2 and (kind in FIELDS or kind == "entry"):
-            return [
-                (
-                    f"{kind}:{rest[0]}"[:MAX_LENGTH],
-                    _value(rest[1], is_masked=is_masked or kind == "cookie"),
-                )
-            ]
+        if len(rest) == 1 and kind in (*BUILT_IN, *registered_keys()):
+            return [(kind, _of_key(kind, rest[0], is_masked, masks_address))]
+        if len(rest) == 2 and kind in (*FIELDS, "entry"):
+            text = _value(rest[1], is_masked=is_masked or kind == "cookie")
+            return [(f"{kind}:{rest[0]}"[:MAX_LENGTH], text)]
     items = [_parts(item, is_masked, masks_address) for item in identity[:MAX_PARTS]]
     return [part for parts in items for part in parts]
 
@@ -179,10 +166,19 @@ def _flat(values: Sequence[object]) -> list[object]:
     return found[:MAX_PARTS]
 
 
-def _registered(name: str, value: str | None, *, is_masked: bool) -> str:
-    mask = registered_keys()[name].mask
-    if is_masked and mask is not None and value is not None:
-        return _value(mask(value), is_masked=False)
+def _of_key(name: str, value: Any, is_masked: bool, masks_address: bool) -> str:
+    if name == "ip":
+        return _address(value, is_masked=masks_address)
+    if name == "path":
+        return _path(value, is_masked=is_masked)
+    if name in ("user", "route"):
+        is_masked = False
+    if name == "session":  # The full value would allow impersonation.
+        is_masked = True
+    key = registered_keys().get(name)
+    if is_masked and key is not None and key.mask is not None and value is not None:
+        value = key.mask(value)
+        is_masked = False
     return _value(value, is_masked=is_masked)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from io import BytesIO
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -19,9 +20,8 @@ MAX_OFFENCES = 1000
 """Before a ban: each of them is remembered by its moment."""
 MAX_LENGTHS = 8
 """Entries of `ban_for`."""
-_STATE_PARTS = ((0, 7), (7, 7), (14, 7), (21, 7), (28, 7), (35, 4), (39, 4), (43, 1))
-_STATE_SIZE = 44
-"""The positions of the numbers that `ban.lua` keeps in a state, and their lengths."""
+_STATE_SIZES = (7, 7, 7, 7, 7, 4, 4, 1)
+"""The lengths of the numbers that `ban.lua` keeps at the start of a state."""
 _ON: dict[BanOn, int] = {"refused": 0, "counted": 1, "reported": 2}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -133,17 +133,19 @@ class Ban(NamedTuple):
 
         None if no ban is in force at that time.
         """
-        if len(state) < _STATE_SIZE:
+        if len(state) < sum(_STATE_SIZES):
             return None
+        stream = BytesIO(state)
         clock, until, since, first, last, offences, times, by_hand = (
-            int.from_bytes(state[at : at + size], "little") for at, size in _STATE_PARTS
+            int.from_bytes(stream.read(size), "little") for size in _STATE_SIZES
         )
+        rest = stream.read()
         is_ours = max(clock, until, since, first, last) < 2**53 and by_hand < 2
-        if until <= now or not is_ours or (not by_hand and (len(state) - _STATE_SIZE) % 7):
+        if until <= now or not is_ours or (not by_hand and len(rest) % 7):
             return None
         why = ""
         if by_hand:
-            why = state[_STATE_SIZE:].decode(errors="replace")
+            why = rest.decode(errors="replace")
         return cls(until, since, first, last, offences, times, by_hand == 1), why
 
     @classmethod

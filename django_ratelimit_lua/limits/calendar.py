@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
@@ -47,15 +47,15 @@ def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int, int]
     `unit` is 'day', 'week' (from Monday, as in ISO 8601) or 'month'. `now` lies between the second
     and the third.
 
+    >>> from datetime import UTC
     >>> starts = boundaries("month", "UTC", 0)
     >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in starts]
     ['1969-12-01', '1970-01-01', '1970-02-01', '1970-03-01']
     """
-    tz = zone(time_zone)
-    current = _current(unit, tz, now)
+    current = _current(unit, time_zone, now)
     previous = _start(unit, current - timedelta(days=1))
     start, following, after = _starts(unit, time_zone, current, 3)
-    return _stamp(previous, tz), start, following, after
+    return _stamp(previous, time_zone), start, following, after
 
 
 def boundaries_ahead(
@@ -66,30 +66,30 @@ def boundaries_ahead(
     The last one is the first after `until` (None: no end), but at most `MAX_AHEAD` starts after
     `now` are returned.
 
+    >>> from datetime import UTC
     >>> ahead, is_all = boundaries_ahead("month", "UTC", 0, 80 * DAY)
     >>> [str(datetime.fromtimestamp(start // SECOND, UTC).date()) for start in ahead], is_all
     (['1970-04-01'], True)
     """
-    current = _current(unit, zone(time_zone), now)
+    current = _current(unit, time_zone, now)
     starts = _starts(unit, time_zone, current, MAX_AHEAD + 1)
     if until is None or starts[-1] <= until:
         return starts[3:], False
     return starts[3 : bisect_right(starts, until) + 1], True
 
 
-def _current(unit: str, tz: ZoneInfo, now: int) -> date:
-    return _start(unit, datetime.fromtimestamp(now // SECOND, UTC).astimezone(tz).date())
+def _current(unit: str, time_zone: str, now: int) -> date:
+    return _start(unit, datetime.fromtimestamp(now // SECOND, zone(time_zone)).date())
 
 
 @lru_cache(maxsize=256)
 def _starts(unit: str, time_zone: str, first: date, count: int) -> tuple[int, ...]:
-    tz = zone(time_zone)
     step = timedelta(days={"day": 1, "week": 7, "month": 32}[unit])
     days = [first]
     while len(days) < count:
         days.append(_start(unit, days[-1] + step))
-    return tuple(_stamp(day, tz) for day in days)
+    return tuple(_stamp(day, time_zone) for day in days)
 
 
-def _stamp(day: date, tz: ZoneInfo) -> int:
-    return round(datetime.combine(day, time.min, tz).timestamp()) * SECOND
+def _stamp(day: date, time_zone: str) -> int:
+    return round(datetime.combine(day, time.min, zone(time_zone)).timestamp()) * SECOND

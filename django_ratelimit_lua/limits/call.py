@@ -54,12 +54,9 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
     django_ratelimit_lua.limits.rate.LimitError: cost is 1152921504606846976: must be ...
     """
     if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost <= MAX_COST:
-        # Python refuses to write out very large integers.
-        if isinstance(cost, int) and cost.bit_length() > 256:
-            shown = "a number of more than 256 bits"
-        else:
-            shown = repr(cost)[:200]
-        raise LimitError(f"{what} {shown}: must be a whole number from 0 to {MAX_COST}", "cost")
+        raise LimitError(
+            f"{what} {cost!r:.200}: must be a whole number from 0 to {MAX_COST}", "cost"
+        )
     return cost
 
 
@@ -217,14 +214,13 @@ class Call(NamedTuple):
 
         Charges without a verdict and refunds are not included.
         """
-        for charge in self.charges:
-            if charge.limit.ban is not None and self.operation not in ("charge", "refund"):
-                return [
-                    (place, each)
-                    for place, each in enumerate(self.charges)
-                    if each.limit.ban is not None
-                ]
-        return []
+        if self.operation in ("charge", "refund"):
+            return []
+        return [
+            (place, charge)
+            for place, charge in enumerate(self.charges)
+            if charge.limit.ban is not None
+        ]
 
     def ban_keys(self) -> list[bytes]:
         """Return the keys of the bans of its limits."""
@@ -276,11 +272,7 @@ class Call(NamedTuple):
             args[3] = self.why[:MAX_WHY_LENGTH].encode("utf-8", "replace")
         elif self.debt:
             args[3] = b"2"
-        is_usual = self.max_wait_us is None
-        waits = [
-            limit.max_wait_us if is_usual and limit.max_wait_us >= 0 else self.max_wait_us_of(limit)
-            for limit in [charge.limit for charge in self.charges]
-        ]
+        waits = [self.max_wait_us_of(charge.limit) for charge in self.charges]
         takes = self.operation not in _OF_BANS
         for charge, max_wait in zip(self.charges, waits, strict=True):
             limit = charge.limit
@@ -297,7 +289,7 @@ class Call(NamedTuple):
                 elif self.confirm_ms:
                     record += _CONFIRM.pack(self.confirm_ms)
             elif limit.wants_more:
-                record += limit.more(now, waits, is_patient=not is_usual)
+                record += limit.more(now, waits, is_patient=self.max_wait_us is not None)
             args.append(record)
         bans = self.banning
         for place, charge in bans:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .ban import Ban
 from .rate import SECOND
@@ -58,7 +58,7 @@ class LimitState(NamedTuple):
     remaining: int
     retry_after: float | None
     reset_after: float
-    wait: float
+    wait: float = 0.0
     mode: Mode = "enforce"
     period: float = 0.0
     counted_at: int = 0
@@ -79,29 +79,15 @@ class LimitState(NamedTuple):
     def of(
         cls,
         limit: Limit,
-        *,
-        allowed: bool,
-        used: int,
-        remaining: int,
-        retry_after: float | None,
-        reset_after: float,
-        wait: float = 0.0,
-        counted_at: int = 0,
+        **numbers: Any,
     ) -> LimitState:
-        """Return the state of a limit, with its name, rate and mode."""
-        rate = limit.rate
+        """Return the state of a limit, with its name, rate and mode, and the other members."""
         return cls(
-            limit.name,
-            allowed,
-            rate.limit,
-            used,
-            remaining,
-            retry_after,
-            reset_after,
-            wait,
-            limit.mode,
-            rate.period_us / SECOND,
-            counted_at,
+            name=limit.name,
+            limit=limit.rate.limit,
+            mode=limit.mode,
+            period=limit.rate.period,
+            **numbers,
         )
 
     @classmethod
@@ -271,13 +257,13 @@ class Decision(NamedTuple):
 
     def counted_at(self, digest: bytes) -> int:
         """Return the moment from which an identity's units count, in microseconds since 1970."""
-        return (self.moments or {}).get(digest) or self.moment + round(self.wait * 1_000_000)
+        return (self.moments or {}).get(digest) or self.moment + round(self.wait * SECOND)
 
     def later(self, seconds: float, source: Source) -> Decision:
         """Return the same refusal, as it is this number of seconds later."""
         states = tuple([state.later(seconds) for state in self.limits])
         wait = max(self.wait - seconds, 0.0)
-        moment = self.moment + round(seconds * 1_000_000)
+        moment = self.moment + round(seconds * SECOND)
         return Decision(False, states, 0, wait, source, moment, self.revision)
 
     def merged(self, later: Decision) -> Decision:

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any, Unpack
 
 from . import algorithms, calendar
-from .algorithms.algorithm import Algorithm, Numbers
+from .algorithms.algorithm import MAX_NUMBERS, Algorithm, Numbers
 from .ban import BanOn, BanTerms
 from .decision import Mode
 from .options import OPTIONS, Align, Options, Policy, read_options
@@ -20,7 +20,7 @@ from .values import gettext_noop as _
 
 _MAX_ID_LENGTH = 64
 _MAX_NAME_LENGTH = 500
-_NUMBERS = Struct("<8d")
+_NUMBERS = Struct(f"<{MAX_NUMBERS}d")
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
 
 
@@ -89,44 +89,42 @@ class Limit:
         name, key_name = _named(name)
         if counted_as:
             counted_as, key_name = _named(counted_as)
-        object.__setattr__(self, "name", name)
-        object.__setattr__(self, "counted_as", counted_as or name)
+        names = {"name": name, "counted_as": counted_as or name}
         try:
-            self._keep(rate, key_name, read_options(options))
+            if not isinstance(rate, Rate):
+                rate = Rate.parse(rate)
+            self._set(names | read_options(options) | {"rate": rate})
+            self._derive(key_name)
         except LimitError as error:
             error.where = f"Limit {name!r}: "
             raise
 
-    def _keep(
-        self, rate: Rate | str | tuple[int, float], key_name: bytes, options: Mapping[str, object]
-    ) -> None:
-        for option, value in options.items():
-            object.__setattr__(self, option, value)
+    def _set(self, values: Mapping[str, object]) -> None:
+        for attribute, value in values.items():
+            object.__setattr__(self, attribute, value)
+
+    def _derive(self, key_name: bytes) -> None:
+        """Set the attributes that follow from the rate and the options."""
         kind = algorithms.ALGORITHMS[self.algorithm]
+        if self.rate.is_slots != kind.holds:
+            raise other_rate(self.rate)
         max_wait_us = round((self.max_wait or 0) * SECOND)
         if kind.waits_anyway and self.max_wait is None:
             max_wait_us = -1
-        if not isinstance(rate, Rate):
-            rate = Rate.parse(rate)
-        wants_more = kind.wants_more(self)
-        ban = BanTerms.of(self, key_name)
-        attributes = {
-            "rate": rate,
-            "key_part": key_name + b":" + kind.suffix,
-            "max_wait_us": max_wait_us,
-            "wants_more": wants_more,
-            "is_hot": self.lease is not None or self.split is not None,
-            "ban": ban,
-            "holds": kind.holds,
-        }
-        for attribute, value in attributes.items():
-            object.__setattr__(self, attribute, value)
-        if self.rate.is_slots != kind.holds:
-            raise other_rate(self.rate)
-        packed = _NUMBERS.pack(*kind.numbers(self, 0))
+        packed = self.packed_at(0)
         if self.align in calendar.PERIODS:
             packed = b""
-        object.__setattr__(self, "packed", packed)
+        self._set(
+            {
+                "key_part": key_name + b":" + kind.suffix,
+                "packed": packed,
+                "max_wait_us": max_wait_us,
+                "wants_more": kind.wants_more(self),
+                "is_hot": self.lease is not None or self.split is not None,
+                "ban": BanTerms.of(self, key_name),
+                "holds": kind.holds,
+            }
+        )
         object.__setattr__(self, "text", repr((self, self.ban)))
 
     def __hash__(self) -> int:
@@ -185,7 +183,7 @@ class Limit:
     def renamed(self, name: str) -> Limit:
         """Return the same limit under another name, with its own count."""
         name, key_name = _named(name)
-        key_part = key_name + b":" + algorithms.find(self.algorithm).suffix
+        key_part = key_name + b":" + self.kind.suffix
         ban = self.ban
         if ban is not None:
             ban = BanTerms.of(self, key_name)
@@ -193,24 +191,22 @@ class Limit:
 
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
-        for attribute in fields(self):
-            object.__setattr__(
-                copy, attribute.name, changes.get(attribute.name, getattr(self, attribute.name))
-            )
+        copy._set({each.name: getattr(self, each.name) for each in fields(self)} | changes)
         object.__setattr__(copy, "text", repr((copy, copy.ban)))
         return copy
 
     def numbers(self, now: int) -> Numbers:
         """Return the arguments of the algorithm's Lua code at a time in microseconds since 1970."""
-        return algorithms.find(self.algorithm).numbers(self, now)
+        return self.kind.numbers(self, now)
 
     def packed_at(self, now: int) -> bytes:
         """Return the arguments of the algorithm's Lua code, encoded as little-endian doubles."""
-        return _NUMBERS.pack(*self.numbers(now))
+        numbers = algorithms.ALGORITHMS[self.algorithm].numbers(self, now)
+        return _NUMBERS.pack(*numbers, *[0] * (MAX_NUMBERS - len(numbers)))
 
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
         """Return the algorithm's further arguments for one call; see `Algorithm.more`."""
-        return algorithms.find(self.algorithm).more(self, now, waits, is_patient=is_patient)
+        return self.kind.more(self, now, waits, is_patient=is_patient)
 
 
 @lru_cache(maxsize=1024)

@@ -84,19 +84,19 @@ class Option:
       choice;
     - `words`: its words in a rule's sentence, and `singular` those for a value of 1; `excludes`:
       options that contradict it; `needs`: the option without which it has no effect;
-    - `is_general`: every algorithm takes it. The others are taken by the algorithms that name them.
+
+    An option that no algorithm names is taken by every algorithm.
     """
 
-    default: object
     check: Callable[[Any], Any]
     label: str
     help: str
+    default: object = None
     names: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
     singular: str = ""
     excludes: Sequence[str] = ()
     needs: str = ""
-    is_general: bool = False
 
 
 class Options(TypedDict, total=False):
@@ -105,18 +105,16 @@ class Options(TypedDict, total=False):
     algorithm: Annotated[
         str,
         Option(
-            "sliding_window",
             _algorithm,
             _("algorithm"),
             _("Empty: as in the settings."),
-            is_general=True,
             names={name: algorithm.label for name, algorithm in algorithms.ALGORITHMS.items()},
+            default="sliding_window",
         ),
     ]
     burst: Annotated[
         int | None,
         Option(
-            None,
             Whole(1, Rate.MAX_UNITS),
             _("burst"),
             _("Token bucket: requests allowed at once. Empty: the limit."),
@@ -126,34 +124,28 @@ class Options(TypedDict, total=False):
     initial: Annotated[
         int | None,
         Option(
-            None,
             Whole(0, Rate.MAX_UNITS),
             _("initial units"),
             _(
-                "Token bucket: units that a new client has. The bucket fills up from there. "
-                "Empty: the "
-                "burst."
+                "Token bucket: units that a new client has. The bucket fills up from there. Empty: "
+                "the burst."
             ),
         ),
     ]
     queue: Annotated[
         int | None,
         Option(
-            None,
             Whole(0, Rate.MAX_UNITS),
             _("queue"),
             _(
                 "Leaky bucket: how many requests may wait. Empty: the limit minus 1. Concurrency: "
-                "how "
-                "many may wait for a "
-                "slot. Empty: ten times the limit."
+                "how many may wait for a slot. Empty: ten times the limit."
             ),
         ),
     ]
     segments: Annotated[
         int | None,
         Option(
-            None,
             Whole(1, 1000, note="; at most 1000 segments, as sliding_log is exact"),
             _("segments"),
             _("Sliding window: parts of the window that expire one by one. Empty: 10."),
@@ -162,7 +154,6 @@ class Options(TypedDict, total=False):
     align: Annotated[
         Align | None,
         Option(
-            None,
             Choice(get_args(Align), "must be None or one of"),
             _("window starts"),
             _("For fixed windows. Empty: with the first request."),
@@ -177,22 +168,20 @@ class Options(TypedDict, total=False):
     time_zone: Annotated[
         str,
         Option(
-            "UTC",
             _time_zone,
             _("time zone"),
             _("For days, weeks and months. Empty: UTC."),
+            default="UTC",
         ),
     ]
     max_wait: Annotated[
         float | None,
         Option(
-            None,
             _seconds,
             _("longest wait"),
             _(
                 "Seconds. A request waits instead of being refused if it can be allowed within "
-                "this "
-                "time."
+                "this time."
             ),
             words=_("waits up to %(max_wait)s s"),
         ),
@@ -200,31 +189,28 @@ class Options(TypedDict, total=False):
     count_denied: Annotated[
         bool,
         Option(
-            False,
             _flag,
             _("count refused requests"),
             _("A client that keeps trying stays refused."),
             excludes=("max_wait",),
+            default=False,
         ),
     ]
     mode: Annotated[
         Literal["enforce", "shadow"],
         Option(
-            "enforce",
             Choice(("enforce", "shadow")),
             _("mode"),
             _("Shadow mode counts but does not refuse."),
-            is_general=True,
+            default="enforce",
         ),
     ]
     on_store_error: Annotated[
         Policy | None,
         Option(
-            None,
             Choice(POLICIES),
             _("fallback"),
             _("What happens while Redis is unavailable. Empty: as in the settings."),
-            is_general=True,
             names={
                 "open": _("allow requests"),
                 "closed": _("refuse requests"),
@@ -235,14 +221,11 @@ class Options(TypedDict, total=False):
     lease: Annotated[
         int | None,
         Option(
-            None,
             Whole(1, Rate.MAX_UNITS),
             _("lease"),
             _(
                 "Token bucket and fixed window: units that a process takes at once and spends "
-                "without "
-                "asking Redis, for "
-                "keys that are used very often."
+                "without asking Redis, for keys that are used very often."
             ),
             words=_("leases of up to %(lease)s"),
             excludes=_NEEDS_REDIS,
@@ -251,7 +234,6 @@ class Options(TypedDict, total=False):
     split: Annotated[
         str | None,
         Option(
-            None,
             Choice((EQUAL,)),
             _("split"),
             _(
@@ -265,46 +247,38 @@ class Options(TypedDict, total=False):
     ban_after: Annotated[
         int | None,
         Option(
-            None,
             Whole(1, MAX_OFFENCES),
             _("ban after"),
             _("Offences that earn a ban. Empty: there are no bans."),
             words=_("banned for %(ban_for)s after %(ban_after)s offences"),
             singular=_("banned for %(ban_for)s after an offence"),
             needs="ban_for",
-            is_general=True,
         ),
     ]
     ban_window: Annotated[
         str | None,
         Option(
-            None,
             duration,
             _("within"),
             _("How long an offence counts, for example 10m. Empty: as long as the first ban."),
             needs="ban_after",
-            is_general=True,
         ),
     ]
     ban_for: Annotated[
         str | None,
         Option(
-            None,
             ban_lengths,
             _("ban for"),
             _(
                 "How long the first, second and each further ban is, for example 10m,1h,1d. One "
-                "may be "
-                "enough: 10m."
+                "may be enough: 10m."
             ),
             needs="ban_after",
-            is_general=True,
         ),
     ]
     ban_on: Annotated[
         BanOn,
         Option(
-            "refused",
             Choice(get_args(BanOn)),
             _("offences"),
             _("What counts towards a ban. Empty: requests that this limit refuses."),
@@ -314,13 +288,12 @@ class Options(TypedDict, total=False):
                 "reported": _("only what code reports"),
             },
             needs="ban_after",
-            is_general=True,
+            default="refused",
         ),
     ]
     ban_key: Annotated[
         str | None,
         Option(
-            None,
             _joined,
             _("ban by"),
             _(
@@ -328,7 +301,6 @@ class Options(TypedDict, total=False):
                 "Empty: the same key."
             ),
             needs="ban_after",
-            is_general=True,
         ),
     ]
 
@@ -336,6 +308,10 @@ class Options(TypedDict, total=False):
 OPTIONS: Mapping[str, Option] = {
     name: row.__metadata__[0] for name, row in Options.__annotations__.items()
 }
+_SPECIAL = frozenset[str]().union(
+    *(algorithm.options for algorithm in algorithms.ALGORITHMS.values())
+)
+"""The options that not every algorithm takes."""
 
 
 def refuse_unknown(
@@ -368,7 +344,7 @@ def read_options(given: Mapping[str, object]) -> dict[str, Any]:
         if value is None or value == row.default:
             values[name] = row.default
             continue
-        if not row.is_general and name not in algorithms.find(values["algorithm"]).options:
+        if name in _SPECIAL and name not in algorithms.find(values["algorithm"]).options:
             raise LimitError(
                 _("%(algorithm)s has no option %(option)s; it is for %(algorithms)s"),
                 name,

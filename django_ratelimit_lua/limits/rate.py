@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
@@ -20,14 +21,14 @@ _UNITS = {
     **dict.fromkeys(("d", "day", "days"), 86_400 * SECOND),
     **dict.fromkeys(("w", "week", "weeks"), 7 * 86_400 * SECOND),
 }
+_TIME_UNITS = {"ms": SECOND // 1000, **_UNITS}
 _FORM = re.compile(r"([0-9]+)(?:/([0-9]*)| per (?:([0-9]+) )?)([a-z]+)")
 _SLOTS = re.compile(r"([0-9]{1,15})(?: at once)?")
 _TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-z]+)")
 _BAD_RATE = _(
-    "Rate %(rate)r: write N/unit without spaces, such as 100/m, 10/15m or 5/second (units: s, "
-    "sec, second(s), m, min, "
-    "minute(s), h, hr, hour(s), d, day(s), w, week(s)), or 10 per 15 minutes; or a number alone, "
-    "such as 5, for the algorithm concurrency"
+    "Rate %(rate)r: write N/unit without spaces, such as 100/m, 10/15m or 5/second (units: s, sec, "
+    "second(s), m, min, minute(s), h, hr, hour(s), d, day(s), w, week(s)), or 10 per 15 minutes; "
+    "or a number alone, such as 5, for the algorithm concurrency"
 )
 _NO_PERIOD = _("Rate %(rate)r: the period must be greater than zero")
 _TOO_LARGE = _("Rate %(rate)r is too large: at most %(most)d units in at most ten years")
@@ -164,30 +165,40 @@ class Rate:
             raise LimitError(
                 f"Rate {pair!r}: the count must be a whole number, as in (100, 60){several}"
             )
-        if isinstance(seconds, timedelta):
-            period = seconds // timedelta(microseconds=1)
-        elif (
-            isinstance(seconds, (int, float))
-            and not isinstance(seconds, bool)
-            and abs(seconds) < float("inf")
-        ):
-            period = round(Fraction(seconds) * SECOND)
-        else:
+        period = _microseconds(seconds)
+        if period is None:
             raise LimitError(
                 f"Rate {pair!r}: the period must be a number of seconds or a timedelta"
             )
-        if not period:
+        if not round(period):
             raise LimitError(_NO_PERIOD, rate=pair)
-        return cls._checked(pair, count, period)
+        return cls._checked(pair, count, round(period))
 
     def __str__(self) -> str:
         if self.is_slots:
             return str(self.limit)
-        for letter in "wdhms":
-            times, rest = divmod(self.period_us, _UNITS[letter])
-            if times and not rest:
-                return f"{self.limit}/{times if times > 1 else ''}{letter}"
-        return f"{self.limit}/{self.period_us}us"
+        times, unit = _largest_unit(self.period_us)
+        return f"{self.limit}/{times if times > 1 else ''}{unit}"
+
+
+def _largest_unit(microseconds: int) -> tuple[int, str]:
+    """Return a time as a multiple of the largest unit that divides it, and the unit."""
+    for letter in "wdhms":
+        times, rest = divmod(microseconds, _UNITS[letter])
+        if times and not rest:
+            return times, letter
+    return microseconds, "us"
+
+
+def _microseconds(seconds: object) -> Fraction | None:
+    """Return a number of seconds or a timedelta in microseconds; None for any other value."""
+    if isinstance(seconds, timedelta):
+        return Fraction(seconds // timedelta(microseconds=1))
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
+        return None
+    if not abs(seconds) < float("inf"):
+        return None
+    return Fraction(seconds) * SECOND
 
 
 def duration(value: str | timedelta) -> str:
@@ -202,12 +213,10 @@ def duration(value: str | timedelta) -> str:
     ...
     django_ratelimit_lua.limits.rate.LimitError: '10 m': write a number and a unit ...
     """
-    try:
-        microseconds = 0
-        if isinstance(value, (str, timedelta)):
+    microseconds = 0
+    if isinstance(value, (str, timedelta)):
+        with suppress(LimitError):
             microseconds = time_us(value)
-    except LimitError:
-        microseconds = 0
     if microseconds < SECOND or microseconds % SECOND:
         raise LimitError(_BAD_DURATION, duration=value)
     return time_text(microseconds)
@@ -226,20 +235,10 @@ def time_us(value: str | float | timedelta) -> int:
     ...
     django_ratelimit_lua.limits.rate.LimitError: 'soon' is not a time: write ...
     """
-    microseconds: int | Fraction | None = None
-    if isinstance(value, timedelta):
-        microseconds = value // timedelta(microseconds=1)
-    elif isinstance(value, str):
-        match = _TIME.fullmatch(value)
-        unit = {"ms": SECOND // 1000, **_UNITS}.get(match[2]) if match else None
-        if match and unit:
-            microseconds = Fraction(match[1]) * unit
-    elif (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and abs(value) < float("inf")
-    ):
-        microseconds = Fraction(value) * SECOND
+    microseconds = _microseconds(value)
+    match = isinstance(value, str) and _TIME.fullmatch(value)
+    if match and match[2] in _TIME_UNITS:
+        microseconds = Fraction(match[1]) * _TIME_UNITS[match[2]]
     if microseconds is None:
         raise LimitError(
             f"{value!r} is not a time: write '30s', '10m', '500ms', or seconds as a number"
@@ -255,10 +254,9 @@ def time_text(microseconds: int) -> str:
     >>> time_text(90_000_000), time_text(3_600_000_000), time_text(1_500_000), time_text(250_000)
     ('90s', '1h', '1.5s', '250ms')
     """
-    for letter in "wdhms":
-        times, rest = divmod(microseconds, _UNITS[letter])
-        if times and not rest:
-            return f"{times}{letter}"
+    times, unit = _largest_unit(microseconds)
+    if unit != "us":
+        return f"{times}{unit}"
     if microseconds < SECOND and microseconds % 1000 == 0:
         return f"{microseconds // 1000}ms"
     return f"{microseconds / SECOND:f}".rstrip("0") + "s"

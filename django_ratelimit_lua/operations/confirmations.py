@@ -163,7 +163,7 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
             _("In a Redis Cluster ban_key has no effect: add a rule by that key that bans.")
         )
     counted = _counts(limits_of(rule), _key_name(rule, sites))
-    limits = [limit for site in sites for limit in site.limits_at(row.name)]
+    limits = [limit for site in sites for limit in site.limits]
     key = next((site.key for site in sites), "")
     if was is not None:
         limits = limits_of(was)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..conf import conf
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
-from ..rules.callsite import known_call_sites, limits_of
+from ..rules.callsite import THROTTLE, known_call_sites, limits_of
 from ..rules.describe import key_label, reading
 from ..rules.places import look_for_call_sites
 from ..rules.provider import reload
@@ -147,6 +147,8 @@ def known_limits() -> Iterator[KnownLimit]:
     look_for_call_sites()
     for name in known_call_sites.names():
         for site in known_call_sites.of(name):
+            if site.kind == THROTTLE:
+                continue
             for limit in site.limits:
                 yield KnownLimit(limit.name, "code", site.words(), None, limit, name, site.key)
     yield from _of_throttles()

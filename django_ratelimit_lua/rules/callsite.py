@@ -17,13 +17,12 @@ from django.utils.translation import gettext as _
 
 from ..extension import FIELDS_OF_ANNEXES, install, is_installed
 from ..identity.keys import KeyLike
-from ..limits.algorithms.sliding_log import MAX_LOG_LENGTH
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
 from .describe import key_label, rate_words
 from .methods import methods_label, parse_methods
-from .rule import UNWRITABLE, Outcome, Rule
+from .rule import UNWRITABLE, Rule
 from .template import CostLike, LimitTemplate
 
 _ARGUMENTS = (
@@ -52,8 +51,7 @@ class CallSite(NamedTuple):
     - `kind`: the construct that declares it, such as a decorator;
     - `rates`: constant rates, functions, or None for no limit;
     - `key`: the name of the key; empty if each call decides;
-    - `limits`: the compiled constant rates, if they are known there;
-    - `algorithm`: the algorithm that a throttle names.
+    - `limits`: the compiled constant rates, if they are known there.
     """
 
     kind: str
@@ -61,7 +59,6 @@ class CallSite(NamedTuple):
     rates: tuple[Any, ...]
     key: str = ""
     limits: tuple[Limit, ...] = ()
-    algorithm: str = ""
 
     @classmethod
     def of(cls, rule: Rule, group: str) -> CallSite:
@@ -72,17 +69,6 @@ class CallSite(NamedTuple):
         limits = template.limits(rule.name_at(group))
         return cls("@ratelimit", group, template.rates, template.key.name, limits)
 
-    def limits_at(self, name: str) -> tuple[Limit, ...]:
-        """Return the limits of the site's constant rates at a call site of that name."""
-        if self.kind != THROTTLE or self.limits:
-            return self.limits
-        return tuple(
-            [
-                Limit(name, rate, algorithm=throttle_algorithm(rate, self.algorithm))
-                for rate in self.rates
-            ]
-        )
-
     def words(self) -> str:
         """Return the limits of the call site, and its place, in words."""
         return _("%(rates)s per %(client)s, in %(place)s") % {
@@ -90,16 +76,6 @@ class CallSite(NamedTuple):
             "client": key_label(self.key.split("+")),
             "place": self.place,
         }
-
-
-def throttle_algorithm(rate: Rate, named: str | None) -> str:
-    """Return the algorithm of a throttle: the `named` one, or the default for its rate.
-
-    The default is a sliding log, or a sliding window for a large limit.
-    """
-    if not named and rate.limit > MAX_LOG_LENGTH:
-        return "sliding_window"
-    return named or "sliding_log"
 
 
 def rate_text(rate: object) -> str:
@@ -126,9 +102,6 @@ class KnownCallSites:
         self._by_name: dict[str, tuple[CallSite, ...]] = {}
         self.durable: set[str] = set()
         """The names with durable statistics."""
-
-    def __len__(self) -> int:
-        return len(self._by_name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name or not self._has_room(name)
@@ -191,9 +164,8 @@ def limits_of(rule: Rule) -> list[Limit]:
     if rule.group in (None, rule.name):
         for site in known_call_sites.of(rule.name):
             is_same = template.key is None or site.key == template.key.name
-            limits = site.limits_at(rule.name)
-            if limits and (is_same or (site.key == "" and site.kind != THROTTLE)):
-                templates.append(template.in_place_of(limits))
+            if site.limits and (is_same or (site.key == "" and site.kind != THROTTLE)):
+                templates.append(template.in_place_of(site.limits))
     templates = templates or [template]
     templates += [tier for each in templates for _, tier in each.tiers]
     return [limit for each in templates for limit in each.limits(rule.name)]
@@ -241,14 +213,13 @@ def call_site(
     options: Options,
     *,
     block: bool = True,
-    count_if: Outcome | None = None,
-    reset_if: Outcome | None = None,
-    cost_after: Outcome | None = None,
+    **outcomes: Any,
 ) -> Rule:
     """Return the unnamed rule of a call site.
 
-    Its limits are named by group, methods, key and rate, so that no two share a count. Raises
-    `LimitError` if an argument is invalid.
+    Its limits are named by group, methods, key and rate, so that no two share a count. `outcomes`
+    are the arguments `count_if`, `reset_if` and `cost_after`. Raises `LimitError` if an argument is
+    invalid.
     """
     for word in options.keys() & FIELDS_OF_ANNEXES.keys() - set(_ARGUMENTS):
         raise LimitError(
@@ -262,11 +233,6 @@ def call_site(
     template = LimitTemplate.compiled("at this call site", key, rate, cost, options)
     methods = parse_methods(method)
     is_of_slots = all(isinstance(each, Rate) and each.is_slots for each in template.rates)
-    outcomes: dict[str, Any] = {
-        "count_if": count_if,
-        "reset_if": reset_if,
-        "cost_after": cost_after,
-    }
     for name, function in outcomes.items():
         if function is None:
             continue

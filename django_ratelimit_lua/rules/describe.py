@@ -32,8 +32,8 @@ def rate_words(rate: Any) -> str:
         return str(rate)
     if parsed.is_slots:
         return _("%(limit)s at once") % {"limit": parsed}
-    limit = str(parsed).partition("/")[0]
-    return _("%(limit)s per %(period)s") % {"limit": limit, "period": period_words(parsed)}
+    numbers = {"limit": parsed.limit, "period": period_words(parsed)}
+    return _("%(limit)s per %(period)s") % numbers
 
 
 def period_words(rate: Rate) -> str:
@@ -42,9 +42,8 @@ def period_words(rate: Rate) -> str:
     >>> period_words(Rate.parse("5/m")), period_words(Rate.parse("5/15m"))
     ('minute', '15 minutes')
     """
-    period = str(rate).partition("/")[2]
-    unit = period.lstrip("0123456789")
-    times = int(period.removesuffix(unit) or 1)
+    unit = rate.per.lstrip("0123456789")
+    times = int(rate.per.removesuffix(unit) or 1)
     names = {
         "s": ngettext("second", "%(times)d seconds", times),
         "m": ngettext("minute", "%(times)d minutes", times),
@@ -104,16 +103,14 @@ def _sentence(given: Declared) -> str:
         parts.append(_("no limits"))
     elif given.get("rate") is not None:
         rate = rate_words(given["rate"])
-        places = [
-            str(added.label)
-            for word, added in rule_fields().items()
-            if word in PLACES and given.get(word)
-        ]
         words = _("%(rate)s per %(client)s")
         if given.get("key") == ALL_CALLERS:
             words = _("%(rate)s for %(client)s")
-        client = key_label(given.get("key"), "".join(places[:1]))
-        parts.append(words % {"rate": rate, "client": client})
+        place = ""
+        for word, added in rule_fields().items():
+            if word in PLACES and given.get(word):
+                place = str(added.label)
+        parts.append(words % {"rate": rate, "client": key_label(given.get("key"), place)})
     for option, row in OPTIONS.items():
         if row.words and given.get(option):
             words = row.singular if row.singular and given[option] == 1 else row.words
@@ -173,19 +170,13 @@ def difference(before: Declared | None, after: Declared | None) -> list[str]:
     >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m"})
     ['mode: shadow → —', 'rate: 100/m → 50/m']
     """
-    old = _mapping(before)
-    new = _mapping(after)
+    old = before or {}
+    new = after or {}
     return [
         f"{field}: {_value(old.get(field))} → {_value(new.get(field))}"
         for field in sorted({*old, *new} - {"subject"})
         if old.get(field) != new.get(field)
     ]
-
-
-def _mapping(declared: object) -> Declared:
-    if isinstance(declared, Mapping):
-        return declared
-    return {}
 
 
 def _value(value: object) -> str:

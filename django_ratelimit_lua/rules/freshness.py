@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-from ..limits.call import Call, Revision
+from ..limits.call import Call, Revision, Subject
 from ..process.bounded_map import BoundedMap
 
 MAX_AGE = 1.0
@@ -54,10 +54,7 @@ class Freshness:
             or (proof[0], proof[1]) != (call.fence, call.revision)
         ):
             return True
-        if any(
-            _key(call.revision, subject.digest, subject.tag) not in self._subjects
-            for subject in call.subjects
-        ):
+        if any(_key(call.revision, subject) not in self._subjects for subject in call.subjects):
             return True
         if proof[2] > now - EARLY or self._asked_for == proof[2]:
             return False
@@ -77,11 +74,11 @@ class Freshness:
         if call.revision is not None:
             self.confirm(call.fence, call.revision, asked_at)
             for subject in call.subjects:
-                self._subjects.put(_key(call.revision, subject.digest, subject.tag), True)
+                self._subjects.put(_key(call.revision, subject), True)
 
 
-def _key(revision: Revision, digest: bytes, tag: bytes) -> tuple[bytes, bytes, bytes]:
-    return revision.text, digest, tag
+def _key(revision: Revision, subject: Subject) -> tuple[bytes, bytes, bytes]:
+    return revision.text, subject.digest, subject.tag
 
 
 freshness = Freshness()

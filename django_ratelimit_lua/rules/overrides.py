@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
@@ -184,7 +184,7 @@ class KnownOverrides:
         exemption, an exemption another limit, and a newer override an older one.
         """
         matching = [
-            (strength(ref.kind), override.rule is not None, override)
+            (ref.kind, override)
             for ref, (_tag, overrides) in self.records
             for override in overrides
             if override.rule in (None, rule)
@@ -193,16 +193,17 @@ class KnownOverrides:
         ]
         if not matching:
             return None
-        return max(matching, key=_rank)[2]
+        return max(matching, key=_rank)[1]
 
     def subject_of(self, override: Override) -> bytes:
         """Return the digest of the subject of one of these overrides."""
         return next(ref.digest for ref, (_tag, overrides) in self.records if override in overrides)
 
 
-def _rank(match: tuple[int, bool, Override]) -> tuple[int, bool, int, int]:
-    of_kind, is_of_rule, override = match
-    return of_kind, is_of_rule, -EFFECTS.index(override.effect), override.pk
+def _rank(match: tuple[str, Override]) -> tuple[int, bool, int, int]:
+    kind, override = match
+    effect = -EFFECTS.index(override.effect)
+    return strength(kind), override.rule is not None, effect, override.pk
 
 
 _NOBODY = KnownOverrides(())
@@ -210,8 +211,6 @@ _NOBODY = KnownOverrides(())
 
 class OverrideCache:
     """An LRU cache of the overrides of subjects."""
-
-    NOTHING: ClassVar[Record] = (b"", ())
 
     def __init__(self) -> None:
         # However heavy a record is, it has to be known, or a call about it would never be decided.
@@ -229,9 +228,10 @@ class OverrideCache:
         """
         if not subjects:
             return _NOBODY
-        return KnownOverrides(
-            tuple([(ref, self._known.get(ref.digest) or self.NOTHING) for ref in subjects])
-        )
+        return KnownOverrides(tuple([(ref, self._record(ref.digest)) for ref in subjects]))
+
+    def _record(self, subject: bytes) -> Record:
+        return self._known.get(subject) or (b"", ())
 
     def get_each(
         self, groups: Sequence[Sequence[SubjectRef]]
@@ -253,8 +253,8 @@ class OverrideCache:
             if written is None:
                 self._known.pop(subject)
             else:
-                before = (self._known.get(subject) or self.NOTHING)[1]
-                self._known.put(subject, (written[:TAG_SIZE], read_record(written, before)))
+                overrides = read_record(written, self._record(subject)[1])
+                self._known.put(subject, (written[:TAG_SIZE], overrides))
 
     def clear(self) -> None:
         self._known.clear()
@@ -262,7 +262,6 @@ class OverrideCache:
 
 override_cache = OverrideCache()
 _NUMBERS = ("rule", "burst", "starts", "ends")
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _WORDS = {"id", "effect", "rate", *_NUMBERS, *Block._fields, "kind"}
 
 
@@ -287,7 +286,7 @@ def read_record(written: bytes, before: Sequence[Override] = ()) -> tuple[Overri
     """
     try:
         return tuple([_read(given) for given in json.loads(written[TAG_SIZE:])])
-    except UNREADABLE as error:
+    except Exception as error:  # Anything, edited by hand.
         logger.error("Overrides cannot be read: %s: %s", error, str(written)[:200])
         return tuple(before)
 

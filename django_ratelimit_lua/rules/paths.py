@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from django.utils.functional import cached_property
-
 from ..process.bounded_map import BoundedMap
 
 if TYPE_CHECKING:
@@ -42,10 +40,8 @@ class PathPattern:
     """
 
     def __init__(self, pattern: str) -> None:
-        self.prefix, self._is_glob, _ = pattern.partition("*")
-        self._suffix = ""
-        if self._is_glob:
-            self._suffix = pattern.rpartition("*")[2]
+        self._prefix, self._is_glob, rest = pattern.partition("*")
+        self._suffix = rest.rpartition("*")[2]
         self._letters: dict[str, int] = {}
         self._within = 0
         self._across = 0
@@ -62,7 +58,7 @@ class PathPattern:
 
     def matches(self, path: str, undecided: bool = True) -> bool:
         """Return whether the path matches the pattern."""
-        if not path.startswith(self.prefix) or not path.endswith(self._suffix):
+        if not path.startswith(self._prefix) or not path.endswith(self._suffix):
             return False
         if not self._is_glob:
             return True
@@ -105,10 +101,7 @@ class PathIndex:
                 # does.
                 self._by_prefix.setdefault(pattern.partition("*")[0], []).append(place)
         self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
-
-    @cached_property
-    def _remembered(self) -> BoundedMap[str, tuple[Rule, ...]]:
-        return BoundedMap(
+        self._remembered: BoundedMap[str, tuple[Rule, ...]] = BoundedMap(
             _REMEMBERED, _REMEMBERED_BYTES, lambda path, rules: 4 * len(path) + 8 * len(rules)
         )
 

@@ -397,11 +397,9 @@ def doubt() -> None:
 
 def start_fresh() -> None:
     """Use only the rules of the settings until Redis has others; for tests, which use new keys."""
-    global _ruleset, _snapshot, _compare_at, _changes
-    _ruleset = None
-    _snapshot = {}
+    global _compare_at
+    _begin_again({})
     _compare_at = float("-inf")
-    _changes += 1
     freshness.expire()
     problems.clear()
     override_cache.clear()
@@ -464,18 +462,23 @@ def _fetch(patience: Patience) -> tuple[Snapshot, UnreadableError | None]:
     return snapshot, UnreadableError(problems.owner, is_kept=True)
 
 
-def _reread_settings() -> None:
+def _begin_again(snapshot: Snapshot | None) -> None:
+    """Drop the rules of this process. With a snapshot, its rules are used next."""
     global _ruleset, _snapshot, _changes
     _changes += 1
-    if _ruleset is not None:
-        _snapshot = _ruleset.snapshot
     _ruleset = None
+    _snapshot = snapshot
+
+
+def _reread_settings() -> None:
+    snapshot = _snapshot
+    if _ruleset is not None:
+        snapshot = _ruleset.snapshot
+    _begin_again(snapshot)
 
 
 def _go_elsewhere() -> None:
-    global _ruleset, _snapshot, _changes
-    _changes += 1
-    _ruleset = _snapshot = None
+    _begin_again(None)
 
 
 on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), _reread_settings)

@@ -344,8 +344,10 @@ class _Reader:
         for word, value in given.items():
             # Nearly every value is a number, or text that may be written anywhere.
             is_text = isinstance(value, str) and value.isprintable() and value == value.strip()
-            if not is_text and not isinstance(value, (int, float, NoneType)):
-                self.read(word, self.check_text, word)
+            if is_text or isinstance(value, (int, float, NoneType)):
+                continue
+            for text in _texts(value):
+                self.read(word, self.check_text, word, text)
         for word, (check, right) in _FIELDS.items():
             if word in given and not check(given[word]):
                 self.read(word, self.refuse, word, right)
@@ -366,9 +368,6 @@ class _Reader:
                     "An exemption needs a path or a route; otherwise all requests would be exempt"
                 )
                 self.problems.append(RuleError(self.where, "exempt", LimitError(text)))
-            if self.plain:  # They have no effect, but are stored.
-                self.read("key", self.key, False)
-                self.read("tiers", self.tiers, lambda rates, _burst: LimitTemplate(None, rates))
         else:
             if is_bare and not is_elsewhere:
                 group = name
@@ -397,17 +396,15 @@ class _Reader:
             raise RuleError.of(self.problems)
         return rule
 
-    def check_text(self, word: str) -> None:
+    def check_text(self, word: str, text: str) -> None:
         """Raise if the text of a field has characters that are invisible or cannot be stored."""
-        for text in _texts(self.given[word]):
-            if UNWRITABLE.search(text) or (
-                word not in ("description", "message") and _CONTROL.search(text)
-            ):
-                raise LimitError(
-                    f"{word} is {text!r}: must be text in one line, without control characters"
-                )
-            if self.plain and word in ("path", "key") and text != text.strip():
-                raise LimitError(f"{word} is {text!r}: must not begin or end with a space")
+        has_lines = word in ("description", "message")
+        if UNWRITABLE.search(text) or (not has_lines and _CONTROL.search(text)):
+            raise LimitError(
+                f"{word} is {text!r}: must be text in one line, without control characters"
+            )
+        if self.plain and word in ("path", "key") and text != text.strip():
+            raise LimitError(f"{word} is {text!r}: must not begin or end with a space")
 
     def paths(self) -> tuple[str, ...]:
         value = self.given.get("path")

@@ -144,12 +144,8 @@ class Ruleset:
         """Those in force that are for requests, not for call sites."""
         self._index = PathIndex(self.at_paths)
         self._beside: dict[str, list[Rule]] = {}
-        for rule in self.rules:
-            if (
-                rule.group not in (None, rule.name)
-                and rule.mode != "off"
-                and rule.template is not None
-            ):
+        for rule in in_force:
+            if rule.group not in (None, rule.name) and rule.template is not None:
                 self._beside.setdefault(str(rule.group), []).append(rule)
         self.site_names: Collection[str] = by_name.keys() | self._beside.keys()
         """What call sites are called that a rule may be about."""

@@ -55,16 +55,15 @@ def compile_cost(cost: CostLike | None) -> int | CostFunction | None:
     """Return a constant cost, or the function that returns the cost. Raises `LimitError`."""
     if cost is None or callable(cost):
         return cost
-    if isinstance(cost, str):
-        if "." in cost:
-            return lazily(cost, "Cost")
-    elif isinstance(cost, int):
+    if isinstance(cost, int):
         return whole_cost(cost, "Cost")
-    right = (
-        f"must be a whole number from 0 to {MAX_COST}, a callable (group, request) or its "
-        "dotted path"
+    if isinstance(cost, str) and "." in cost:
+        return lazily(cost, "Cost")
+    raise LimitError(
+        f"Cost {cost!r}: must be a whole number from 0 to {MAX_COST}, a callable (group, request) "
+        "or its dotted path",
+        "cost",
     )
-    raise LimitError(f"Cost {cost!r}: {right}", "cost")
 
 
 def ban_key(given: object) -> Key:
@@ -141,10 +140,8 @@ class LimitTemplate:
     def __post_init__(self) -> None:
         given = self.options.get("ban_key") or None
         object.__setattr__(self, "ban_key", given and ban_key(given))
-        keys = [tier_key(name) for name, _ in self.tiers]
-        object.__setattr__(
-            self, "tier_keys", tuple({key.name: key for key in keys if key is not None}.values())
-        )
+        keys = dict.fromkeys([tier_key(name) for name, _ in self.tiers])
+        object.__setattr__(self, "tier_keys", tuple([key for key in keys if key is not None]))
         object.__setattr__(self, "has_group_tiers", None in keys)
 
     @classmethod

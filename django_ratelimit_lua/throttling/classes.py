@@ -27,12 +27,13 @@ from ..identity.keys import Key
 from ..identity.names import own
 from ..identity.request_state import plain, request_state
 from ..limits import algorithms
+from ..limits.algorithms.sliding_log import MAX_LOG_LENGTH
 from ..limits.call import Charge, Operation, whole_cost
 from ..limits.decision import LimitState
 from ..limits.limit import Limit, other_rate
 from ..limits.options import Options, refuse_unknown
 from ..limits.rate import SECOND, LimitError, Rate
-from ..rules.callsite import THROTTLE, CallSite, known_call_sites, throttle_algorithm
+from ..rules.callsite import THROTTLE, CallSite, known_call_sites
 from ..rules.methods import method_name
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -48,19 +49,33 @@ if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 
-def _constant(rate: Any) -> tuple[Rate, ...]:
-    """Return the valid rates of a throttle's declaration.
+def _call_site(scope: str, place: str, rate: Any, algorithm: str | None = None) -> CallSite:
+    """Return the call site of a throttle, with the valid rates of its declaration.
 
     The throttle itself reports the invalid ones.
     """
     declared = [rate]
     if isinstance(rate, Mapping):
         declared = list(rate.values())
-    rates = []
+    limits: list[Limit] = []
     for each in filter(None, declared):
         with suppress(LimitError):
-            rates.append(Rate.parse(each))
-    return tuple(rates)
+            parsed = Rate.parse(each)
+            limits.append(Limit(scope, parsed, algorithm=_algorithm(parsed, algorithm)))
+    rates = tuple(limit.rate for limit in limits)
+    return CallSite(THROTTLE, place, rates, limits=tuple(limits))
+
+
+def _algorithm(rate: Rate, named: str | None) -> str:
+    """Return the algorithm of a throttle: the `named` one, or the default for its rate.
+
+    The default is a sliding log, or a sliding window for a large limit.
+    """
+    if named:
+        return named
+    if rate.limit > MAX_LOG_LENGTH:
+        return "sliding_window"
+    return "sliding_log"
 
 
 class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed.
@@ -109,7 +124,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             site = None  # The rate may be in the settings.
             if cls.rate:
                 place = f"{cls.__module__}.{cls.__qualname__}"
-                site = CallSite(THROTTLE, place, _constant(cls.rate), algorithm=cls.algorithm or "")
+                site = _call_site(cls.scope, place, cls.rate, cls.algorithm)
             known_call_sites.add(cls.scope, site)
 
     def __init__(self) -> None:
@@ -138,12 +153,12 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
         For HEAD it is GET, which runs the same view.
         """
-        names = self._by_method()
-        if method is not None and method in names:
-            return method
-        if method == "HEAD" and "GET" in names:
-            return "GET"
-        return "*"
+        rates = self._by_method()
+        if method == "HEAD" and method not in rates:
+            method = "GET"
+        if method is None or method not in rates:
+            return "*"
+        return method
 
     def get_cache_key(self, request: Request, view: APIView) -> str | None:
         """Return the identity to count, or None if the request is not limited."""
@@ -173,7 +188,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
             return None, None
         try:
             parsed = Rate.parse(rate)
-            if parsed.is_slots != algorithms.find(throttle_algorithm(parsed, self.algorithm)).holds:
+            if parsed.is_slots != algorithms.find(_algorithm(parsed, self.algorithm)).holds:
                 raise other_rate(parsed)
         except LimitError as error:
             raise ImproperlyConfigured(
@@ -330,9 +345,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         rate = Rate(requests, 0)
         if self.duration:
             rate = Rate.parse((requests, self.duration))
-        return _limit(
-            name, rate, throttle_algorithm(rate, self.algorithm), tuple(self.options.items())
-        )
+        return _limit(name, rate, _algorithm(rate, self.algorithm), tuple(self.options.items()))
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         """Return whether the request is allowed, by one decision for all throttles of the view."""
@@ -372,10 +385,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
 def _latest(refused: Sequence[LimitState]) -> LimitState:
     """Return the state with the longest `retry_after`."""
-    for state in refused:
-        if state.retry_after is None:  # Never.
-            return state
-    return max(refused, key=lambda state: state.retry_after or 0.0)
+    return max(refused, key=lambda state: (state.retry_after is None, state.retry_after))
 
 
 class AnonRateThrottle(SimpleRateThrottle):
@@ -433,15 +443,6 @@ class ScopedRateThrottle(UserRateThrottle):
         if not self._has_scope(view):
             return []
         return super().limits_on(view)
-
-    def place(self, request: Request, view: APIView, ruleset: Ruleset) -> Place:
-        """Return the charges by the view's scope and by its rules.
-
-        A view without a scope is not throttled.
-        """
-        if not self._has_scope(view):
-            return Place(())
-        return super().place(request, view, ruleset)
 
 
 class RuleThrottle(SimpleRateThrottle):
@@ -533,7 +534,7 @@ def _detail(refusal: Refusal) -> str | None:
 
 for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():
     known_call_sites.add(
-        _scope, CallSite(THROTTLE, "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _constant(_rate))
+        _scope, _call_site(_scope, "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _rate)
     )
 
 

@@ -21,4 +21,4 @@ class ClockWindow(Algorithm):
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         period = limit.rate.period_us
-        return (limit.rate.limit, period, period // 2, 0, 0, 0, 0, 0)
+        return (limit.rate.limit, period, period // 2)

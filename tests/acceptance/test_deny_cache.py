@@ -15,6 +15,7 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine.deny_cache import deny_cache
+from django_ratelimit_lua.limiter import _HitPlanner
 from django_ratelimit_lua.rules import provider
 from tests.clusters import until
 from tests.engine.test_cost import calls
@@ -159,7 +160,7 @@ def test_a_refusal_requested_before_a_refund_is_not_cached() -> None:
     asked_at, generation = time.monotonic(), deny_cache.generation
     refusal = limiter.hit("x")
     limiter.reset("x")
-    planner, ruleset = limiter._plan("hit", "x", 1), provider.current()
+    planner, ruleset = _HitPlanner(limiter, "hit", "x", 1), provider.current()
     planner.gather(ruleset)
     call = planner.plan(ruleset).call
     deny_cache.note(call, refusal, asked_at, generation)

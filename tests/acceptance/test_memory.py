@@ -95,7 +95,7 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "django_ratelimit_lua.conf.callables.MAX_ENTRIES", max(BOUND, len(callables.known))
     )
-    monkeypatch.setattr(KnownCallSites, "MAX_ENTRIES", max(BOUND, len(known_call_sites)))
+    monkeypatch.setattr(KnownCallSites, "MAX_ENTRIES", max(BOUND, len(known_call_sites.names())))
 
 
 def limiter(name: str, rate: str, **options: Any) -> RateLimiter:

@@ -175,8 +175,6 @@ def test_the_option_cost_after_must_be_a_whole_number() -> None:
         LimitError, match="cost_after gave 9007199254740993: must be a whole number from 0 to"
     ):
         ask(huge, "x")
-    with pytest.raises(LimitError, match="x: cost is a number of more than 256 bits"):
-        ask(ratelimit("x", "ip", "10/h", cost=lambda group, request: 2**100_000)(answer), "x")
     with pytest.raises(LimitError, match="count_if is 'failed'"):
         ratelimit("x", "ip", "10/h", count_if="failed")
 

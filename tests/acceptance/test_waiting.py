@@ -26,6 +26,7 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import Decision, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import decide
 from django_ratelimit_lua.engine.waiting import in_thread
+from django_ratelimit_lua.limiter import _HitPlanner
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
@@ -57,7 +58,7 @@ async def cancelled(coroutine: Any, waits: Callable[[], bool], times: int = 1) -
 
 def next_turn(limiter: RateLimiter) -> float:
     """Seconds that whoever came now would have to wait."""
-    return decide(limiter._plan("peek", "ada", 1, max_wait_us=-1)).decision.wait
+    return decide(_HitPlanner(limiter, "peek", "ada", 1, max_wait_us=-1)).decision.wait
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -443,7 +444,7 @@ def test_the_queue_bounds_hits_but_not_acquire() -> None:
     one.
     """
     limiter, started = RateLimiter("mixed", "10/m", algorithm="leaky_bucket"), time.monotonic()
-    planner = limiter._plan("hit", "ada", 1, max_wait_us=-1)
+    planner = _HitPlanner(limiter, "hit", "ada", 1, max_wait_us=-1)
     assert all(decide(planner).decision for _ in range(15))
     refused = limiter.hit("ada")
     assert not refused

@@ -32,7 +32,6 @@ def test_every_option_has_an_attribute_a_column_and_a_form_field(name: str) -> N
         "lease",
         "split",
     )
-    assert row.is_general != any(name in algorithm.options for algorithm in ALGORITHMS.values())
     assert {*row.excludes, *filter(None, [row.needs])} < set(OPTIONS)
 
 

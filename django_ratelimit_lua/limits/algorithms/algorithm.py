@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 EXACT = 2**53
 """Lua's numbers are doubles: integers are exact up to here."""
 
-Numbers = tuple[int, int, int, int, int, int, int, int]
-"""limit, period in microseconds, and the six numbers that the first line of an algorithm's `.lua`
-names.
+MAX_NUMBERS = 8
+Numbers = tuple[int, ...]
+"""limit, period in microseconds, and up to six numbers that the first line of an algorithm's `.lua`
+names. Missing ones are 0.
 """
 
 

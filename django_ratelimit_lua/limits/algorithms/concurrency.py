@@ -44,7 +44,7 @@ class Concurrency(Algorithm):
         queue = limit.queue
         if queue is None:
             queue = QUEUE_PER_SLOT * slots
-        return (slots, 0, queue, 0, 0, 0, 0, 0)
+        return (slots, 0, queue)
 
 
 def new_slot(seconds: float) -> bytes:

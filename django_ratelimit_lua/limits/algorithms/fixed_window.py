@@ -26,10 +26,12 @@ class FixedWindow(Algorithm):
     is_exact = True
 
     def expires_at(self, limit: Limit, moment: int) -> int:
-        _, period, kind, _, _, following, *_ = map(round, self.numbers(limit, moment))
-        if kind == 2:  # A calendar.
-            return following
-        return moment - (moment % period if kind else 0) + period
+        if limit.align in PERIODS:
+            return boundaries(limit.align, limit.time_zone, moment)[2]
+        start = moment
+        if limit.align == "clock":
+            start -= moment % limit.rate.period_us
+        return start + limit.rate.period_us
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Return the kind of window and, for a calendar, four of its boundaries.
@@ -44,16 +46,7 @@ class FixedWindow(Algorithm):
                     "time_zone",
                     option="time_zone",
                 )
-            return (
-                limit.rate.limit,
-                limit.rate.period_us,
-                int(limit.align == "clock"),
-                0,
-                0,
-                0,
-                0,
-                0,
-            )
+            return (limit.rate.limit, limit.rate.period_us, int(limit.align == "clock"))
         shortest, longest = PERIODS[limit.align]
         if not shortest <= limit.rate.period_us <= longest:
             example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[limit.align]
@@ -67,13 +60,8 @@ class FixedWindow(Algorithm):
                 example=example,
                 rate=str(limit.rate),
             )
-        return (
-            limit.rate.limit,
-            limit.rate.period_us,
-            2,
-            *boundaries(limit.align, limit.time_zone, now),
-            0,
-        )
+        starts = boundaries(limit.align, limit.time_zone, now)
+        return (limit.rate.limit, limit.rate.period_us, 2, *starts)
 
     def wants_more(self, limit: Limit) -> bool:
         """Return whether windows follow the calendar, so that later boundaries may be needed."""

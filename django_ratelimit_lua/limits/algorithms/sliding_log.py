@@ -34,4 +34,4 @@ class SlidingLog(Algorithm):
                 ),
                 most=MAX_LOG_LENGTH,
             )
-        return (limit.rate.limit, limit.rate.period_us, 0, 0, 0, 0, 0, 0)
+        return (limit.rate.limit, limit.rate.period_us)

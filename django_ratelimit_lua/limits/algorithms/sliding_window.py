@@ -35,4 +35,4 @@ class SlidingWindow(Algorithm):
                 "lasts at least a microsecond",
                 "segments",
             )
-        return (limit.rate.limit, limit.rate.period_us, length, 0, 0, 0, 0, 0)
+        return (limit.rate.limit, limit.rate.period_us, length)

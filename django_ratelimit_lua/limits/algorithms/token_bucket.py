@@ -101,15 +101,9 @@ def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
             units=capacity,
             rate=str(limit.rate),
         )
-    intervals = divmod(micros, tokens)
-    return (
-        capacity,
-        limit.rate.period_us,
-        tokens,
-        micros,
-        *intervals,
-        *divmod(capacity * micros, tokens),
-    )
+    interval = divmod(micros, tokens)
+    burst = divmod(capacity * micros, tokens)
+    return (capacity, limit.rate.period_us, tokens, micros, *interval, *burst)
 
 
 def _lowest_terms(rate: Rate) -> tuple[int, int]:
