@@ -22,12 +22,10 @@ from ..identity.names import Name, original
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
-from ..models.audit import acting
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.formatting import moment_words
 from ..operations.reference import OpenedReference
 from ..operations.subjects import Subject, add, end
-from ..publishing import triggers
 from ..rules.describe import key_label
 from ..web.durations import duration_words
 from ..web.overrides import is_unknown
@@ -70,8 +68,6 @@ def save_override(
     if existing is not override:
         messages.info(request, _("The same override is already present, so none was added."))
     messages.success(request, DONE[override.effect] % placeholders)
-    if triggers.unpublished:
-        messages.warning(request, _("Saved, but not published yet: %s") % triggers.unpublished)
     return existing is override
 
 
@@ -140,8 +136,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             context |= _opened(request, reference.opened)
         if form.is_valid():
             if action:
-                with acting(request.user):
-                    pending = self._act(request, form, action)
+                pending = self._act(request, form, action)
                 if pending is None:
                     return HttpResponseRedirect(f"{request.path}?{form.query}")
                 context["pending"] = pending

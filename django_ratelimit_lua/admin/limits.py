@@ -11,7 +11,7 @@ from django.contrib.admin.options import InlineModelAdmin
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
@@ -136,10 +136,6 @@ def _of_code(query: Mapping[str, str]) -> dict[str, object]:
 
 class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that shows the limits in the code."""
-
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.limits_view)
-        return [path("limits/", view, name="django_ratelimit_lua_limits"), *super().get_urls()]
 
     def limits_view(self, request: HttpRequest) -> HttpResponse:
         """List all limits in the code and the settings, with the rules that change them."""

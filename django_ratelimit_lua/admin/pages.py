@@ -15,7 +15,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
-from ..models.audit import acting
+from .base import audited
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Page(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Return the URL of the page, which is where the admin expects the list of a model."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return [path("", self.admin_site.admin_view(self.page_view), name=name)]
+        return [path("", audited(self.admin_site.admin_view(self.page_view)), name=name)]
 
     def page_view(self, request: HttpRequest) -> HttpResponse:
         """Show the page to users who may see it."""
@@ -113,8 +113,7 @@ class ActionPage(Page):
             raise PermissionDenied
         next_step: dict[str, object] = {}
         try:
-            with acting(request.user):
-                next_step = self.act(request)
+            next_step = self.act(request)
         except StoreError as error:
             messages.error(request, _("Nothing was done: %s") % error)
         if not next_step:

@@ -16,7 +16,6 @@ from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -24,7 +23,6 @@ from ..exceptions import StoreError
 from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
-from ..models.audit import acting
 from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
 from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
@@ -34,7 +32,7 @@ from ..rules.problems import problems
 from ..rules.provider import load_published
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
-from .base import ActingAdmin
+from .base import ActingAdmin, View
 from .choices import choices
 from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
 from .history import changed_words, may_restore, restore
@@ -156,18 +154,16 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
-    def get_urls(self) -> list[URLPattern]:
-        """Return the URLs of the preview and of undo, and Django's own."""
-        view = self.admin_site.admin_view
-        return [
-            path("call-site/", view(self.call_site_view), name="django_ratelimit_lua_call_site"),
-            path("preview/", view(self.preview_view), name="django_ratelimit_lua_preview"),
-            path(
-                "<int:pk>/mode/<str:mode>/", view(self.mode_view), name="django_ratelimit_lua_mode"
-            ),
-            path("restore/<int:pk>/", view(self.restore_view), name="django_ratelimit_lua_restore"),
-            *super().get_urls(),
-        ]
+    def own_views(self) -> Iterable[tuple[str, View, str]]:
+        return (
+            ("limits/", self.limits_view, "limits"),
+            ("file/", self.file_view, "file"),
+            ("file/rules.yaml", self.download_view, "download"),
+            ("call-site/", self.call_site_view, "call_site"),
+            ("preview/", self.preview_view, "preview"),
+            ("<int:pk>/mode/<str:mode>/", self.mode_view, "mode"),
+            ("restore/<int:pk>/", self.restore_view, "restore"),
+        )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[RateLimitRule]:
         return super().get_queryset(request).prefetch_related("tiers")
@@ -352,8 +348,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             return self.ask_to_enforce(request, [rule])
         if request.method != "POST":
             raise PermissionDenied
-        with acting(request.user):
-            self.switch(request, [rule], mode)
+        self.switch(request, [rule], mode)
         return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
 
     def _may_see_form(self, request: HttpRequest) -> bool:
@@ -419,8 +414,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         if request.method != "POST" or not may_restore(request):
             raise PermissionDenied
         try:
-            with acting(request.user):
-                rule = restore(change)
+            rule = restore(change)
         except RuleError as error:
             messages.error(request, str(error))
             return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")

@@ -12,13 +12,12 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..extension import documents
 from ..models import RateLimitRevision, RateLimitRule
-from ..models.audit import BATCH, acting
+from ..models.audit import BATCH
 from ..operations import rules_yaml
 from ..operations.confirmations import changed_confirmations, changed_notices
 from ..publishing.publish import primary
@@ -73,15 +72,6 @@ class FileForm(forms.Form):
 
 class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that exports and imports them as YAML."""
-
-    def get_urls(self) -> list[URLPattern]:
-        """Return the URLs of the file and its page, and Django's own."""
-        view = self.admin_site.admin_view
-        return [
-            path("file/", view(self.file_view), name="django_ratelimit_lua_file"),
-            path("file/rules.yaml", view(self.download_view), name="django_ratelimit_lua_download"),
-            *super().get_urls(),
-        ]
 
     def may_upload(self, request: HttpRequest) -> bool:
         """Return whether the user may add and change rules by a file."""
@@ -154,8 +144,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             ]
             if (deleted and not may_delete) or not request.user.has_perms(permissions):
                 raise PermissionDenied
-            with acting(request.user):
-                rules_yaml.apply(given["text"], delete=not merge, merge=merge, loaded=loaded)
+            rules_yaml.apply(given["text"], delete=not merge, merge=merge, loaded=loaded)
             self._log(request, changes)
             return True
         notices = changed_notices(changes)
