@@ -24,7 +24,6 @@ from ..models.override import within
 from ..publishing import triggers
 from ..rules.rule import UNWRITABLE
 
-
 View = Callable[..., HttpResponse]
 
 

@@ -27,7 +27,7 @@ from ..rules.describe import rate_words, reading
 from ..rules.rule import Declared, RuleError
 from .base import ActingAdmin
 from .identities import WHO, client_words, identity_words
-from .pages import ReadOnlyAdmin
+from .pages import ReadOnlyAdmin, may
 from .times import moment_element
 
 COLUMNS = {"rate": "limit", "method": "methods"}
@@ -150,8 +150,7 @@ def restore(change: RateLimitChange) -> RateLimitRule:
 
 def may_restore(request: HttpRequest) -> bool:
     """Return whether the user may restore versions of rules, including deleted rules."""
-    permissions = ("change_ratelimitrule", "add_ratelimitrule")
-    return request.user.has_perms([f"django_ratelimit_lua.{name}" for name in permissions])
+    return may(request, "change_ratelimitrule") and may(request, "add_ratelimitrule")
 
 
 class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):

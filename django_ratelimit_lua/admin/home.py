@@ -26,7 +26,7 @@ from ..publishing.publish import primary
 from ..rules import provider
 from .history import changed_words
 from .identities import WHO
-from .pages import may_see_rules
+from .pages import may, may_see_rules
 from .times import moment_element
 
 MAX_CHANGES = 5
@@ -117,7 +117,7 @@ def _sections(request: HttpRequest) -> Iterator[HomeSection]:
 
 
 def _changes(request: HttpRequest) -> list[dict[str, object]]:
-    if not request.user.has_perm("django_ratelimit_lua.view_ratelimitchange"):
+    if not may(request, "view_ratelimitchange"):
         return []
     may_see_who = request.user.has_perm(WHO)
     return [

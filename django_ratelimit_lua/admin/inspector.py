@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin, messages
@@ -31,8 +31,8 @@ from ..web.durations import duration_words
 from ..web.overrides import is_unknown
 from .client_links import client_links, known_clients
 from .forms import DURATIONS, own_address, own_digests, own_proxy
-from .identities import may_see_names, override_words
-from .pages import BLOCK_PERMISSION, Page, page_response
+from .identities import may_see_names, may_see_overrides, override_words
+from .pages import Context, Page, may, may_see_rules, page_response
 from .request_form import ReferenceForm, RequestForm
 from .times import moment_of
 
@@ -47,28 +47,44 @@ DONE = {
 
 def may_inspect(request: HttpRequest) -> bool:
     """Return whether the user may use the inspector: any user who may see rules or overrides."""
-    permissions = (
-        "view_ratelimitrule",
-        "view_ratelimitoverride",
-        "change_ratelimitoverride",
-        "block_identity",
-    )
-    return any(request.user.has_perm(f"django_ratelimit_lua.{name}") for name in permissions)
+    return may_see_rules(request) or may_see_overrides(request)
 
 
 def save_override(
-    request: HttpRequest, override: RateLimitOverride, placeholders: Mapping[str, object]
-) -> bool:
-    """Save an override and report it, with `placeholders` for its client and duration.
+    model_admin: Any,
+    request: HttpRequest,
+    override: RateLimitOverride,
+    placeholders: Context,
+    origin: str,
+) -> None:
+    """Save an override, log it with its origin and report it.
 
-    Returns:
-        False if an equal one existed already.
+    `placeholders` are for its client and its duration in the message.
     """
-    (existing,) = add([override])
-    if existing is not override:
+    if add([override]) == [override]:
+        model_admin.log_addition(request, override, origin)
+    else:
         messages.info(request, _("The same override is already present, so none was added."))
     messages.success(request, DONE[override.effect] % placeholders)
-    return existing is override
+
+
+def end_override(
+    model_admin: Any,
+    request: HttpRequest,
+    overrides: Iterable[RateLimitOverride],
+    key: str,
+    problem: str,
+) -> None:
+    """End the override with this key, log and report it; if there is none, report the problem."""
+    chosen = [override for override in overrides if str(override.pk) == key]
+    if not chosen:
+        messages.warning(request, problem)
+        return
+    ended = end(chosen)
+    for override in ended:
+        model_admin.log_change(request, override, _("Ended."))
+    for words in dict.fromkeys(override_words(request, override) for override in ended):
+        messages.success(request, _("Ended: %(override)s.") % {"override": words})
 
 
 def reset_counts(model_admin: Any, request: HttpRequest, found: Explanation, target: str) -> None:
@@ -100,7 +116,7 @@ class InspectorPage(Page):
 
     may_see = staticmethod(may_inspect)
 
-    def view(self, request: HttpRequest, **context: object) -> HttpResponse:
+    def view(self, request: HttpRequest) -> HttpResponse:
         return redirect("admin:django_ratelimit_lua_inspect")
 
 
@@ -108,7 +124,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of overrides that inspects one request."""
 
     def has_block_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(BLOCK_PERMISSION)
+        return may(request, "block_identity")
 
     def inspect_view(self, request: HttpRequest) -> HttpResponse:
         """Show the limits that apply to a request, with buttons for users with permission.
@@ -180,7 +196,10 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         if action == "reset":
             reset_counts(self, request, found, target)
         elif action == "end":
-            self._end(request, form, found, target)
+            overrides = [found.block, *(limit.override for limit in found.met)]
+            overrides += [one.override for one in form.network_overrides()]
+            problem = _("This override has already ended, or no longer applies to this request.")
+            end_override(self, request, filter(None, overrides), target, problem)
         elif action in DONE:
             try:
                 return self._override(request, form, found, action, target)
@@ -228,8 +247,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 "warnings": warnings,
                 "label": label,
             }
-        if save_override(request, override, placeholders):
-            self.log_addition(request, override, _("From the inspector."))
+        save_override(self, request, override, placeholders, _("From the inspector."))
         if subject.user is not None:
             text = _(
                 "This applies only while %(client)s is logged in, not at a login form. To "
@@ -237,24 +255,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             )
             messages.warning(request, text % placeholders)
         return None
-
-    def _end(
-        self, request: HttpRequest, form: RequestForm, found: Explanation, target: str
-    ) -> None:
-        """End an override that matches the request."""
-        overrides = [found.block, *(limit.override for limit in found.met)]
-        overrides += [one.override for one in form.network_overrides()]
-        ending = {str(override.pk): override for override in overrides if override is not None}
-        if target not in ending:
-            messages.warning(
-                request, _("This override has already ended, or no longer applies to this request.")
-            )
-            return
-        ended = end([ending[target]])
-        for override in ended:
-            self.log_change(request, override, _("Ended."))
-        for name in dict.fromkeys(override_words(request, override) for override in ended):
-            messages.success(request, _("Ended: %(override)s.") % {"override": name})
 
 
 def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:

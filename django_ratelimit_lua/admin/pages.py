@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.contrib import admin, messages
@@ -18,13 +18,15 @@ from ..exceptions import StoreError
 from .base import audited
 
 T = TypeVar("T")
+Context = dict[str, Any]
+"""The values that a template shows, by name."""
 
 
 def page_response(
     model_admin: admin.ModelAdmin[Model],
     request: HttpRequest,
     template: str,
-    context: Mapping[str, object],
+    context: Context,
 ) -> TemplateResponse:
     """Render a page in the frame of the admin.
 
@@ -47,12 +49,16 @@ def page_response(
 
 
 VIEW_RULES = "django_ratelimit_lua.view_ratelimitrule"
-BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
+
+
+def may(request: HttpRequest, *names: str) -> bool:
+    """Return whether the user has one of these permissions of the core."""
+    return any(request.user.has_perm(f"django_ratelimit_lua.{name}") for name in names)
 
 
 def may_see_rules(request: HttpRequest) -> bool:
     """Return whether the user may see the rules, and pages about slots and processes."""
-    return bool(request.user.has_perm(VIEW_RULES))
+    return may(request, "view_ratelimitrule")
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -99,8 +105,8 @@ class Page(ReadOnlyAdmin):
 class ActionPage(Page):
     """A page with buttons, for users who may block identities."""
 
-    act: Callable[[HttpRequest], dict[str, object]]
-    """Performs the action of a button.
+    act: Callable[[HttpRequest, str, str], Context]
+    """Performs the action of a button, which sends `action:target`.
 
     Returns what the page shows in addition if the action needs another step; empty: it is done.
     """
@@ -109,11 +115,12 @@ class ActionPage(Page):
         """Show the page, or perform the action of a button, which posts to the same URL."""
         if request.method != "POST":
             return super().page_view(request)
-        if not (self.may_see(request) and request.user.has_perm(BLOCK_PERMISSION)):
+        if not (self.may_see(request) and may(request, "block_identity")):
             raise PermissionDenied
-        next_step: dict[str, object] = {}
+        action, _colon, target = request.POST.get("action", "").partition(":")
+        next_step: Context = {}
         try:
-            next_step = self.act(request)
+            next_step = self.act(request, action, target)
         except StoreError as error:
             messages.error(request, _("Nothing was done: %s") % error)
         if not next_step:

@@ -38,7 +38,7 @@ from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierForm
 from .history import changed_words, may_restore, restore
 from .inspector import may_inspect
 from .limits import LimitsInCode, ListColumn, copied, filled_in, list_columns
-from .pages import page_response
+from .pages import may, page_response
 from .preview import previewed
 from .rules_file import RulesFile
 
@@ -229,7 +229,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         # When the form is sent, its values are compared with those of the row.
         is_shown = obj is not None and request.method == "GET"
         filled = filled_in(request, obj.more_rates) if is_shown else {}
-        has_tiers = request.user.has_perm("django_ratelimit_lua.change_ratelimittier")
+        has_tiers = may(request, "change_ratelimittier")
         return type(form.__name__, (form,), {"has_tiers": has_tiers, "filled": filled})
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
