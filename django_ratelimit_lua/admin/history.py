@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..extension import rule_fields
 from ..models import RateLimitChange, RateLimitRule
-from ..models.audit import model_of
+from ..models.audit import AUDITED
 from ..operations.formatting import moment_words
 from ..operations.history_names import MAX_NAMED
 from ..operations.rules_yaml import build_rule, save_rule
@@ -49,7 +49,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     after = _mapping(change.after)
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _action_words(change.action, after, may_see_who=may_see_who)
-    model = model_of(change.kind)
+    model = AUDITED.get(change.kind)
     fields = () if model is None else model._meta.concrete_fields  # An optional app may be gone.
     columns = {column.name: column for column in fields}
     labels = {
