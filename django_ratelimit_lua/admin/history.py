@@ -27,7 +27,7 @@ from ..rules.describe import rate_words, reading
 from ..rules.rule import Declared, RuleError
 from .base import ActingAdmin
 from .identities import WHO, client_words, identity_words
-from .pages import ReadOnlyAdmin, may
+from .pages import Context, ReadOnlyAdmin, may
 from .times import moment_element
 
 COLUMNS = {"rate": "limit", "method": "methods"}
@@ -189,7 +189,7 @@ class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
         return super().get_queryset(request).annotate(may_see_who=may_see_who)
 
     def render_change_form(
-        self, request: HttpRequest, context: dict[str, object], *args: Any, **kwargs: Any
+        self, request: HttpRequest, context: Context, *args: Any, **kwargs: Any
     ) -> HttpResponse:
         change = kwargs.get("obj")
         context["may_restore"] = (

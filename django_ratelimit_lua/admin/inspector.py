@@ -138,7 +138,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             _first_with("path", request.POST, request.GET), own_address(request), request.GET
         )
         reference = ReferenceForm(_first_with("reference", request.GET), label_suffix="")
-        context: dict[str, Any] = {
+        context: Context = {
             "title": _("Inspector"),
             "form": form,
             "reference": reference,
@@ -161,14 +161,13 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 context["is_of"] = context["opened"].is_of(context["found"])
         return page_response(self, request, "inspect.html", context)
 
-    def _found(self, request: HttpRequest, form: RequestForm) -> dict[str, object]:
+    def _found(self, request: HttpRequest, form: RequestForm) -> Context:
         """Return the page's context for the request."""
         described = form.build()
         found = explain(described)
         subjects = _subjects(form, found)
         rows = limit_rows(request, found)
-        blocks = [found.block, *(row.get("block") for row in rows)]
-        block = next(filter(None, blocks), None)
+        block = next(filter(None, [found.block, *(row.get("block") for row in rows)]), None)
         reasons = {row["reason"]: row.get("block") for row in rows if "reason" in row}
         return {
             "found": found,
@@ -187,9 +186,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "looked_at": described.META.get("REMOTE_ADDR"),
         }
 
-    def _act(
-        self, request: HttpRequest, form: RequestForm, button: str
-    ) -> dict[str, object] | None:
+    def _act(self, request: HttpRequest, form: RequestForm, button: str) -> Context | None:
         """Perform the action of a button, or return the warnings to confirm first."""
         action, _colon, target = button.partition(":")
         found = explain(form.build())
@@ -212,7 +209,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _override(
         self, request: HttpRequest, form: RequestForm, found: Explanation, action: Any, target: str
-    ) -> dict[str, object] | None:
+    ) -> Context | None:
         """Add an override. Raises `ValidationError` if it is invalid."""
         kind = request.POST.get("subject", "")
         duration = request.POST.get("duration", HOUR)
@@ -262,12 +259,10 @@ def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:
     return next((data for data in sources if name in data), None)
 
 
-def _opened(request: HttpRequest, opened: OpenedReference) -> dict[str, object]:
+def _opened(request: HttpRequest, opened: OpenedReference) -> Context:
     """Return the page's context for a reference, with links to the clients that it may name."""
     names = {limit.place for limit in opened.limits}
-    name = ""
-    if len(names) == 1:
-        (name,) = names
+    name = names.pop() if len(names) == 1 else ""
     known = {each.client_digest: Name() for each in opened.overrides if each.client_digest}
     try:
         if not opened.is_block:
@@ -290,16 +285,10 @@ def _subjects(form: RequestForm, found: Explanation) -> dict[str, Subject]:
     known = {subject.client() for subject in named.values()}
     for limit in sorted(found.met, key=lambda limit: not limit.refuses):
         client = limit.charge.digest.decode()
-        planned = limit.planned
-        if (
-            limit.key
-            and client not in known
-            and planned
-            and not is_unknown(original(planned.identity))
-        ):
-            named.setdefault(
-                limit.key, Subject(digest=client, label=key_label(limit.key.split("+")))
-            )
+        is_known = client in known or is_unknown(original(limit.planned.identity))
+        if limit.key and not is_known:
+            label = key_label(limit.key.split("+"))
+            named.setdefault(limit.key, Subject(digest=client, label=label))
     return named
 
 
@@ -319,7 +308,7 @@ def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
     return is_own_network or subject.client() in own_digests(request)
 
 
-def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
+def limit_rows(request: HttpRequest, found: Explanation) -> list[Context]:
     """Return the limits as the page shows them."""
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are unknown."))
@@ -338,11 +327,10 @@ def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]
 
 def _block(limit: ExplainedLimit) -> RateLimitOverride | None:
     """Return the override that blocks all requests that this limit counts, or None."""
-    override = limit.override
-    is_enforced = limit.state is not None and limit.state.enforced and not limit.is_advice
-    if override is None or override.effect != "block" or not is_enforced:
-        return None
-    return override
+    is_enforced = limit.state and limit.state.enforced and not limit.is_advice
+    if is_enforced and limit.override and limit.override.effect == "block":
+        return limit.override
+    return None
 
 
 def _verdict(limit: ExplainedLimit) -> str:

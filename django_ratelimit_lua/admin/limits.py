@@ -24,6 +24,7 @@ from ..operations.call_sites import LimitInCode, call_sites_of, limits_in_code, 
 from ..rules.rule import RuleError
 from .base import is_key
 from .pages import page_response
+from .versioned import Values
 
 
 class ListColumn:
@@ -52,7 +53,7 @@ def list_columns() -> list[ListColumn]:
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
-def copied(request: HttpRequest) -> tuple[dict[str, object], list[dict[str, object]]]:
+def copied(request: HttpRequest) -> tuple[Values, list[Values]]:
     """Return the initial values of a new rule and its tiers, from the parameters of a link.
 
     The parameter is one of these: `copy` (a rule of the admin), `settings` (a rule of the
@@ -80,14 +81,14 @@ def copied(request: HttpRequest) -> tuple[dict[str, object], list[dict[str, obje
     return values, [{"group": tier.group, **tier.numbers()} for tier in tiers]
 
 
-def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, object]:
+def filled_in(request: HttpRequest, more_rates: Any) -> Values:
     """Return the values that a link from the refusal curve sets in the form of a rule.
 
     The parameters are `limit` or `burst`, or `further_limit` for the limit with the period
     `further` among the further limits.
     """
     query = request.GET
-    values: dict[str, object] = {}
+    values: Values = {}
     for name in ("limit", "burst"):
         field: Any = RateLimitRule._meta.get_field(name)
         if query.get(name):
@@ -101,12 +102,12 @@ def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, object]:
     return values
 
 
-def _of_code(query: Mapping[str, str]) -> dict[str, object]:
+def _of_code(query: Mapping[str, str]) -> Values:
     beside = query.get("beside", "")
     name = query.get("instead") or beside
     if not name:
         return {}
-    values: dict[str, object] = {"name": name}
+    values: Values = {"name": name}
     sites = call_sites_of(name)
     if not sites:
         return values
@@ -162,7 +163,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         }
         return page_response(self, request, "ratelimitrule/limits.html", context)
 
-    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+    def get_changeform_initial_data(self, request: HttpRequest) -> Values:
         """Return the initial values in a link, including all values of a rule that it names."""
         if request.GET.get("settings"):
             try:
@@ -176,7 +177,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_formset_kwargs(
         self, request: HttpRequest, obj: object, inline: InlineModelAdmin[Model, Model], prefix: str
-    ) -> dict[str, Any]:
+    ) -> Values:
         kwargs = super().get_formset_kwargs(request, obj, inline, prefix)
         if getattr(obj, "pk", None) is None:
             kwargs["initial"] = copied(request)[1]

@@ -15,7 +15,7 @@ from ..operations.plot import Plot, labels, ticks
 from ..operations.simulate import Simulation, simulate
 from ..rules.rule import RuleError, compile_rule
 from .forms import PreviewForm
-from .versioned import Cleaned
+from .versioned import Values
 
 FIELDS = (
     *("limit", "period", "unit", "more_rates", "cost", "exempt"),
@@ -81,7 +81,7 @@ def previewed(posted: QueryDict) -> dict[str, object]:
     return {"plot": plot(simulation).svg(), "words": words(simulation), "notes": left_out}
 
 
-def notes(given: Cleaned) -> list[str]:
+def notes(given: Values) -> list[str]:
     """Return the parts of the rule in the form that the preview ignores."""
     left_out = []
     if given.get("mode") == "shadow":

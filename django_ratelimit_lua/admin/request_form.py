@@ -20,7 +20,7 @@ from ..models.rule import METHODS
 from ..operations.reference import BadReferenceError, OpenedReference, open_reference
 from ..operations.request_builder import Fields, build_request, find_user
 from ..operations.subjects import NetworkOverride, Subject, subjects
-from .versioned import Cleaned
+from .versioned import Values
 
 
 class Lines(forms.CharField):
@@ -134,7 +134,7 @@ class RequestForm(forms.Form):
             raise ValidationError(_("No user has this name or primary key."))
         return user or None
 
-    def clean(self) -> Cleaned:
+    def clean(self) -> Values:
         """Check the request. Raises `ValidationError` if it is impossible."""
         given = super().clean() or {}
         if not self.errors:

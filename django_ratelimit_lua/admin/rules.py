@@ -38,7 +38,7 @@ from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierForm
 from .history import changed_words, may_restore, restore
 from .inspector import may_inspect
 from .limits import LimitsInCode, ListColumn, copied, filled_in, list_columns
-from .pages import may, page_response
+from .pages import Context, may, page_response
 from .preview import previewed
 from .rules_file import RulesFile
 
@@ -284,9 +284,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )
 
     def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, object] | None = None
+        self, request: HttpRequest, extra_context: Context | None = None
     ) -> HttpResponse:
-        context: dict[str, object] = {
+        context: Context = {
             "settings_rules": _settings_rules(),
             "may_inspect": may_inspect(request),
         }
@@ -322,7 +322,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return page_response(self, request, "ratelimitrule/enforce.html", context)
 
     def render_change_form(
-        self, request: HttpRequest, context: dict[str, object], *args: Any, **kwargs: Any
+        self, request: HttpRequest, context: Context, *args: Any, **kwargs: Any
     ) -> HttpResponse:
         """Render the form, with the data of the preview."""
         rule: RateLimitRule | None = kwargs.get("obj")
@@ -364,7 +364,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             self._in_place_of(request, request.GET.get("name", "").strip()),
         )
 
-    def _in_place_of(self, request: HttpRequest, name: str) -> dict[str, object]:
+    def _in_place_of(self, request: HttpRequest, name: str) -> Context:
         """Return the call sites of a name, or the closest match, for a template."""
         sites = call_sites_of(name)
         is_new = not RateLimitRule.objects.named(name).exists()
@@ -389,7 +389,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )
 
     def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, object] | None = None
+        self, request: HttpRequest, object_id: str, extra_context: Context | None = None
     ) -> HttpResponse:
         rule = self.get_object(request, unquote(object_id))
         if rule is None:

@@ -22,8 +22,8 @@ from ..operations import rules_yaml
 from ..operations.confirmations import changed_confirmations, changed_notices
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
-from .pages import page_response
-from .versioned import Cleaned
+from .pages import Context, page_response
+from .versioned import Values
 
 MAX_SHOWN = 200
 """Maximum number of changes on the page. Those with warnings come first, then deletions."""
@@ -53,7 +53,7 @@ class FileForm(forms.Form):
         label=gettext_lazy("Confirm the warnings and deletions"), required=False
     )
 
-    def clean(self) -> Cleaned:
+    def clean(self) -> Values:
         """Read the file, or check that the text of an earlier file is present."""
         given = super().clean() or {}
         file = given.get("file")
@@ -93,29 +93,26 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         """Upload a file, show its changes, and apply them after a confirmation."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        form = FileForm(request.POST, request.FILES) if request.method == "POST" else FileForm()
-        context: dict[str, object] = {
+        context: Context = {
             "title": _("Rules as a file"),
             "may_upload": self.may_upload(request),
-            "form": form,
+            "form": FileForm(),
         }
         if request.method == "POST":
-            if not self.may_upload(request):
+            if not context["may_upload"]:
                 raise PermissionDenied
-            if form.is_valid() and self._read(request, form.cleaned_data, context):
-                return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
+            form = FileForm(request.POST, request.FILES)
+            context["form"] = form
+            try:
+                with transaction.atomic(primary()):
+                    if form.is_valid() and self._plan(request, form.cleaned_data, context):
+                        return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
+            except RuleError as error:
+                context["problems"] = [str(problem) for problem in error.each]
         return page_response(self, request, "ratelimitrule/file.html", context)
 
-    def _read(self, request: HttpRequest, given: Cleaned, context: dict[str, object]) -> bool:
+    def _plan(self, request: HttpRequest, given: Values, context: Context) -> bool:
         """Add the changes of a file to the context, or apply them after a confirmation."""
-        try:
-            with transaction.atomic(primary()):
-                return self._plan(request, given, context)
-        except RuleError as error:
-            context["problems"] = [str(problem) for problem in error.each]
-            return False
-
-    def _plan(self, request: HttpRequest, given: Cleaned, context: dict[str, object]) -> bool:
         revision = RateLimitRevision.read(primary()).text.decode()
         merge = given["missing"] != "delete"
         loaded = rules_yaml.load(given["text"])
@@ -126,13 +123,11 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         if "confirm" not in request.POST:
             pass
         elif given["revision"] != revision:
-            messages.warning(
-                request,
-                _(
-                    "The rules were changed in the meantime. Nothing was saved: review the changes "
-                    "again."
-                ),
+            problem = _(
+                "The rules were changed in the meantime. Nothing was saved: review the changes "
+                "again."
             )
+            messages.warning(request, problem)
         elif (deleted or to_confirm) and not given["intended"]:
             messages.error(
                 request,
