@@ -54,8 +54,7 @@ class BanPage(ActionPage):
         found = active_bans(MAX_ENTRIES)
         page = Paginator(_listed(request, found), SHOWN).get_page(request.GET.get("p"))
         bans = list(page)
-        rules = RateLimitRule.objects.filter(name__in={active.rule for active in bans})
-        pks = dict(rules.values_list("name", "pk"))
+        pks = RateLimitRule.objects.keys_by_name({active.rule for active in bans})
         clients = [(active.identity, visible_name(request, active.who)) for active in bans]
         links = client_links(request, clients)
         named = readable_parts(request, [name for _digest, name in clients])

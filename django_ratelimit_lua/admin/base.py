@@ -25,15 +25,8 @@ from ..publishing import triggers
 from ..rules.rule import UNWRITABLE
 
 View = Callable[..., HttpResponse]
-
-
-def is_key(field: Any, value: object) -> bool:
-    """Return whether a value is valid for a key. Otherwise the database would raise an error."""
-    try:
-        field.clean(value, None)
-    except ValidationError:
-        return False
-    return True
+UNSTORABLE = (OverflowError, DataError)
+"""Databases raise these for a number that no column can hold."""
 
 
 class Autocomplete(AutocompleteSelect):
@@ -42,10 +35,10 @@ class Autocomplete(AutocompleteSelect):
     def optgroups(
         self, name: str, value: Sequence[str], attr: dict[str, object] | None = None
     ) -> Any:
-        key = self.field.remote_field.model._meta.pk
-        return super().optgroups(
-            name, [chosen for chosen in value if not chosen or is_key(key, chosen)], attr
-        )
+        try:
+            return super().optgroups(name, value, attr)
+        except (ValueError, ValidationError, *UNSTORABLE):
+            return super().optgroups(name, [""], attr)
 
 
 class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -79,7 +72,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return HttpResponseRedirect(unfiltered)
         try:
             return super().changelist_view(request, extra_context)
-        except (OverflowError, DataError):  # The key of a row that no column can hold.
+        except UNSTORABLE:
             return HttpResponseRedirect(unfiltered)
 
     def get_object(
@@ -91,15 +84,14 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Model], *args: Any, **kwargs: Any
     ) -> HttpResponse | None:
-        chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
-        if not all(is_key(self.opts.pk, key) for key in chosen):
+        if not all(map(str.isdecimal, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             messages.error(request, _("The selection is not in the list. Nothing was changed."))
             return HttpResponseRedirect(request.get_full_path())
         return super().response_action(request, queryset, *args, **kwargs)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Return the initial values in a link that are valid for their fields."""
-        initial = dict(super().get_changeform_initial_data(request))
+        initial: dict[str, Any] = super().get_changeform_initial_data(request)
         for field in self.opts.concrete_fields:
             if isinstance(field, DateTimeField) and field.name in initial:
                 text = initial.pop(field.name)

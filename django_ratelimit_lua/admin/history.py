@@ -25,7 +25,6 @@ from ..operations.history_names import MAX_NAMED
 from ..operations.rules_yaml import build_rule, save_rule
 from ..rules.describe import rate_words, reading
 from ..rules.rule import Declared, RuleError
-from .base import ActingAdmin
 from .identities import WHO, client_words, identity_words
 from .pages import Context, ReadOnlyAdmin, may
 from .times import moment_element
@@ -90,7 +89,7 @@ def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[st
     if action == RateLimitChange.Action.ENDED and not slot:
         return [gettext("Counts are reset."), *reason]
     digests = after.get("digests") or ["—"]
-    names = _mapping(after.get("who") if may_see_who else {})
+    names = _mapping(may_see_who and after.get("who"))
     named = [
         client_words(identity_words(names.get(digest, ())), digest)
         for digest in digests[:MAX_NAMED]
@@ -120,7 +119,7 @@ def _value(name: str, column: Any, value: Any) -> str:
     if name == "rate":
         return rate_words(value)
     if isinstance(value, bool):
-        return {True: gettext("yes"), False: gettext("no")}[value]
+        return gettext("yes") if value else gettext("no")
     if isinstance(value, float):
         return str(formats.number_format(f"{value:.15g}"))
     if isinstance(value, list):
@@ -153,7 +152,7 @@ def may_restore(request: HttpRequest) -> bool:
     return may(request, "change_ratelimitrule") and may(request, "add_ratelimitrule")
 
 
-class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
+class ChangeAdmin(ReadOnlyAdmin):
     """The history. It cannot be added to, changed or deleted by hand."""
 
     list_display = ("moment", "by", "what", "changes")

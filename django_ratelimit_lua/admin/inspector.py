@@ -8,7 +8,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -95,7 +95,7 @@ def reset_counts(model_admin: Any, request: HttpRequest, found: Explanation, tar
     except StoreError as error:
         messages.error(request, _("Nothing was reset: %s") % error)
         return
-    pks = [rule.pk for name in done if (rule := names[name]) is not None and rule.pk]
+    pks = [rule.pk for rule in map(names.get, done) if rule and rule.pk]
     for row in RateLimitRule.objects.filter(pk__in=pks):
         model_admin.log_change(request, row, _("Reset counts in the inspector."))
     if done:
@@ -134,10 +134,10 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         action = request.POST.get("action", "")
         if not may_inspect(request) or (action and not self.has_block_permission(request)):
             raise PermissionDenied
-        form = RequestForm(
-            _first_with("path", request.POST, request.GET), own_address(request), request.GET
-        )
-        reference = ReferenceForm(_first_with("reference", request.GET), label_suffix="")
+        entered = next((data for data in (request.POST, request.GET) if "path" in data), None)
+        form = RequestForm(entered, own_address(request), request.GET)
+        looked_up = request.GET if "reference" in request.GET else None
+        reference = ReferenceForm(looked_up, label_suffix="")
         context: Context = {
             "title": _("Inspector"),
             "form": form,
@@ -252,11 +252,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             )
             messages.warning(request, text % placeholders)
         return None
-
-
-def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:
-    """Return the first data that has a field of this name, or None."""
-    return next((data for data in sources if name in data), None)
 
 
 def _opened(request: HttpRequest, opened: OpenedReference) -> Context:

@@ -22,7 +22,6 @@ from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
 from ..operations.call_sites import LimitInCode, call_sites_of, limits_in_code, taken_over
 from ..rules.rule import RuleError
-from .base import is_key
 from .pages import page_response
 from .versioned import Values
 
@@ -61,10 +60,8 @@ def copied(request: HttpRequest) -> tuple[Values, list[Values]]:
     rule is added; `which` is the number of the limit, if there are several).
     """
     query = request.GET
-    key = query.get("copy", "")
-    row: RateLimitRule | None
-    if is_key(RateLimitRule._meta.pk, key):
-        row = RateLimitRule.objects.filter(pk=key).first()
+    if query.get("copy", "").isdecimal():
+        row = RateLimitRule.objects.filter(pk=query["copy"]).first()
         if row is None:
             return {}, []
         tiers = list(row.tiers.all())
@@ -114,23 +111,24 @@ def _of_code(query: Mapping[str, str]) -> Values:
     numbered = {str(number): site for number, site in enumerate(sites)}
     site = numbered.get(query.get("which", ""), sites[0])
     by_period: dict[int, Rate] = {}
-    for rate in (rate for other in (site, *sites) if other.key == site.key for rate in other.rates):
-        if isinstance(rate, Rate):
-            by_period.setdefault(rate.period_us, rate)
-    # A rule has one kind of limit. The form names the others, which are dropped.
-    first = next(iter(by_period.values()), None)
-    rates = [rate for rate in by_period.values() if first and rate.is_slots == first.is_slots]
+    for other in (site, *sites):
+        for rate in other.rates:
+            if other.key == site.key and isinstance(rate, Rate):
+                by_period.setdefault(rate.period_us, rate)
+    rates = list(by_period.values())
     if beside:
         values = {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
         rates = rates[:1]
     elif len({other.key for other in sites}) > 1:
         values["key"] = site.key
-    if first:
+    if rates:
+        is_slots = rates[0].is_slots
         row = RateLimitRule()
-        row.rate = list(map(str, rates))
+        # A rule has one kind of limit. The form names the others, which are dropped.
+        row.rate = [str(rate) for rate in rates if rate.is_slots == is_slots]
         values |= row.numbers()
         del values["burst"]
-        if first.is_slots:
+        if is_slots:
             values["algorithm"] = OF_SLOTS
     return values
 
@@ -146,20 +144,16 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         columns = list_columns()
         for column in columns:
             column.read(request, {limit.name: None for limit in limits})
+        add = "admin:django_ratelimit_lua_ratelimitrule_add"
         context = {
             "title": _("All limits"),
             "limits": [
-                (
-                    limit,
-                    [(column.short_description, column(limit)) for column in columns],
-                )
+                (limit, [(column.short_description, column(limit)) for column in columns])
                 for limit in limits
             ],
             "columns": [column.column for column in columns],
             "may_add": self.has_add_permission(request),
-            "add_url": reverse(
-                "admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name
-            ),
+            "add_url": reverse(add, current_app=self.admin_site.name),
         }
         return page_response(self, request, "ratelimitrule/limits.html", context)
 

@@ -15,7 +15,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
-from .base import audited
+from .base import ActingAdmin, audited
 
 T = TypeVar("T")
 Context = dict[str, Any]
@@ -61,7 +61,7 @@ def may_see_rules(request: HttpRequest) -> bool:
     return may(request, "view_ratelimitrule")
 
 
-class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class ReadOnlyAdmin(ActingAdmin):
     """An admin without buttons to add, change or delete."""
 
     def has_add_permission(self, request: HttpRequest, *args: object, **kwargs: object) -> bool:
@@ -73,11 +73,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 class Page(ReadOnlyAdmin):
     """A page without a model. `view` handles the requests of users that `may_see` allows."""
-
-    class Media:
-        """The style sheet of the pages."""
-
-        css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
     may_see: Callable[[HttpRequest], bool]
     """Whether the user of a request may see the page: `staticmethod(function)`."""
@@ -95,10 +90,10 @@ class Page(ReadOnlyAdmin):
             raise PermissionDenied
         return self.view(request)
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return self.may_see(request)
 
-    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
+    def has_module_permission(self, request: HttpRequest) -> bool:
         return self.may_see(request)
 
 

@@ -226,11 +226,11 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
         kwargs["fields"] = [name for name in names if name not in rule_fields()]
         form = super().get_form(request, obj, *args, **kwargs)
+        attributes: Context = {"has_tiers": may(request, "change_ratelimittier")}
         # When the form is sent, its values are compared with those of the row.
-        is_shown = obj is not None and request.method == "GET"
-        filled = filled_in(request, obj.more_rates) if is_shown else {}
-        has_tiers = may(request, "change_ratelimittier")
-        return type(form.__name__, (form,), {"has_tiers": has_tiers, "filled": filled})
+        if obj is not None and request.method == "GET":
+            attributes["filled"] = filled_in(request, obj.more_rates)
+        return type(form.__name__, (form,), attributes)
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
         """Add optional apps' fields: places to the conditions, others to the advanced ones."""
@@ -244,10 +244,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the search fields, including the places that optional apps add."""
-        places = [
-            f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in rule_fields() if name in PLACES
-        ]
-        return (*self.search_fields, *places)
+        places = [name for name in rule_fields() if name in PLACES]
+        stored = [f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in places]
+        return (*self.search_fields, *stored)
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: object) -> type[ModelForm[Model]]:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
@@ -279,9 +278,8 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             if rule.mode != mode:
                 rule.switch(mode)
                 self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
-        messages.success(
-            request, _("%(mode)s: applies to the next request.") % {"mode": MODES[mode]}
-        )
+        text = _("%(mode)s: applies to the next request.")
+        messages.success(request, text % {"mode": MODES[mode]})
 
     def changelist_view(
         self, request: HttpRequest, extra_context: Context | None = None
@@ -418,13 +416,10 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         except RuleError as error:
             messages.error(request, str(error))
             return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
-        self.log_change(
-            request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision}
-        )
-        messages.success(
-            request,
-            _("“%(rule)s” is restored: %(reading)s.") % {"rule": rule, "reading": rule.reading()},
-        )
+        message = _("Restored revision %(revision)d.") % {"revision": change.revision}
+        self.log_change(request, rule, message)
+        text = _("“%(rule)s” is restored: %(reading)s.")
+        messages.success(request, text % {"rule": rule, "reading": rule.reading()})
         return redirect("admin:django_ratelimit_lua_ratelimitrule_change", rule.pk)
 
 
@@ -440,6 +435,5 @@ def _notices(row: RateLimitRule) -> list[str]:
 def _settings_rules() -> list[tuple[str, str, int | None]]:
     """Return the settings' rules: names, sentences, and the admin's rules that replace them."""
     rules = settings_rules()
-    rows = RateLimitRule.objects.filter(name__in=[rule.name for rule in rules])
-    keys = dict(rows.values_list("name", "pk"))
+    keys = RateLimitRule.objects.keys_by_name(rule.name for rule in rules)
     return [(rule.name, reading(rule.given or {}), keys.get(rule.name)) for rule in rules]

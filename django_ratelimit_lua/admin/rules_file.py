@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
@@ -17,7 +16,6 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..extension import documents
 from ..models import RateLimitRevision, RateLimitRule
-from ..models.audit import BATCH
 from ..operations import rules_yaml
 from ..operations.confirmations import changed_confirmations, changed_notices
 from ..publishing.publish import primary
@@ -120,23 +118,21 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         to_confirm = changed_confirmations(changes)
         deleted = rules_yaml.deletions(changes)
         may_delete = self.has_delete_permission(request)
-        if "confirm" not in request.POST:
-            pass
-        elif given["revision"] != revision:
+        is_confirmed = "confirm" in request.POST
+        if is_confirmed and given["revision"] != revision:
             problem = _(
                 "The rules were changed in the meantime. Nothing was saved: review the changes "
                 "again."
             )
             messages.warning(request, problem)
-        elif (deleted or to_confirm) and not given["intended"]:
-            messages.error(
-                request,
-                _("Nothing was saved: tick the box if the warnings and deletions are intended."),
+        elif is_confirmed and (deleted or to_confirm) and not given["intended"]:
+            problem = _(
+                "Nothing was saved: tick the box if the warnings and deletions are intended."
             )
-        else:
-            permissions = [
-                name for word in _numbers(changes) for name in documents()[word].permissions
-            ]
+            messages.error(request, problem)
+        elif is_confirmed:
+            words = _numbers(changes)
+            permissions = [name for word in words for name in documents()[word].permissions]
             if (deleted and not may_delete) or not request.user.has_perms(permissions):
                 raise PermissionDenied
             rules_yaml.apply(given["text"], delete=not merge, merge=merge, loaded=loaded)
@@ -159,24 +155,14 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             "is_planned": True,
             "must_confirm": to_confirm or deleted,
             "may_apply": not deleted or may_delete,
-            "form": FileForm(
-                initial={
-                    "text": given["text"],
-                    "revision": revision,
-                    "missing": "keep" if merge else "delete",
-                }
-            ),
+            "form": FileForm(initial={**given, "revision": revision, "intended": False}),
         }
         return False
 
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
         names = [change.name for change in changes if change.word == rules_yaml.RULE]
-        user: Any = request.user
-        rules = list(RateLimitRule.objects.in_bulk(names, field_name="name").values())
-        for start in range(0, len(rules), BATCH):
-            LogEntry.objects.log_actions(
-                user.pk, rules[start : start + BATCH], CHANGE, _("From a file.")
-            )
+        rules = RateLimitRule.objects.in_bulk(names, field_name="name").values()
+        LogEntry.objects.log_actions(request.user.pk, rules, CHANGE, _("From a file."))  # type: ignore[arg-type]
         if not changes:
             messages.success(request, _("The file changes nothing."))
         if names:

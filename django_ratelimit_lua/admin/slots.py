@@ -30,7 +30,7 @@ class SlotPage(ActionPage):
         held = found or []
         chosen = request.GET.get("rule", "")
         listed = [holder for holder in held if not chosen or is_named(holder, chosen)]
-        rules = dict(RateLimitRule.objects.filter(name__in=names(listed)).values_list("name", "pk"))
+        rules = RateLimitRule.objects.keys_by_name(names(listed))
         clients = [(holder.digest, visible_name(request, holder.identity)) for holder in listed]
         slots = slot_rows(request, listed)
         for slot, (_digest, name), links in zip(

@@ -36,6 +36,10 @@ class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
             return self.none()
         return self.filter(name=name)
 
+    def keys_by_name(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the primary keys of the rules with these names, by name."""
+        return dict(self.filter(name__in=names).values_list("name", "pk"))
+
     def all_declared(self) -> Iterator[tuple[RateLimitRule, Declared]]:
         """Yield all rules, each with its declaration, in two queries.
 
