@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,20 +13,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..engine.bans import MAX_ENTRIES
-from ..engine.evidence import Offence
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity.forwarded import covers, parse_address
-from ..identity.names import Name
 from ..limits.rate import SECOND
 from ..models import RateLimitRule
 from ..operations.bans import ActiveBan, active_bans, evidence_of_bans, lift_bans
 from ..operations.clients import find_clients, is_prefix
 from .client_links import client_links, client_url
-from .identities import WHO, ReadablePart, client_words, readable_parts
+from .identities import WHO, link_words, readable_parts, visible_name
 from .inspector import may_inspect
-from .pages import ActionPage, page_response
-from .times import moment_of
+from .pages import ActionPage, Context, page_response
 
 SHOWN = 100
 """Bans on a page."""
@@ -45,44 +41,41 @@ class BanPage(ActionPage):
 
     may_see = staticmethod(may_inspect)
 
-    def view(self, request: HttpRequest, **context: object) -> HttpResponse:
+    def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
         """Show the banned clients."""
-        chosen = request.GET.get("rule", "")
-        context = {"chosen": chosen, "search": _search_text(request), **context}
+        context |= {"chosen": request.GET.get("rule", ""), "search": _search_text(request)}
         try:
             context |= self._found(request)
         except StoreError as error:
             context["error"] = error
         return page_response(self, request, "bans.html", context)
 
-    def _found(self, request: HttpRequest) -> dict[str, object]:
+    def _found(self, request: HttpRequest) -> Context:
         found = active_bans(MAX_ENTRIES)
         page = Paginator(_listed(request, found), SHOWN).get_page(request.GET.get("p"))
         bans = list(page)
-        rules = RateLimitRule.objects.filter(name__in={active.rule for active in bans})
-        pks = dict(rules.values_list("name", "pk"))
-        evidences = evidence_of_bans(bans)
-        clients = [(active.identity, _name(request, active)) for active in bans]
+        pks = RateLimitRule.objects.keys_by_name({active.rule for active in bans})
+        clients = [(active.identity, visible_name(request, active.who)) for active in bans]
         links = client_links(request, clients)
+        named = readable_parts(request, [name for _digest, name in clients])
         rows = []
         for active, evidence, parts, link in zip(
-            bans, evidences, _parts(request, bans), links, strict=True
+            bans, evidence_of_bans(bans), named, links, strict=True
         ):
             name = active.rule or active.limit
             urls = (extension.limit_url(request, name) for extension in extensions)
             rows.append(
                 {
                     "active": active,
-                    "key": _key(active),
+                    "key": ban_key(active),
                     "name": name,
                     "rule": pks.get(active.rule),
                     "limit_url": next(filter(None, urls), ""),
                     "parts": parts,
-                    "client": _client(parts, active),
+                    "client": link_words(parts, active.identity),
                     "links": link._replace(url=client_url(active.identity, name)),
-                    "since": moment_of(active.ban.since),
                     "next_seconds": (active.next_us or 0) / SECOND,
-                    "offences": offence_rows(evidence),
+                    "offences": evidence,
                 }
             )
         return {
@@ -92,27 +85,32 @@ class BanPage(ActionPage):
             "number": page.paginator.count,
         }
 
-    def act(self, request: HttpRequest) -> dict[str, Any]:
+    def act(self, request: HttpRequest, action: str, target: str) -> Context:
         """Lift a ban, those that were selected, or all that are listed."""
-        action, _colon, key = request.POST.get("action", "").partition(":")
         if action not in LIFTED:
             raise PermissionDenied
         bans = active_bans(MAX_ENTRIES)
-        forget = action == "forget"
-        if key == "selected":
-            chosen = set(request.POST.getlist("ban"))
-            _lift_all(request, [active for active in bans if _key(active) in chosen], forget=forget)
-        elif key == "all":
-            listed = _listed(request, bans)
-            if listed and "confirmed" not in request.POST:
-                return {"pending": len(listed)}
-            _lift_all(request, listed, forget=forget)
+        if target == "selected":
+            chosen = request.POST.getlist("ban")
+            bans = [active for active in bans if ban_key(active) in chosen]
+        elif target == "all":
+            bans = _listed(request, bans)
+            if bans and "confirmed" not in request.POST:
+                return {"pending": len(bans)}
         else:
-            lift(request, bans, key, forget=forget)
+            lift(request, bans, action, target)
+            return {}
+        if bans:
+            lift_bans(bans, forget=action == "forget")
+            text = ngettext("%(number)d ban is lifted.", "%(number)d bans are lifted.", len(bans))
+            messages.success(request, text % {"number": len(bans)})
+        else:
+            problem = _("No bans were lifted: select bans that are still in force.")
+            messages.warning(request, problem)
         return {}
 
 
-def _key(active: ActiveBan) -> str:
+def ban_key(active: ActiveBan) -> str:
     """Return the key of a ban, as a button sends it."""
     return active.key.decode(errors="replace")
 
@@ -155,48 +153,13 @@ def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[A
     return found
 
 
-def _lift_all(request: HttpRequest, bans: Sequence[ActiveBan], *, forget: bool) -> None:
-    """Lift bans, and report how many."""
-    if not bans:
-        messages.warning(request, _("No bans were lifted: select bans that are still in force."))
-        return
-    lift_bans(bans, forget=forget)
-    text = ngettext("%(number)d ban is lifted.", "%(number)d bans are lifted.", len(bans))
-    messages.success(request, text % {"number": len(bans)})
-
-
-def lift(
-    request: HttpRequest, bans: Sequence[ActiveBan], key: str, *, forget: bool = False
-) -> None:
+def lift(request: HttpRequest, bans: Sequence[ActiveBan], action: str, key: str) -> None:
     """Lift the ban of this key, as a button sends it, and report it."""
-    named = [active for active in bans if _key(active) == key]
-    if not named:
+    active = next((active for active in bans if ban_key(active) == key), None)
+    if active is None:
         messages.warning(request, _("This ban has ended already."))
         return
-    lift_bans(named, forget=forget)
-    text = LIFTED["forget" if forget else "lift"]
-    messages.success(request, text % _placeholders(request, named[0]))
-
-
-def offence_rows(offences: Sequence[Offence]) -> list[tuple[datetime.datetime, Offence]]:
-    """Return offences with their moments, the latest first."""
-    return [(moment_of(offence.moment), offence) for offence in reversed(offences)]
-
-
-def _name(request: HttpRequest, active: ActiveBan) -> Name:
-    if not request.user.has_perm(WHO):
-        return []
-    return active.who
-
-
-def _parts(request: HttpRequest, bans: list[ActiveBan]) -> list[list[ReadablePart]]:
-    return readable_parts(request, [_name(request, active) for active in bans])
-
-
-def _client(parts: list[ReadablePart], active: ActiveBan) -> str:
-    return client_words(", ".join(part.words for part in parts), active.identity)
-
-
-def _placeholders(request: HttpRequest, active: ActiveBan) -> dict[str, str]:
-    (parts,) = _parts(request, [active])
-    return {"client": _client(parts, active), "limit": active.limit}
+    lift_bans([active], forget=action == "forget")
+    (parts,) = readable_parts(request, [visible_name(request, active.who)])
+    placeholders = {"client": link_words(parts, active.identity), "limit": active.limit}
+    messages.success(request, LIFTED[action] % placeholders)

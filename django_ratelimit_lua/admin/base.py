@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import flatten
 from django.contrib.admin.widgets import AutocompleteSelect
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import ValidationError
 from django.db import DataError
 from django.db.models import DateTimeField, ForeignKey, Model, QuerySet
 from django.forms import ModelChoiceField, ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..models.audit import acting
@@ -22,14 +24,9 @@ from ..models.override import within
 from ..publishing import triggers
 from ..rules.rule import UNWRITABLE
 
-
-def is_key(field: Any, value: object) -> bool:
-    """Return whether a value is valid for a key. Otherwise the database would raise an error."""
-    try:
-        field.clean(value, None)
-    except ValidationError:
-        return False
-    return True
+View = Callable[..., HttpResponse]
+UNSTORABLE = (OverflowError, DataError)
+"""Databases raise these for a number that no column can hold."""
 
 
 class Autocomplete(AutocompleteSelect):
@@ -38,10 +35,10 @@ class Autocomplete(AutocompleteSelect):
     def optgroups(
         self, name: str, value: Sequence[str], attr: dict[str, object] | None = None
     ) -> Any:
-        key = self.field.remote_field.model._meta.pk
-        return super().optgroups(
-            name, [chosen for chosen in value if not chosen or is_key(key, chosen)], attr
-        )
+        try:
+            return super().optgroups(name, value, attr)
+        except (ValueError, ValidationError, *UNSTORABLE):
+            return super().optgroups(name, [""], attr)
 
 
 class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -52,10 +49,19 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
 
-    def changeform_view(
-        self, request: HttpRequest, *args: object, **kwargs: object
-    ) -> HttpResponse:
-        return _audited(super().changeform_view, request, *args, **kwargs)
+    def own_views(self) -> Iterable[tuple[str, View, str]]:
+        """Return the views in addition to Django's: the path, the view and the name of each."""
+        return ()
+
+    def get_urls(self) -> list[URLPattern]:
+        own = [
+            path(route, self.admin_site.admin_view(view), name=f"django_ratelimit_lua_{name}")
+            for route, view, name in self.own_views()
+        ]
+        patterns = [*own, *super().get_urls()]
+        for pattern in patterns:
+            pattern.callback = audited(pattern.callback)
+        return patterns
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
@@ -65,12 +71,9 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if any(map(UNWRITABLE.search, texts)):
             return HttpResponseRedirect(unfiltered)
         try:
-            return _audited(super().changelist_view, request, extra_context)
-        except (OverflowError, DataError):  # The key of a row that no column can hold.
+            return super().changelist_view(request, extra_context)
+        except UNSTORABLE:
             return HttpResponseRedirect(unfiltered)
-
-    def delete_view(self, request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
-        return _audited(super().delete_view, request, *args, **kwargs)
 
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
@@ -81,15 +84,14 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Model], *args: Any, **kwargs: Any
     ) -> HttpResponse | None:
-        chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
-        if not all(is_key(self.opts.pk, key) for key in chosen):
+        if not all(map(str.isdecimal, request.POST.getlist(ACTION_CHECKBOX_NAME))):
             messages.error(request, _("The selection is not in the list. Nothing was changed."))
             return HttpResponseRedirect(request.get_full_path())
         return super().response_action(request, queryset, *args, **kwargs)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         """Return the initial values in a link that are valid for their fields."""
-        initial = dict(super().get_changeform_initial_data(request))
+        initial: dict[str, Any] = super().get_changeform_initial_data(request)
         for field in self.opts.concrete_fields:
             if isinstance(field, DateTimeField) and field.name in initial:
                 text = initial.pop(field.name)
@@ -139,21 +141,22 @@ def _shown_sections(
 
 def _has_value(form: ModelForm[Model], name: str) -> bool:
     """Return whether a field differs from its value in a new row."""
-    default = None
-    with suppress(FieldDoesNotExist):  # It is a field of an optional app, or a method of the admin.
-        field: Any = form.instance._meta.get_field(name)
-        default = field.get_default()
+    default = vars(type(form.instance)()).get(name)
     if form.is_bound and name in form.fields:
         return form.fields[name].has_changed(default, form[name].value())
     value = form.initial.get(name, vars(form.instance).get(name))
     return value not in (default, None, "")
 
 
-def _audited(
-    view: Callable[..., HttpResponse], request: HttpRequest, *args: object, **kwargs: object
-) -> HttpResponse:
-    with acting(request.user):
-        return with_warnings(request, view(request, *args, **kwargs))
+def audited(view: View) -> View:
+    """Return a view whose changes are recorded as made by the user, with a warning if needed."""
+
+    @wraps(view)
+    def audited_view(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
+        with acting(request.user):
+            return with_warnings(request, view(request, *args, **kwargs))
+
+    return audited_view
 
 
 def with_warnings(request: HttpRequest, response: HttpResponse) -> HttpResponse:

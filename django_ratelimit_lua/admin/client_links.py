@@ -13,7 +13,8 @@ from ..extension import extensions
 from ..identity.names import Name, Part
 from ..models import RateLimitOverride
 from ..operations.clients import clients_by_prefix, override_subject, overrides_of
-from .identities import WHO, client_words
+from .identities import client_words, visible_name
+from .pages import may
 
 
 class ClientLinks(NamedTuple):
@@ -65,7 +66,7 @@ def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule:
 
     It is empty for users without permission.
     """
-    if not request.user.has_perm("django_ratelimit_lua.add_ratelimitoverride"):
+    if not may(request, "add_ratelimitoverride"):
         return ""
     field, value = override_subject(digest, parts)
     query = {field: value}
@@ -92,6 +93,4 @@ def known_clients(request: HttpRequest, prefix: str, name: str = "") -> dict[str
     for extension in extensions:
         for digest, record in extension.client(request, prefix, name).items():
             found[digest] = found.get(digest) or list(record.name)
-    if not request.user.has_perm(WHO):
-        return {digest: [] for digest in found}
-    return found
+    return {digest: visible_name(request, parts) for digest, parts in found.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -18,7 +16,6 @@ from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity import is_digest
 from ..identity.names import Part
-from ..models import RateLimitOverride
 from ..operations.clients import (
     MAX_LISTED,
     ExplainedClient,
@@ -28,22 +25,22 @@ from ..operations.clients import (
     override_subject,
 )
 from ..operations.reference import BadReferenceError, open_reference
-from ..operations.subjects import Subject, end
-from .bans import lift, offence_rows
+from ..operations.subjects import Subject
+from .bans import LIFTED, ban_key, lift
 from .client_links import client_url, known_clients, override_url
 from .forms import DURATIONS, own_digests
-from .identities import (
-    WHO,
-    client_words,
-    may_see_names,
-    may_see_overrides,
-    override_words,
-    readable_parts,
+from .identities import link_words, may_see_names, may_see_overrides, readable_parts, visible_name
+from .inspector import (
+    DONE,
+    block_words,
+    end_override,
+    limit_rows,
+    may_inspect,
+    reset_counts,
+    save_override,
 )
-from .inspector import block_words, limit_rows, may_inspect, reset_counts, save_override
-from .pages import ActionPage, may_see_rules, page_response
-from .slots import purpose_words, release
-from .times import moment_of
+from .pages import ActionPage, Context, may_see_rules, page_response
+from .slots import release, slot_rows
 
 MAX_TEXT_LENGTH = 500
 
@@ -55,12 +52,12 @@ class ClientPage(ActionPage):
 
     def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
         """Show the client of the digest in the query, or search for clients."""
-        text = request.GET.get("q", "").strip()[:MAX_TEXT_LENGTH]
+        text = _search_text(request)
         digest = request.GET.get("digest", "")
-        context = {"text": text, **context}
+        context["text"] = text
         try:
             if is_digest(digest):
-                context |= self._client(request, digest, text)
+                context |= self._client(request, digest)
             elif text:
                 found = self._search(request, text)
                 if isinstance(found, HttpResponse):
@@ -70,7 +67,7 @@ class ClientPage(ActionPage):
             context["error"] = error
         return page_response(self, request, "client.html", context)
 
-    def _search(self, request: HttpRequest, text: str) -> HttpResponse | list[dict[str, Any]]:
+    def _search(self, request: HttpRequest, text: str) -> HttpResponse | list[Context]:
         """Return the clients that a text names, or a redirect if it names only one."""
         try:
             reference = open_reference(text).reference
@@ -81,14 +78,10 @@ class ClientPage(ActionPage):
             return HttpResponseRedirect(f"{inspector}?{urlencode({'reference': reference})}")
         if is_digest(text.lower()):
             return HttpResponseRedirect(client_url(text.lower()))
-        rows = [
-            {
-                "digest": found.digest,
-                "words": found.label,
-                "url": client_url(found.digest, q=text),
-            }
-            for found in find_clients(text)
-        ]
+        rows = []
+        for found in find_clients(text):
+            url = client_url(found.digest, q=text)
+            rows.append({"digest": found.digest, "words": found.label, "url": url})
         if is_prefix(text.lower()):
             for digest, name in known_clients(request, text.lower()).items():
                 words = ", ".join(part.words for part in readable_parts(request, [name])[0])
@@ -97,26 +90,21 @@ class ClientPage(ActionPage):
             return HttpResponseRedirect(rows[0]["url"])
         return rows[:MAX_LISTED]
 
-    def _client(self, request: HttpRequest, digest: str, text: str) -> dict[str, Any]:
+    def _client(self, request: HttpRequest, digest: str) -> Context:
         """Return the context for one client."""
-        entered = _entered(digest, text)
-        client = _explain(request, digest, entered)
+        entered, client = _explain(request, digest)
         records = [
             record
             for extension in extensions
-            for record in [extension.client(request, digest).get(digest)]
-            if record is not None
+            for record in extension.client(request, digest).values()
         ]
-        parts = list(entered)
-        if not parts and request.user.has_perm(WHO):
-            recorded = [client.name, *(record.name for record in records)]
-            parts = next(filter(None, map(list, recorded)), [])
-        words = readable_parts(request, [parts])[0]
-        title = client_words(", ".join(part.words for part in words), digest)
+        recorded = [client.name, *(record.name for record in records)]
+        parts = list(entered) or visible_name(request, next(filter(None, recorded), ()))
+        (words,) = readable_parts(request, [parts])
         rows = limit_rows(request, client.found)
         ask = request.GET.get("ask", "")
         return {
-            "title": title,
+            "title": link_words(words, digest),
             "client": client,
             "parts": words,
             "lead": _lead(client, rows),
@@ -125,13 +113,9 @@ class ClientPage(ActionPage):
                 (record, [list(zip(record.headings, row, strict=True)) for row in record.rows])
                 for record in records
             ],
-            "offences": offence_rows(client.offences),
-            "slots": _slot_rows(request, client) if may_see_rules(request) else [],
-            "bans": [
-                (active, moment_of(active.ban.since), active.key.decode(errors="replace"))
-                for active in client.bans
-            ],
-            "url": client_url(digest, request.GET.get("name", ""), q=text),
+            "slots": slot_rows(request, client.slots) if may_see_rules(request) else [],
+            "bans": [(active, ban_key(active)) for active in client.bans],
+            "url": client_url(digest, request.GET.get("name", ""), q=_search_text(request)),
             "override_url": override_url(request, digest, parts),
             "inspect": urlencode(_described(entered or parts)),
             "ask": ask if ask in ("block", "exempt") else "",
@@ -141,26 +125,23 @@ class ClientPage(ActionPage):
             "may_see_names": may_see_names(request),
         }
 
-    def act(self, request: HttpRequest) -> dict[str, Any]:
+    def act(self, request: HttpRequest, action: str, target: str) -> Context:
         """Perform the action of a button."""
         digest = request.GET.get("digest", "")
         if not is_digest(digest):
             raise PermissionDenied
-        action, _colon, target = request.POST.get("action", "").partition(":")
-        if action in ("block", "exempt"):
+        if action in DONE:
             self._override(request, digest, action)
-            return {}
-        if action == "release" and may_see_rules(request):
+        elif action == "release" and may_see_rules(request):
             release(request, target)
-            return {}
-        text = request.GET.get("q", "").strip()[:MAX_TEXT_LENGTH]
-        client = _explain(request, digest, _entered(digest, text))
-        if action == "reset":
-            reset_counts(self, request, client.found, target)
+        elif action == "reset":
+            reset_counts(self, request, _explain(request, digest)[1].found, target)
         elif action == "end":
-            self._end(request, [each for each in client.overrides if str(each.pk) == target])
-        elif action in ("lift", "forget"):
-            lift(request, client.bans, target, forget=action == "forget")
+            overrides = _explain(request, digest)[1].overrides
+            problem = _("This override has ended already.")
+            end_override(self, request, overrides, target, problem)
+        elif action in LIFTED:
+            lift(request, _explain(request, digest)[1].bans, action, target)
         else:
             raise PermissionDenied
         return {}
@@ -178,31 +159,23 @@ class ClientPage(ActionPage):
         reason = _("from the page of the client")
         override = subject.override(action, int(duration), reason=reason)
         placeholders = {"client": subject, "duration": DURATIONS[duration]}
-        if save_override(request, override, placeholders):
-            self.log_addition(request, override, _("From the page of the client."))
-
-    def _end(self, request: HttpRequest, overrides: list[RateLimitOverride]) -> None:
-        if not overrides:
-            messages.warning(request, _("This override has ended already."))
-            return
-        for override in end(overrides):
-            self.log_change(request, override, _("Ended."))
-            words = override_words(request, override)
-            messages.success(request, _("Ended: %(override)s.") % {"override": words})
+        save_override(self, request, override, placeholders, _("From the page of the client."))
 
 
-def _entered(digest: str, text: str) -> tuple[Part, ...]:
-    """Return the name of a client if a search for this text finds the client."""
-    return next((each.name for each in find_clients(text) if each.digest == digest), ())
+def _search_text(request: HttpRequest) -> str:
+    return request.GET.get("q", "").strip()[:MAX_TEXT_LENGTH]
 
 
-def _explain(request: HttpRequest, digest: str, name: Iterable[Part]) -> ExplainedClient:
+def _explain(request: HttpRequest, digest: str) -> tuple[tuple[Part, ...], ExplainedClient]:
+    """Return the name of a client if the search text finds the client, and its explanation."""
+    found = find_clients(_search_text(request))
+    name = next((each.name for each in found if each.digest == digest), ())
     field, value = override_subject(digest, name)
     address = value if field == "network" else ""
-    return explain_client(digest, request.GET.get("name", ""), address)
+    return name, explain_client(digest, request.GET.get("name", ""), address)
 
 
-def _lead(client: ExplainedClient, rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
+def _lead(client: ExplainedClient, rows: Sequence[Context]) -> tuple[str, str]:
     """Return the state in force, as a CSS class and in words."""
     block = client.found.block
     if block is not None:
@@ -213,18 +186,6 @@ def _lead(client: ExplainedClient, rows: Sequence[dict[str, Any]]) -> tuple[str,
     if not rows:
         return "unsure", _("No limit has counted this client recently")
     return "allowed", _("No limit refuses this client now")
-
-
-def _slot_rows(request: HttpRequest, client: ExplainedClient) -> list[dict[str, Any]]:
-    return [
-        {
-            "holder": holder,
-            "what": purpose_words(request, holder),
-            "since": datetime.datetime.fromtimestamp(holder.since, datetime.UTC),
-            "seconds": max(1.0, time.time() - holder.since),
-        }
-        for holder in client.slots
-    ]
 
 
 def _described(parts: Iterable[Part]) -> dict[str, str]:

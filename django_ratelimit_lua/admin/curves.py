@@ -33,16 +33,18 @@ def curve_context(curve: Curve, given: str, place: int = 0, title: str = "") -> 
     drawn.marks = [*drawn.marks, Mark(scale(chosen, last.limit), kind="chosen")]
     if curve.is_burst:
         drawn.axis = _("burst")
-    members = [
-        {
-            **point._asdict(),
-            "x": drawn.x(scale(point.limit, last.limit)),
-            "words": _answer(point, curve, per, number_words(point.limit)),
-            "requests_words": _amount(point.requests, is_exact=curve.is_exact_at(point.limit)),
-            "people_words": _amount(point.people, is_exact=curve.is_exact_at(point.limit)),
-        }
-        for point in points
-    ]
+    members = []
+    for point in points:
+        is_exact = curve.is_exact_at(point.limit)
+        members.append(
+            {
+                **point._asdict(),
+                "x": drawn.x(scale(point.limit, last.limit)),
+                "words": _answer(point, curve, per, number_words(point.limit)),
+                "requests_words": _amount(point.requests, is_exact=is_exact),
+                "people_words": _amount(point.people, is_exact=is_exact),
+            }
+        )
     return {
         "place": place,
         "curve": curve,

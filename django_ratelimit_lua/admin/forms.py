@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from django import forms
-from django.apps import apps
+from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils import timezone
@@ -28,13 +26,12 @@ from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import problem_text, written
 from ..models.rule import METHODS
 from ..operations.confirmations import confirmations, enforcing, notices, override_confirmations
-from .versioned import Cleaned, VersionedForm
+from .versioned import Values, VersionedForm, fingerprint
 
 
-def group_names() -> dict[str, str]:
-    """Return the names of Django's groups, as choices."""
-    groups = apps.get_model("auth", "Group").objects.order_by("name")
-    return {name: name for name in groups.values_list("name", flat=True)}
+def group_names() -> list[str]:
+    """Return the names of Django's groups."""
+    return list(Group.objects.order_by("name").values_list("name", flat=True))
 
 
 class RatesField(forms.CharField):
@@ -95,8 +92,7 @@ class AskingForm(VersionedForm):
             warnings: Fields and texts.
             subject: Texts that a confirmation is bound to. Default: those of the warnings.
         """
-        texts = subject or [str(text) for _field, text in warnings]
-        confirmed = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+        confirmed = fingerprint(subject or [text for _field, text in warnings])
         if not warnings or self.data.get("confirm") == confirmed:
             return
         self.asks = True
@@ -180,13 +176,13 @@ class RuleForm(AskingForm):
         # Methods that the rule has already stay: WebDAV and other clients use more than these.
         for field, names in (("groups", group_names()), ("methods", METHODS)):
             own = getattr(self.instance, field)
-            if not isinstance(own, list):  # Edited by hand.
-                own = []
-            added = [name for name in own if isinstance(name, str)]
+            added = []
+            if isinstance(own, list):  # Otherwise it was edited by hand.
+                added = [name for name in own if isinstance(name, str)]
             choices = [(name, name) for name in dict.fromkeys([*names, *added])]
             self.fields[field].choices = choices  # type: ignore[attr-defined]
 
-    def clean(self) -> Cleaned:
+    def clean(self) -> Values:
         """Check the fields together, and convert a browser's line breaks.
 
         Raises `ValidationError` for contradictions.
@@ -240,9 +236,7 @@ CONFIRMED = "enforce_confirmed"
 
 def versions_of(rules: Sequence[RateLimitRule]) -> str:
     """Return a digest of the current versions of these rules, to be confirmed."""
-    declared = [rule.declared() for rule in sorted(rules, key=lambda rule: rule.pk)]
-    text = json.dumps(declared, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return fingerprint([rule.declared() for rule in sorted(rules, key=lambda rule: rule.pk)])
 
 
 class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
@@ -280,14 +274,14 @@ class TierForm(VersionedForm):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.groups = {"": "—", **group_names()}
-        self.groups.setdefault(self.instance.group, self.instance.group)
+        self.groups = [*group_names(), self.instance.group]
         if registered_keys():
             self.fields["group"].help_text = _(
                 "The name of a group, or a key of this site and a value: plan:pro."
             )
         else:
-            choices = list(self.groups.items())
+            names = dict.fromkeys(["", *self.groups])
+            choices = [(name, name or "—") for name in names]
             self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=choices)
 
     def clean_group(self) -> str:
@@ -360,7 +354,7 @@ class OverrideForm(AskingForm):
             for part, label in zip(field.widget.widgets, (_("date"), _("time")), strict=True):
                 part.attrs["aria-label"] = f"{field.label}: {label}"
 
-    def clean(self) -> Cleaned:
+    def clean(self) -> Values:
         """Check the override. Raises `ValidationError` if it would block the operator."""
         given = super().clean()
         if given.get("value"):
@@ -416,7 +410,7 @@ class OverrideForm(AskingForm):
         self.networks = list(networks)
         return next(iter(networks), "")
 
-    def _refuse_own(self, given: Cleaned) -> None:
+    def _refuse_own(self, given: Values) -> None:
         """Add an error if the block would lock out the operator."""
         address = own_address(self.request)
         if any(covers(network, address) for network in self.networks):

@@ -19,15 +19,14 @@ from django.utils.translation import gettext_lazy as _
 
 from ..extension import rule_fields
 from ..models import RateLimitChange, RateLimitRule
-from ..models.audit import model_of
+from ..models.audit import AUDITED
 from ..operations.formatting import moment_words
 from ..operations.history_names import MAX_NAMED
 from ..operations.rules_yaml import build_rule, save_rule
 from ..rules.describe import rate_words, reading
 from ..rules.rule import Declared, RuleError
-from .base import ActingAdmin
 from .identities import WHO, client_words, identity_words
-from .pages import ReadOnlyAdmin
+from .pages import Context, ReadOnlyAdmin, may
 from .times import moment_element
 
 COLUMNS = {"rate": "limit", "method": "methods"}
@@ -49,7 +48,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     after = _mapping(change.after)
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _action_words(change.action, after, may_see_who=may_see_who)
-    model = model_of(change.kind)
+    model = AUDITED.get(change.kind)
     fields = () if model is None else model._meta.concrete_fields  # An optional app may be gone.
     columns = {column.name: column for column in fields}
     labels = {
@@ -90,7 +89,7 @@ def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[st
     if action == RateLimitChange.Action.ENDED and not slot:
         return [gettext("Counts are reset."), *reason]
     digests = after.get("digests") or ["—"]
-    names = _mapping(after.get("who") if may_see_who else {})
+    names = _mapping(may_see_who and after.get("who"))
     named = [
         client_words(identity_words(names.get(digest, ())), digest)
         for digest in digests[:MAX_NAMED]
@@ -120,7 +119,7 @@ def _value(name: str, column: Any, value: Any) -> str:
     if name == "rate":
         return rate_words(value)
     if isinstance(value, bool):
-        return {True: gettext("yes"), False: gettext("no")}[value]
+        return gettext("yes") if value else gettext("no")
     if isinstance(value, float):
         return str(formats.number_format(f"{value:.15g}"))
     if isinstance(value, list):
@@ -150,11 +149,10 @@ def restore(change: RateLimitChange) -> RateLimitRule:
 
 def may_restore(request: HttpRequest) -> bool:
     """Return whether the user may restore versions of rules, including deleted rules."""
-    permissions = ("change_ratelimitrule", "add_ratelimitrule")
-    return request.user.has_perms([f"django_ratelimit_lua.{name}" for name in permissions])
+    return may(request, "change_ratelimitrule") and may(request, "add_ratelimitrule")
 
 
-class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
+class ChangeAdmin(ReadOnlyAdmin):
     """The history. It cannot be added to, changed or deleted by hand."""
 
     list_display = ("moment", "by", "what", "changes")
@@ -190,7 +188,7 @@ class ChangeAdmin(ReadOnlyAdmin, ActingAdmin):
         return super().get_queryset(request).annotate(may_see_who=may_see_who)
 
     def render_change_form(
-        self, request: HttpRequest, context: dict[str, object], *args: Any, **kwargs: Any
+        self, request: HttpRequest, context: Context, *args: Any, **kwargs: Any
     ) -> HttpResponse:
         change = kwargs.get("obj")
         context["may_restore"] = (

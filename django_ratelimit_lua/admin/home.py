@@ -26,7 +26,7 @@ from ..publishing.publish import primary
 from ..rules import provider
 from .history import changed_words
 from .identities import WHO
-from .pages import may_see_rules
+from .pages import Context, may, may_see_rules
 from .times import moment_element
 
 MAX_CHANGES = 5
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
     label: str = ""
 
 
-def home_context(request: HttpRequest) -> dict[str, object]:
+def home_context(request: HttpRequest) -> Context:
     """Return the context of the page; empty if the user may not see rules."""
     if not may_see_rules(request):
         return {}
@@ -116,8 +116,8 @@ def _sections(request: HttpRequest) -> Iterator[HomeSection]:
             yield HomeSection(words % {"name": extension.name}, "", is_problem=True)
 
 
-def _changes(request: HttpRequest) -> list[dict[str, object]]:
-    if not request.user.has_perm("django_ratelimit_lua.view_ratelimitchange"):
+def _changes(request: HttpRequest) -> list[Context]:
+    if not may(request, "view_ratelimitchange"):
         return []
     may_see_who = request.user.has_perm(WHO)
     return [

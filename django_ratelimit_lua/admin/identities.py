@@ -17,6 +17,7 @@ from ..identity.names import NOTHING, Name, Part
 from ..models import RateLimitOverride
 from ..operations.formatting import readable
 from ..rules.describe import key_label
+from .pages import may
 
 WHO = "django_ratelimit_lua.view_identities"
 """May see the names of clients."""
@@ -35,6 +36,13 @@ class ReadablePart(NamedTuple):
     is_known_user: bool = False
 
 
+def visible_name(request: HttpRequest, name: Iterable[Part]) -> Name:
+    """Return the name of a client; empty if the user may not see it."""
+    if not request.user.has_perm(WHO):
+        return []
+    return list(name)
+
+
 def readable_parts(request: HttpRequest, named: Sequence[Name]) -> list[list[ReadablePart]]:
     """Return the parts of identities as the pages show them."""
     users = _users([value for name in named for kind, value in name if kind == "user"])
@@ -48,13 +56,12 @@ def identity_words(name: Iterable[Part]) -> str:
 
 def may_see_overrides(request: HttpRequest) -> bool:
     """Return whether the user may see the overrides, as all users who may end them."""
-    permissions = ("view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
-    return any(request.user.has_perm(f"django_ratelimit_lua.{name}") for name in permissions)
+    return may(request, "view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
 
 
 def may_see_names(request: HttpRequest) -> bool:
     """Return whether pages about a client may show the client and the reason of an override."""
-    return may_see_overrides(request) or bool(request.user.has_perm(WHO))
+    return may_see_overrides(request) or may(request, "view_identities")
 
 
 def override_words(request: HttpRequest, override: RateLimitOverride) -> str:
@@ -71,6 +78,11 @@ def client_words(name: str, digest: str) -> str:
     if not name:
         return short
     return f"{name} ({short})"
+
+
+def link_words(parts: Iterable[ReadablePart], digest: str) -> str:
+    """Return a name for a client, by its readable parts."""
+    return client_words(", ".join(part.words for part in parts), digest)
 
 
 def _users(keys: Sequence[str]) -> dict[str, User]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -22,20 +22,18 @@ from ..identity.names import Name, original
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
-from ..models.audit import acting
 from ..operations.confirmations import override_confirmations
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.formatting import moment_words
 from ..operations.reference import OpenedReference
 from ..operations.subjects import Subject, add, end
-from ..publishing import triggers
 from ..rules.describe import key_label
 from ..web.durations import duration_words
 from ..web.overrides import is_unknown
 from .client_links import client_links, known_clients
 from .forms import DURATIONS, own_address, own_digests, own_proxy
-from .identities import may_see_names, override_words
-from .pages import BLOCK_PERMISSION, Page, page_response
+from .identities import may_see_names, may_see_overrides, override_words
+from .pages import Context, Page, may, may_see_rules, page_response
 from .request_form import ReferenceForm, RequestForm
 from .times import moment_of
 
@@ -50,30 +48,44 @@ DONE = {
 
 def may_inspect(request: HttpRequest) -> bool:
     """Return whether the user may use the inspector: any user who may see rules or overrides."""
-    permissions = (
-        "view_ratelimitrule",
-        "view_ratelimitoverride",
-        "change_ratelimitoverride",
-        "block_identity",
-    )
-    return any(request.user.has_perm(f"django_ratelimit_lua.{name}") for name in permissions)
+    return may_see_rules(request) or may_see_overrides(request)
 
 
 def save_override(
-    request: HttpRequest, override: RateLimitOverride, placeholders: Mapping[str, object]
-) -> bool:
-    """Save an override and report it, with `placeholders` for its client and duration.
+    model_admin: Any,
+    request: HttpRequest,
+    override: RateLimitOverride,
+    placeholders: Context,
+    origin: str,
+) -> None:
+    """Save an override, log it with its origin and report it.
 
-    Returns:
-        False if an equal one existed already.
+    `placeholders` are for its client and its duration in the message.
     """
-    (existing,) = add([override])
-    if existing is not override:
+    if add([override]) == [override]:
+        model_admin.log_addition(request, override, origin)
+    else:
         messages.info(request, _("The same override is already present, so none was added."))
     messages.success(request, DONE[override.effect] % placeholders)
-    if triggers.unpublished:
-        messages.warning(request, _("Saved, but not published yet: %s") % triggers.unpublished)
-    return existing is override
+
+
+def end_override(
+    model_admin: Any,
+    request: HttpRequest,
+    overrides: Iterable[RateLimitOverride],
+    key: str,
+    problem: str,
+) -> None:
+    """End the override with this key, log and report it; if there is none, report the problem."""
+    chosen = [override for override in overrides if str(override.pk) == key]
+    if not chosen:
+        messages.warning(request, problem)
+        return
+    ended = end(chosen)
+    for override in ended:
+        model_admin.log_change(request, override, _("Ended."))
+    for words in dict.fromkeys(override_words(request, override) for override in ended):
+        messages.success(request, _("Ended: %(override)s.") % {"override": words})
 
 
 def reset_counts(model_admin: Any, request: HttpRequest, found: Explanation, target: str) -> None:
@@ -84,7 +96,7 @@ def reset_counts(model_admin: Any, request: HttpRequest, found: Explanation, tar
     except StoreError as error:
         messages.error(request, _("Nothing was reset: %s") % error)
         return
-    pks = [rule.pk for name in done if (rule := names[name]) is not None and rule.pk]
+    pks = [rule.pk for rule in map(names.get, done) if rule and rule.pk]
     for row in RateLimitRule.objects.filter(pk__in=pks):
         model_admin.log_change(request, row, _("Reset counts in the inspector."))
     if done:
@@ -105,7 +117,7 @@ class InspectorPage(Page):
 
     may_see = staticmethod(may_inspect)
 
-    def view(self, request: HttpRequest, **context: object) -> HttpResponse:
+    def view(self, request: HttpRequest) -> HttpResponse:
         return redirect("admin:django_ratelimit_lua_inspect")
 
 
@@ -113,7 +125,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of overrides that inspects one request."""
 
     def has_block_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm(BLOCK_PERMISSION)
+        return may(request, "block_identity")
 
     def inspect_view(self, request: HttpRequest) -> HttpResponse:
         """Show the limits that apply to a request, with buttons for users with permission.
@@ -123,11 +135,11 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         action = request.POST.get("action", "")
         if not may_inspect(request) or (action and not self.has_block_permission(request)):
             raise PermissionDenied
-        form = RequestForm(
-            _first_with("path", request.POST, request.GET), own_address(request), request.GET
-        )
-        reference = ReferenceForm(_first_with("reference", request.GET), label_suffix="")
-        context: dict[str, Any] = {
+        entered = next((data for data in (request.POST, request.GET) if "path" in data), None)
+        form = RequestForm(entered, own_address(request), request.GET)
+        looked_up = request.GET if "reference" in request.GET else None
+        reference = ReferenceForm(looked_up, label_suffix="")
+        context: Context = {
             "title": _("Inspector"),
             "form": form,
             "reference": reference,
@@ -141,8 +153,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             context |= _opened(request, reference.opened)
         if form.is_valid():
             if action:
-                with acting(request.user):
-                    pending = self._act(request, form, action)
+                pending = self._act(request, form, action)
                 if pending is None:
                     return HttpResponseRedirect(f"{request.path}?{form.query}")
                 context["pending"] = pending
@@ -151,14 +162,13 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 context["is_of"] = context["opened"].is_of(context["found"])
         return page_response(self, request, "inspect.html", context)
 
-    def _found(self, request: HttpRequest, form: RequestForm) -> dict[str, object]:
+    def _found(self, request: HttpRequest, form: RequestForm) -> Context:
         """Return the page's context for the request."""
         described = form.build()
         found = explain(described)
         subjects = _subjects(form, found)
         rows = limit_rows(request, found)
-        blocks = [found.block, *(row.get("block") for row in rows)]
-        block = next(filter(None, blocks), None)
+        block = next(filter(None, [found.block, *(row.get("block") for row in rows)]), None)
         reasons = {row["reason"]: row.get("block") for row in rows if "reason" in row}
         return {
             "found": found,
@@ -177,16 +187,17 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "looked_at": described.META.get("REMOTE_ADDR"),
         }
 
-    def _act(
-        self, request: HttpRequest, form: RequestForm, button: str
-    ) -> dict[str, object] | None:
+    def _act(self, request: HttpRequest, form: RequestForm, button: str) -> Context | None:
         """Perform the action of a button, or return the warnings to confirm first."""
         action, _colon, target = button.partition(":")
         found = explain(form.build())
         if action == "reset":
             reset_counts(self, request, found, target)
         elif action == "end":
-            self._end(request, form, found, target)
+            overrides = [found.block, *(limit.override for limit in found.met)]
+            overrides += [one.override for one in form.network_overrides()]
+            problem = _("This override has already ended, or no longer applies to this request.")
+            end_override(self, request, filter(None, overrides), target, problem)
         elif action in DONE:
             try:
                 return self._override(request, form, found, action, target)
@@ -199,7 +210,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _override(
         self, request: HttpRequest, form: RequestForm, found: Explanation, action: Any, target: str
-    ) -> dict[str, object] | None:
+    ) -> Context | None:
         """Add an override. Raises `ValidationError` if it is invalid."""
         kind = request.POST.get("subject", "")
         duration = request.POST.get("duration", HOUR)
@@ -234,8 +245,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
                 "warnings": warnings,
                 "label": label,
             }
-        if save_override(request, override, placeholders):
-            self.log_addition(request, override, _("From the inspector."))
+        save_override(self, request, override, placeholders, _("From the inspector."))
         if subject.user is not None:
             text = _(
                 "This applies only while %(client)s is logged in, not at a login form. To "
@@ -244,36 +254,11 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.warning(request, text % placeholders)
         return None
 
-    def _end(
-        self, request: HttpRequest, form: RequestForm, found: Explanation, target: str
-    ) -> None:
-        """End an override that matches the request."""
-        overrides = [found.block, *(limit.override for limit in found.met)]
-        overrides += [one.override for one in form.network_overrides()]
-        ending = {str(override.pk): override for override in overrides if override is not None}
-        if target not in ending:
-            messages.warning(
-                request, _("This override has already ended, or no longer applies to this request.")
-            )
-            return
-        ended = end([ending[target]])
-        for override in ended:
-            self.log_change(request, override, _("Ended."))
-        for name in dict.fromkeys(override_words(request, override) for override in ended):
-            messages.success(request, _("Ended: %(override)s.") % {"override": name})
 
-
-def _first_with(name: str, *sources: QueryDict) -> QueryDict | None:
-    """Return the first data that has a field of this name, or None."""
-    return next((data for data in sources if name in data), None)
-
-
-def _opened(request: HttpRequest, opened: OpenedReference) -> dict[str, object]:
+def _opened(request: HttpRequest, opened: OpenedReference) -> Context:
     """Return the page's context for a reference, with links to the clients that it may name."""
     names = {limit.place for limit in opened.limits}
-    name = ""
-    if len(names) == 1:
-        (name,) = names
+    name = names.pop() if len(names) == 1 else ""
     known = {each.client_digest: Name() for each in opened.overrides if each.client_digest}
     try:
         if not opened.is_block:
@@ -296,16 +281,10 @@ def _subjects(form: RequestForm, found: Explanation) -> dict[str, Subject]:
     known = {subject.client() for subject in named.values()}
     for limit in sorted(found.met, key=lambda limit: not limit.refuses):
         client = limit.charge.digest.decode()
-        planned = limit.planned
-        if (
-            limit.key
-            and client not in known
-            and planned
-            and not is_unknown(original(planned.identity))
-        ):
-            named.setdefault(
-                limit.key, Subject(digest=client, label=key_label(limit.key.split("+")))
-            )
+        is_known = client in known or is_unknown(original(limit.planned.identity))
+        if limit.key and not is_known:
+            label = key_label(limit.key.split("+"))
+            named.setdefault(limit.key, Subject(digest=client, label=label))
     return named
 
 
@@ -325,7 +304,7 @@ def _is_oneself(request: HttpRequest, subject: Subject) -> bool:
     return is_own_network or subject.client() in own_digests(request)
 
 
-def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]:
+def limit_rows(request: HttpRequest, found: Explanation) -> list[Context]:
     """Return the limits as the page shows them."""
     if found.decision.source == "fallback":
         messages.warning(request, _("Redis is unavailable: the counts are unknown."))
@@ -344,11 +323,10 @@ def limit_rows(request: HttpRequest, found: Explanation) -> list[dict[str, Any]]
 
 def _block(limit: ExplainedLimit) -> RateLimitOverride | None:
     """Return the override that blocks all requests that this limit counts, or None."""
-    override = limit.override
-    is_enforced = limit.state is not None and limit.state.enforced and not limit.is_advice
-    if override is None or override.effect != "block" or not is_enforced:
-        return None
-    return override
+    is_enforced = limit.state and limit.state.enforced and not limit.is_advice
+    if is_enforced and limit.override and limit.override.effect == "block":
+        return limit.override
+    return None
 
 
 def _verdict(limit: ExplainedLimit) -> str:

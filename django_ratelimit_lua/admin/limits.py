@@ -11,7 +11,7 @@ from django.contrib.admin.options import InlineModelAdmin
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
@@ -22,8 +22,8 @@ from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
 from ..operations.call_sites import LimitInCode, call_sites_of, limits_in_code, taken_over
 from ..rules.rule import RuleError
-from .base import is_key
 from .pages import page_response
+from .versioned import Values
 
 
 class ListColumn:
@@ -52,7 +52,7 @@ def list_columns() -> list[ListColumn]:
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
-def copied(request: HttpRequest) -> tuple[dict[str, object], list[dict[str, object]]]:
+def copied(request: HttpRequest) -> tuple[Values, list[Values]]:
     """Return the initial values of a new rule and its tiers, from the parameters of a link.
 
     The parameter is one of these: `copy` (a rule of the admin), `settings` (a rule of the
@@ -60,10 +60,8 @@ def copied(request: HttpRequest) -> tuple[dict[str, object], list[dict[str, obje
     rule is added; `which` is the number of the limit, if there are several).
     """
     query = request.GET
-    key = query.get("copy", "")
-    row: RateLimitRule | None
-    if is_key(RateLimitRule._meta.pk, key):
-        row = RateLimitRule.objects.filter(pk=key).first()
+    if query.get("copy", "").isdecimal():
+        row = RateLimitRule.objects.filter(pk=query["copy"]).first()
         if row is None:
             return {}, []
         tiers = list(row.tiers.all())
@@ -80,14 +78,14 @@ def copied(request: HttpRequest) -> tuple[dict[str, object], list[dict[str, obje
     return values, [{"group": tier.group, **tier.numbers()} for tier in tiers]
 
 
-def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, object]:
+def filled_in(request: HttpRequest, more_rates: Any) -> Values:
     """Return the values that a link from the refusal curve sets in the form of a rule.
 
     The parameters are `limit` or `burst`, or `further_limit` for the limit with the period
     `further` among the further limits.
     """
     query = request.GET
-    values: dict[str, object] = {}
+    values: Values = {}
     for name in ("limit", "burst"):
         field: Any = RateLimitRule._meta.get_field(name)
         if query.get(name):
@@ -101,45 +99,42 @@ def filled_in(request: HttpRequest, more_rates: Any) -> dict[str, object]:
     return values
 
 
-def _of_code(query: Mapping[str, str]) -> dict[str, object]:
+def _of_code(query: Mapping[str, str]) -> Values:
     beside = query.get("beside", "")
     name = query.get("instead") or beside
     if not name:
         return {}
-    values: dict[str, object] = {"name": name}
+    values: Values = {"name": name}
     sites = call_sites_of(name)
     if not sites:
         return values
     numbered = {str(number): site for number, site in enumerate(sites)}
     site = numbered.get(query.get("which", ""), sites[0])
     by_period: dict[int, Rate] = {}
-    for rate in (rate for other in (site, *sites) if other.key == site.key for rate in other.rates):
-        if isinstance(rate, Rate):
-            by_period.setdefault(rate.period_us, rate)
-    # A rule has one kind of limit. The form names the others, which are dropped.
-    first = next(iter(by_period.values()), None)
-    rates = [rate for rate in by_period.values() if first and rate.is_slots == first.is_slots]
+    for other in (site, *sites):
+        for rate in other.rates:
+            if other.key == site.key and isinstance(rate, Rate):
+                by_period.setdefault(rate.period_us, rate)
+    rates = list(by_period.values())
     if beside:
         values = {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
         rates = rates[:1]
     elif len({other.key for other in sites}) > 1:
         values["key"] = site.key
-    if first:
+    if rates:
+        is_slots = rates[0].is_slots
         row = RateLimitRule()
-        row.rate = list(map(str, rates))
+        # A rule has one kind of limit. The form names the others, which are dropped.
+        row.rate = [str(rate) for rate in rates if rate.is_slots == is_slots]
         values |= row.numbers()
         del values["burst"]
-        if first.is_slots:
+        if is_slots:
             values["algorithm"] = OF_SLOTS
     return values
 
 
 class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that shows the limits in the code."""
-
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.limits_view)
-        return [path("limits/", view, name="django_ratelimit_lua_limits"), *super().get_urls()]
 
     def limits_view(self, request: HttpRequest) -> HttpResponse:
         """List all limits in the code and the settings, with the rules that change them."""
@@ -149,24 +144,20 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         columns = list_columns()
         for column in columns:
             column.read(request, {limit.name: None for limit in limits})
+        add = "admin:django_ratelimit_lua_ratelimitrule_add"
         context = {
             "title": _("All limits"),
             "limits": [
-                (
-                    limit,
-                    [(column.short_description, column(limit)) for column in columns],
-                )
+                (limit, [(column.short_description, column(limit)) for column in columns])
                 for limit in limits
             ],
             "columns": [column.column for column in columns],
             "may_add": self.has_add_permission(request),
-            "add_url": reverse(
-                "admin:django_ratelimit_lua_ratelimitrule_add", current_app=self.admin_site.name
-            ),
+            "add_url": reverse(add, current_app=self.admin_site.name),
         }
         return page_response(self, request, "ratelimitrule/limits.html", context)
 
-    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+    def get_changeform_initial_data(self, request: HttpRequest) -> Values:
         """Return the initial values in a link, including all values of a rule that it names."""
         if request.GET.get("settings"):
             try:
@@ -180,7 +171,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_formset_kwargs(
         self, request: HttpRequest, obj: object, inline: InlineModelAdmin[Model, Model], prefix: str
-    ) -> dict[str, Any]:
+    ) -> Values:
         kwargs = super().get_formset_kwargs(request, obj, inline, prefix)
         if getattr(obj, "pk", None) is None:
             kwargs["initial"] = copied(request)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
@@ -11,7 +12,6 @@ from django.contrib.auth import get_user_model
 from django.db import router, transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..models import RateLimitOverride
 from ..operations.subjects import add
 from ..rules.describe import rate_words
-from .base import ActingAdmin
+from .base import ActingAdmin, View
 from .forms import OverrideForm
 from .inspector import Inspector
 from .times import moment_element
@@ -104,10 +104,8 @@ class OverrideAdmin(Inspector, ActingAdmin):
             % {"number": len(ending)},
         )
 
-    def get_urls(self) -> list[URLPattern]:
-        """Return the URLs of the inspector and Django's own."""
-        view = self.admin_site.admin_view(self.inspect_view)
-        return [path("inspect/", view, name="django_ratelimit_lua_inspect"), *super().get_urls()]
+    def own_views(self) -> Iterable[tuple[str, View, str]]:
+        return [("inspect/", self.inspect_view, "inspect")]
 
     def get_autocomplete_fields(self, request: HttpRequest) -> tuple[str, ...]:
         users = self.admin_site._registry.get(get_user_model())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.contrib import admin, messages
@@ -15,16 +15,18 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
-from ..models.audit import acting
+from .base import ActingAdmin, audited
 
 T = TypeVar("T")
+Context = dict[str, Any]
+"""The values that a template shows, by name."""
 
 
 def page_response(
     model_admin: admin.ModelAdmin[Model],
     request: HttpRequest,
     template: str,
-    context: Mapping[str, object],
+    context: Context,
 ) -> TemplateResponse:
     """Render a page in the frame of the admin.
 
@@ -47,15 +49,19 @@ def page_response(
 
 
 VIEW_RULES = "django_ratelimit_lua.view_ratelimitrule"
-BLOCK_PERMISSION = "django_ratelimit_lua.block_identity"
+
+
+def may(request: HttpRequest, *names: str) -> bool:
+    """Return whether the user has one of these permissions of the core."""
+    return any(request.user.has_perm(f"django_ratelimit_lua.{name}") for name in names)
 
 
 def may_see_rules(request: HttpRequest) -> bool:
     """Return whether the user may see the rules, and pages about slots and processes."""
-    return bool(request.user.has_perm(VIEW_RULES))
+    return may(request, "view_ratelimitrule")
 
 
-class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+class ReadOnlyAdmin(ActingAdmin):
     """An admin without buttons to add, change or delete."""
 
     def has_add_permission(self, request: HttpRequest, *args: object, **kwargs: object) -> bool:
@@ -68,11 +74,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 class Page(ReadOnlyAdmin):
     """A page without a model. `view` handles the requests of users that `may_see` allows."""
 
-    class Media:
-        """The style sheet of the pages."""
-
-        css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012 - Django's way
-
     may_see: Callable[[HttpRequest], bool]
     """Whether the user of a request may see the page: `staticmethod(function)`."""
     view: Callable[..., HttpResponse]
@@ -81,7 +82,7 @@ class Page(ReadOnlyAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Return the URL of the page, which is where the admin expects the list of a model."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return [path("", self.admin_site.admin_view(self.page_view), name=name)]
+        return [path("", audited(self.admin_site.admin_view(self.page_view)), name=name)]
 
     def page_view(self, request: HttpRequest) -> HttpResponse:
         """Show the page to users who may see it."""
@@ -89,18 +90,18 @@ class Page(ReadOnlyAdmin):
             raise PermissionDenied
         return self.view(request)
 
-    def has_module_permission(self, request: HttpRequest) -> bool:
+    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return self.may_see(request)
 
-    def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
+    def has_module_permission(self, request: HttpRequest) -> bool:
         return self.may_see(request)
 
 
 class ActionPage(Page):
     """A page with buttons, for users who may block identities."""
 
-    act: Callable[[HttpRequest], dict[str, object]]
-    """Performs the action of a button.
+    act: Callable[[HttpRequest, str, str], Context]
+    """Performs the action of a button, which sends `action:target`.
 
     Returns what the page shows in addition if the action needs another step; empty: it is done.
     """
@@ -109,12 +110,12 @@ class ActionPage(Page):
         """Show the page, or perform the action of a button, which posts to the same URL."""
         if request.method != "POST":
             return super().page_view(request)
-        if not (self.may_see(request) and request.user.has_perm(BLOCK_PERMISSION)):
+        if not (self.may_see(request) and may(request, "block_identity")):
             raise PermissionDenied
-        next_step: dict[str, object] = {}
+        action, _colon, target = request.POST.get("action", "").partition(":")
+        next_step: Context = {}
         try:
-            with acting(request.user):
-                next_step = self.act(request)
+            next_step = self.act(request, action, target)
         except StoreError as error:
             messages.error(request, _("Nothing was done: %s") % error)
         if not next_step:

@@ -15,7 +15,7 @@ from ..operations.plot import Plot, labels, ticks
 from ..operations.simulate import Simulation, simulate
 from ..rules.rule import RuleError, compile_rule
 from .forms import PreviewForm
-from .versioned import Cleaned
+from .versioned import Values
 
 FIELDS = (
     *("limit", "period", "unit", "more_rates", "cost", "exempt"),
@@ -31,11 +31,8 @@ def previewed(posted: QueryDict) -> dict[str, object]:
     form = PreviewForm({**posted.dict(), "name": posted.get("name") or "preview"})
     form.is_valid()
     given = form.cleaned_data
-    rule = RateLimitRule()
-    for name in FIELDS:
-        setattr(rule, name, given.get(name, getattr(rule, name)))
-    rule.name = "preview"
-    rule.key = "ip"
+    values = {name: given[name] for name in FIELDS if name in given}
+    rule = RateLimitRule(name="preview", key="ip", **values)
     problems = [
         f"{form.fields[name].label}: {errors[0]}"
         for name, errors in form.errors.items()
@@ -52,25 +49,23 @@ def previewed(posted: QueryDict) -> dict[str, object]:
             template = template.in_place_of(site.limits)
         limits = template.limits("preview")
         if any(limit.holds for limit in limits):
-            return {
-                "hint": _(
-                    "There is no preview of a concurrency limit: it depends on the duration of "
-                    "requests."
-                )
-            }
+            hint = _(
+                "There is no preview of a concurrency limit: it depends on the duration of "
+                "requests."
+            )
+            return {"hint": hint}
         first = limits[0].rate
         burst = given["preview_burst"]
-        number = given["preview_flow"]
+        if burst is None:
+            burst = min(2 * first.limit, 1000)
         flow: Rate | None = first
-        if number is not None:
+        if given["preview_flow"] == 0:
+            flow = None
+        elif given["preview_flow"]:
             unit = given["preview_unit"] or "m"
-            flow = Rate.parse(f"{number}/{unit}") if number else None
-        simulation = simulate(
-            limits,
-            min(2 * first.limit, 1000) if burst is None else burst,
-            flow,
-            1 if rule.cost is None else rule.cost,
-        )
+            flow = Rate.parse(f"{given['preview_flow']}/{unit}")
+        cost = 1 if rule.cost is None else rule.cost
+        simulation = simulate(limits, burst, flow, cost)
     except RuleError as error:
         return {"problems": [problem_text(each.problem) for each in error.each]}
     except StoreError as error:
@@ -81,16 +76,15 @@ def previewed(posted: QueryDict) -> dict[str, object]:
     return {"plot": plot(simulation).svg(), "words": words(simulation), "notes": left_out}
 
 
-def notes(given: Cleaned) -> list[str]:
+def notes(given: Values) -> list[str]:
     """Return the parts of the rule in the form that the preview ignores."""
     left_out = []
     if given.get("mode") == "shadow":
-        left_out.append(
-            _(
-                "The rule is in shadow mode: it does not refuse. The preview shows what it would "
-                "refuse."
-            )
+        text = _(
+            "The rule is in shadow mode: it does not refuse. The preview shows what it would "
+            "refuse."
         )
+        left_out.append(text)
     elif given.get("mode") == "off":
         left_out.append(_("The rule is off. The preview shows what it would do."))
     if given.get("lease"):
@@ -133,15 +127,11 @@ def words(simulation: Simulation) -> str:
     """Describe the result of a simulation."""
     parts = []
     if simulation.burst:
-        parts.append(
-            _("Requests at once: %(granted)d of %(sent)d allowed.")
-            % {"sent": simulation.burst, "granted": simulation.burst_granted}
-        )
+        numbers = {"sent": simulation.burst, "granted": simulation.burst_granted}
+        parts.append(_("Requests at once: %(granted)d of %(sent)d allowed.") % numbers)
     if simulation.flow_sent:
-        parts.append(
-            _("Steady requests: %(granted)d of %(sent)d allowed.")
-            % {"sent": simulation.flow_sent, "granted": simulation.flow_granted}
-        )
+        numbers = {"sent": simulation.flow_sent, "granted": simulation.flow_granted}
+        parts.append(_("Steady requests: %(granted)d of %(sent)d allowed.") % numbers)
     longest = max((hit.wait for hit in simulation.sent if hit.granted), default=0.0)
     if longest:
         parts.append(_("The longest wait is %(seconds).3g s.") % {"seconds": longest})

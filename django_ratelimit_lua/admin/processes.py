@@ -15,7 +15,7 @@ class ProcessPage(Page):
 
     may_see = staticmethod(may_see_rules)
 
-    def view(self, request: HttpRequest, **context: object) -> HttpResponse:
+    def view(self, request: HttpRequest) -> HttpResponse:
         found = read_or_warn(request, processes)
         context = {
             "processes": [

@@ -13,14 +13,14 @@ from django.http import HttpRequest, QueryDict
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from ..identity.forwarded import parse_network
+from ..identity.forwarded import network_words, parse_network
 from ..identity.keys import registered_keys
 from ..limits.rate import LimitError
 from ..models.rule import METHODS
 from ..operations.reference import BadReferenceError, OpenedReference, open_reference
 from ..operations.request_builder import Fields, build_request, find_user
 from ..operations.subjects import NetworkOverride, Subject, subjects
-from .versioned import Cleaned
+from .versioned import Values
 
 
 class Lines(forms.CharField):
@@ -117,14 +117,11 @@ class RequestForm(forms.Form):
         if not text:
             return ""
         try:
-            network = parse_network(text)
+            return network_words(parse_network(text))
         except ValueError:
             raise ValidationError(
                 _("Enter an address or network, for example 203.0.113.9 or 203.0.113.0/24.")
             ) from None
-        if network.num_addresses == 1:
-            return str(network.network_address)
-        return str(network)
 
     def clean_user(self) -> User | None:
         """Return the user. Raises `ValidationError` if there is no such user."""
@@ -134,7 +131,7 @@ class RequestForm(forms.Form):
             raise ValidationError(_("No user has this name or primary key."))
         return user or None
 
-    def clean(self) -> Cleaned:
+    def clean(self) -> Values:
         """Check the request. Raises `ValidationError` if it is impossible."""
         given = super().clean() or {}
         if not self.errors:

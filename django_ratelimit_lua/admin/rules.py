@@ -16,7 +16,6 @@ from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -24,7 +23,6 @@ from ..exceptions import StoreError
 from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
-from ..models.audit import acting
 from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
 from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
@@ -34,13 +32,13 @@ from ..rules.problems import problems
 from ..rules.provider import load_published
 from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
-from .base import ActingAdmin
+from .base import ActingAdmin, View
 from .choices import choices
 from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
 from .history import changed_words, may_restore, restore
 from .inspector import may_inspect
 from .limits import LimitsInCode, ListColumn, copied, filled_in, list_columns
-from .pages import page_response
+from .pages import Context, may, page_response
 from .preview import previewed
 from .rules_file import RulesFile
 
@@ -156,18 +154,16 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
         js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
-    def get_urls(self) -> list[URLPattern]:
-        """Return the URLs of the preview and of undo, and Django's own."""
-        view = self.admin_site.admin_view
-        return [
-            path("call-site/", view(self.call_site_view), name="django_ratelimit_lua_call_site"),
-            path("preview/", view(self.preview_view), name="django_ratelimit_lua_preview"),
-            path(
-                "<int:pk>/mode/<str:mode>/", view(self.mode_view), name="django_ratelimit_lua_mode"
-            ),
-            path("restore/<int:pk>/", view(self.restore_view), name="django_ratelimit_lua_restore"),
-            *super().get_urls(),
-        ]
+    def own_views(self) -> Iterable[tuple[str, View, str]]:
+        return (
+            ("limits/", self.limits_view, "limits"),
+            ("file/", self.file_view, "file"),
+            ("file/rules.yaml", self.download_view, "download"),
+            ("call-site/", self.call_site_view, "call_site"),
+            ("preview/", self.preview_view, "preview"),
+            ("<int:pk>/mode/<str:mode>/", self.mode_view, "mode"),
+            ("restore/<int:pk>/", self.restore_view, "restore"),
+        )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[RateLimitRule]:
         return super().get_queryset(request).prefetch_related("tiers")
@@ -230,11 +226,11 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
         kwargs["fields"] = [name for name in names if name not in rule_fields()]
         form = super().get_form(request, obj, *args, **kwargs)
+        attributes: Context = {"has_tiers": may(request, "change_ratelimittier")}
         # When the form is sent, its values are compared with those of the row.
-        is_shown = obj is not None and request.method == "GET"
-        filled = filled_in(request, obj.more_rates) if is_shown else {}
-        has_tiers = request.user.has_perm("django_ratelimit_lua.change_ratelimittier")
-        return type(form.__name__, (form,), {"has_tiers": has_tiers, "filled": filled})
+        if obj is not None and request.method == "GET":
+            attributes["filled"] = filled_in(request, obj.more_rates)
+        return type(form.__name__, (form,), attributes)
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
         """Add optional apps' fields: places to the conditions, others to the advanced ones."""
@@ -248,10 +244,9 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the search fields, including the places that optional apps add."""
-        places = [
-            f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in rule_fields() if name in PLACES
-        ]
-        return (*self.search_fields, *places)
+        places = [name for name in rule_fields() if name in PLACES]
+        stored = [f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in places]
+        return (*self.search_fields, *stored)
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: object) -> type[ModelForm[Model]]:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
@@ -283,14 +278,13 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             if rule.mode != mode:
                 rule.switch(mode)
                 self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
-        messages.success(
-            request, _("%(mode)s: applies to the next request.") % {"mode": MODES[mode]}
-        )
+        text = _("%(mode)s: applies to the next request.")
+        messages.success(request, text % {"mode": MODES[mode]})
 
     def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, object] | None = None
+        self, request: HttpRequest, extra_context: Context | None = None
     ) -> HttpResponse:
-        context: dict[str, object] = {
+        context: Context = {
             "settings_rules": _settings_rules(),
             "may_inspect": may_inspect(request),
         }
@@ -326,7 +320,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return page_response(self, request, "ratelimitrule/enforce.html", context)
 
     def render_change_form(
-        self, request: HttpRequest, context: dict[str, object], *args: Any, **kwargs: Any
+        self, request: HttpRequest, context: Context, *args: Any, **kwargs: Any
     ) -> HttpResponse:
         """Render the form, with the data of the preview."""
         rule: RateLimitRule | None = kwargs.get("obj")
@@ -352,8 +346,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             return self.ask_to_enforce(request, [rule])
         if request.method != "POST":
             raise PermissionDenied
-        with acting(request.user):
-            self.switch(request, [rule], mode)
+        self.switch(request, [rule], mode)
         return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
 
     def _may_see_form(self, request: HttpRequest) -> bool:
@@ -369,7 +362,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             self._in_place_of(request, request.GET.get("name", "").strip()),
         )
 
-    def _in_place_of(self, request: HttpRequest, name: str) -> dict[str, object]:
+    def _in_place_of(self, request: HttpRequest, name: str) -> Context:
         """Return the call sites of a name, or the closest match, for a template."""
         sites = call_sites_of(name)
         is_new = not RateLimitRule.objects.named(name).exists()
@@ -394,7 +387,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )
 
     def history_view(
-        self, request: HttpRequest, object_id: str, extra_context: dict[str, object] | None = None
+        self, request: HttpRequest, object_id: str, extra_context: Context | None = None
     ) -> HttpResponse:
         rule = self.get_object(request, unquote(object_id))
         if rule is None:
@@ -419,18 +412,14 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         if request.method != "POST" or not may_restore(request):
             raise PermissionDenied
         try:
-            with acting(request.user):
-                rule = restore(change)
+            rule = restore(change)
         except RuleError as error:
             messages.error(request, str(error))
             return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
-        self.log_change(
-            request, rule, _("Restored revision %(revision)d.") % {"revision": change.revision}
-        )
-        messages.success(
-            request,
-            _("“%(rule)s” is restored: %(reading)s.") % {"rule": rule, "reading": rule.reading()},
-        )
+        message = _("Restored revision %(revision)d.") % {"revision": change.revision}
+        self.log_change(request, rule, message)
+        text = _("“%(rule)s” is restored: %(reading)s.")
+        messages.success(request, text % {"rule": rule, "reading": rule.reading()})
         return redirect("admin:django_ratelimit_lua_ratelimitrule_change", rule.pk)
 
 
@@ -446,6 +435,5 @@ def _notices(row: RateLimitRule) -> list[str]:
 def _settings_rules() -> list[tuple[str, str, int | None]]:
     """Return the settings' rules: names, sentences, and the admin's rules that replace them."""
     rules = settings_rules()
-    rows = RateLimitRule.objects.filter(name__in=[rule.name for rule in rules])
-    keys = dict(rows.values_list("name", "pk"))
+    keys = RateLimitRule.objects.keys_by_name(rule.name for rule in rules)
     return [(rule.name, reading(rule.given or {}), keys.get(rule.name)) for rule in rules]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
@@ -12,19 +11,17 @@ from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..extension import documents
 from ..models import RateLimitRevision, RateLimitRule
-from ..models.audit import BATCH, acting
 from ..operations import rules_yaml
 from ..operations.confirmations import changed_confirmations, changed_notices
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
-from .pages import page_response
-from .versioned import Cleaned
+from .pages import Context, page_response
+from .versioned import Values
 
 MAX_SHOWN = 200
 """Maximum number of changes on the page. Those with warnings come first, then deletions."""
@@ -54,7 +51,7 @@ class FileForm(forms.Form):
         label=gettext_lazy("Confirm the warnings and deletions"), required=False
     )
 
-    def clean(self) -> Cleaned:
+    def clean(self) -> Values:
         """Read the file, or check that the text of an earlier file is present."""
         given = super().clean() or {}
         file = given.get("file")
@@ -73,15 +70,6 @@ class FileForm(forms.Form):
 
 class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
     """The part of the admin of rules that exports and imports them as YAML."""
-
-    def get_urls(self) -> list[URLPattern]:
-        """Return the URLs of the file and its page, and Django's own."""
-        view = self.admin_site.admin_view
-        return [
-            path("file/", view(self.file_view), name="django_ratelimit_lua_file"),
-            path("file/rules.yaml", view(self.download_view), name="django_ratelimit_lua_download"),
-            *super().get_urls(),
-        ]
 
     def may_upload(self, request: HttpRequest) -> bool:
         """Return whether the user may add and change rules by a file."""
@@ -103,58 +91,50 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         """Upload a file, show its changes, and apply them after a confirmation."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        form = FileForm(request.POST, request.FILES) if request.method == "POST" else FileForm()
-        context: dict[str, object] = {
+        context: Context = {
             "title": _("Rules as a file"),
             "may_upload": self.may_upload(request),
-            "form": form,
+            "form": FileForm(),
         }
         if request.method == "POST":
-            if not self.may_upload(request):
+            if not context["may_upload"]:
                 raise PermissionDenied
-            if form.is_valid() and self._read(request, form.cleaned_data, context):
-                return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
+            form = FileForm(request.POST, request.FILES)
+            context["form"] = form
+            try:
+                with transaction.atomic(primary()):
+                    if form.is_valid() and self._plan(request, form.cleaned_data, context):
+                        return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
+            except RuleError as error:
+                context["problems"] = [str(problem) for problem in error.each]
         return page_response(self, request, "ratelimitrule/file.html", context)
 
-    def _read(self, request: HttpRequest, given: Cleaned, context: dict[str, object]) -> bool:
+    def _plan(self, request: HttpRequest, given: Values, context: Context) -> bool:
         """Add the changes of a file to the context, or apply them after a confirmation."""
-        try:
-            with transaction.atomic(primary()):
-                return self._plan(request, given, context)
-        except RuleError as error:
-            context["problems"] = [str(problem) for problem in error.each]
-            return False
-
-    def _plan(self, request: HttpRequest, given: Cleaned, context: dict[str, object]) -> bool:
         revision = RateLimitRevision.read(primary()).text.decode()
         merge = given["missing"] != "delete"
         changes = rules_yaml.plan(given["text"], merge=merge)
         to_confirm = changed_confirmations(changes)
         deleted = rules_yaml.deletions(changes)
         may_delete = self.has_delete_permission(request)
-        if "confirm" not in request.POST:
-            pass
-        elif given["revision"] != revision:
-            messages.warning(
-                request,
-                _(
-                    "The rules were changed in the meantime. Nothing was saved: review the changes "
-                    "again."
-                ),
+        is_confirmed = "confirm" in request.POST
+        if is_confirmed and given["revision"] != revision:
+            problem = _(
+                "The rules were changed in the meantime. Nothing was saved: review the changes "
+                "again."
             )
-        elif (deleted or to_confirm) and not given["intended"]:
-            messages.error(
-                request,
-                _("Nothing was saved: tick the box if the warnings and deletions are intended."),
+            messages.warning(request, problem)
+        elif is_confirmed and (deleted or to_confirm) and not given["intended"]:
+            problem = _(
+                "Nothing was saved: tick the box if the warnings and deletions are intended."
             )
-        else:
-            permissions = [
-                name for word in _numbers(changes) for name in documents()[word].permissions
-            ]
+            messages.error(request, problem)
+        elif is_confirmed:
+            words = _numbers(changes)
+            permissions = [name for word in words for name in documents()[word].permissions]
             if (deleted and not may_delete) or not request.user.has_perms(permissions):
                 raise PermissionDenied
-            with acting(request.user):
-                rules_yaml.apply(changes, delete=not merge)
+            rules_yaml.apply(changes, delete=not merge)
             self._log(request, changes)
             return True
         notices = changed_notices(changes)
@@ -174,24 +154,14 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             "is_planned": True,
             "must_confirm": to_confirm or deleted,
             "may_apply": not deleted or may_delete,
-            "form": FileForm(
-                initial={
-                    "text": given["text"],
-                    "revision": revision,
-                    "missing": "keep" if merge else "delete",
-                }
-            ),
+            "form": FileForm(initial={**given, "revision": revision, "intended": False}),
         }
         return False
 
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
         names = [change.name for change in changes if change.word == rules_yaml.RULE]
-        user: Any = request.user
-        rules = list(RateLimitRule.objects.in_bulk(names, field_name="name").values())
-        for start in range(0, len(rules), BATCH):
-            LogEntry.objects.log_actions(
-                user.pk, rules[start : start + BATCH], CHANGE, _("From a file.")
-            )
+        rules = RateLimitRule.objects.in_bulk(names, field_name="name").values()
+        LogEntry.objects.log_actions(request.user.pk, rules, CHANGE, _("From a file."))  # type: ignore[arg-type]
         if not changes:
             messages.success(request, _("The file changes nothing."))
         if names:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import time
+from collections.abc import Iterable
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
@@ -11,17 +11,13 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..engine.slots import Holder
-from ..identity.names import Name
+from ..limits.rate import SECOND
 from ..models import RateLimitRule
 from ..operations.slots import brief, is_named, names, release_slot, slots_held
 from .client_links import client_links
-from .identities import WHO, identity_words
-from .pages import (
-    ActionPage,
-    may_see_rules,
-    page_response,
-    read_or_warn,
-)
+from .identities import WHO, identity_words, visible_name
+from .pages import ActionPage, Context, may_see_rules, page_response, read_or_warn
+from .times import moment_of
 
 
 class SlotPage(ActionPage):
@@ -29,29 +25,22 @@ class SlotPage(ActionPage):
 
     may_see = staticmethod(may_see_rules)
 
-    def view(self, request: HttpRequest, **context: object) -> HttpResponse:
+    def view(self, request: HttpRequest) -> HttpResponse:
         found = read_or_warn(request, slots_held)
         held = found or []
         chosen = request.GET.get("rule", "")
         listed = [holder for holder in held if not chosen or is_named(holder, chosen)]
-        rules = dict(RateLimitRule.objects.filter(name__in=names(listed)).values_list("name", "pk"))
-        names_seen = [_name(request, holder) for holder in listed]
-        clients = [(holder.digest, name) for holder, name in zip(listed, names_seen, strict=True)]
+        rules = RateLimitRule.objects.keys_by_name(names(listed))
+        clients = [(holder.digest, visible_name(request, holder.identity)) for holder in listed]
+        slots = slot_rows(request, listed)
+        for slot, (_digest, name), links in zip(
+            slots, clients, client_links(request, clients), strict=True
+        ):
+            slot["rule"] = rules.get(slot["holder"].limit)
+            slot["client"] = identity_words(name)
+            slot["links"] = links
         context = {
-            "slots": [
-                {
-                    "holder": holder,
-                    "rule": rules.get(holder.limit),
-                    "what": purpose_words(request, holder),
-                    "client": identity_words(name),
-                    "links": links,
-                    "since": datetime.datetime.fromtimestamp(holder.since, datetime.UTC),
-                    "seconds": max(1.0, time.time() - holder.since),
-                }
-                for holder, name, links in zip(
-                    listed, names_seen, client_links(request, clients), strict=True
-                )
-            ],
+            "slots": slots,
             "names": names(held),
             "chosen": chosen,
             "is_known": found is not None,
@@ -59,7 +48,7 @@ class SlotPage(ActionPage):
         }
         return page_response(self, request, "slots.html", context)
 
-    def act(self, request: HttpRequest) -> dict[str, object]:
+    def act(self, request: HttpRequest, action: str, target: str) -> Context:
         """Release a slot."""
         release(request, request.POST.get("release", ""))
         return {}
@@ -79,15 +68,21 @@ def release(request: HttpRequest, holder_id: str) -> None:
     messages.success(request, text % placeholders)
 
 
+def slot_rows(request: HttpRequest, holders: Iterable[Holder]) -> list[Context]:
+    """Return the holders of slots as the pages show them."""
+    return [
+        {
+            "holder": holder,
+            "what": purpose_words(request, holder),
+            "since": moment_of(holder.since * SECOND),
+            "seconds": max(1.0, time.time() - holder.since),
+        }
+        for holder in holders
+    ]
+
+
 def purpose_words(request: HttpRequest, holder: Holder) -> str:
     """Return the purpose of a slot, as far as the user may see it."""
     if request.user.has_perm(WHO):
         return holder.what
     return brief(holder.what)
-
-
-def _name(request: HttpRequest, holder: Holder) -> Name:
-    """Return the name of the client that holds a slot, as far as the user may see it."""
-    if not request.user.has_perm(WHO):
-        return []
-    return list(holder.identity)

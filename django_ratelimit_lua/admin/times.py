@@ -8,6 +8,6 @@ from ..operations.formatting import moment_element
 __all__ = ["moment_element", "moment_of"]
 
 
-def moment_of(microseconds: int) -> datetime.datetime:
+def moment_of(microseconds: float) -> datetime.datetime:
     """Return the datetime of a number of microseconds since 1970."""
     return datetime.datetime.fromtimestamp(microseconds / SECOND, datetime.UTC)

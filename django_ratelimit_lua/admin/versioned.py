@@ -13,8 +13,14 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.utils.translation import gettext_lazy as _
 
-Cleaned = dict[str, Any]
-"""The values of a valid form, by field."""
+Values = dict[str, Any]
+"""The values of a form, by field."""
+
+
+def fingerprint(values: object) -> str:
+    """Return a digest of values: a form sends it back to prove which values it showed."""
+    text = json.dumps(values, cls=DjangoJSONEncoder, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Hidden(forms.CharField):
@@ -53,10 +59,9 @@ class VersionedForm(forms.ModelForm):  # type: ignore[type-arg]
     def _digest(self) -> str:
         model = self._meta.model._meta
         values = [getattr(self.instance, model.get_field(name).attname) for name in self.columns]
-        text = json.dumps(values, cls=DjangoJSONEncoder)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return fingerprint(values)
 
-    def clean(self) -> Cleaned:
+    def clean(self) -> Values:
         """Add an error if the row was changed after the form was rendered."""
         given = super().clean() or {}
         sent = self.data.get(self.add_prefix("version"))

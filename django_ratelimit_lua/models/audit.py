@@ -26,7 +26,7 @@ their number is recorded.
 BATCH = 500
 """Rows of history that are written by one statement."""
 AUDITED: dict[str, type[AuditedModel]] = {}
-"""The audited models of all installed apps, by label. `connect` fills it."""
+"""The audited models of all installed apps, by the kind of their changes. `connect` fills it."""
 BEFORE = "_ratelimit_before"
 
 M = TypeVar("M", bound="AuditedModel")
@@ -92,13 +92,10 @@ class AuditedQuerySet(models.QuerySet[M]):
                     setattr(row, name, value)
             return self.bulk_update(rows, changes)
 
-    update.alters_data = True  # type: ignore[attr-defined]
-
     def delete(self) -> tuple[int, dict[str, int]]:
         with one_change(self.db):
             return super().delete()
 
-    delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def bulk_create(self, objs: Iterable[M], batch_size: int | None = None) -> list[M]:  # type: ignore[override]
@@ -112,8 +109,6 @@ class AuditedQuerySet(models.QuerySet[M]):
             record_changes(self.db, before, declare(self.model, created, self.db))
         return created
 
-    bulk_create.alters_data = True  # type: ignore[attr-defined]
-
     def bulk_update(
         self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
     ) -> int:
@@ -125,18 +120,15 @@ class AuditedQuerySet(models.QuerySet[M]):
             old = stored.in_bulk([row.pk for row in rows])
             both = [*old.values(), *rows]
             before = declare(self.model, both, self.db)
-            pairs = [(old[row.pk], row) for row in rows if row.pk in old]
             prepared = {
                 name
-                for one, row in pairs
+                for row in rows
                 for name in row.PREPARED
-                if getattr(one, name) != getattr(row, name)
+                if row.pk in old and getattr(old[row.pk], name) != getattr(row, name)
             }
             count = stored.bulk_update(rows, {*fields, *prepared}, batch_size or BATCH)
             record_changes(self.db, before, declare(self.model, both, self.db))
         return count
-
-    bulk_update.alters_data = True  # type: ignore[attr-defined]
 
 
 class AuditedModel(models.Model):
@@ -201,7 +193,11 @@ def record_changes(
         lines = (_batches.get() or {})[using]
         for row in {**before, **after}:
             if before.get(row) != after.get(row):
-                lines.append(_line(row, before.get(row), after.get(row)))
+                line = RateLimitChange(
+                    by=current_actor(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300]
+                )
+                _set_declarations(line, before.get(row), after.get(row))
+                lines.append(line)
 
 
 def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
@@ -235,27 +231,20 @@ def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
         first = merged.setdefault((line.kind, line.object_id), line)
         if first is not line:
             first.name = line.name
-            _set_words(first, first.before, line.after)
+            _set_declarations(first, first.before, line.after)
     return [line for line in merged.values() if line.before != line.after]
 
 
-def _line(row: AuditedModel, before: Declared | None, after: Declared | None) -> RateLimitChange:
-    line = RateLimitChange(
-        by=current_actor(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300]
-    )
-    _set_words(line, before, after)
-    return line
-
-
-def _set_words(line: RateLimitChange, before: Declared | None, after: Declared | None) -> None:
-    actions = RateLimitChange.Action
+def _set_declarations(
+    line: RateLimitChange, before: Declared | None, after: Declared | None
+) -> None:
     line.before = before
     line.after = after
-    line.action = actions.CHANGED
+    line.action = RateLimitChange.Action.CHANGED
     if before is None:
-        line.action = actions.CREATED
+        line.action = RateLimitChange.Action.CREATED
     elif after is None:
-        line.action = actions.DELETED
+        line.action = RateLimitChange.Action.DELETED
     # The subjects of a change are at most two: what was in between was never published.
     subjects = {(declared or {}).get("subject", "") for declared in (before, after)}
     line.subjects = ",".join(sorted(subjects - {""}))
@@ -285,13 +274,8 @@ def watch(model: type[AuditedModel]) -> None:
     post_save.connect(_after, model)
     pre_delete.connect(_before, model)
     post_delete.connect(_after, model)
-    AUDITED[model._meta.label_lower] = model
+    AUDITED.setdefault(model.CHANGE_KIND, model)
     KINDS.setdefault(model.CHANGE_KIND, model._meta.verbose_name)
-
-
-def model_of(kind: str) -> type[AuditedModel] | None:
-    """Return the model of a kind of change; None if its optional app is not installed."""
-    return next((model for model in AUDITED.values() if kind == model.CHANGE_KIND), None)
 
 
 def connect() -> None:

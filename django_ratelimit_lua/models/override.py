@@ -208,22 +208,17 @@ class RateLimitOverride(RateFields, AuditedModel):
             if identity[-1] is not None:
                 self.subject = digest(identity).decode()
 
-    def named(self) -> list[str]:
-        """Return the names of the fields that define the subject."""
-        values = {
-            "user": self.user_id,
-            "network": self.network,
-            "field": self.field,
-            "client_digest": self.client_digest,
-        }
-        return [name for name, value in values.items() if value not in (None, "")]
+    def has_one_subject(self) -> bool:
+        """Return whether exactly one of the fields that define the subject is filled in."""
+        values = (self.user_id, self.network, self.field, self.client_digest)
+        return len([value for value in values if value not in (None, "")]) == 1
 
     def prepare(self) -> None:
         """Set the kind and the digest from the subject, and limit the times to a valid range.
 
         Raises `ValueError` unless there is exactly one subject.
         """
-        if len(self.named()) != 1:
+        if not self.has_one_subject():
             raise ValueError(str(ONE_SUBJECT))
         self.starts = within(self.starts)
         self.ends = within(self.ends)
@@ -233,13 +228,9 @@ class RateLimitOverride(RateFields, AuditedModel):
         if identity is not None:
             self.subject = digest(identity).decode()
             self.digested_by = key_id()
-        elif not self.has_value():
+        elif self.kind != kind:  # The digest is of a value of another field.
             self.subject = ""
         self.kind = kind
-
-    def has_value(self) -> bool:
-        """Return whether the digest of the field's value is set."""
-        return self.kind == self.field and bool(self.subject)
 
     def about(self) -> tuple[str, Identity]:
         """Return the kind and the identity of the subject.
@@ -295,9 +286,9 @@ class RateLimitOverride(RateFields, AuditedModel):
         return Override(self.pk, self.rule_id, effect, rate, burst, starts, ends, block, kind)
 
     def declared(self) -> Declared:
-        """Return the override as a declaration for the history."""
+        """Return the override as a declaration for the history. `complete` loads what it needs."""
         values = {
-            "rule": self._rule_name(),
+            "rule": self.rule and self.rule.name,
             "client": self.client(),
             "subject": ",".join(self.digests()),
             "effect": self.effect,
@@ -311,11 +302,6 @@ class RateLimitOverride(RateFields, AuditedModel):
         }
         return {field: value for field, value in values.items() if value}
 
-    def _rule_name(self) -> str | None:
-        if self.rule_id is not None and not self._meta.get_field("rule").is_cached(self):  # type: ignore[union-attr]
-            self.rule = RateLimitRule.objects.using(self._state.db).get(pk=self.rule_id)
-        return getattr(self.rule, "name", None)
-
     def is_active(self) -> bool:
         """Return whether the override is in force now."""
         now = timezone.now()
@@ -325,7 +311,7 @@ class RateLimitOverride(RateFields, AuditedModel):
 
     def clean(self) -> None:
         """Check the row. Raises `ValidationError`, which names the field."""
-        if len(self.named()) != 1:
+        if not self.has_one_subject():
             raise ValidationError(ONE_SUBJECT)
         problems: dict[str, object] = {}
         if self.network:
@@ -339,27 +325,24 @@ class RateLimitOverride(RateFields, AuditedModel):
             text = _("Enter one of %(kinds)s, for example header:X-API-Key.")
             kinds = [*(f"{kind}:NAME" for kind in FIELD_KINDS), *registered_keys()]
             problems["field"] = text % {"kinds": ", ".join(kinds)}
-        elif self.field and not self.has_value():
+        elif self.field and not (self.kind == self.field and self.subject):
             problems["field"] = _("The value is missing.")
         if self.effect == self.Effects.LIMIT:
             problems |= self.misfits()
         for field in ("starts", "ends"):
             moment = getattr(self, field)
             if moment != within(moment):
-                problems[field] = _(
-                    "Enter a year from %(first)d to %(last)d, or leave it empty."
-                ) % {
-                    "first": FIRST_YEAR,
-                    "last": LAST_YEAR,
-                }
-        if self.client_digest:
-            problems |= self._problems_of_digest()
-        if (
-            not problems
-            and self.starts is not None
-            and self.ends is not None
-            and self.starts >= self.ends
-        ):
+                text = _("Enter a year from %(first)d to %(last)d, or leave it empty.")
+                problems[field] = text % {"first": FIRST_YEAR, "last": LAST_YEAR}
+        if self.client_digest and not is_digest(self.client_digest):
+            problems["client_digest"] = _(
+                "Enter 32 hexadecimal digits, as the inspector shows them."
+            )
+        latest = timezone.now() + datetime.timedelta(days=MAX_DIGEST_DAYS)
+        if self.client_digest and (self.ends is None or self.ends > latest):
+            text = _("An override about a digest needs an end, at most %(days)d days from now.")
+            problems["ends"] = text % {"days": MAX_DIGEST_DAYS}
+        if not problems and self.starts and self.ends and self.starts >= self.ends:
             problems["ends"] = _("The end is before the start.")
         if self.effect != self.Effects.BLOCK:
             for name in ("forbids", "message"):
@@ -369,19 +352,6 @@ class RateLimitOverride(RateFields, AuditedModel):
                     )
         if problems:
             raise ValidationError(problems)
-
-    def _problems_of_digest(self) -> dict[str, object]:
-        problems: dict[str, object] = {}
-        if not is_digest(self.client_digest):
-            problems["client_digest"] = _(
-                "Enter 32 hexadecimal digits, as the inspector shows them."
-            )
-        if self.ends is None or self.ends > timezone.now() + datetime.timedelta(
-            days=MAX_DIGEST_DAYS
-        ):
-            text = _("An override about a digest needs an end, at most %(days)d days from now.")
-            problems["ends"] = text % {"days": MAX_DIGEST_DAYS}
-        return problems
 
     def misfits(self) -> dict[str, object]:
         """Return why the override's numbers do not fit the rule, by field; empty if they fit.
@@ -397,7 +367,7 @@ class RateLimitOverride(RateFields, AuditedModel):
                 for limit in compiled.template.limits("rule"):
                     limit.at(rate, self.burst)
         except LimitError as error:
-            field = {"burst": "burst"}.get(error.field, "limit")
+            field = "burst" if error.field == "burst" else "limit"
             return {field: problem_text(error)}
         except RuleError as error:
             return {"rule": problem_text(error.problem)}

@@ -40,13 +40,17 @@ def named(values: Iterable[str]) -> list[tuple[str, Any]]:
     return [(value, _NAMES[value]) for value in values]
 
 
-def column(option: str) -> dict[str, Any]:
+def column(option: str, *, blank: bool = True) -> dict[str, Any]:
     """Return the arguments of a field for an option: label, help, choices and bounds.
 
     Algorithms are not choices of the field, so that another one needs no migration.
     """
     row = OPTIONS[option]
-    arguments: dict[str, object] = {"verbose_name": _(row.label), "help_text": _(row.help)}
+    arguments: dict[str, Any] = {
+        "verbose_name": _(row.label),
+        "help_text": _(row.help),
+        "blank": blank,
+    }
     if row.names and option != "algorithm":
         arguments["choices"] = [(value, _(name)) for value, name in row.names.items()]
     if isinstance(row.check, (Whole, Number)):
@@ -78,10 +82,9 @@ class RateFields(models.Model):
     )
     period = models.PositiveIntegerField(_("per"), default=1, validators=[MinValueValidator(1)])
     unit = models.CharField(_("unit"), max_length=1, choices=Unit.choices, default=Unit.MINUTE)
-    burst = models.BigIntegerField(null=True, blank=True, **column("burst"))
+    burst = models.BigIntegerField(null=True, **column("burst"))
 
-    wrong: frozenset[str] = frozenset()
-    """The fields that are invalid by themselves, as `clean_fields` has reported."""
+    more_rates: Any = []  # noqa: RUF012 - a field of `RatesFields`
 
     class Meta:
         """Options of the model."""
@@ -90,25 +93,22 @@ class RateFields(models.Model):
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
         """Check the fields. Raises `ValidationError`, also for text that cannot be stored."""
-        problems: dict[str, list[ValidationError]] = {}
-        try:
-            super().clean_fields(exclude)
-        except ValidationError as error:
-            problems = error.update_error_dict({})
+        problems: dict[str, Any] = {}
         for field in self._meta.concrete_fields:
             value = getattr(self, field.attname)
             if field.name in (exclude or ()) or not isinstance(value, str):
                 continue
             if UNWRITABLE.search(value):
-                problems.setdefault(field.name, []).append(
-                    ValidationError(_("Enter text without control characters."))
-                )
+                problems[field.name] = [_("Enter text without control characters.")]
             elif field.name in _TRIMMED and (value != value.strip() or not value.isprintable()):
-                problem = _(
+                text = _(
                     "Enter the text without spaces at its ends, and without invisible characters."
                 )
-                problems.setdefault(field.name, []).append(ValidationError(problem))
-        self.wrong = frozenset(problems)
+                problems[field.name] = [text]
+        try:
+            super().clean_fields(exclude)
+        except ValidationError as error:
+            problems = error.update_error_dict(problems)
         if problems:
             raise ValidationError(problems)
 
@@ -121,15 +121,23 @@ class RateFields(models.Model):
         }
 
     @property
-    def rate(self) -> str | None:
-        """Return the rate in the notation of rules, "100/m"; None if there is no limit."""
+    def rate(self) -> Any:
+        """Return the rate in the notation of rules, "100/m".
+
+        It is a list if there are several, and None if there is no limit.
+        """
         if self.limit is None:
             return None
-        return rate_text(self.limit, self.period, self.unit)
+        first = rate_text(self.limit, self.period, self.unit)
+        if self.more_rates == []:
+            return first
+        return [first, *as_rates(self.more_rates)]
 
     @rate.setter
-    def rate(self, value: str | tuple[int, float] | Rate) -> None:
-        self.limit, self.period, self.unit = _parts(value)
+    def rate(self, value: object) -> None:
+        first, *others = as_rates(value)
+        self.limit, self.period, self.unit = _parts(first)
+        self.more_rates = [written(rate) for rate in others]
 
 
 class RatesFields(RateFields):
@@ -150,23 +158,6 @@ class RatesFields(RateFields):
         """Options of the model."""
 
         abstract = True
-
-    @property
-    def rate(self) -> Any:
-        """Return the rate in the notation of rules, "100/m".
-
-        It is a list if there are several, and None if there is no limit.
-        """
-        first = RateFields.rate.fget(self)  # type: ignore[attr-defined]
-        if first is None or self.more_rates == []:
-            return first
-        return [first, *as_rates(self.more_rates)]
-
-    @rate.setter
-    def rate(self, value: object) -> None:
-        first, *others = as_rates(value)
-        RateFields.rate.fset(self, first)  # type: ignore[attr-defined]
-        self.more_rates = [written(rate) for rate in others]
 
     def rate_field(self) -> str:
         """Return the field of the form that shows errors about the rates."""

@@ -36,6 +36,10 @@ class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
             return self.none()
         return self.filter(name=name)
 
+    def keys_by_name(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the primary keys of the rules with these names, by name."""
+        return dict(self.filter(name__in=names).values_list("name", "pk"))
+
     def all_declared(self) -> Iterator[tuple[RateLimitRule, Declared]]:
         """Yield all rules, each with its declaration, in two queries.
 
@@ -68,7 +72,9 @@ class RateLimitRule(RatesFields, AuditedModel):
     description = models.TextField(
         _("description"), blank=True, help_text=_("For colleagues: why this rule exists.")
     )
-    mode = models.CharField(max_length=8, default="enforce", choices=named(MODES), **column("mode"))
+    mode = models.CharField(
+        max_length=8, default="enforce", choices=named(MODES), **column("mode", blank=False)
+    )
     order = models.IntegerField(
         _("order"),
         default=0,
@@ -136,30 +142,22 @@ class RateLimitRule(RatesFields, AuditedModel):
         validators=[MinValueValidator(0)],
         help_text=_("Units per request. Empty: 1, or the cost at the call site."),
     )
-    algorithm = models.CharField(max_length=50, blank=True, **column("algorithm"))
-    initial = models.BigIntegerField(null=True, blank=True, **column("initial"))
-    queue = models.BigIntegerField(null=True, blank=True, **column("queue"))
-    segments = models.PositiveIntegerField(null=True, blank=True, **column("segments"))
-    max_wait = models.FloatField(null=True, blank=True, **column("max_wait"))
-    align = models.CharField(max_length=8, blank=True, **column("align"))
-    time_zone = models.CharField(max_length=64, blank=True, **column("time_zone"))
-    count_denied = models.BooleanField(default=False, **column("count_denied"))
-    on_store_error = models.CharField(max_length=8, blank=True, **column("on_store_error"))
-    lease = models.BigIntegerField(null=True, blank=True, **column("lease"))
-    split = models.CharField(max_length=1000, blank=True, **column("split"))
-    ban_after = models.PositiveIntegerField(null=True, blank=True, **column("ban_after"))
-    ban_window = models.CharField(
-        max_length=16, default="", db_default="", blank=True, **column("ban_window")
-    )
-    ban_for = models.CharField(
-        max_length=100, default="", db_default="", blank=True, **column("ban_for")
-    )
-    ban_on = models.CharField(
-        max_length=8, default="", db_default="", blank=True, **column("ban_on")
-    )
-    ban_key = models.CharField(
-        max_length=300, default="", db_default="", blank=True, **column("ban_key")
-    )
+    algorithm = models.CharField(max_length=50, **column("algorithm"))
+    initial = models.BigIntegerField(null=True, **column("initial"))
+    queue = models.BigIntegerField(null=True, **column("queue"))
+    segments = models.PositiveIntegerField(null=True, **column("segments"))
+    max_wait = models.FloatField(null=True, **column("max_wait"))
+    align = models.CharField(max_length=8, **column("align"))
+    time_zone = models.CharField(max_length=64, **column("time_zone"))
+    count_denied = models.BooleanField(default=False, **column("count_denied", blank=False))
+    on_store_error = models.CharField(max_length=8, **column("on_store_error"))
+    lease = models.BigIntegerField(null=True, **column("lease"))
+    split = models.CharField(max_length=1000, **column("split"))
+    ban_after = models.PositiveIntegerField(null=True, **column("ban_after"))
+    ban_window = models.CharField(max_length=16, default="", db_default="", **column("ban_window"))
+    ban_for = models.CharField(max_length=100, default="", db_default="", **column("ban_for"))
+    ban_on = models.CharField(max_length=8, default="", db_default="", **column("ban_on"))
+    ban_key = models.CharField(max_length=300, default="", db_default="", **column("ban_key"))
     message = models.CharField(
         _("message"), max_length=300, blank=True, help_text=_("The text for refused clients.")
     )
@@ -284,21 +282,14 @@ class RateLimitRule(RatesFields, AuditedModel):
         for field in ("methods", "groups"):
             names = getattr(self, field)
             is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-            if (
-                not is_list
-                or len(set(names)) < len(names)
-                or (field == "methods" and any(map(_is_lower, names)))
-            ):
+            if not is_list or len(set(names)) < len(names):
                 raise ValidationError({field: _("Enter a list of names.")})
+        if any(name != name.upper() for name in self.methods):
+            raise ValidationError({"methods": _("Enter a list of names.")})
         try:
-            row = self
-            if not self.name:  # Already reported. The rest is checked nevertheless.
-                row = copy.copy(self)
-                row.name = "?"
-            tiers: Sequence[Declared] | None = None
-            if self.to_check == "without tiers":
-                tiers = []
-            row.compiled(tiers)
+            row = copy.copy(self)
+            row.name = self.name or "?"  # Already reported. The rest is checked nevertheless.
+            row.compiled([] if self.to_check == "without tiers" else None)
         except RuleError as error:
             problems: dict[str, list[str]] = {}
             for each in error.each:
@@ -306,8 +297,7 @@ class RateLimitRule(RatesFields, AuditedModel):
                 text = problem_text(each.problem)
                 if each.tier:
                     text = _("Tier %(group)s: %(problem)s") % {"group": each.tier, "problem": text}
-                if field not in self.wrong:
-                    problems.setdefault(field, []).append(text)
+                problems.setdefault(field, []).append(text)
             raise ValidationError(problems) from None
 
     def _form_field(self, word: str) -> str:
@@ -322,10 +312,6 @@ class RateLimitRule(RatesFields, AuditedModel):
         return {
             field.name: getattr(self, field.attname) for field in self._meta.concrete_fields
         } | self.annexed()
-
-
-def _is_lower(name: str) -> bool:
-    return name != name.upper()
 
 
 def _single(values: list[str]) -> str | list[str]:

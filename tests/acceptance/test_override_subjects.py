@@ -231,7 +231,7 @@ def test_a_row_with_several_subjects_is_not_saved() -> None:
         with pytest.raises(ValueError, match="Make one override for each"):
             save()
     row.refresh_from_db()
-    assert row.named() == ["network"]
+    assert (row.network, row.has_one_subject()) == (ADDRESS, True)
 
 
 def test_the_value_of_another_subject_is_not_used() -> None:
