@@ -23,6 +23,7 @@ napoleon_use_ivar = True
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 html_theme = "furo"
+pygments_dark_style = "monokai"  # Furo's own underlines names of modules, as if they were links.
 html_title = "django_ratelimit_lua"
 exclude_patterns = ["_build", "__pycache__"]
 nitpicky = True
