@@ -23,9 +23,18 @@ napoleon_use_ivar = True
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 html_theme = "furo"
+pygments_dark_style = "monokai"  # Furo's own underlines names of modules, as if they were links.
 html_title = "django_ratelimit_lua"
 exclude_patterns = ["_build", "__pycache__"]
-nitpicky = False
+nitpicky = True
+# Sphinx knows only the names of this documentation: it does not load those of Python and Django.
+nitpick_ignore = [
+    ("py:class", "collections.abc.Callable"),
+    ("py:class", "django.utils.functional.Promise"),
+    ("py:exc", "ImproperlyConfigured"),
+    # The annotation of a throttle's `options`. The names in it are those of the page on options.
+    ("py:class", "django_ratelimit_lua.limits.options.Options"),
+]
 default_role = "code"
 
 

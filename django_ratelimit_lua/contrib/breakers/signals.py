@@ -7,7 +7,7 @@ from django.dispatch import Signal
 from ...process.forks import renew_after_fork
 
 circuit_opened = Signal()
-"""A breaker has opened: its resource is not called any more.
+"""A breaker has opened, and its resource is not called any more.
 
 Sent once, by the process that made the change, with `breaker` (its name), `calls`, `failures`,
 `slow` (the numbers that led to it), `reason` ("failure_ratio", "failures", "slow_ratio", or "probe"
