@@ -7,10 +7,10 @@ SLOTS).
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import (
     AskError,
@@ -40,16 +40,8 @@ _ASKING = command(b"ASKING")
 _WHERE = command(b"CLUSTER", b"SLOTS")
 
 
-class Ask(NamedTuple):
-    """A step for a driver: send a command to a node, and return the answer."""
-
-    address: Address
-    question: Question[object]
-    patience: Patience
-
-
-Steps = Generator[Ask | float, Any, T]
-"""Yields an `Ask`, or seconds to sleep. The driver sends the answer back, or throws the error."""
+Send = Callable[[Address, Question[Any], Patience, float], Awaitable[Any]]
+"""Sends a command to a node after a pause in seconds, and returns the answer."""
 
 
 class Cluster:
@@ -84,22 +76,24 @@ class Cluster:
             return None
         return self._masters[slot]
 
-    def exchange(self, slot: int, question: Question[T], patience: Patience) -> Steps[T]:
-        """Send a command to the node that has the hash slot.
+    async def exchange(self, slot: int, question: Question[T], patience: Patience, send: Send) -> T:
+        """Send a command to the node that has the hash slot, and return the answer.
 
-        Yields steps, and raises the errors of redis-py and of the question. A command that may have
-        been executed is not sent again. One that was redirected, or could not be sent, is.
+        Raises the errors of redis-py and of the question. A command that may have been executed is
+        not sent again. One that was redirected, or could not be sent, is.
         """
         is_doubtful = bool(self._failing or self._is_moved)
         if not self._masters or (is_doubtful and self._may_look()):
-            yield from self.look(patience)
+            await self.look(patience, send)
         address = self._holder(slot)
         ahead = b""
+        pause = 0.0
         for _ in range(MAX_REDIRECTIONS):
             try:
-                answer: T = yield Ask(address, question._replace(ahead=ahead), patience)
+                answer: T = await send(address, question._replace(ahead=ahead), patience, pause)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
+                pause = 0.0
                 if isinstance(error, AskError):
                     address = (error.host or address[0], error.port)
                     ahead = _ASKING
@@ -108,13 +102,13 @@ class Cluster:
                         self._masters[slot] = address
                         self._is_moved = True
                 elif isinstance(error, TryAgainError) and patience.left > TRY_AGAIN:
-                    patience.left -= TRY_AGAIN
-                    yield TRY_AGAIN
+                    pause = TRY_AGAIN
+                    patience.left -= pause
                 elif _is_without_node(error):
                     self._failing.add(address)
                     if not self._may_look():
                         raise
-                    yield from self.look(patience)
+                    await self.look(patience, send)
                     if self._holder(slot) == address:
                         raise
                     address = self._holder(slot)
@@ -128,7 +122,7 @@ class Cluster:
                 return answer
         raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
 
-    def look(self, patience: Patience) -> Steps[None]:
+    async def look(self, patience: Patience, send: Send) -> None:
         """Read the map of hash slots from the first node that replies.
 
         Raises `RedisError` if no node does.
@@ -136,7 +130,8 @@ class Cluster:
         last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
         for address, share in patience.shares(self._candidates()):
             try:
-                yield Ask(address, Question(_WHERE, partial(self._learn, source=address)), share)
+                learn = partial(self._learn, source=address)
+                await send(address, Question(_WHERE, learn), share, 0.0)
             except (RedisError, OSError) as error:
                 last_error = error
             else:

@@ -16,6 +16,7 @@ from ..process.forks import chance
 from .blocking import Link
 from .commands import command, to_execute
 from .connection_params import ConnectionParams
+from .failures import as_store_error
 from .patience import Patience, Pulse
 from .redis_py import BlockingConnection
 
@@ -128,9 +129,7 @@ class Subscription:
 
     def _ended(self, error: Exception) -> StoreError:
         self.close()
-        failure = StoreError(f"{type(error).__name__}: {error}")
-        failure.was_answered = isinstance(error, ResponseError)
-        return failure
+        return as_store_error(error)
 
     def _send(self, data: bytes) -> None:
         self._link.turn.begin(Patience(SILENT_SECONDS))
