@@ -378,7 +378,7 @@ class LoopConnections:
                 )
             try:
                 await within(patience, asyncio.shield(self._connecting))
-            except (RedisError, OSError) as error:
+            except (RedisError, OSError, RuntimeError) as error:  # No thread can be started.
                 if is_first or patience.is_over:
                     raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
                 self._check()
@@ -394,12 +394,7 @@ class LoopConnections:
     async def _connect(self, patience: Patience) -> Link:
         params = self._params
         if params.sentinels:
-            try:
-                params = await asyncio.to_thread(find_master, params, patience)
-            except RuntimeError as error:
-                raise Unreachable(
-                    f"no thread can be started to find the master: {error}"
-                ) from error
+            params = await asyncio.to_thread(find_master, params, patience)
         link = Link(params.async_connection(), self._pulse, self._timeout, self._loop_ended)
         try:
             await within(patience, link.open())

@@ -48,7 +48,7 @@ class AskSlot(Protocol):
 
 
 class Part(NamedTuple):
-    """The charges of a call that one hash slot has taken, and their positions in the call."""
+    """The charges of a call that one hash slot has decided, and their positions in the call."""
 
     slot: int
     places: Sequence[int]
@@ -124,38 +124,37 @@ class ShardedStore(Store):
             return await ask(next(iter(parts)), to_decide(call))
         is_hit = call.operation == "hit"
         refused = False
-        states: dict[int, LimitState] = {}
-        taken: list[Part] = []
-        decisions: list[Decision] = []
-        moments: dict[bytes, int] = {}
+        decided: list[Part] = []
         for slot, places in parts.items():
             charges = [call.charges[place] for place in places]
-            if is_hit and call.partial and decisions:
-                most = decisions[-1].granted or 1  # A refused partial hit counts one unit.
+            if is_hit and call.partial and decided:
+                most = decided[-1].decision.granted or 1  # A refused partial hit counts one unit.
                 charges = [charge._replace(cost=min(charge.cost, most)) for charge in charges]
-            part = call._replace(charges=charges)
+            question = call._replace(charges=charges)
             if is_hit and refused:
                 refuses = Charge(REFUSES, charges[0].digest)
-                part = call._replace(charges=[*charges, refuses], partial=False)
+                question = call._replace(charges=[*charges, refuses], partial=False)
             try:
-                decision = await ask(slot, to_decide(part))
+                decision = await ask(slot, to_decide(question))
             except StoreError:
-                await self._give_back(call, taken, 0, states, ask)
+                await self._give_back(call, decided, 0, ask)
                 raise
-            decisions.append(decision)
-            states.update(zip(places, decision.limits, strict=False))
-            if is_hit and decision.allowed:
-                taken.append(Part(slot, places, charges, decision))
+            decided.append(Part(slot, places, charges, decision))
             refused = refused or not decision.allowed
-            moment = decision.moment + round(decision.wait * SECOND)
-            moments.update(dict.fromkeys([charge.digest for charge in charges], moment))
+        decisions = [part.decision for part in decided]
         granted = max(decision.granted for decision in decisions)
         if call.partial:
             granted = min(decision.granted for decision in decisions)
         if refused:
             granted = 0
+        states: dict[int, LimitState] = {}
+        moments: dict[bytes, int] = {}
+        for part in decided:
+            states.update(zip(part.places, part.decision.limits, strict=False))
+            moment = part.decision.moment + round(part.decision.wait * SECOND)
+            moments.update(dict.fromkeys([charge.digest for charge in part.charges], moment))
         if refused or call.partial:
-            await self._give_back(call, taken, granted, states, ask)
+            states.update(await self._give_back(call, decided, granted, ask))
         return Decision(
             not refused,
             tuple(states[place] for place in range(len(call.charges))),
@@ -166,18 +165,16 @@ class ShardedStore(Store):
         )
 
     async def _give_back(
-        self,
-        call: Call,
-        taken: Sequence[Part],
-        keep: int,
-        states: dict[int, LimitState],
-        ask: AskSlot,
-    ) -> None:
-        """Refund the units that were taken, except `keep` units of each limit.
+        self, call: Call, decided: Sequence[Part], keep: int, ask: AskSlot
+    ) -> dict[int, LimitState]:
+        """Refund the units that a hit has taken, except `keep` units of each limit.
 
-        Units that cannot be refunded stay counted.
+        Return the new states of these limits. Units that cannot be refunded stay counted.
         """
-        for slot, places, charges, decision in taken:
+        states: dict[int, LimitState] = {}
+        for slot, places, charges, decision in decided:
+            if call.operation != "hit" or not decision.allowed:
+                continue
             for place, charge, state in zip(places, charges, decision.limits, strict=True):
                 took = charge.cost
                 kept = keep
@@ -201,6 +198,7 @@ class ShardedStore(Store):
                     if keep:  # These units still count since then.
                         counted_at = state.counted_at
                     states[place] = given.limits[0]._replace(counted_at=counted_at)
+        return states
 
     async def _reset(self, call: Call, ask: AskSlot) -> int:
         latest = 0
