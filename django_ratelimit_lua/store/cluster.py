@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from threading import Lock
 from typing import Any, TypeVar
 
 from redis.exceptions import (
@@ -23,7 +22,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ..process.forks import chance, renew_after_fork
+from ..process.forks import chance
 from .commands import Address, Question, Reply, Unreachable, command
 from .patience import Patience
 
@@ -53,11 +52,6 @@ class Cluster:
         self._failing: set[Address] = set()
         self._is_moved = False
         self._looked_at = float("-inf")
-        self._begin()
-        renew_after_fork(self._begin)
-
-    def _begin(self) -> None:
-        self._lock = Lock()
 
     @property
     def masters(self) -> set[Address]:
@@ -147,12 +141,11 @@ class Cluster:
         return sorted(every, key=lambda address: address in self._failing)[:5]
 
     def _may_look(self) -> bool:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._looked_at < PATIENCE:
-                return False
-            self._looked_at = now
-            return True
+        now = time.monotonic()
+        if now - self._looked_at < PATIENCE:
+            return False
+        self._looked_at = now
+        return True
 
     def _learn(self, reply: Reply, source: Address) -> None:
         masters: list[Address | None] = [None] * SLOTS
