@@ -55,12 +55,8 @@ class Subscription:
             # processes then lack as well.
             self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
             self._send(command(b"SUBSCRIBE", channel))
-            while not self._is_open:
-                if patience.is_over:
-                    raise RedisConnectionError("no reply to SUBSCRIBE")
-                began = time.monotonic()
-                self._read(patience.left)
-                patience.spend(began, patience.left)
+            if not patience.wait(self._read_confirmation):
+                raise RedisConnectionError("no reply to SUBSCRIBE")
             sock = self._connection.deadline_socket.sock
             self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
             self._twin.settimeout(0.0)
@@ -134,6 +130,10 @@ class Subscription:
     def _send(self, data: bytes) -> None:
         self._link.turn.begin(Patience(SILENT_SECONDS))
         self._connection.send_packed_command((data,), check_health=False)
+
+    def _read_confirmation(self, seconds: float) -> bool:
+        self._read(seconds)
+        return self._is_open
 
     def _read(self, seconds: float) -> list[bytes]:
         """Return the first message that arrives within this time, and all that arrive with it."""
