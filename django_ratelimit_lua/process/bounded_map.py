@@ -24,8 +24,7 @@ ENTRY_BYTES = 200
 class BoundedMap(Generic[K, V]):
     """Keeps at most `most` entries of at most `most_bytes` in total, and drops the oldest first.
 
-    - `weigh`: returns the approximate size of an entry in bytes; None: entries are small, and only
-      their number is bounded;
+    - `weigh`: returns the approximate size of an entry in bytes. Default: entries are small;
     - `heaviest`: the maximum size of an entry (default: a hundredth of the total). A larger entry
       is not kept, so that no single entry evicts the others;
     - `labels_of`: returns labels by which an entry can be dropped, in addition to its key;
@@ -50,11 +49,10 @@ class BoundedMap(Generic[K, V]):
     ) -> None:
         self.most = most
         self._most_bytes = most_bytes
-        if heaviest is None:
-            heaviest = most_bytes // 100
-        self._heaviest = heaviest
-        self._weigh = weigh
-        self._labels_of = labels_of
+        self._heaviest = heaviest or most_bytes // 100
+        self._is_plain = weigh is None and labels_of is None
+        self._weigh = weigh or (lambda key, value: 0)
+        self._labels_of = labels_of or (lambda key: ())
         self.entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._renew()
         renew_after_fork(self._renew)
@@ -81,15 +79,13 @@ class BoundedMap(Generic[K, V]):
 
     def put(self, key: K, value: V) -> None:
         """Store a value, as the latest entry."""
-        if self._weigh is None and self._labels_of is None:
+        if self._is_plain:
             self.entries[key] = (value, 0)  # Takes no lock: it is done on the way of every hit.
             while len(self.entries) > self.most:
                 with suppress(KeyError):  # Others make room, too.
                     self.entries.popitem(last=False)
             return
-        weight = ENTRY_BYTES
-        if self._weigh is not None:
-            weight += self._weigh(key, value)
+        weight = ENTRY_BYTES + self._weigh(key, value)
         with self._lock:
             if weight > self._heaviest:
                 self._drop(key)
@@ -124,17 +120,14 @@ class BoundedMap(Generic[K, V]):
         return values
 
     def _label(self, key: K) -> None:
-        if self._labels_of is not None:
-            for label in self._labels_of(key):
-                self._labelled.setdefault(label, set()).add(key)
+        for label in self._labels_of(key):
+            self._labelled.setdefault(label, set()).add(key)
 
     def _drop(self, key: K) -> V | None:
         entry = self.entries.pop(key, None)
         if entry is None:
             return None
         self._bytes -= entry[1]
-        if self._labels_of is None:
-            return entry[0]
         for label in self._labels_of(key):
             keys = self._labelled.get(label, set())
             keys.discard(key)

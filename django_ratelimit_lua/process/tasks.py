@@ -94,7 +94,6 @@ class Task:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stopped: threading.Thread | None = None
         self._is_over = self._at_work = threading.Event()
         self.is_running = self._is_wanted = False
         self._refused_at = self.done_at = float("-inf")
@@ -110,12 +109,14 @@ class Task:
                 self.is_running = True
                 self._is_over = threading.Event()
                 self.error = None
-                before = self._thread or self._stopped
-                self._thread = _start_thread(
-                    self._run, f"ratelimit-{self.name}", self._is_over, before
+                thread = _start_thread(
+                    self._run, f"ratelimit-{self.name}", self._is_over, self._thread
                 )
-                self.is_running = self._thread is not None
-                self._refused_at = float("-inf") if self.is_running else time.monotonic()
+                if thread is None:
+                    self.is_running = False
+                    self._refused_at = time.monotonic()
+                else:
+                    self._thread = thread
             self._is_wanted = self.is_running
             return self.is_running
 
@@ -125,9 +126,9 @@ class Task:
         Return the thread that ends, if there is one.
         """
         with self._lock:
-            thread = self._thread
-            self._thread = None
-            self._stopped = thread or self._stopped
+            thread = None
+            if self.is_running:
+                thread = self._thread
             self._is_over.set()
             self.is_running = self._is_wanted = False
         if self._wake is not None:

@@ -50,19 +50,17 @@ def restore_rules(patience: float, rebuild: bool = False) -> bool:
     a request waits for it for at most `patience` seconds. Only in the transaction of a test case,
     whose changes no other thread can see, the rules are published in the calling thread.
     """
+    failure = "The rules in the database cannot be read or published: %s"
+    heal = partial(_publish, failure, rebuild=rebuild)
     database = connections[primary()]
     if database.in_atomic_block and not is_in_transaction(database.alias):
-        return _heal(rebuild)
+        return heal()
     if publishing.is_running or healing.is_busy:
         return False  # Another request does it. Requests in between use the known rules.
-    healed = healing.give(partial(_heal, rebuild))
+    healed = healing.give(heal)
     with suppress(Exception):  # It takes longer.
         return healed is not None and healed.result(max(0.0, patience))
     return False
-
-
-def _heal(rebuild: bool) -> bool:
-    return _publish("The rules in the database cannot be read or published: %s", rebuild=rebuild)
 
 
 def _publish(failure: str, *, rebuild: bool = False) -> bool:
@@ -172,7 +170,8 @@ def after_migration(using: str) -> None:
     if using != primary():
         return
     try:
-        if not _is_there(using):
+        tables = connections[using].introspection.table_names()
+        if RateLimitRevision._meta.db_table not in tables:
             get_store(background=True).execute(b"DEL", rules_key())
             return
         row = RateLimitRevision.read(using)
@@ -186,10 +185,6 @@ def after_migration(using: str) -> None:
             "rules publish`.",
             error,
         )
-
-
-def _is_there(using: str) -> bool:
-    return RateLimitRevision._meta.db_table in connections[using].introspection.table_names()
 
 
 _warned = False

@@ -51,7 +51,7 @@ __all__ = [
 PATIENCE = 5.0
 """Timeout in seconds of commands that no request waits for."""
 
-_stores: dict[tuple[str, bool], Store] = {}
+_stores: dict[bool, Store] = {}
 _get_ident = threading.get_ident
 """gevent and eventlet replace this function when they patch the standard library."""
 
@@ -63,33 +63,28 @@ def get_store(background: bool = False) -> Store:
     A `background` store is for work that no request waits for. It has a longer timeout, and does
     not pause after failures.
     """
-    while True:
-        stores = _stores
-        store_key = (conf.USE_CACHE, background)
-        store = stores.get(store_key)
-        if store is None:
-            # Greenlets would share locks, and block the whole process.
-            if threading.get_ident is not _get_ident:
-                raise ImproperlyConfigured(
-                    "gevent or eventlet patched the standard library after django_ratelimit_lua "
-                    "was imported."
-                    " Patch it first; for gunicorn --preload, in the first lines of "
-                    "gunicorn.conf.py:"
-                    " from gevent import monkey; monkey.patch_all()"
-                )
-            params = ConnectionParams.of(conf.USE_CACHE)
-            kind = Store
-            if params.nodes:
-                kind = ShardedStore
-            timeout = conf.TIMEOUT
-            if background:
-                timeout = PATIENCE
-            new_store = kind(params, timeout, background=background)
-            # Another thread may have been faster; all use the same.
-            store = stores.setdefault(store_key, new_store)
-        # Otherwise the settings have changed since, and it must not be cached.
-        if stores is _stores:
-            return store
+    # Greenlets would share locks, and block the whole process.
+    if threading.get_ident is not _get_ident:
+        raise ImproperlyConfigured(
+            "gevent or eventlet patched the standard library after django_ratelimit_lua "
+            "was imported."
+            " Patch it first; for gunicorn --preload, in the first lines of "
+            "gunicorn.conf.py:"
+            " from gevent import monkey; monkey.patch_all()"
+        )
+    stores = _stores
+    params = ConnectionParams.of(conf.USE_CACHE)
+    kind = Store
+    if params.nodes:
+        kind = ShardedStore
+    timeout = conf.TIMEOUT
+    if background:
+        timeout = PATIENCE
+    # Another thread may have been faster; all use the same.
+    store = stores.setdefault(background, kind(params, timeout, background=background))
+    if stores is not _stores:  # The settings have changed since.
+        return get_store(background)
+    return store
 
 
 def take_turn(key: bytes, seconds: float) -> bool:

@@ -139,7 +139,7 @@ class Link:
         connection: AsyncConnection,
         pulse: Pulse,
         timeout: float,
-        loop_ended: Callable[[], object] = lambda: None,
+        loop_ended: Callable[[], object],
     ) -> None:
         self._connection = connection
         self._loop_ended = loop_ended
@@ -328,18 +328,24 @@ class Link:
 
 
 class LoopConnections:
-    """The connection of one event loop to one server, reopened when needed."""
+    """The connection of one event loop to one server, reopened when needed.
+
+    `check` raises an error if no command may be sent. It is called if another caller failed to
+    connect.
+    """
 
     def __init__(
         self,
         params: ConnectionParams,
         pulse: Pulse,
         timeout: float,
+        check: Callable[[], None],
         loop_ended: Callable[[], object],
     ) -> None:
         self._params = params
         self._pulse = pulse
         self._timeout = timeout
+        self._check = check
         self._loop_ended = loop_ended
         self._link: Link | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -349,22 +355,18 @@ class LoopConnections:
         if self._link is not None:
             self._link.close()
 
-    def exchange(
-        self, question: Question[T], patience: Patience, check: Callable[[], None]
-    ) -> Awaitable[T]:
+    def exchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
         """Send a command and return the answer.
 
-        Raises `Unreachable` if nothing was sent, the errors of the question and of redis-py, and
-        those of `check`, which is called if another caller failed to connect.
+        Raises `Unreachable` if nothing was sent, and the errors of the question, of redis-py and of
+        `check`.
         """
         link = self._link
         if link is None or not link.is_ready:
-            return self._exchange_anew(question, patience, check)
+            return self._exchange_anew(question, patience)
         return link.ask(question, patience)
 
-    async def _exchange_anew(
-        self, question: Question[T], patience: Patience, check: Callable[[], None]
-    ) -> T:
+    async def _exchange_anew(self, question: Question[T], patience: Patience) -> T:
         for _ in range(3):  # The loop notices if the server has closed the connection.
             await asyncio.sleep(0)
         while (link := self._link) is None or not link.is_usable:
@@ -376,10 +378,10 @@ class LoopConnections:
                 )
             try:
                 await within(patience, asyncio.shield(self._connecting))
-            except (RedisError, OSError) as error:
+            except (RedisError, OSError, RuntimeError) as error:  # No thread can be started.
                 if is_first or patience.is_over:
                     raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
-                check()
+                self._check()
             patience.was_answered()
         return await link.ask(question, patience)
 
@@ -392,12 +394,7 @@ class LoopConnections:
     async def _connect(self, patience: Patience) -> Link:
         params = self._params
         if params.sentinels:
-            try:
-                params = await asyncio.to_thread(find_master, params, patience)
-            except RuntimeError as error:
-                raise Unreachable(
-                    f"no thread can be started to find the master: {error}"
-                ) from error
+            params = await asyncio.to_thread(find_master, params, patience)
         link = Link(params.async_connection(), self._pulse, self._timeout, self._loop_ended)
         try:
             await within(patience, link.open())
@@ -413,10 +410,8 @@ class LoopConnections:
 class AsyncConnections:
     """The connections of a process to one server, for every event loop in any thread."""
 
-    def __init__(self, params: ConnectionParams, pulse: Pulse, timeout: float) -> None:
-        self._params = params
-        self._pulse = pulse
-        self._timeout = timeout
+    def __init__(self, new_connections: Callable[[Callable[[], object]], LoopConnections]) -> None:
+        self._new_connections = new_connections
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
         renew_after_fork(self._renew)
 
@@ -425,9 +420,7 @@ class AsyncConnections:
         leave_to_parent(self._loops)
         self._loops = {}
 
-    def exchange(
-        self, question: Question[T], patience: Patience, check: Callable[[], None]
-    ) -> Awaitable[T]:
+    def exchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
         """Send a command and return the answer; see `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)
@@ -438,6 +431,5 @@ class AsyncConnections:
                         self._loops.pop(other).close()
             # A loop that has ended is dropped at once: it may refer to its last requests.
             loop_ended = partial(self._loops.pop, loop, None)
-            connections = LoopConnections(self._params, self._pulse, self._timeout, loop_ended)
-            self._loops[loop] = connections
-        return connections.exchange(question, patience, check)
+            connections = self._loops[loop] = self._new_connections(loop_ended)
+        return connections.exchange(question, patience)

@@ -7,15 +7,13 @@ SLOTS).
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import (
     AskError,
     ClusterDownError,
-    InvalidResponse,
     MasterDownError,
     MovedError,
     RedisError,
@@ -24,7 +22,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from ..process.forks import chance, renew_after_fork
+from ..process.forks import chance
 from .commands import Address, Question, Reply, Unreachable, command
 from .patience import Patience
 
@@ -40,16 +38,8 @@ _ASKING = command(b"ASKING")
 _WHERE = command(b"CLUSTER", b"SLOTS")
 
 
-class Ask(NamedTuple):
-    """A step for a driver: send a command to a node, and return the answer."""
-
-    address: Address
-    question: Question[object]
-    patience: Patience
-
-
-Steps = Generator[Ask | float, Any, T]
-"""Yields an `Ask`, or seconds to sleep. The driver sends the answer back, or throws the error."""
+Send = Callable[[Address, Question[Any], Patience, float], Awaitable[Any]]
+"""Sends a command to a node after a pause in seconds, and returns the answer."""
 
 
 class Cluster:
@@ -62,11 +52,6 @@ class Cluster:
         self._failing: set[Address] = set()
         self._is_moved = False
         self._looked_at = float("-inf")
-        self._begin()
-        renew_after_fork(self._begin)
-
-    def _begin(self) -> None:
-        self._lock = Lock()
 
     @property
     def masters(self) -> set[Address]:
@@ -84,22 +69,24 @@ class Cluster:
             return None
         return self._masters[slot]
 
-    def exchange(self, slot: int, question: Question[T], patience: Patience) -> Steps[T]:
-        """Send a command to the node that has the hash slot.
+    async def exchange(self, slot: int, question: Question[T], patience: Patience, send: Send) -> T:
+        """Send a command to the node that has the hash slot, and return the answer.
 
-        Yields steps, and raises the errors of redis-py and of the question. A command that may have
-        been executed is not sent again. One that was redirected, or could not be sent, is.
+        Raises the errors of redis-py and of the question. A command that may have been executed is
+        not sent again. One that was redirected, or could not be sent, is.
         """
         is_doubtful = bool(self._failing or self._is_moved)
         if not self._masters or (is_doubtful and self._may_look()):
-            yield from self.look(patience)
+            await self.look(patience, send)
         address = self._holder(slot)
         ahead = b""
+        pause = 0.0
         for _ in range(MAX_REDIRECTIONS):
             try:
-                answer: T = yield Ask(address, question._replace(ahead=ahead), patience)
+                answer: T = await send(address, question._replace(ahead=ahead), patience, pause)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
+                pause = 0.0
                 if isinstance(error, AskError):
                     address = (error.host or address[0], error.port)
                     ahead = _ASKING
@@ -108,13 +95,13 @@ class Cluster:
                         self._masters[slot] = address
                         self._is_moved = True
                 elif isinstance(error, TryAgainError) and patience.left > TRY_AGAIN:
-                    patience.left -= TRY_AGAIN
-                    yield TRY_AGAIN
+                    pause = TRY_AGAIN
+                    patience.left -= pause
                 elif _is_without_node(error):
                     self._failing.add(address)
                     if not self._may_look():
                         raise
-                    yield from self.look(patience)
+                    await self.look(patience, send)
                     if self._holder(slot) == address:
                         raise
                     address = self._holder(slot)
@@ -128,7 +115,7 @@ class Cluster:
                 return answer
         raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
 
-    def look(self, patience: Patience) -> Steps[None]:
+    async def look(self, patience: Patience, send: Send) -> None:
         """Read the map of hash slots from the first node that replies.
 
         Raises `RedisError` if no node does.
@@ -136,7 +123,8 @@ class Cluster:
         last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
         for address, share in patience.shares(self._candidates()):
             try:
-                yield Ask(address, Question(_WHERE, partial(self._learn, source=address)), share)
+                learn = partial(self._learn, source=address)
+                await send(address, Question(_WHERE, learn), share, 0.0)
             except (RedisError, OSError) as error:
                 last_error = error
             else:
@@ -153,19 +141,16 @@ class Cluster:
         return sorted(every, key=lambda address: address in self._failing)[:5]
 
     def _may_look(self) -> bool:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._looked_at < PATIENCE:
-                return False
-            self._looked_at = now
-            return True
+        now = time.monotonic()
+        if now - self._looked_at < PATIENCE:
+            return False
+        self._looked_at = now
+        return True
 
     def _learn(self, reply: Reply, source: Address) -> None:
         masters: list[Address | None] = [None] * SLOTS
         others: set[Address] = set()
         for first, last, *nodes in reply:
-            if not 0 <= first <= last < SLOTS:
-                raise InvalidResponse(f"invalid range of hash slots: {first} to {last}")
             # A node without a known host is the one that was asked.
             addresses = [((node[0] or b"").decode() or source[0], int(node[1])) for node in nodes]
             masters[first : last + 1] = [addresses[0]] * (last + 1 - first)

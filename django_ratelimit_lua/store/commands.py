@@ -241,11 +241,6 @@ def to_check_master() -> Question[None]:
     return Question(command(b"ROLE"), read)
 
 
-def to_ping() -> Question[object]:
-    """Return the question for a PING."""
-    return Question(command(b"PING"), lambda reply: reply)
-
-
 def _whole_number(reply: object) -> int:
     if not isinstance(reply, int) or reply < 0:
         raise InvalidResponse(f"unexpected reply, not a whole number: {reply!r:.80}")

@@ -17,7 +17,7 @@ from redis import ConnectionPool
 
 from . import redis_py
 from .commands import Address
-from .factory import ClusterConnectionFactory
+from .factory import ClusterConnectionFactory, address_of
 
 MAX_CONNECTIONS = 100
 """Maximum number of connections of a process to one server, unless the alias's pool allows fewer.
@@ -89,7 +89,7 @@ class ConnectionParams:
         service, watchers = redis_py.sentinel_pools_of(pools[0])
         nodes: tuple[Address, ...] = ()
         if isinstance(client.connection_factory, ClusterConnectionFactory):
-            nodes = tuple(_address(pool) for pool in pools)
+            nodes = tuple(address_of(pool) for pool in pools)
         return replace(
             cls._of_pool(name, pools[0]),
             max_connections=min(pools[0].max_connections, MAX_CONNECTIONS),
@@ -175,7 +175,3 @@ def _problem(alias: str, cache: object) -> str | None:
         if "host" not in given:
             return f"CACHES[{alias!r}] is a cluster; name its nodes by redis:// or rediss://"
     return None
-
-
-def _address(pool: ConnectionPool) -> Address:
-    return pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from django.conf import settings
 from django_redis.pool import ConnectionFactory
+from redis import ConnectionPool
 from redis.cluster import ClusterNode, RedisCluster
 
 from ..process.forks import leave_to_parent, renew_after_fork
@@ -34,12 +35,7 @@ class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # djang
                 self.get_connection_pool(self.make_connection_params(node_url)) for node_url in urls
             ]
             kwargs = dict(pools[0].connection_kwargs)
-            nodes = [
-                ClusterNode(
-                    pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)
-                )
-                for pool in pools
-            ]
+            nodes = [ClusterNode(*address_of(pool)) for pool in pools]
             for name in ("host", "port", "db", "parser_class"):
                 kwargs.pop(name, None)
             if url.startswith("rediss://"):
@@ -72,3 +68,8 @@ def _siblings(url: str) -> tuple[str, ...]:
         if url in urls:
             return tuple(urls)
     return (url,)
+
+
+def address_of(pool: ConnectionPool) -> tuple[str, int]:
+    """Return the host and the port of the connections of a pool."""
+    return pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from threading import Lock
-from typing import Literal
+from typing import Literal, get_args
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..exceptions import StoreError
 from ..process.forks import renew_after_fork
 
 Kind = Literal["timeout", "connection", "answered", "paused"]
-KINDS: tuple[Kind, ...] = ("timeout", "connection", "answered", "paused")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 """No answer in time; no connection, or a broken one; an answer that is an error; not sent, after
 repeated failures.
 """
@@ -44,6 +45,13 @@ def kind_of(error: BaseException) -> Kind:
     ):
         return "timeout"
     return "connection"
+
+
+def as_store_error(error: Exception) -> StoreError:
+    """Return the error to raise for one of redis-py or of the operating system."""
+    failure = StoreError(f"{type(error).__name__}: {error}".removesuffix(": "))
+    failure.was_answered = isinstance(error, ResponseError)
+    return failure
 
 
 class Failures:

@@ -6,8 +6,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from redis.exceptions import RedisError, ResponseError
@@ -19,7 +20,7 @@ from ..limits.decision import Decision
 from ..limits.program import Program
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
-from .asynchronous import IDLE_SECONDS, AsyncConnections
+from .asynchronous import IDLE_SECONDS, AsyncConnections, LoopConnections
 from .blocking import Link
 from .breaker import Breaker
 from .commands import (
@@ -28,12 +29,11 @@ from .commands import (
     Reply,
     to_decide,
     to_execute,
-    to_ping,
     to_reset,
     to_run,
 )
 from .connection_params import ConnectionParams
-from .failures import Paused, failures, kind_of
+from .failures import Paused, as_store_error, failures, kind_of
 from .patience import Patience, Pulse
 
 A = TypeVar("A")
@@ -59,7 +59,9 @@ class Node:
         self._params = params
         self._timeout = timeout
         self.pulse = Pulse()
-        self._async_connections = AsyncConnections(params, self.pulse, timeout)
+        self._async_connections = AsyncConnections(
+            partial(LoopConnections, params, self.pulse, timeout, self._check)
+        )
         self.breaker = Breaker(self._answers, is_idle=background)
         self._begin()
         renew_after_fork(self._renew)
@@ -123,7 +125,7 @@ class Node:
         if self.breaker.is_open:
             self._check()
         try:
-            answer = await self._async_connections.exchange(question, patience, self._check)
+            answer = await self._async_connections.exchange(question, patience)
         except (RedisError, OSError) as error:
             self._note(error)
             raise
@@ -180,7 +182,7 @@ class Node:
 
     def _answers(self) -> bool:
         try:
-            self.use(Link.ask, to_ping(), Patience(self._timeout), is_trial=True)
+            self.use(Link.ask, to_execute(b"PING"), Patience(self._timeout), is_trial=True)
         except (RedisError, OSError) as error:
             return isinstance(error, ResponseError)
         return True
@@ -243,7 +245,7 @@ class Store:
 
         Raises `StoreError` or `StaleRules`.
         """
-        return self._exchange(to_decide(call), patience)
+        return self._use(Link.ask, to_decide(call), patience)
 
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
         """Decide calls that have their own time, in order, sent together.
@@ -263,19 +265,16 @@ class Store:
         """
         begin = re.sub(rb"([*?\[\]\\])", rb"\\\1", begin)
         found: set[bytes] = set()
-        for node in self._masters():
+        for address in self._masters():
             cursor = b""
             while cursor != b"0":
                 scan = (b"SCAN", cursor or b"0", b"MATCH", begin + pattern, b"COUNT", b"1000")
-                try:
-                    cursor, keys = node.use(Link.ask, to_execute(*scan), self._patience())
-                except (RedisError, OSError) as error:
-                    raise self._failed(error) from error
+                cursor, keys = self._use(Link.ask, to_execute(*scan), address=address)
                 found.update(keys)
         return found
 
-    def _masters(self) -> list[Node]:
-        return [self._nodes.get(None) or self._node_at(None)]
+    def _masters(self) -> Collection[Address | None]:
+        return [None]
 
     def adecide(self, call: Call, patience: Patience | None = None) -> Awaitable[Decision]:
         """`decide`, without blocking the event loop."""
@@ -357,14 +356,12 @@ class Store:
             if server in failing:
                 continue
             try:
-                found = self._exchange(
-                    to_run(program, keys, [*common, *arguments]), Patience(patience.whole)
-                )
+                found = self.run(program, keys, [*common, *arguments], Patience(patience.whole))
             except StoreError:
                 failing.add(server)
-                continue
-            for place, answer in zip(places, found, strict=True):
-                answers[place] = answer
+            else:
+                for place, answer in zip(places, found, strict=True):
+                    answers[place] = answer
         return answers
 
     def _portions(self, keys: Sequence[bytes]) -> Iterator[Sequence[int]]:
@@ -385,31 +382,33 @@ class Store:
         others = [node.close_idle() for node in list(self._nodes.values())]
         return any(others)
 
-    def _exchange(self, question: Question[T], patience: Patience | None = None) -> T:
+    def _use(
+        self,
+        ask: Callable[[Link, A, Patience], T],
+        asked: A,
+        patience: Patience | None = None,
+        address: Address | None = None,
+    ) -> T:
+        """Call a method of a connection to a server, and report whether it failed."""
         # `_patience`, inlined: it is on the way of every hit.
         if patience is None or patience.left <= 0.0:
             patience = self._patience(patience)
-        node = self._nodes.get(None) or self._node_at(None)
+        node = self._nodes.get(address) or self._node_at(address)
         try:
-            answer = node.use(Link.ask, question, patience)
+            answer = node.use(ask, asked, patience)
         except (RedisError, OSError) as error:
-            raise self._failed(error) from error
+            raise self._failed(error, address) from error
         if self._is_down:
-            self._answered()
+            self._answered(address)
         return answer
+
+    def _exchange(self, question: Question[T], patience: Patience | None = None) -> T:
+        return self._use(Link.ask, question, patience)
 
     def _exchange_all(
         self, questions: Iterable[Question[T]], patience: Patience | None = None
     ) -> list[T]:
-        patience = self._patience(patience)
-        node = self._nodes.get(None) or self._node_at(None)
-        try:
-            answers = node.use(Link.ask_all, questions, patience)
-        except (RedisError, OSError) as error:
-            raise self._failed(error) from error
-        if self._is_down:
-            self._answered()
-        return answers
+        return self._use(Link.ask_all, questions, patience)
 
     async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
         patience = self._patience(patience)
@@ -456,9 +455,7 @@ class Store:
         store_up.send_robust(Store, alias=self._params.name)
 
     def _failed(self, error: Exception, node: Address | None = None) -> StoreError:
-        message = f"{type(error).__name__}: {error}".removesuffix(": ")
-        failure = StoreError(message)
-        failure.was_answered = isinstance(error, ResponseError)
+        failure = as_store_error(error)
         if self._is_background:
             return failure
         failures.add(kind_of(error))
@@ -472,6 +469,6 @@ class Store:
             # first.
             self._was_paused = self.is_paused
         if not was_down:
-            logger.error("Redis of cache %r cannot decide limits: %s", self._params.name, message)
-            store_down.send_robust(Store, alias=self._params.name, error=message)
+            logger.error("Redis of cache %r cannot decide limits: %s", self._params.name, failure)
+            store_down.send_robust(Store, alias=self._params.name, error=str(failure))
         return failure

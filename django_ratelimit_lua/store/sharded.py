@@ -13,24 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.crc import key_slot as slot_of
 from redis.exceptions import RedisError
 
 from ..exceptions import StoreError
-from ..limits.call import REGISTER, Call, Charge, StaleRules
+from ..limits.call import REGISTER, Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
 from .blocking import Link
-from .cluster import Ask, Cluster, Steps
+from .cluster import Cluster, Send
 from .commands import Address, Question, to_decide, to_execute, to_reset
 from .connection_params import ConnectionParams
 from .patience import Patience
-from .server import MAX_KEYS, Node, Store
+from .server import MAX_KEYS, Store
 
 T = TypeVar("T")
 
@@ -40,8 +41,14 @@ hits. It has no state.
 """
 
 
+class AskSlot(Protocol):
+    """Sends a command to the node of a hash slot, and returns the answer. Raises `StoreError`."""
+
+    async def __call__(self, slot: int, question: Question[T], /) -> T: ...
+
+
 class Part(NamedTuple):
-    """The charges of a call that one hash slot has taken, and their positions in the call."""
+    """The charges of a call that one hash slot has decided, and their positions in the call."""
 
     slot: int
     places: Sequence[int]
@@ -59,26 +66,26 @@ class ShardedStore(Store):
         self._cluster = Cluster(params.nodes)
 
     def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        return self._drive(self._decide(call, self._patience(patience)))
+        return _complete(self._decide(call, self._blocking(patience)))
 
-    async def adecide(self, call: Call, patience: Patience | None = None) -> Decision:
-        return await self._adrive(self._decide(call, self._patience(patience)))
+    def adecide(self, call: Call, patience: Patience | None = None) -> Awaitable[Decision]:
+        return self._decide(call, self._awaiting(patience))
 
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
         return [self.decide(call) for call in calls]  # Each may belong to another node.
 
     def reset(self, call: Call) -> int:
-        return self._drive(self._reset(call, self._patience()))
+        return _complete(self._reset(call, self._blocking()))
 
     def areset(self, call: Call) -> Awaitable[int]:
-        return self._adrive(self._reset(call, self._patience()))
+        return self._reset(call, self._awaiting())
 
-    def _masters(self) -> list[Node]:
+    def _masters(self) -> Collection[Address]:
         self.execute(b"EXISTS", b"0")  # The masters are known after any command.
-        return [self._node_at(address) for address in self._cluster.masters]
+        return self._cluster.masters
 
     def _exchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        return self._drive(self._ask(slot_of(question.key), question, self._patience(patience)))
+        return _complete(self._blocking(patience)(slot_of(question.key), question))
 
     def _exchange_all(
         self, questions: Iterable[Question[T]], patience: Patience | None = None
@@ -86,8 +93,7 @@ class ShardedStore(Store):
         return [self._exchange(question, patience) for question in questions]
 
     async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        steps = self._ask(slot_of(question.key), question, self._patience(patience))
-        return await self._adrive(steps)
+        return await self._awaiting(patience)(slot_of(question.key), question)
 
     def _portions(self, keys: Sequence[bytes]) -> Iterator[Sequence[int]]:
         for places in _places_by_slot(keys).values():
@@ -97,9 +103,9 @@ class ShardedStore(Store):
     def _server_of(self, key: bytes) -> Address | None:
         return self._cluster.master(slot_of(key))
 
-    def _decide(self, call: Call, patience: Patience) -> Steps[Decision]:
+    async def _decide(self, call: Call, ask: AskSlot) -> Decision:
         if not call.charges:
-            return (yield from self._decide_at(slot_of(call.fence), call, patience))
+            return await ask(slot_of(call.fence), to_decide(call))
         # The rules, the register of bans, and the bans of other identities are in other hash slots.
         alone = call._replace(
             charges=[_without_wider_ban(charge) for charge in call.charges],
@@ -108,51 +114,47 @@ class ShardedStore(Store):
             subjects=(),
             registers=False,
         )
-        decision = yield from self._decide_limits(alone, patience)
+        decision = await self._decide_limits(alone, ask)
         return decision._replace(revision=call.revision_number)
 
-    def _decide_at(self, slot: int, call: Call, patience: Patience) -> Steps[Decision]:
-        return (yield from self._ask(slot, to_decide(call), patience))
-
-    def _decide_limits(self, call: Call, patience: Patience) -> Steps[Decision]:
+    async def _decide_limits(self, call: Call, ask: AskSlot) -> Decision:
         """Decide the limits of a call, one hash slot after the other, all or nothing."""
         parts = _places_by_slot([charge.digest for charge in call.charges])
         if len(parts) == 1:
-            return (yield from self._decide_at(next(iter(parts)), call, patience))
+            return await ask(next(iter(parts)), to_decide(call))
         is_hit = call.operation == "hit"
         refused = False
-        states: dict[int, LimitState] = {}
-        taken: list[Part] = []
-        decisions: list[Decision] = []
-        moments: dict[bytes, int] = {}
+        decided: list[Part] = []
         for slot, places in parts.items():
             charges = [call.charges[place] for place in places]
-            if is_hit and call.partial and decisions:
-                most = decisions[-1].granted or 1  # A refused partial hit counts one unit.
+            if is_hit and call.partial and decided:
+                most = decided[-1].decision.granted or 1  # A refused partial hit counts one unit.
                 charges = [charge._replace(cost=min(charge.cost, most)) for charge in charges]
-            part = call._replace(charges=charges)
+            question = call._replace(charges=charges)
             if is_hit and refused:
                 refuses = Charge(REFUSES, charges[0].digest)
-                part = call._replace(charges=[*charges, refuses], partial=False)
+                question = call._replace(charges=[*charges, refuses], partial=False)
             try:
-                decision = yield from self._decide_at(slot, part, patience)
+                decision = await ask(slot, to_decide(question))
             except StoreError:
-                yield from self._give_back(call, taken, 0, states, patience)
+                await self._give_back(call, decided, 0, ask)
                 raise
-            decisions.append(decision)
-            states.update(zip(places, decision.limits, strict=False))
-            if is_hit and decision.allowed:
-                taken.append(Part(slot, places, charges, decision))
+            decided.append(Part(slot, places, charges, decision))
             refused = refused or not decision.allowed
-            moment = decision.moment + round(decision.wait * SECOND)
-            moments.update(dict.fromkeys([charge.digest for charge in charges], moment))
+        decisions = [part.decision for part in decided]
         granted = max(decision.granted for decision in decisions)
         if call.partial:
             granted = min(decision.granted for decision in decisions)
         if refused:
             granted = 0
+        states: dict[int, LimitState] = {}
+        moments: dict[bytes, int] = {}
+        for part in decided:
+            states.update(zip(part.places, part.decision.limits, strict=False))
+            moment = part.decision.moment + round(part.decision.wait * SECOND)
+            moments.update(dict.fromkeys([charge.digest for charge in part.charges], moment))
         if refused or call.partial:
-            yield from self._give_back(call, taken, granted, states, patience)
+            states.update(await self._give_back(call, decided, granted, ask))
         return Decision(
             not refused,
             tuple(states[place] for place in range(len(call.charges))),
@@ -162,19 +164,17 @@ class ShardedStore(Store):
             moments=moments,
         )
 
-    def _give_back(
-        self,
-        call: Call,
-        taken: Sequence[Part],
-        keep: int,
-        states: dict[int, LimitState],
-        patience: Patience,
-    ) -> Steps[None]:
-        """Refund the units that were taken, except `keep` units of each limit.
+    async def _give_back(
+        self, call: Call, decided: Sequence[Part], keep: int, ask: AskSlot
+    ) -> dict[int, LimitState]:
+        """Refund the units that a hit has taken, except `keep` units of each limit.
 
-        Units that cannot be refunded stay counted.
+        Return the new states of these limits. Units that cannot be refunded stay counted.
         """
-        for slot, places, charges, decision in taken:
+        states: dict[int, LimitState] = {}
+        for slot, places, charges, decision in decided:
+            if call.operation != "hit" or not decision.allowed:
+                continue
             for place, charge, state in zip(places, charges, decision.limits, strict=True):
                 took = charge.cost
                 kept = keep
@@ -193,13 +193,14 @@ class ShardedStore(Store):
                     charges=[charge._replace(cost=took - kept)],
                 )
                 with suppress(StoreError):
-                    given = yield from self._decide_at(slot, refund, patience)
+                    given = await ask(slot, to_decide(refund))
                     counted_at = 0
                     if keep:  # These units still count since then.
                         counted_at = state.counted_at
                     states[place] = given.limits[0]._replace(counted_at=counted_at)
+        return states
 
-    def _reset(self, call: Call, patience: Patience) -> Steps[int]:
+    async def _reset(self, call: Call, ask: AskSlot) -> int:
         latest = 0
         keys = call.state_keys()
         bans = call.ban_keys()
@@ -209,21 +210,43 @@ class ShardedStore(Store):
         for slot, places in places_by_slot.items():
             part = [keys[place] for place in places]
             question = to_reset(call, self.channel(call.prefix), part)
-            moment = yield from self._ask(slot, question, patience)
+            moment = await ask(slot, question)
             latest = max(latest, moment)
         if bans:
             removal = to_execute(b"ZREM", call.prefix + REGISTER, *bans)
-            yield from self._ask(slot_of(removal.key), removal, patience)
+            await ask(slot_of(removal.key), removal)
         return latest
 
-    def _ask(self, slot: int, question: Question[T], patience: Patience) -> Steps[T]:
+    def _blocking(self, patience: Patience | None = None) -> AskSlot:
+        return partial(self._ask, self._send, self._patience(patience))
+
+    def _awaiting(self, patience: Patience | None = None) -> AskSlot:
+        return partial(self._ask, self._asend, self._patience(patience))
+
+    async def _ask(self, send: Send, patience: Patience, slot: int, question: Question[T]) -> T:
         try:
-            answer = yield from self._cluster.exchange(slot, question, patience)
+            answer = await self._cluster.exchange(slot, question, patience, send)
         except (RedisError, OSError) as error:
             raise self._failed(error, self._cluster.master(slot)) from error
         if self._is_down:
             self._answered(self._cluster.master(slot))
         return answer
+
+    async def _send(
+        self, address: Address, question: Question[T], patience: Patience, pause: float
+    ) -> T:
+        """Send a command, and block this thread until the reply."""
+        if pause:
+            time.sleep(pause)
+        return self._node_at(address).use(Link.ask, question, patience)
+
+    async def _asend(
+        self, address: Address, question: Question[T], patience: Patience, pause: float
+    ) -> T:
+        """Send a command, without blocking the event loop."""
+        if pause:
+            await asyncio.sleep(pause)
+        return await self._node_at(address).aexchange(question, patience)
 
     def _answered(self, node: Address | None = None) -> None:
         for address in list(self._nodes.keys() - self._cluster.nodes):
@@ -234,47 +257,15 @@ class ShardedStore(Store):
             self._failing &= self._cluster.masters
         super()._answered(node)
 
-    def _drive(self, steps: Steps[T]) -> T:
-        proceed: Callable[[Any], Ask | float] = steps.send
-        result: object = None
-        try:
-            while True:
-                step = proceed(result)
-                proceed = steps.send
-                result = None
-                try:
-                    if isinstance(step, Ask):
-                        node = self._node_at(step.address)
-                        result = node.use(Link.ask, step.question, step.patience)
-                    else:
-                        time.sleep(step)
-                except (RedisError, OSError, StaleRules) as error:
-                    proceed = steps.throw
-                    result = error
-        except StopIteration as finished:
-            answer: T = finished.value
-            return answer
 
-    async def _adrive(self, steps: Steps[T]) -> T:
-        proceed: Callable[[Any], Ask | float] = steps.send
-        result: object = None
-        try:
-            while True:
-                step = proceed(result)
-                proceed = steps.send
-                result = None
-                try:
-                    if isinstance(step, Ask):
-                        node = self._node_at(step.address)
-                        result = await node.aexchange(step.question, step.patience)
-                    else:
-                        await asyncio.sleep(step)
-                except (RedisError, OSError, StaleRules) as error:
-                    proceed = steps.throw
-                    result = error
-        except StopIteration as finished:
-            answer: T = finished.value
-            return answer
+def _complete(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that blocks instead of suspending itself."""
+    try:
+        work.send(None)
+    except StopIteration as finished:
+        result: T = finished.value
+        return result
+    raise AssertionError("a blocking exchange was suspended")
 
 
 def _places_by_slot(keys: Sequence[bytes]) -> dict[int, list[int]]:

@@ -16,6 +16,7 @@ from ..process.forks import chance
 from .blocking import Link
 from .commands import command, to_execute
 from .connection_params import ConnectionParams
+from .failures import as_store_error
 from .patience import Patience, Pulse
 from .redis_py import BlockingConnection
 
@@ -54,12 +55,8 @@ class Subscription:
             # processes then lack as well.
             self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
             self._send(command(b"SUBSCRIBE", channel))
-            while not self._is_open:
-                if patience.is_over:
-                    raise RedisConnectionError("no reply to SUBSCRIBE")
-                began = time.monotonic()
-                self._read(patience.left)
-                patience.spend(began, patience.left)
+            if not patience.wait(self._read_confirmation):
+                raise RedisConnectionError("no reply to SUBSCRIBE")
             sock = self._connection.deadline_socket.sock
             self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
             self._twin.settimeout(0.0)
@@ -128,13 +125,15 @@ class Subscription:
 
     def _ended(self, error: Exception) -> StoreError:
         self.close()
-        failure = StoreError(f"{type(error).__name__}: {error}")
-        failure.was_answered = isinstance(error, ResponseError)
-        return failure
+        return as_store_error(error)
 
     def _send(self, data: bytes) -> None:
         self._link.turn.begin(Patience(SILENT_SECONDS))
         self._connection.send_packed_command((data,), check_health=False)
+
+    def _read_confirmation(self, seconds: float) -> bool:
+        self._read(seconds)
+        return self._is_open
 
     def _read(self, seconds: float) -> list[bytes]:
         """Return the first message that arrives within this time, and all that arrive with it."""
