@@ -149,7 +149,7 @@ def _has_value(form: ModelForm[Model], name: str) -> bool:
 
 
 def audited(view: View) -> View:
-    """Return a view whose changes are recorded as made by the user, with a warning if needed."""
+    """Return a view that records its changes as made by the user, with a warning if needed."""
 
     @wraps(view)
     def audited_view(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
