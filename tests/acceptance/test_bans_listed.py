@@ -99,11 +99,11 @@ def test_active_bans_are_listed() -> None:
     objects = [json.loads(line) for line in said("list", "--json", "--limit", "mail").splitlines()]
     assert [one["identity"] for one in objects] == [first.identity]
     assert objects[0]["why"] == "spam"
-    assert len(said("list", "--most", "1").splitlines()) == 1
-    assert said("list", "--most", "1", "--limit", "mail").startswith(first.identity[:12])
+    assert len(said("list", "--max", "1").splitlines()) == 1
+    assert said("list", "--max", "1", "--limit", "mail").startswith(first.identity[:12])
     for none in ("0", "-1"):
         with pytest.raises(CommandError, match="must be at least 1"):
-            said("list", f"--most={none}")
+            said("list", f"--max={none}")
 
 
 @pytest.mark.parametrize(("shows", "who"), [("plain", [("ip", ADDRESS)]), ("off", [])])

@@ -208,7 +208,7 @@ def test_the_command_lists_and_releases(held: tuple[RateLimiter, RateLimiter]) -
     assert said.getvalue().count("exports (") == 2
     assert "imports" not in said.getvalue()
     call_command(
-        "ratelimit", "slots", "release", id_of("/exports/7/")[:12], "--why", "stuck", stdout=said
+        "ratelimit", "slots", "release", id_of("/exports/7/")[:12], "--reason", "stuck", stdout=said
     )
     assert "released: " in said.getvalue()
     assert exports.peek(("user", "7")).remaining == 3

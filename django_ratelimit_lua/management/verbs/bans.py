@@ -31,7 +31,7 @@ _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
     "list the bans in force: client, limit, start and end",
     _LIMIT,
     argument(
-        "--most",
+        "--max",
         type=int,
         default=MAX_ENTRIES,
         metavar="N",
@@ -42,9 +42,9 @@ _LIMIT = argument("--limit", metavar="NAME", help="only bans of this limit")
 )
 def _list_bans(command: Printer, options: VerbOptions) -> None:
     limit = options["limit"]
-    most = options["most"]
+    most = options["max"]
     if most < 1:
-        raise CommandError(f"--most {most}: must be at least 1")
+        raise CommandError(f"--max {most}: must be at least 1")
     found = [active for active in active_bans(LISTED) if limit in (None, active.limit)][-most:]
     evidences: Sequence[Sequence[Offence]] = [()] * len(found)
     if options["evidence"]:

@@ -28,7 +28,7 @@ def _list_slots(command: Printer, options: VerbOptions) -> None:
     "slots release",
     "end a slot of any process; its work continues",
     argument("id", help="the id of the slot, or its beginning"),
-    argument("--why", default="", help="the reason, stored in the history"),
+    argument("--reason", default="", help="the reason, stored in the history"),
 )
 def _release(command: Printer, options: VerbOptions) -> None:
     found = [holder for holder in slots_held() if holder.id.startswith(options["id"])]
@@ -38,7 +38,7 @@ def _release(command: Printer, options: VerbOptions) -> None:
         raise CommandError(
             f"{len(found)} slots have an id that begins with {options['id']!r}; name exactly one"
         )
-    released = release_slot(found[0].id, options["why"])
+    released = release_slot(found[0].id, options["reason"])
     if released is None:
         raise CommandError("this slot is not held any more")
     command.say(f"released: {line(released)}")

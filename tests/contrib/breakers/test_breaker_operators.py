@@ -374,7 +374,7 @@ def test_the_command_lists_and_forces_breakers(payments: Callable[..., str]) -> 
     """With a time or for good, and a reason; by its own state again with `auto`."""
     assert "payments: closed; " in run("list")
     assert "forced open until " in run(
-        "open", "payments", "--for", "10m", "--why", "the bank is down"
+        "open", "payments", "--for", "10m", "--reason", "the bank is down"
     )
     until(lambda: pays(payments, "forced"))
     assert RateLimitChange.objects.latest("pk").by == "ratelimit breakers open"

@@ -23,7 +23,7 @@ def list_breakers(command: Printer, options: dict[str, object]) -> None:
 
 def _declare_force(action: str, forced: str, text: str, *arguments: Argument) -> None:
     name = argument("name", help="the name of the breaker")
-    why = argument("--why", default="", help="the reason, stored in the history")
+    why = argument("--reason", default="", help="the reason, stored in the history")
 
     @verb(f"breakers {action}", text, name, *arguments, why)
     def run(command: Printer, options: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def _declare_force(action: str, forced: str, text: str, *arguments: Argument) ->
         if forced and not options["for_good"]:
             seconds = seconds_of("--for", options["period"], "; or use --for-good")
             until = timezone.now() + datetime.timedelta(seconds=seconds)
-        force(name, forced, until=until, why=options["why"])
+        force(name, forced, until=until, why=options["reason"])
         for state in breakers([name]):
             command.say(_line(state))
         command.warn_if_unpublished()
