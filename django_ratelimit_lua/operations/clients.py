@@ -85,6 +85,8 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     limits = _limits_by_place()
     named = limits.pop(name, [])
     others = [found for place in limits.values() for found in place]
+    every = _sharing_nothing([*named, *others])
+    named, others = every[: len(named)], every[len(named) :]
     examined = [*named, *others][:MAX_EXAMINED]
     counted = _counted(others[:MAX_EXAMINED], digest.encode())
     listed = [*named, *counted][:MAX_LISTED]
@@ -138,6 +140,20 @@ def _limits_by_place() -> dict[str, list[_Place]]:
         or [*limits.values()]
         for name, limits in places.items()
     }
+
+
+def _sharing_nothing(limits: Sequence[_Place]) -> list[_Place]:
+    """Return the limits as one call can decide them: the first of those that share a ban has it."""
+    bans: set[bytes] = set()
+    found: list[_Place] = []
+    for known, limit in limits:
+        ban = limit.ban
+        if ban is not None and ban.key_part in bans:
+            limit = limit.without_bans()
+        elif ban is not None:
+            bans.add(ban.key_part)
+        found.append((known, limit))
+    return found
 
 
 def _counted(limits: Sequence[_Place], digest: bytes) -> Iterator[_Place]:

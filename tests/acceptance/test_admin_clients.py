@@ -234,6 +234,21 @@ def test_the_page_reports_that_it_examined_only_some_of_many_limits(
     assert "too many limits to examine all of them" in shown
 
 
+def test_limiters_of_one_name_share_a_ban(operator: Client) -> None:
+    """Limiters of one name and other algorithms count apart, and ban together."""
+    client = of("ip", "203.0.113.1")
+    for algorithm in ("fixed_window", "token_bucket"):
+        limiter = RateLimiter("shared", "1/h", algorithm=algorithm, ban_after=2, ban_for="10m")
+        limiter.hit(("ip", "203.0.113.1"))
+    assert page(operator, client).count("1 / 1") == 2
+    assert page(operator, client, name="shared").count("1 / 1") == 2
+    for _ in range(2):
+        limiter.hit(("ip", "203.0.113.1"))
+    shown = page(operator, client)
+    assert "shared" in shown
+    assert "Lift" in shown
+
+
 def test_each_action_needs_its_permission(operator: Client) -> None:
     """Seeing takes a permission, each button another; nobody blocks themselves."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
