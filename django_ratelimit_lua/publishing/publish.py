@@ -291,16 +291,18 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, object]:
         "format": FORMAT,
         "revision": row.text.decode(),
         "database": row.database,
-        "rules": [
-            {**declared, "id": rule.pk}
-            for rule, declared in RateLimitRule.objects.using(using).all_declared()
-        ],
+        "rules": _rules(using),
         "kinds": kinds,
         "blocks": sorted(of_all.values_list("kind", flat=True).distinct()),
         "keys": list(secrets_by_id()),
         "field_keys": field_keys,
         "parts": _parts(using),
     }
+
+
+def _rules(using: str) -> list[dict[str, object]]:
+    stored = RateLimitRule.objects.using(using).all_declared()
+    return [{**declared, "id": rule.pk} for rule, declared in stored]
 
 
 def _parts(using: str) -> dict[str, object]:

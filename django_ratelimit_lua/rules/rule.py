@@ -368,6 +368,9 @@ class _Reader:
                     "An exemption needs a path or a route; otherwise all requests would be exempt"
                 )
                 self.problems.append(RuleError(self.where, "exempt", LimitError(text)))
+            if self.plain:  # They have no effect, but are stored.
+                self.read("key", self.key, False)
+                self.read("tiers", self.tiers, lambda rates, _burst: LimitTemplate(None, rates))
         else:
             if is_bare and not is_elsewhere:
                 group = name

@@ -115,8 +115,8 @@ NAMES = (
 DEFAULTS = {
     "conf/__init__.py": {"sliding_window"},
     "limits/options.py": {"sliding_window"},
-    "rules/callsite.py": {"sliding_window", "sliding_log"},
     "store/sharded.py": {"fixed_window"},
+    "throttling/classes.py": {"sliding_window", "sliding_log"},
 }
 """The modules that choose an algorithm for a limit."""
 
