@@ -191,9 +191,10 @@ class Extension:
     """Its rows in the rules' YAML file."""
 
     def snapshot(self, using: str) -> object:
-        """Return the app's part of the snapshot, as JSON, from this database, or None.
+        """Return the app's part of the snapshot, as JSON, from this database.
 
-        A process without the app leaves the published part as it is.
+        None: the app publishes nothing. A process without the app does not change the published
+        part.
         """
 
     def load(self, part: Any, before: Any, problems: list[str]) -> object:

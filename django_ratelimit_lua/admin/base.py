@@ -149,7 +149,7 @@ def _has_value(form: ModelForm[Model], name: str) -> bool:
 
 
 def audited(view: View) -> View:
-    """Return a view that records its changes as made by the user, with a warning if needed."""
+    """Wrap a view: its changes are recorded as made by the user; see also `with_warnings`."""
 
     @wraps(view)
     def audited_view(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:

@@ -285,9 +285,9 @@ class TierForm(VersionedForm):
             self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=choices)
 
     def clean_group(self) -> str:
-        """Return the group. Raises `ValidationError` if it does not exist.
+        """Return the name of a group, or KEY:VALUE, which the model validates.
 
-        The model checks KEY:VALUE.
+        Raises `ValidationError` if there is no such group.
         """
         name: str = self.cleaned_data["group"]
         if ":" not in name and name not in self.groups:

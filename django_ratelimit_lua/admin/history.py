@@ -76,7 +76,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
 
 
 def _mapping(declared: object) -> Declared:
-    """Return the fields of a declaration; empty if a script has written anything else."""
+    """Return the fields of a stored declaration, or no fields if it is not a mapping."""
     if isinstance(declared, Mapping):
         return declared
     return {}

@@ -272,8 +272,8 @@ def _opened(request: HttpRequest, opened: OpenedReference) -> Context:
 def _subjects(form: RequestForm, found: Explanation) -> dict[str, Subject]:
     """Return the possible subjects of overrides, by name.
 
-    They are the values that were entered, and the clients that the limits of the request count,
-    those of refusing limits first. Of clients, only the digest is known.
+    They are the values that were entered, and the clients that the limits of the request count.
+    Clients of limits that refuse come first. Only the digests of the clients are known.
     """
     named = form.subjects
     if form.is_network:

@@ -191,9 +191,9 @@ class RequestForm(forms.Form):
 
 
 def _folded(data: QueryDict) -> dict[str, str]:
-    """Return the data with values of single fields added to their kind.
+    """Return the form's data, with parameters such as `post:username` as lines of its fields.
 
-    For example, `post:username` becomes a line of `post`.
+    For example, `post:username=ada` becomes the line `username=ada` of the field `post`.
     """
     folded = {name: str(data[name]) for name in RequestForm.base_fields if name in data}
     if data.get("as"):  # The button of another method.

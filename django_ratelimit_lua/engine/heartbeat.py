@@ -1,4 +1,4 @@
-"""The number of processes that decide limits together, and this one's parts of split limits."""
+"""The number of processes of the site, and the parts of split limits that this process has."""
 
 from __future__ import annotations
 

@@ -509,7 +509,7 @@ def end_slot(holder_id: str) -> Holder | None:
             items = [(key, _record(holder, slot))]
             (was_held,) = _run_program(b"release", items, Patience(PATIENCE))
             if was_held is None:
-                raise StoreError("the slot could not be ended")
+                raise StoreError("the slot could not be released")
             return holder if was_held else None
     return None
 

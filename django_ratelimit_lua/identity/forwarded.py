@@ -85,7 +85,7 @@ def parse_network(text: str) -> Network:
 
 
 def network_words(network: Network) -> str:
-    """Return a network as text: a single address without its length.
+    """Return a network as text, without the prefix length if it is a single address.
 
     >>> network_words(parse_network("203.0.113.9")), network_words(parse_network("::/48"))
     ('203.0.113.9', '::/48')

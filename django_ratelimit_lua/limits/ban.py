@@ -58,9 +58,8 @@ class BanTerms:
 
     - `key_part`: the end of the keys of its bans;
     - `after`: the number of offences within `window_us` that triggers a ban;
-    - `lengths_us`: the lengths of the first ban, the second, and so on. The last entry is the
-      length of each further ban, and how long after the end of a ban the number of bans is
-      remembered;
+    - `lengths_us`: the lengths of the first ban, the second, and so on. Each further ban has the
+      last of these lengths. After a ban has ended, the number of bans is stored for that time;
     - `on`: what counts as an offence.
     """
 

@@ -148,7 +148,7 @@ class Options(TypedDict, total=False):
         Option(
             Whole(1, 1000, note="; at most 1000 segments, as sliding_log is exact"),
             _("segments"),
-            _("Sliding window: parts of the window that expire one by one. Empty: 10."),
+            _("Sliding window: number of parts of the window, which expire one by one. Empty: 10."),
         ),
     ]
     align: Annotated[

@@ -157,7 +157,7 @@ def _sharing_nothing(limits: Sequence[_Place]) -> list[_Place]:
 
 
 def _counted(limits: Sequence[_Place], digest: bytes) -> Iterator[_Place]:
-    """Yield the limits that have counted something of a client, or ban it."""
+    """Yield the limits that have counted units of the client, or ban it."""
     for start in range(0, len(limits), AT_ONCE):
         part = limits[start : start + AT_ONCE]
         charges = [Charge(limit, digest) for _known, limit in part]

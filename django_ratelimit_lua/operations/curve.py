@@ -44,7 +44,7 @@ class CurvePoint(NamedTuple):
 
 
 class HigherLimits(Protocol):
-    """What is known about limits above today's, which has refused requests."""
+    """The bounds for limits above today's, if today's limit has refused requests."""
 
     def enough(self, today: int) -> int:
         """Return a limit above which nothing changes any more."""
@@ -69,7 +69,7 @@ class Curve:
         others: Why requests met other limits than this one.
         is_exact: Whether the numbers are exact instead of upper bounds. Above today's limit, they
             are exact only if that has refused nothing.
-        higher: What is known about limits above today's, if that has refused requests.
+        higher: The bounds for limits above today's, if today's limit has refused requests.
         is_sampled: The number of identities is estimated.
 
     >>> counts = lambda units: Between(max(0, 10 - units), max(0, 10 - units))

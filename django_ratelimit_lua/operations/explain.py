@@ -50,7 +50,8 @@ MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 class ExplainedLimit:
     """A limit that applies to a request.
 
-    - `name`, `reading`: its name, and its sentence;
+    - `name`: its name;
+    - `reading`: the sentence that describes it;
     - `source`: where it is defined;
     - `rule`: its rule; None if it is in the code;
     - `planned`: its planned charge;
@@ -76,7 +77,7 @@ class ExplainedLimit:
 
     @property
     def counted_as(self) -> str:
-        """Return the name of the limit's statistics, which several rates share."""
+        """Return the name under which statistics count the limit. Several rates may share it."""
         return self.planned.name
 
     @property

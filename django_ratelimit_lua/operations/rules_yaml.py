@@ -288,7 +288,7 @@ def deletions(changes: Sequence[RuleChange]) -> list[RuleChange]:
 
 
 def labels(changes: Sequence[RuleChange]) -> str:
-    """Return the names of the changed rules and other items, or of the first of them."""
+    """Return the names of the changed rules and other items, cut to 500 characters."""
     return shorten(", ".join(change.label for change in changes), 500)
 
 

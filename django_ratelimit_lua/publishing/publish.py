@@ -378,10 +378,10 @@ def _by_forgotten_keys(using: str) -> models.QuerySet[RateLimitOverride]:
 
 
 def _digest_anew(using: str) -> None:
-    """Renew the digests of users and networks that the current keys would not find.
+    """Recompute the digests of users and networks that were made with a removed key.
 
-    For the value of a field there is only the digest: a system check reports it if its key is no
-    longer known.
+    The digests of field values cannot be recomputed, because the values are not stored. A system
+    check reports them.
     """
     forgotten = _by_forgotten_keys(using)
     rows = forgotten.iterator(chunk_size=BATCH)

@@ -1,10 +1,10 @@
 """When the rules of this process were last known to be current.
 
-This is for decisions in which Redis does not compare the rules. On one server, the call that counts
-compares them as well. If nothing is to be counted, if the rules are in another hash slot than the
-limits (a cluster), or if limits are decided in this process, this module decides whether a separate
-comparison is needed. The listener (`engine/listener.py`) compares them in the background, twice a
-second and after each message, so requests rarely have to.
+On one server, the call that counts also compares the revision of the rules with the published one.
+Some decisions make no such call: nothing is counted, the rules are in another hash slot than the
+limits (a cluster), or limits are decided in this process. For these, this module decides whether a
+separate comparison is needed. The listener (`engine/listener.py`) compares the revisions in the
+background, twice a second and after each message, so requests rarely have to.
 """
 
 from __future__ import annotations

@@ -236,9 +236,9 @@ class OverrideCache:
     def get_each(
         self, groups: Sequence[Sequence[SubjectRef]]
     ) -> tuple[list[KnownOverrides], Sequence[Subject]]:
-        """Return the known overrides of each group of subjects, from one reading.
+        """Return the known overrides of each group of subjects, as of one moment.
 
-        The second result is the subjects of the call that uses them.
+        The second result contains all these subjects, for the call that uses the overrides.
         """
         if not any(groups):
             return [_NOBODY] * len(groups), ()

@@ -300,7 +300,8 @@ class Link:
     def close(self, error: BaseException | None = None) -> None:
         """Close the connection.
 
-        The first waiting caller gets the error. Those behind it get one that refers to it.
+        The first waiting caller gets the error. The others get an error with the first one in its
+        message.
         """
         if self.error is not None:
             return

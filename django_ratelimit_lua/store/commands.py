@@ -176,8 +176,8 @@ def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
     """Parse the words after `RESET` in a message.
 
     Returns:
-        The digests, and the moment up to which their units do not count any more: `FOREVER` if the
-        message has no moment.
+        The digests, and the moment of the reset: units that were counted until then are ignored. It
+        is `FOREVER` if the message has no moment.
     """
     digests = set(words)
     moments = {word for word in digests if word.startswith(b"@")}

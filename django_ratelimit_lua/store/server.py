@@ -118,9 +118,9 @@ class Node:
         return answer
 
     async def aexchange(self, question: Question[T], patience: Patience) -> T:
-        """Return the answer to a question, without blocking the event loop.
+        """Send the command of a question and return the parsed reply.
 
-        Raises the errors of the question and of redis-py.
+        This does not block the event loop. Raises the errors of `Question.read` and of redis-py.
         """
         if self.breaker.is_open:
             self._check()

@@ -101,7 +101,7 @@ class override_ratelimits(override_settings):  # noqa: N801 - named like Django'
         return cls
 
     def _decorate_whole(self, cls: Any) -> None:
-        """Apply the settings with their own prefix to the set-up of a class (`setUpTestData`)."""
+        """Apply the settings to the set-up of a class (`setUpTestData`), with a new prefix."""
         prefix = _new_prefix()
         if self._fresh:
             self.options["RATELIMIT_CACHE_PREFIX"] = prefix

@@ -476,12 +476,12 @@ def _last_refusal(request: object) -> Refusal | None:
 def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | None:
     """Handle exceptions: a `Ratelimited` becomes DRF's 429 instead of its 403.
 
-    This is for DRF's setting `EXCEPTION_HANDLER`.
+    This is a value for DRF's setting `EXCEPTION_HANDLER`, and the default of that setting if
+    `django_ratelimit_lua` is in `INSTALLED_APPS`. A project's own handler calls this function
+    instead of `rest_framework.views.exception_handler`.
 
     The body is DRF's. Its `detail` begins with the message of the rule that refuses, and it has the
-    members `type`, `violated-policies` and `reference`, as in a problem document. It is DRF's
-    default if `django_ratelimit_lua` is in `INSTALLED_APPS`. A project's own handler calls it
-    instead of `rest_framework.views.exception_handler`.
+    members `type`, `violated-policies` and `reference`, as in a problem document.
     """
     from rest_framework.exceptions import APIException, PermissionDenied, Throttled
     from rest_framework.views import exception_handler as drf_handler

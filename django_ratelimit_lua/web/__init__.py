@@ -1,8 +1,7 @@
 """Plan the charges of a request, compose the response to a refusal, and settle charges.
 
 This is the only package between Django's requests and the engine. It imports `engine`, `rules` and
-`identity`. It does not know models or publishing, and queries the database only for the user's
-groups.
+`identity`, but not `models` or `publishing`. It queries the database only for the user's groups.
 """
 
 __all__ = ["durations", "headers", "overrides", "plan", "refusal", "refusal_log", "responses"]

@@ -73,9 +73,9 @@ def violated_policies(decision: Decision) -> list[str]:
 def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[str]]:
     """Return `RateLimit-Policy`, and the names in it.
 
-    It is cached, because it is the same in every response and expensive to write. `limits`
-    contains, for each limit, the name, the number, the period in seconds (0.0: slots), and whether
-    a block replaces it.
+    It is cached, because it is the same in every response and expensive to write. Each entry of
+    `limits` contains the name of a limit, its number of units, its period in seconds (0.0: slots),
+    and whether a block is in force instead of the limit.
     """
     items: list[Any] = []
     for name, (_, limit, period, is_block) in zip(

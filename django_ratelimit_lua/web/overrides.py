@@ -71,9 +71,9 @@ def override_kinds(
 
 
 class Who(Protocol):
-    """The interface that reads the subjects of a client.
+    """The interface for reading the user, address and fields that overrides may match.
 
-    Each method raises if its subject cannot be determined.
+    Each method raises if its value cannot be determined.
     """
 
     def user(self) -> str | None:

@@ -60,16 +60,17 @@ class Reference(NamedTuple):
         return self.is_of_limit(_BLOCK)
 
     def is_of_limit(self, name: str) -> bool:
-        """Return whether the limit of that name may have refused.
+        """Return whether the limit of that name may be the one that refused the request.
 
-        Another name matches once in 65,536 times.
+        The reference contains only a hash of the name. The name of another limit has the same hash
+        with a probability of 1 in 65,536.
         """
         return _hash_of_limit(self.secret, name) == self.limit
 
     def is_of_place(self, name: str) -> bool:
-        """Return whether a limit of this group, scope or rule may have refused.
+        """Return whether a limit of this group, scope or rule may have refused the request.
 
-        Another name matches once in 1,024 times.
+        Another name has the same hash with a probability of 1 in 1,024.
         """
         return _hash_of_limit(self.secret, name) >> 6 == self.limit >> 6
 

@@ -108,7 +108,8 @@ class Refusal(ErrorDetails):
       hand;
     - `message`: the message of the rule, or empty;
     - `reference`: see `web.reference`; may be empty;
-    - `is_forbidden`: whether a block responds with 403 instead of 429, without its end;
+    - `is_forbidden`: whether a block responds with 403 instead of 429; then the response does not
+      contain the end of the block;
     - `remedy`: for staff on the admin's own pages, the command that switches the rule off; empty
       for others;
     - `only_status`: the one status that the server can send; 0: any.

@@ -45,8 +45,8 @@ def test_a_limiter_without_an_identity_counts_all_callers_together(settings: Any
         ),
     ],
 )
-def test_invalid_uses_of_the_key_all_are_refused(given: dict[str, Any], problem: str) -> None:
-    """In code and in settings: nothing joins `all`, and nobody bans all callers."""
+def test_the_key_all_cannot_be_combined_or_banned(given: dict[str, Any], problem: str) -> None:
+    """The code and the settings raise the same error."""
     with pytest.raises(RuleError, match=problem):
         compile_rule({"name": "x", "path": "/", "rate": "1/m", **given})
     with pytest.raises(LimitError, match=problem):

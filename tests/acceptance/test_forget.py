@@ -192,8 +192,8 @@ def test_history_of_rules_with_tiers_can_be_searched(soon: None) -> None:
     assert RateLimiter("counted", "1/h").hit(IP)
 
 
-def test_overrides_are_kept_without_the_option(soon: None) -> None:
-    """Without a terminal nobody is asked; the command says what it left, and how to delete it."""
+def test_forget_deletes_overrides_only_with_its_option(soon: None) -> None:
+    """Without a terminal, the command reports what it kept, and the option that deletes it."""
     said("block", "--ip", ADDRESS)
     text = said("forget", "--ip", ADDRESS)
     assert "not erased: overrides about the identity: 1 (--overrides deletes them)" in text

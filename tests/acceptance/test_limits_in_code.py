@@ -143,9 +143,9 @@ def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) ->
     assert [Client().get("/looks").status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_a_rule_for_one_of_several_limits_has_its_key(operator: Client) -> None:
-    """A rule counts by one key: it is filled in, and what would be lost is named, with the way to
-    lose nothing.
+def test_a_new_rule_starts_with_the_key_of_the_chosen_limit(operator: Client) -> None:
+    """If the rule would replace limits with other keys, the form names them, and the link that
+    keeps them.
     """
     page = operator.get(LIMITS).content.decode()
     for number, words in enumerate(

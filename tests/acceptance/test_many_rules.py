@@ -43,8 +43,8 @@ def test_the_list_of_rules_takes_the_same_queries_for_any_number(operator: Clien
     assert few == many
 
 
-def test_saving_one_rule_takes_the_same_queries_for_any_number(operator: Client) -> None:
-    """In its form, with a few other rules or many."""
+def test_saving_a_rule_takes_the_same_queries_with_few_and_many_rules(operator: Client) -> None:
+    """The rule is saved in its form."""
 
     def save() -> None:
         rule = RateLimitRule.objects.get(name="rule 00001")

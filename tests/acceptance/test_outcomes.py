@@ -137,10 +137,8 @@ def test_an_asynchronous_predicate_works_on_a_plain_view() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
-def test_the_option_cost_after_charges_beyond_the_limit(algorithm: str) -> None:
-    """Charged after, once for each request, even beyond the limit; then others wait until it is
-    worked off.
-    """
+def test_cost_after_may_charge_beyond_the_limit(algorithm: str) -> None:
+    """The request is charged once. Later requests are refused until the excess has expired."""
     export = ratelimit(
         "export",
         "ip",
@@ -152,7 +150,7 @@ def test_the_option_cost_after_charges_beyond_the_limit(algorithm: str) -> None:
     assert ask(export, "3", "20", "0") == [200, 200, 429]
 
 
-def test_the_option_cost_after_charges_a_request_once(rf: RequestFactory) -> None:
+def test_cost_after_charges_a_request_once(rf: RequestFactory) -> None:
     """Also if the request goes through the view again."""
     export = ratelimit("export", "ip", "100/h", cost=1, cost_after=lambda request, outcome: 10)(
         answer
@@ -165,7 +163,7 @@ def test_the_option_cost_after_charges_a_request_once(rf: RequestFactory) -> Non
     assert RateLimiter("export:*:ip:100/h", "100/h").peek(("ip", "127.0.0.1")).limits[0].used == 23
 
 
-def test_the_option_cost_after_must_be_a_whole_number() -> None:
+def test_cost_after_must_be_a_whole_number() -> None:
     """Anything else is an error."""
     view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: -1)(answer)
     with pytest.raises(LimitError, match="cost_after gave -1"):

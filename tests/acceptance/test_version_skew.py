@@ -406,7 +406,7 @@ def annex() -> Iterator[Annex]:
     extensions.remove(extension)
 
 
-def test_unreadable_data_of_an_optional_app_keeps_its_last_version(
+def test_an_optional_app_keeps_its_last_version_if_new_data_is_unreadable(
     annex: Annex, published: Published, caplog: Any
 ) -> None:
     """The rules are read, and the problem is reported."""

@@ -237,7 +237,7 @@ def test_the_fault_tests_reset_connections() -> None:
         wire.close()
 
 
-def test_many_threads_with_event_loops_meet_no_exception(own: Server) -> None:
+def test_many_threads_with_event_loops_raise_no_exception(own: Server) -> None:
     """Async views under WSGI are such: loops that come and go, in twelve threads at once, and no
     connection is left.
     """

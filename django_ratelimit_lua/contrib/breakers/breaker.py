@@ -318,7 +318,7 @@ class Call:
             await to_the_end(arun(waiting))
 
     def _end(self, error: BaseException | None) -> Waiting[object] | None:
-        """Count the result. Return what has to be done at once, or None."""
+        """Count the result. Return the steps to perform immediately, or None."""
         failed = self._failed
         if error is not None and not failed:
             failed = self._is_failure(error)

@@ -114,9 +114,10 @@ ASK_STATE = Report("tell")
 class Circuit:
     """One breaker of this process.
 
-    - `declared`: the thresholds in the code; `by`: those in force;
-    - `calm_until`: the monotonic time until which calls are admitted without another check, with
-      the ticket `calm`;
+    - `declared`: the thresholds in the code;
+    - `by`: the thresholds in force;
+    - `calm_until`: the monotonic time until which calls are admitted without another check;
+    - `calm`: the ticket that these calls get;
     - `slow_seconds`: the duration from which a call is slow;
     - `due_at`: the earliest time at which a running call becomes slow.
     """

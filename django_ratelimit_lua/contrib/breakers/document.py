@@ -73,7 +73,7 @@ def notices(name: str) -> list[str]:
 
 
 def applied(number: int) -> str:
-    """Return the message of the admin about a number of saved rows."""
+    """Return the message that the admin shows after an import of this number of breakers."""
     text = ngettext(
         "%(number)d breaker is now as in the file.",
         "%(number)d breakers are now as in the file.",

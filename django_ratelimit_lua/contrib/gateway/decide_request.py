@@ -150,7 +150,10 @@ def _identity(given: Any, where: str, depth: int = 0) -> Identity:
 
 
 def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object. A repeated name is refused, as another reader might use its other value."""
+    """Return a JSON object as a dict.
+
+    Raises `ValueError` if a name is repeated, because parsers disagree about which value applies.
+    """
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("a name occurs twice in an object")

@@ -42,11 +42,11 @@ HEADER_SIZE = 128
 
 
 class LogLine(NamedTuple):
-    """The values of a line. None: the log does not contain it. Empty: the request had none.
+    """The values of a line. None: the log does not contain the value. Empty: the request had none.
 
     Attributes:
         moment: Microseconds since 1970.
-        is_whole: Whether only the second is known.
+        is_whole: Whether the log has times in whole seconds.
         address: The peer of the server.
         method: The HTTP method. Empty if the line has no request that a site could see.
         target: Path and query.

@@ -107,7 +107,7 @@ class Tally:
         if self._counter is not None and not self._counter.add(digest, moment):
             self._counter = None
             self.why_no_curve = _(
-                "too many requests count at once: their curve would take too much memory"
+                "too many requests are in the window: their curve would take too much memory"
             )
 
     def _refuse(self, digest: bytes, client: str, agent: str | None) -> None:

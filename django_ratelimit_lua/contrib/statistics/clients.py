@@ -48,7 +48,10 @@ class HourOfClient(NamedTuple):
 
 
 def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, ClientRecord]:
-    """Return the hours in which clients were refused most or used most: see `Extension.client`."""
+    """Return the hours in which these clients were among the top clients of a limit.
+
+    See `Extension.client`.
+    """
     found: dict[str, list[HourOfClient]] = {}
     for hour in hours_of_clients(digest, name):
         hours = found.setdefault(hour.digest, [])

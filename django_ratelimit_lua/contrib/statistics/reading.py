@@ -225,7 +225,7 @@ def marks(name: str, period_us: int, span: Span) -> Marks:
 
 
 def people_refused(names: Sequence[str], span: Span) -> dict[str, int]:
-    """Return about how many identities were refused under each name.
+    """Return the approximate number of refused identities, by the name of the rule or call site.
 
     They are counted by a HyperLogLog with a standard error of 0.8 %.
     """

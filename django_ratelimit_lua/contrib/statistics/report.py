@@ -220,7 +220,7 @@ class Row(NamedLimit, Course):
 
     @property
     def pattern(self) -> str:
-        """Return the pattern of the row's refusals."""
+        """Describe how the refusals of this row are distributed among clients; see `pattern`."""
         return pattern(self.refusals, self.people_refused)
 
 
@@ -288,7 +288,7 @@ class Report(NamedLimit, Course):
 
     @property
     def pattern(self) -> str:
-        """Return the pattern of the report's refusals."""
+        """Describe how the refusals of this report are distributed among clients; see `pattern`."""
         return pattern(self.counts_since.refusals, self.people_refused)
 
 
@@ -562,7 +562,7 @@ def _people_beyond(marks: Marks, units: int) -> Between:
 
 
 def _other_limits(what: NamedLimit, span: Span) -> list[str]:
-    """Return why some clients, or all for some of the time, had another limit."""
+    """Return why another limit applied to some clients or during a part of the period."""
     start, end = _moments(span)
     overrides = RateLimitOverride.objects.between(start, end).filter(effect="limit")
     changes = RateLimitChange.objects.using(primary()).filter(
@@ -679,7 +679,7 @@ def _per_minute(counts: stats.Counts, seconds: float) -> PerMinute:
 
 
 def pattern(refused: int, people: int) -> str:
-    """Return the pattern of refusals in words, or an empty string.
+    """Describe how refusals are distributed among clients; empty if there is no clear pattern.
 
     A few clients with many refusals each are probably bots. Many clients with a few refusals each
     are probably customers.

@@ -48,9 +48,10 @@ class Concurrency(Algorithm):
 
 
 def new_slot(seconds: float) -> bytes:
-    """Return the id of a new slot: 16 random bytes, and its lifetime in milliseconds.
+    """Return the id of a new slot, which cannot be guessed.
 
-    The slot lasts for `seconds` unless it is renewed. Its id cannot be guessed.
+    It consists of 16 random bytes and the lifetime in milliseconds. The slot lasts for `seconds`
+    unless it is renewed.
 
     >>> len(new_slot(10.0)), new_slot(10.0) == new_slot(10.0)
     (20, False)

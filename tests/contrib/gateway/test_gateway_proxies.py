@@ -234,8 +234,8 @@ def other(proxied: Proxied) -> Iterator[int]:
             yield port
 
 
-def test_no_upgrade_opens_a_tunnel_without_a_limit(other: int) -> None:
-    """The service never sees an upgrade to HTTP/2, however the client writes it."""
+def test_an_upgrade_cannot_bypass_the_limits(other: int) -> None:
+    """No spelling of an upgrade to HTTP/2 reaches the service."""
     ways = (
         ["h2c"],
         ["H2C"],

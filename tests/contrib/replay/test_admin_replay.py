@@ -76,9 +76,9 @@ def test_a_rule_is_replayed_on_an_uploaded_log(
     assert visits() == [200]
 
 
-def test_any_limit_is_answered(operator: Client, rule: RateLimitRule) -> None:
-    """Also one above the rule's, and one that no request of the log reaches: in words, as a mark of
-    the curve, and exactly if the algorithm is exact.
+def test_the_effect_of_any_limit_is_shown(operator: Client, rule: RateLimitRule) -> None:
+    """Limits above the rule's, and limits that the log does not reach, are included. The page has a
+    sentence and a mark in the curve. The number is exact if the algorithm is exact.
     """
     RateLimitRule.objects.filter(pk=rule.pk).update(algorithm="sliding_log", mode="shadow")
     place = f"{REPLAY}{rule.pk}/"

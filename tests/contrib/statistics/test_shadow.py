@@ -106,10 +106,10 @@ def pressed(client: Client, page: Any, url: str = RULES) -> Any:
     return client.post(url, sent)
 
 
-def test_enforcing_in_the_list_shows_the_numbers_and_asks_for_confirmation(
+def test_the_list_action_enforce_shows_shadow_counts_and_asks_for_confirmation(
     operator: Client,
 ) -> None:
-    """By the action, of every rule that was not enforced; then all that was sent is done."""
+    """It shows the counts of each rule that is not enforced. After the confirmation, all are."""
     one, other = rule(), rule(name="other", path="/other", order=3)
     assert visits(3) == [200] * 3
 

@@ -132,11 +132,11 @@ def test_a_request_counts_once_for_the_site_however_many_limits_it_has() -> None
     assert counts("") == {"a": 4, "r": 7, "b": 4}
 
 
-def test_a_request_counts_once_whenever_its_decisions_are_written(
+def test_a_request_counts_once_if_its_decisions_are_written_separately(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the minute of the first decision: refused if any decision refused it, else allowed if any
-    limit allowed it.
+    """It counts in the minute of the first decision: as refused if any decision refused it,
+    otherwise as allowed if any limit allowed it.
     """
     dice, clock = random.Random(8), [time.time() - 1800]
     monkeypatch.setattr(

@@ -262,9 +262,9 @@ def test_the_curve_shows_what_other_limits_would_have_refused(operator: Client) 
 
 
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
-def test_any_limit_is_answered(operator: Client, mode: str) -> None:
-    """Also one above today's, and in shadow mode: 12 requests at 4 an hour, and 9 would have been
-    3 too many.
+def test_the_effect_of_any_limit_is_shown(operator: Client, mode: str) -> None:
+    """Limits above today's are included, and so is shadow mode: of 12 requests, 9 per hour would
+    have refused 3.
     """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=4, unit="h", mode=mode)
     refused = visits(12).count(429)
@@ -607,10 +607,10 @@ def test_the_inspect_link_applies_the_overrides_of_the_client(operator: Client) 
     assert ada.get("/ok").status_code == 200
 
 
-def test_a_client_with_a_hidden_name_is_exempt_or_blocked_by_its_digest(
+def test_a_client_with_a_hidden_name_can_be_exempted_by_its_digest(
     operator: Client, settings: Any
 ) -> None:
-    """The links fill in the digest and a day, and the form is saved as it is."""
+    """The link fills in the digest and one day, so the form can be saved without changes."""
     settings.RATELIMIT_SHOW_IDENTITIES = "off"
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     assert visits(9, "203.0.113.77") == [200] * 2 + [429] * 7

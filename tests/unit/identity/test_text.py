@@ -186,7 +186,7 @@ def test_overrides_normalise_like_keys(field: str, pair: tuple[str, str]) -> Non
 
 
 @pytest.mark.parametrize("key", ["exact:header:X-API-Key", ["ip", "exact:post:name"]])
-def test_rules_may_use_exact_keys(key: Any) -> None:
+def test_rules_may_use_keys_with_the_prefix_exact(key: Any) -> None:
     """In the settings, in the admin and in YAML."""
     rule = compile_rule({"name": "n", "path": "/", "key": key, "rate": "1/m"}, plain=True)
     assert rule.key is not None

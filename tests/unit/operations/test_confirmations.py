@@ -144,7 +144,7 @@ def test_a_name_close_to_a_call_site_gets_a_suggestion() -> None:
 
 
 @pytest.mark.django_db
-def test_only_new_problems_of_changes_are_reported(settings: Any) -> None:
+def test_a_change_reports_only_the_problems_that_it_causes(settings: Any) -> None:
     """Paths that the same file exempts are exempt, and those whose rule it deletes are not."""
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     text = (

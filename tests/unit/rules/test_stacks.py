@@ -117,11 +117,11 @@ def test_a_method_counts_under_the_class_of_the_view() -> None:
         (Parent().get, [f"{__name__}.Parent.get"], []),
     ],
 )
-def test_a_limit_that_cannot_be_found_is_unknown(
+def test_limits_that_cannot_be_read_are_reported_as_unknown(
     view: Any, unknown: list[str], groups: list[str]
 ) -> None:
-    """Never "no limit": methods of the class that the view may call, by `self` or `super`, and what
-    is hidden inside another callable.
+    """They are methods of the class that the view may call by `self` or `super`, and functions
+    inside another callable.
     """
     found = on_view(view, "GET")
     assert found.unknown == unknown

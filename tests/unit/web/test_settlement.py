@@ -102,7 +102,7 @@ def test_a_call_that_took_no_units_refunds_none() -> None:
     assert settled(outcome(source="fallback", count_if=no, cost_after=seven, reset_if=yes)) == []
 
 
-def test_the_option_cost_after_charges_a_request_once() -> None:
+def test_cost_after_charges_a_request_once() -> None:
     """However often it goes through the view; another request is another matter."""
     request = RequestFactory().get("/")
     assert [settled(outcome(cost_after=seven), request=request) for _ in range(2)] == [

@@ -210,7 +210,7 @@ async def answer(data: bytes) -> bytes:
 
 
 def _leases(results: Sequence[DescriptorResult], name: str) -> Iterator[Lease]:
-    """Yield the leases in the entries of that name."""
+    """Yield the leases in the descriptor entries that have this name as their key."""
     for result in results:
         for key, value in result.requested.entries:
             if key == name:

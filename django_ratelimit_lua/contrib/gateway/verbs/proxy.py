@@ -67,7 +67,10 @@ def print_proxy(command: Printer, options: dict[str, Any]) -> None:
 
 
 def _check_path(command: Printer, options: dict[str, object]) -> str:
-    """Return the path of `check`, if the settings are those of this proxy."""
+    """Return the path of the check URL, and report settings that do not fit the proxy.
+
+    Raises `CommandError` if the URL or a required setting is missing.
+    """
     require_urlconf()
     try:
         path = reverse("ratelimit-check")
