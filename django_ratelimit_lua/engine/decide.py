@@ -22,7 +22,7 @@ from ..extension import decision_hooks
 from ..identity import Identity
 from ..identity.request_state import RequestState
 from ..limits.algorithms.concurrency import new_slot
-from ..limits.call import Call, Charge, Operation, StaleRules, Subject
+from ..limits.call import Call, Charge, Operation, Revision, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
 from ..limits.rate import duration, time_us
 from ..rules import provider
@@ -569,13 +569,26 @@ def build_call(
             if charge.limit.holds:
                 slot = new_slot(conf.SLOT_SECONDS)
                 break
-    call = Call(charges, operation, conf.CACHE_PREFIX, now, partial=partial, slot=slot, **options)
-    if ruleset is None or ruleset.fence is None:
-        return call
-    revision = ruleset.published
-    if revision is not ruleset.revision:
-        subjects = ()  # No override exists, so the cached ones hold.
-    return call._replace(revision=revision, fence=ruleset.fence, subjects=subjects)
+    revision: Revision | None = None
+    fence = b""
+    known: Sequence[Subject] = ()
+    if ruleset is not None and ruleset.fence is not None:
+        revision = ruleset.published
+        fence = ruleset.fence
+        if revision is ruleset.revision:  # Otherwise no override exists, so the cached ones hold.
+            known = subjects
+    return Call(
+        charges,
+        operation,
+        conf.CACHE_PREFIX,
+        now,
+        partial=partial,
+        slot=slot,
+        revision=revision,
+        fence=fence,
+        subjects=known,
+        **options,
+    )
 
 
 def now_us() -> int:
