@@ -55,7 +55,7 @@ def identity_words(name: Iterable[Part]) -> str:
 
 
 def may_see_overrides(request: HttpRequest) -> bool:
-    """Return whether the user may see the overrides, as all users who may end them."""
+    """Return whether the user may see the overrides. All users that may end them may see them."""
     return may(request, "view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
 
 

@@ -233,7 +233,10 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         return type(form.__name__, (form,), attributes)
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
-        """Add optional apps' fields: places to the conditions, others to the advanced ones."""
+        """Add the fields of optional apps.
+
+        Fields in `PLACES` are added to the conditions, and all others to the advanced fields.
+        """
         added: dict[object, list[str]] = {_CONDITIONS: [], _ADVANCED: []}
         for word in rule_fields():
             added[_CONDITIONS if word in PLACES else _ADVANCED].append(word)

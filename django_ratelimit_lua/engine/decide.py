@@ -101,7 +101,7 @@ class DecidedCharge(NamedTuple):
         planned: The charge.
         state: The state of its limit.
         token: The token that refunds the units: the moment from which they count, in microseconds
-            since 1970, or 0 for the latest. None: the charge took no units.
+            since 1970. 0 refunds the units of the latest hit. None: the charge took no units.
         slot: The id of the held slot, which releases it. Empty if no slot is held.
     """
 

@@ -139,8 +139,8 @@ def _going_on(waiting: Waiting[object], wait: Call | Wait, thrown: BaseException
 def settling(error: BaseException, waiting: Waiting[object]) -> Waiting[None]:
     """Run the steps that a generator still owes when an error stops it.
 
-    Nothing runs before the first wait: a closed coroutine may be garbage, which is collected
-    anywhere, even while this thread holds a lock.
+    No step runs before this generator yields. A coroutine may be closed by the garbage collector,
+    at any point of the program, even while this thread holds a lock.
     """
     with unmasked(error):
         yield Wait(partial(run, waiting), partial(arun, waiting))

@@ -1,7 +1,8 @@
 """Reads the identity of a client from a request, and computes its digest.
 
 An identity is text, bytes, a number, a UUID, None, or a tuple of these. Only its digest is stored.
-This package imports only the lowest floor, and does not know limits, rules or Redis.
+This package imports only from floor 1 (see `tests/floors.py`), and does not know limits, rules or
+Redis.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Call(NamedTuple):
     - `partial`: grant as many units as are available;
     - `debt`: a token bucket that owes no more than it holds grants any cost, and later callers wait
       until the debt is paid;
-    - `hit_at`: for a refund, the moment of the hit whose units are refunded; None: the latest;
+    - `hit_at`: for a refund, the moment of the hit whose units are refunded; None: the latest hit;
     - `revision`, `fence`: the rules revision that the caller uses, and the key of the hash with the
       current one;
     - `subjects`: the subjects whose overrides the caller knows; they are in the same hash. Only

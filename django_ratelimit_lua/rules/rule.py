@@ -240,9 +240,9 @@ class Rule:
         return self.methods is None or request.method in self.methods
 
     def name_at(self, group: str) -> str:
-        """Return the name from which the names of its limits are made.
+        """Return the name of the rule or call site, from which the names of its limits are derived.
 
-        It is `group` for a call site without a group.
+        A call site is named by its group. `group` is used if it has none.
         """
         return self.name or self.group or group
 

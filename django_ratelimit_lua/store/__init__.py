@@ -1,8 +1,8 @@
 """Connections to Redis: perform one call within one deadline, and flush collected data.
 
 This package sends commands over connections that django-redis configures, and routes them by
-Sentinel and hash slot. It imports the lowest floor. It does not know requests, identities or rules:
-calls and keys reach it as bytes.
+Sentinel and hash slot. It imports only from floor 1 of the package (see `tests/floors.py`), and
+does not know requests, identities or rules: calls and keys reach it as bytes.
 """
 
 from __future__ import annotations

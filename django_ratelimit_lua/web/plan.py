@@ -151,9 +151,9 @@ class Planner:
         self.parties: Sequence[Party] = ()
 
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
-        """Store the charges by these rules, after yielding the waits that this needs.
+        """Find the charges under these rules, and store them for `plan`.
 
-        May raise the exceptions of users' functions.
+        Yields the waits that this needs. May raise the exceptions of users' functions.
         """
         raise NotImplementedError
 

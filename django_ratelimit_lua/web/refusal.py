@@ -93,7 +93,10 @@ class ErrorDetails:
 
 
 def details_of(error: Exception) -> ErrorDetails | None:
-    """Return an optional app's details for the response to an exception of a view, or None."""
+    """Return the details for the response to an exception that a view raised.
+
+    The first optional app that recognizes the exception supplies them. None if none does.
+    """
     found = (extension.error_details(error) for extension in extensions)
     return next((details for details in found if details is not None), None)
 

@@ -389,7 +389,7 @@ def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
 
 
 @pytest.mark.usefixtures("three")
-def test_a_part_of_a_token_bucket_supports_debt() -> None:
+def test_a_part_of_a_split_token_bucket_supports_debt() -> None:
     """A part of a token bucket grants any cost that may be owed, and nothing more until it is
     paid."""
     limiter = RateLimiter("part", "90/h", algorithm="token_bucket", split="equal")

@@ -228,7 +228,7 @@ class CircuitBreaker:
     def guarded(
         self, function: Callable[..., object], instead: Callable[..., object]
     ) -> Callable[..., object]:
-        """Return the function, called through the breaker.
+        """Return a function that calls `function` through the breaker.
 
         Args:
             function: The function.

@@ -200,7 +200,7 @@ def _read(name: str, field: str, value: Any) -> Any:
 
 
 def breaker_name(name: Any) -> str:
-    """Return a valid name of a breaker. Raises `BreakerError` if it is invalid."""
+    """Return the name of a breaker as text. Raises `BreakerError` if it is invalid."""
     is_text = isinstance(name, str) and name.strip() and name.isprintable()
     if is_text and len(name) <= MAX_NAME_LENGTH:
         return str(name)

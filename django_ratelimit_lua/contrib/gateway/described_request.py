@@ -65,7 +65,7 @@ request.
 class DescribedRequest(WSGIRequest):
     """A request of another server.
 
-    - `readings`: the paths that servers may parse from it, see `paths`.
+    - `readings`: the paths that different servers may read from the request; see `paths`.
     """
 
     readings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The identities that a service names by key, as rules count them and overrides match them."""
+"""Identities that a service sends as values by key, converted for rules and overrides."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _line(
 
 
 def _request(text: str) -> tuple[str, str, str | None]:
-    """Return the method, the path with query, and the host if it is a whole URL.
+    """Return the method, the path with its query, and the host if the target is a complete URL.
 
     The method is empty if the text is not a request.
     """

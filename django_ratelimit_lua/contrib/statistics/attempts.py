@@ -120,7 +120,7 @@ def higher_limits(name: str, limit: Limit, span: Span, refused: int) -> HigherLi
 
 
 def _stride(limit: Limit, span: Span) -> int:
-    """Return the smallest distance of two parts, in parts, that are more than a period apart.
+    """Return the smallest distance, in parts, between two parts that are over a period apart.
 
     An inexact limit may count a request for longer than its period, at most twice as long.
     """

@@ -339,12 +339,12 @@ def test_a_host_has_one_identity_in_every_spelling(check: Check, settings: Any) 
 
 @pytest.mark.parametrize("dialect", ["nginx", "envoy"])
 @pytest.mark.parametrize("application", [alone, ASGIHandler()])
-def test_a_repeated_value_creates_no_further_count(
+def test_a_repeated_value_does_not_avoid_a_limit(
     settings: Any, application: Any, dialect: str
 ) -> None:
-    """Some services take the first value, some the last: a made-up one beside it frees nobody, and
-    neither lifts it a block of one of them. What is the same twice is one value; a comma within a
-    value is one.
+    """Some services use the first value, others the last. An additional made-up value avoids
+    neither the limit nor a block of one of the values. Two equal values are one value, and so is a
+    value with a comma.
     """
     settings.RATELIMIT_GATEWAY_DIALECT = dialect
     settings.RATELIMIT_RULES = [

@@ -300,8 +300,8 @@ def test_invalid_requests_get_the_same_kind_of_error(proxied: Proxied) -> None:
     assert answer.lower().count(b"content-type:") <= 1
 
 
-def test_a_repeated_value_creates_no_further_count(proxied: Proxied) -> None:
-    """However the proxy passes on a header, or cookies, of several lines."""
+def test_a_repeated_value_does_not_avoid_a_limit(proxied: Proxied) -> None:
+    """The proxies differ in how they forward a header, or cookies, of several lines."""
     begin = ("Host: a", "Connection: close")
     for path, name in (("/keys/", "X-API-Key: {0}"), ("/cookies/", "Cookie: visitor={0}")):
         statuses = [

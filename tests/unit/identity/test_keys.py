@@ -124,7 +124,7 @@ def test_fields_of_a_body_are_keys(rf: RequestFactory) -> None:
         (b'{"name":null}', "application/vnd.api+json"),
     ],
 )
-def test_a_malformed_body_creates_no_further_count(
+def test_a_malformed_body_counts_as_a_missing_value(
     body: bytes, content_type: str, rf: RequestFactory
 ) -> None:
     """Malformed, or of another kind: the missing identity."""
