@@ -40,7 +40,7 @@ def _answer_in_drf() -> None:
 
 
 def _migrated(using: str, plan: object = (), **kwargs: object) -> None:
-    """Publish changes of rules by migrations, also if they removed the tables."""
+    """Publish the changes that migrations have made to rules, even if they removed the tables."""
     from .publishing import triggers
 
     if plan:

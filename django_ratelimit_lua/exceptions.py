@@ -14,8 +14,8 @@ class Ratelimited(PermissionDenied):
     """A request or call was refused.
 
     Like the exception of django-ratelimit, it is a subclass of Django's `PermissionDenied`: without
-    a handler it becomes a 403. It is made from a decision, or from text; then its `decision` has no
-    limits.
+    a handler it becomes a 403. It is made from a decision or from text. If it is made from text,
+    its `decision` has no limits.
 
     >>> raise Ratelimited("Five exports a day are enough.")
     Traceback (most recent call last):

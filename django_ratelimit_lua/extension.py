@@ -1,4 +1,4 @@
-"""`Extension`: how an optional app under `contrib/`, an "optional app", plugs into the core.
+"""`Extension`: the interface by which an optional app (under `contrib/`) extends the core.
 
 The core never imports an optional app. It calls the extensions that `AppConfig.ready` has
 registered, in the order of `INSTALLED_APPS`; without any, each hook is a loop over an empty list.

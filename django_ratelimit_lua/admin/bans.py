@@ -129,10 +129,10 @@ def _listed(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[ActiveBan]:
 
 
 def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[ActiveBan]:
-    """Return the bans of a client, by a limit or for a reason that a text names.
+    """Return the bans with a client, limit, rule or reason that matches a text.
 
-    A client is found by its address, user, value or digest; for users who may see names also by
-    its network or a part of its name.
+    A client matches by its address, user, value or digest. If the operator may see names, a client
+    also matches by its network or a part of its name, and a ban by its reason.
     """
     words = text.casefold()
     digests = {client.digest for client in find_clients(text)}

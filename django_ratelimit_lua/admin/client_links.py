@@ -1,4 +1,4 @@
-"""What a row about a client leads to: its page, and the form of an override about it."""
+"""Links in rows about clients: to the page of the client, and to the form of an override."""
 
 from __future__ import annotations
 

@@ -167,7 +167,10 @@ def _search_text(request: HttpRequest) -> str:
 
 
 def _explain(request: HttpRequest, digest: str) -> tuple[tuple[Part, ...], ExplainedClient]:
-    """Return the name of a client if the search text finds the client, and its explanation."""
+    """Return the name of a client, and the limits and other data about the client.
+
+    The name is empty if the search text does not find the client.
+    """
     found = find_clients(_search_text(request))
     name = next((each.name for each in found if each.digest == digest), ())
     field, value = override_subject(digest, name)

@@ -19,7 +19,7 @@ def curve_context(curve: Curve, given: str, place: int = 0, title: str = "") -> 
 
     Args:
         curve: The refusal curve.
-        given: The limit that is asked for, as it was entered; an invalid one stands for today's.
+        given: The requested limit, as it was entered. If it is invalid, the limit in force is used.
         place: The position of the curve on its page.
         title: The name of the plot.
     """

@@ -42,7 +42,7 @@ class RatesField(forms.CharField):
     def prepare_value(self, value: object) -> object:
         """Return lines for a list, and any other value unchanged.
 
-        Others are a browser's input, and values that were edited by hand.
+        Other values were sent by a browser, or were edited by hand.
         """
         if isinstance(value, list):
             return "\n".join(map(str, value))
@@ -90,7 +90,7 @@ class AskingForm(VersionedForm):
 
         Args:
             warnings: Fields and texts.
-            subject: Texts that a confirmation is bound to. Default: those of the warnings.
+            subject: Texts for which the confirmation is valid. Default: the texts of the warnings.
         """
         confirmed = fingerprint(subject or [text for _field, text in warnings])
         if not warnings or self.data.get("confirm") == confirmed:

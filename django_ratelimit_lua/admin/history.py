@@ -41,7 +41,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     Digests are left out, unless the name of the client is hidden.
 
     Args:
-        change: Any entry of the history. Of a created or deleted row, the values are listed.
+        change: Any entry of the history. For a created or deleted row, all values are listed.
         may_see_who: Whether names of clients may be shown.
     """
     before = _mapping(change.before)

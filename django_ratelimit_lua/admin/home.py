@@ -91,7 +91,7 @@ def _problems(state: Health) -> Iterator[Problem]:
 
 
 def _unpublished(*, is_available: bool) -> Iterator[Problem]:
-    """Yield why saved rules are not in force, if so."""
+    """Yield the problem that saved rules are not in force, if there is one."""
     hint = _("It is tried again in the background. “manage.py ratelimit rules publish” shows why.")
     url = reverse("admin:django_ratelimit_lua_ratelimitchange_changelist")
     if triggers.unpublished:

@@ -58,9 +58,9 @@ def save_override(
     placeholders: Context,
     origin: str,
 ) -> None:
-    """Save an override, log it with its origin and report it.
+    """Save an override, log it with its origin, and show a message.
 
-    `placeholders` are for its client and its duration in the message.
+    `placeholders` contains the client and the duration for the message.
     """
     if add([override]) == [override]:
         model_admin.log_addition(request, override, origin)
@@ -76,7 +76,10 @@ def end_override(
     key: str,
     problem: str,
 ) -> None:
-    """End the override with this key, log and report it; if there is none, report the problem."""
+    """End the override with this key, and log and report the end.
+
+    If there is no such override, show `problem` instead.
+    """
     chosen = [override for override in overrides if str(override.pk) == key]
     if not chosen:
         messages.warning(request, problem)

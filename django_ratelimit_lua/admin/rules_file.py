@@ -176,5 +176,5 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def _numbers(changes: list[rules_yaml.RuleChange]) -> Counter[str]:
-    """Return the number of changes of rows of optional apps, by word."""
+    """Return the number of changed rows of optional apps, by the word of their kind."""
     return Counter(change.word for change in changes if change.word != rules_yaml.RULE)

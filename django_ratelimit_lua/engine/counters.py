@@ -105,7 +105,7 @@ class Counter:
         raise NotImplementedError
 
     def give(self, now: float, cost: int, since: float | None = None) -> None:
-        """Give back the units of a hit that count since `since`, or the latest if it is None."""
+        """Give back the units of the hit that count since `since`. None: the latest units."""
         raise NotImplementedError
 
     def catch_up(self, now: float, units: int, since: float) -> None:

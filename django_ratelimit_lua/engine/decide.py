@@ -383,8 +383,8 @@ def _without_redis(call: Call) -> Decision:
 def _is_compared_apart(call: Call) -> bool:
     """Return whether rules and overrides must be compared in a separate call.
 
-    On one server, a call is made for requests with overrides even if nothing is counted, for
-    example for blocked and exempt clients, and it compares them as well.
+    On a single server, a call that counts units also compares both. A request with overrides makes
+    such a call even if it counts nothing, for example because its client is blocked or exempt.
     """
     if not get_store().compares_rules:
         return True

@@ -91,7 +91,7 @@ class Held:
                 in_thread(self.release, seconds=MOMENT)
 
     def releasing(self) -> Waiting[None]:
-        """`release`, as steps for a driver."""
+        """Like `release`, but as a generator for one of the drivers in `engine.run`."""
         slots = self._slots
         self._slots = []
         held_slots.note_late(slots)  # The process may have been stopped until now.

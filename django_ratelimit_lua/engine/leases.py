@@ -356,7 +356,7 @@ class LocalPart:
     """The part of a call that is decided in this process.
 
     - `states`: the states of limits, by the position of their charge;
-    - `taken`: the units taken, and the function that returns each.
+    - `taken`: the units taken, each number with the function that gives units back.
     """
 
     states: dict[int, LimitState] = field(default_factory=dict)

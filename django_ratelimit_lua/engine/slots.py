@@ -501,8 +501,7 @@ def end_slot(holder_id: str) -> Holder | None:
     """End a slot, whichever process holds it.
 
     The slot is free at once. Its process sends `slot_lost` with the next renewal, and its work
-    continues. Return the holder, or None if the slot has ended
-    already. Raises `StoreError`.
+    continues. Return the holder, or None if the slot has ended already. Raises `StoreError`.
     """
     for holder, key, slot in _listed():
         if holder.id == holder_id:

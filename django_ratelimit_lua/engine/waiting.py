@@ -27,7 +27,7 @@ async def ahold(outcome: Outcome) -> None:
 
 
 def waiting_turn(outcome: Outcome) -> Waiting[None]:
-    """`hold`, as steps for a driver."""
+    """Like `hold`, but as a generator for one of the drivers in `engine.run`."""
     seconds = outcome.decision.wait
     try:
         yield Wait(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))

@@ -154,7 +154,7 @@ class Ban(NamedTuple):
         return cls(until, since, first, last, offences, times, by == 1, did % 2 == 1, did >= 2)
 
     def later(self) -> Ban:
-        """Return the ban without the marks of the call that has triggered it or offended."""
+        """Return the ban as a later decision reports it: not new, and without an offence."""
         return self._replace(is_new=False, is_offence=False)
 
     @property

@@ -78,12 +78,12 @@ _NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")
 class Option:
     """One row of the table: an option's default, the check that reads it, its label and its help.
 
-    - `check` returns the value as the package uses it, or raises `ValueError` with what would be
-      right;
+    - `check`: returns the value as the package uses it, or raises `ValueError` with the valid
+      values;
     - `label`, `help`: in the admin and the documentation; `names`: the labels of the values of a
       choice;
     - `words`: its words in a rule's sentence, and `singular` those for a value of 1; `excludes`:
-      options that contradict it; `needs`: the option without which it has no effect;
+      options that contradict it; `needs`: the option without which it has no effect.
 
     An option that no algorithm names is taken by every algorithm.
     """

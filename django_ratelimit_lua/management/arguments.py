@@ -75,7 +75,8 @@ def seconds_of(option: str, period: str, otherwise: str = "") -> int:
     """Return the seconds of a duration such as 30m.
 
     Raises:
-        CommandError: The duration is invalid. The message contains the option and `otherwise`.
+        CommandError: The duration is invalid. The message begins with the option, and ends with
+            the text `otherwise`.
     """
     try:
         return time_us(duration(period)) // SECOND
@@ -174,7 +175,7 @@ def require_confirmation(options: VerbOptions, warnings: Sequence[str]) -> None:
 
 
 def verdict(explanation: Explanation) -> Iterator[str]:
-    """Yield the decision about the next request like this, after a hint about other methods."""
+    """Yield a hint about other methods, and then the decision about the next such request."""
     if explanation.other_methods:
         methods = " or ".join(explanation.other_methods)
         yield f"other methods have more limits: add --method {methods}"

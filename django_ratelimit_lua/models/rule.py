@@ -43,8 +43,8 @@ class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
     def all_declared(self) -> Iterator[tuple[RateLimitRule, Declared]]:
         """Yield all rules, each with its declaration, in two queries.
 
-        For thousands of rules, a prefetch takes longer than the queries, and a list of all rows
-        much memory.
+        For thousands of rules, a prefetch takes longer than the two queries, and a list of all rows
+        takes much memory.
         """
         tiers: dict[int, list[Any]] = {}
         stored: Any = self.model.tiers.rel.related_model._base_manager

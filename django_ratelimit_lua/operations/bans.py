@@ -33,7 +33,7 @@ class ActiveBan:
     - `limit`, `rule`: the names of the limit and its rule, if known; `identity`: the digest of the
       banned identity, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows, but with the whole
       address if it is "masked"; empty: unknown;
-    - `ban`: its end, its offences and how often there was one; `why`: the reason of a ban by hand;
+    - `ban`: its end, its offences and the number of bans so far; `why`: the reason of a manual ban;
     - `key`: the key of the ban in Redis; `known`: the limit as it is now; None: unknown here.
     """
 

@@ -54,8 +54,8 @@ class ExplainedClient:
     - `digest`: of the identity that limits count; `name`: its parts, as far as they are recorded
       and `RATELIMIT_SHOW_IDENTITIES` allows;
     - `found`: the limits that have counted it, and those of the requested name. They are decided
-      as if it was not blocked; `found.block` is the override that blocks it. An override about a
-      network and a tier are not found by a digest;
+      as if it was not blocked; `found.block` is the override that blocks it. Overrides about a
+      network, and tiers, cannot be found by a digest;
     - `offences`: the last requests that counted towards a ban, the earliest first; `bans`, `slots`
       and `overrides`: those that have not ended;
     - `is_complete`: every limit of the site was examined.
@@ -143,7 +143,10 @@ def _limits_by_place() -> dict[str, list[_Place]]:
 
 
 def _sharing_nothing(limits: Sequence[_Place]) -> list[_Place]:
-    """Return the limits as one call can decide them: the first of those that share a ban has it."""
+    """Return the limits in a form that one call can decide: no two of them share a ban.
+
+    If several limits share a ban, only the first of them keeps it.
+    """
     bans: set[bytes] = set()
     found: list[_Place] = []
     for known, limit in limits:
@@ -270,9 +273,9 @@ class FoundClient:
 
 
 def find_clients(text: str) -> list[FoundClient]:
-    """Return the clients that limits in force would count a user, an address or a value as.
+    """Return the clients that match a user, an address or a value, as limits in force count them.
 
-    A user or an address has another digest for each kind of key.
+    The same user or address is another client for each kind of key, with another digest.
 
     Args:
         text: An address, a user, or a value of a field; several are separated by blanks, for keys

@@ -34,7 +34,7 @@ def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> li
 
     Args:
         row: The rule.
-        exempt: The paths that rules exempt, if they are not to be read.
+        exempt: The paths that rules exempt. By default, `exempt_paths` reads them.
     """
     rule = row.compiled([])
     found = []

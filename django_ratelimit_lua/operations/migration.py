@@ -1,4 +1,4 @@
-"""Find what a project must change to move here from django-ratelimit or DRF's throttles.
+"""Find what a project must change to migrate from django-ratelimit or DRF's throttles.
 
 The source code is parsed, and never imported or changed.
 """

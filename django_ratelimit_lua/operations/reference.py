@@ -44,7 +44,7 @@ class KnownLimit(NamedTuple):
 
     @property
     def reading(self) -> str:
-        """Its sentence."""
+        """Return the sentence that describes the limit."""
         if self.rule is None:
             return self.words
         return reading(self.rule.given or {})

@@ -25,7 +25,7 @@ one.
 
 
 def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverride] | None:
-    """Return the overrides that ended between two moments; None if they are too many to list."""
+    """Return the overrides that ended between two moments; None if there are too many to list."""
     rows = RateLimitOverride._base_manager.using(using).filter(ends__gt=since, ends__lte=until)
     overrides = list(rows[: BATCH + 1])
     if len(overrides) > BATCH:

@@ -1,10 +1,10 @@
 """From the database to Redis: the snapshot of the rules, and the overrides of each subject.
 
-Publishing only moves forward, and publishes only committed rows: a process names the revision that
-was published when it read the database, and if another process has published since, it reads again.
-Subjects with changed overrides are written one by one; all are written if it is unknown which have
-changed. The snapshot names its database. The rules of another database are never replaced, unless
-an operator requests it.
+Only committed rows are published, and older rules never replace newer ones: a process sends the
+revision that was published when it read the database. If another process has published since then,
+it reads the database again. Only subjects with changed overrides are written, or all subjects if it
+is unknown which have changed. The snapshot contains the id of its database. The rules of another
+database are never replaced, unless an operator requests it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When rules are published.
+"""The events after which rules are published.
 
-They are published after each change, after migrations, when Redis was emptied, and again until it
-succeeds.
+They are published after each change, after migrations, and when Redis was emptied. A publication
+that fails is repeated until it succeeds.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ def network_identity(address: Address, kind: str) -> Identity | None:
 def client_identity(client: str) -> Identity:
     """Return the identity of the subject of an override about a client's digest.
 
-    It differs from the client's own identity, because overrides about a user or a value are
-    published under that.
+    It differs from the identity that limits count, because the digest of that identity may already
+    be the subject of an override about a user or a value.
     """
     return (DIGEST, client)
 

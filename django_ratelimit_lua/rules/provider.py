@@ -191,7 +191,7 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
     """Load the rules, for the first time or because a call used stale ones.
 
     If that takes longer than `patience` (default: the time of a decision), return the known ones.
-    Blocks. Raises `ImproperlyConfigured` only for the rules of the settings.
+    This function blocks. It raises `ImproperlyConfigured` only for the rules of the settings.
     """
     patience = patience or Patience(conf.TIMEOUT)
     ruleset = _ruleset
@@ -347,14 +347,14 @@ def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[Sna
 
 
 def reload(patience: Patience | None = None) -> Ruleset:
-    """Load the published rules again. Blocks, and raises like `load`."""
+    """Load the published rules again. Like `load`, this function blocks and may raise."""
     return load(StaleRules(Revision(-1, b"")), patience)
 
 
 def load_published(patience: Patience | None = None) -> Ruleset:
     """Return the published rules, which are loaded only if they have changed.
 
-    Blocks, and raises like `load`.
+    Like `load`, this function blocks and may raise.
     """
     ruleset = _ruleset
     if ruleset is None or ruleset.fence is None or not compare_with_published(loads=False):

@@ -249,8 +249,8 @@ class Rule:
     def in_place_of(self, call_sites: Sequence[Rule]) -> Rule:
         """Return this rule with the values that only call sites have, in place of these call sites.
 
-        It continues their counts if it has the same key. If several have its name, key, algorithm
-        and outcome are those of the first.
+        It continues their counts if it has the same key. If there are several call sites, the key,
+        the algorithm and the outcomes are those of the first.
         """
         first = call_sites[0]
         methods = self.methods
@@ -504,8 +504,8 @@ class _Reader:
     def rates(self, value: object) -> list[CompiledRate]:
         """Return the rates, which are decided together. Raises also `LimitError`.
 
-        Each needs another period, because of two rates with the same period only the smaller has an
-        effect.
+        Each rate must have another period: if two had the same period, only the smaller rate would
+        have an effect.
         """
         if value is None:
             raise LimitError(_("A rule needs a limit, such as 100/m, unless it is exempt"))

@@ -255,9 +255,9 @@ def _layers(view: Any, unknown: list[str]) -> list[Any]:
 
 
 def _answering(class_view: object, cls: type, method: str | None) -> list[str]:
-    """Return the names of the class's methods that run for a request of an HTTP method.
+    """Return the names of the methods of a class that run for requests of an HTTP method.
 
-    None stands for any HTTP method, also at other URLs of a `ViewSet`.
+    If `method` is None, all HTTP methods are included, and for a `ViewSet` its other URLs as well.
     """
     actions: dict[str, str] = getattr(class_view, "actions", None) or {}
     names = list(getattr(cls, "http_method_names", ()))

@@ -1,8 +1,8 @@
 """Tools for the tests of projects: other settings, fresh counts, a movable clock, a server.
 
 Projects import this package in their tests, and pytest loads it through its plugin. It imports
-`engine` and `rules`. No other package imports it. It does not imitate Redis: it
-starts real servers.
+`engine` and `rules`. No other package imports it. It does not imitate Redis: it starts real
+servers.
 """
 
 from __future__ import annotations

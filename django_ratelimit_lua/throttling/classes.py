@@ -89,7 +89,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     Attributes:
         rate: A value that `Rate.parse` accepts, None for no limit, or a dict of these by HTTP
             method. In a dict, "*" is for all other methods, and GET includes HEAD.
-        scope: As in DRF, like `THROTTLE_RATES`, `timer` and `cache_format`.
+        scope: As in DRF. So are `THROTTLE_RATES`, `timer` and `cache_format`.
         algorithm: The default is a sliding log, which decides as DRF documents (a sliding window
             for limits above 100,000). With "concurrency", a rate is a plain number: the maximum of
             concurrent requests.

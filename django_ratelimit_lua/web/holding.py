@@ -105,9 +105,10 @@ def watched_method(request: object, held: Held, method: Callable[P, R]) -> Calla
 
 
 async def release_left(request: object, error: BaseException) -> None:
-    """Release what a request holds that ends with an exception.
+    """Release the slots of a request that ends with an exception.
 
-    For a cancelled request, that happens after the work that still runs in its thread.
+    If the request was cancelled, its view may still run in a thread. The slots are released
+    afterwards.
     """
     if not request_state(request).held:
         return

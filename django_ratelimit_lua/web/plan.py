@@ -125,8 +125,8 @@ class Party(NamedTuple):
 class Planner:
     """Plans one decision: the base class of all planners.
 
-    A subclass adds a request, or identities and limits. It gathers `charges` by the rules in force,
-    and, if overrides may apply to them, the same as `parties`.
+    A subclass adds a request, or identities and limits. Its `gather` sets `charges`, by the rules
+    in force. If overrides may apply to the charges, it also sets `parties`, which contain them.
 
     - `options`: those of `build_call`; `adds_up`: whether the costs of two charges to one counter
       are added up; `ignores_blocks`: whether overrides that block are ignored;
@@ -158,7 +158,7 @@ class Planner:
         raise NotImplementedError
 
     def take(self, parties: Sequence[Party]) -> None:
-        """Set the parties, and the charges to all charges of these parties."""
+        """Store the parties, and all of their charges."""
         self.parties = parties
         self.charges = [planned for party in parties for planned in party.charges]
 

@@ -214,7 +214,7 @@ async def arefused_response(request: HttpRequest, decision: Decision) -> HttpRes
 
 
 def refusing(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
-    """`refused_response`, as steps for a driver."""
+    """Like `refused_response`, but as a generator for one of the drivers in `engine.run`."""
     exception = conf.EXCEPTION_CLASS
     if exception is None:
         return (yield from _refuse(request, decision))

@@ -289,7 +289,7 @@ class Circuit:
         return number
 
     def count_hanging(self) -> bool:
-        """Count the running calls that have lasted `slow`.
+        """Count the running calls that have lasted at least as long as the threshold `slow`.
 
         Return whether that may open the breaker, so that it must be reported immediately. Probes
         are left to the background task.
@@ -593,7 +593,7 @@ class Circuits:
     def get(self, name: str, declared: Thresholds) -> Circuit:
         """Return the breaker of a name, with these thresholds.
 
-        If it was declared with others before, it is marked as ambiguous.
+        If it was declared with other thresholds before, it is marked as ambiguous.
         """
         with self._lock:
             circuit = self.by_name.get(name)

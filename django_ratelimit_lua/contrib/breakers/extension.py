@@ -60,7 +60,7 @@ class BreakersExtension(Extension):
         return None
 
     def home(self, request: HttpRequest) -> Iterator[HomeSection]:
-        """Yield a section if there is such a breaker and the user may see breakers."""
+        """Yield a section with the breakers that are not closed, if the user may see breakers."""
         if not any(map(request.user.has_perm, SEE)):
             return
         page = reverse("admin:ratelimit_breakers_breaker")

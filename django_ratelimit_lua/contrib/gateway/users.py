@@ -63,8 +63,8 @@ def log_in(request: Any, user: VouchedUser) -> None:
 def load_user(request: Any) -> None:
     """Load the reported user from the database, because a rule uses the user's groups.
 
-    An unknown user has no groups, and no user is signed in while the database is unavailable.
-    Blocks.
+    An unknown user has no groups, and no user is signed in while the database is unavailable. This
+    function blocks.
     """
     if not isinstance(request.user, VouchedUser) or request.user.is_anonymous:
         return

@@ -118,7 +118,7 @@ class Log:
 
     @property
     def done(self) -> int:
-        """Return the number of bytes read, of a log with a known size."""
+        """Return the number of bytes read, or 0 if the size of the log is not known."""
         if not self.size:
             return 0
         return int(self._raw.tell())

@@ -8,8 +8,9 @@ other: one pass over the log decides all limits, exactly.
 That holds if the time until which a request counts is known when it arrives: for a sliding log and
 a fixed window. For other algorithms the curve gives an N that is sufficient. A token bucket empties
 at a speed that depends on N. With N as its burst it never refuses an identity that has at most N
-requests in any period, as a sliding log counts them. A segment of a sliding window counts until the
-last hit in it that N admits is a period old; here, that hit is assumed at the end of the segment.
+requests in any period, as a sliding log counts them. A segment of a sliding window counts for one
+period after the last hit that was admitted in it. That hit depends on N, so it is assumed at the
+end of the segment.
 
 Requests that end together and have successive places are stored as one run. In a sliding log each
 ends at its own time: if there are more runs than `MAX_RUNS`, no curve is drawn, so memory does not

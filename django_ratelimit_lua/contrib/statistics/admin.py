@@ -350,7 +350,7 @@ def clients_context(request: HttpRequest, page: Overview) -> dict[str, Any]:
 
 
 def home_sections(request: HttpRequest) -> Iterator[HomeSection]:
-    """Yield the requests and refusals of a period, and why counts cannot be written.
+    """Yield the requests and refusals of a period. If counts cannot be written, yield the reason.
 
     Raises:
         StoreError: Redis is unavailable.
@@ -428,7 +428,7 @@ def _hide_names(request: HttpRequest, *lists: Iterable[Estimate]) -> None:
 def client_rows(
     request: HttpRequest, clients: Sequence[Estimate], name: str = "", rule: int | None = None
 ) -> list[dict[str, object]]:
-    """Return the rows of clients of a name, or of all, with what can be done about each."""
+    """Return the rows about clients of a name, or of all names, with the links of each client."""
     parts = readable_parts(request, [client.name for client in clients])
     named = [(client.digest, client.name) for client in clients]
     links = client_links(request, named, name, rule)

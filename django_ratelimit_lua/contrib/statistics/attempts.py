@@ -159,7 +159,10 @@ def _attempts(parts: Sequence[Sequence[bytes]], stride: int) -> list[Attempts]:
 
 
 def _bounds(lists: Sequence[bytes], what: str) -> dict[str, Between]:
-    """Return the number of each client in the lists of one part, and of any other client."""
+    """Return the bounds of each client's number in the lists of one part.
+
+    Any other client has the default value of the result.
+    """
     absent = sum(listed(written, what)[0] for written in lists)
     found: dict[str, Between] = defaultdict(lambda: Between(0, absent))
     for client in merged(lists, what):

@@ -75,9 +75,10 @@ class Span(NamedTuple):
 
     @property
     def details(self) -> list[tuple[bytes, int]]:
-        """Return the minutes, hours or days by which details are stored, the shortest available.
+        """Return the parts of the span for which details are stored, as (end of the key, moment).
 
-        Each is the end of a key, and the moment at which the minute, hour or day begins.
+        The parts are minutes, hours or days: the shortest that are still stored. The moment is the
+        beginning of the part.
         """
         if self.is_by_minute:
             return [(b"minute:%d" % minute, minute * MINUTE) for minute in self.parts(MINUTE)]
@@ -97,8 +98,8 @@ class Detail(NamedTuple):
     """The histograms of a span, which begins at `since`.
 
     - `times`: the number of decisions by bucket (see `TIME_BOUNDS`);
-    - `used`: by period in microseconds, the number of requests by bucket of the units used after
-      them (see `units_range`).
+    - `used`: a histogram for each period in microseconds. Each request is in the bucket of the
+      units that were used after it (see `units_range`).
     """
 
     since: int
@@ -173,7 +174,7 @@ def dropped() -> int:
 def series(names: Sequence[str], span: Span) -> dict[str, list[Point]]:
     """Return the counts of each name, step by step, from its minutes or its hours.
 
-    By minutes, sources, units and requests near the limit are only known of the last hour.
+    The minutes contain sources, units and requests near the limit only for the last hour.
     """
     suffixes = [b"hours:%d"]
     begin = DAY
@@ -260,7 +261,7 @@ def lists_of(name: str, span: Span) -> list[list[bytes]]:
 
 
 def merged(lists: Iterable[bytes], what: str) -> list[Estimate]:
-    """Return the clients of several lists of `writing.Top`, those with most first."""
+    """Return the clients of several lists of `writing.Top`, those with the highest counts first."""
     found: dict[str, Estimate] = {}
     absent = 0
     for written in lists:

@@ -231,7 +231,7 @@ class Overview:
     - `names`: the total number of names;
     - `identities`: the ten clients that were refused most by all limits, each request counted once.
       A client is listed once for all limits with the same key, and separately for limits with
-      another key. As all lists of clients, it is of the last 24 hours at most.
+      another key. Like all lists of clients, it covers the last 24 hours at most.
     """
 
     at: datetime.datetime

@@ -289,7 +289,7 @@ class Writer:
         self._take_people(tables, at)
 
     def _count(self, pending: Pending, word: bytes, at: int, number: int) -> None:
-        """Add to a number of a moment, or take from it."""
+        """Add a number, which may be negative, to the counts of a moment."""
         minutes = (b"more:%d" % (at // HOUR), MORE_KEPT)
         if word.decode() in LABELS:
             minutes = (b"minutes:%d" % (at // HOUR), MINUTES_KEPT)

@@ -38,7 +38,7 @@ class Algorithm:
             counts its share of a limit in the same way.
         allows_debt: Whether a hit may take more units than are available, so that later hits wait.
         ends_together: Whether all units of a window expire together.
-        is_exact: Whether a unit counts until exactly `expires_at`, and not perhaps for less.
+        is_exact: Whether a unit counts until exactly `expires_at`, and never for a shorter time.
     """
 
     name: ClassVar[str]

@@ -1,4 +1,4 @@
-"""`migrate-check`: read a project's code, and print what changes when it moves here."""
+"""`migrate-check`: read a project's code, and print what to change to migrate to this package."""
 
 from __future__ import annotations
 
