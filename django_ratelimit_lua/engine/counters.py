@@ -266,7 +266,7 @@ class Slots(Counter):
 
 
 class Uncounted(Counter):
-    """The counter of limits that allow everything while Redis is unavailable, or nothing."""
+    """The counter of limits that allow all hits, or no hits, while Redis is unavailable."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit

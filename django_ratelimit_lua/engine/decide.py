@@ -310,7 +310,7 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
-    """Decide a call by Redis, or without it if it is not needed or unavailable.
+    """Decide a call in Redis, or in this process if Redis is not needed or unavailable.
 
     Raises `StaleRules` if the call uses rules that are not current. Raises nothing if Redis is
     unavailable.

@@ -54,9 +54,9 @@ class Simulation:
 def simulate(limits: Sequence[Limit], burst: int, flow: Rate | None, cost: int = 1) -> Simulation:
     """Send a burst at once and then a steady flow to limits that are decided together.
 
-    The flow lasts three of their longest periods, or as long as `MAX_CALLS` requests last, but at
-    least three of the shortest. If there are more requests, several are decided in one call. The
-    counts are deleted afterwards.
+    The flow lasts for three times the longest period of the limits. It ends earlier if it consists
+    of more than `MAX_CALLS` requests, but not before three times the shortest period. If there are
+    more requests, several are decided in one call. The counts are deleted afterwards.
 
     Args:
         limits: The limits.

@@ -294,7 +294,7 @@ def test_odd_queries_are_answered(operator: Client) -> None:
             assert "<script>alert" not in operator.get(url, follow=True).content.decode()
 
 
-def test_without_redis_the_page_reports_it(operator: Client, settings: Any) -> None:
+def test_the_page_reports_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
     """And searches nevertheless."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}

@@ -120,8 +120,10 @@ def test_problems_are_bounded(operator: Client, settings: Any) -> None:
     assert "3 more" in shown(operator)
 
 
-def test_users_see_what_they_may() -> None:
-    """Without the permission to see rules, the list of models only; changes with theirs."""
+def test_users_see_only_what_their_permissions_allow() -> None:
+    """Without the permission to see rules, a user sees only the list of models. The last changes
+    need another permission.
+    """
     RateLimitRule.objects.create(name="search", path="/search", key="ip", limit=5)
     models_only = staff("view_ratelimitoverride")
     assert "Redis is available" not in shown(models_only)

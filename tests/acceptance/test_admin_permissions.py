@@ -135,8 +135,10 @@ def test_forged_requests_lift_and_block_nothing(treated: Treated, operator: Clie
     assert state() == before
 
 
-def test_what_two_operators_do_at_once_is_done_once(treated: Treated, operator: Client) -> None:
-    """The second gets a page that says so."""
+def test_an_action_of_two_operators_at_once_is_done_once(
+    treated: Treated, operator: Client
+) -> None:
+    """The second operator gets a page that reports it."""
     other = staff("block_identity", name="other")
     url = f"{CLIENT}?digest={treated.user}"
     (active,) = [ban for ban in active_bans() if ban.identity == treated.user]

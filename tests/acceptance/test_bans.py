@@ -87,7 +87,7 @@ def test_code_can_report_offences() -> None:
         limiter.offend("ada", cost=-1)
 
 
-def test_a_ban_by_hand_starts_and_ends() -> None:
+def test_a_manual_ban_starts_and_ends() -> None:
     """For as long as is said, with a reason; lifted at once, and what was earned before is
     forgotten only if told.
     """

@@ -231,10 +231,10 @@ def test_bans_are_listed_by_the_clock_of_redis(hours: int, settings: Any) -> Non
         assert limiter.hit("ada")
 
 
-def test_what_was_lifted_before_redis_died_is_in_the_history(
+def test_bans_lifted_before_redis_failed_are_in_the_history(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several that are lifted together."""
+    """Several bans are lifted together, and Redis fails after some of them."""
     with Server() as server:
         settings.CACHES = alias(server.url)
         limiter = RateLimiter("halfway", "1/h", ban_after=1, ban_for="10m")

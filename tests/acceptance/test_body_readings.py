@@ -99,7 +99,7 @@ def block(**fields: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["/plain", "/method", "/function", "/asks"])
-def test_another_charset_allows_no_further_guess(where: str, settings: Any) -> None:
+def test_another_charset_allows_no_additional_guess(where: str, settings: Any) -> None:
     """A name that is spelled anew in UTF-7, or escaped, and that DRF reads as the same."""
     settings.RATELIMIT_RULES = [
         {"name": "plain", "path": "/plain", "key": "data:name", "rate": "2/h"}

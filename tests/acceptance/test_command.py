@@ -441,10 +441,8 @@ def test_a_rule_error_names_its_field() -> None:
 
 
 @pytest.mark.parametrize("name", ["everyone", "anonymous", "authenticated", "staff"])
-def test_an_audience_in_a_list_is_not_a_group_of_that_name(name: str) -> None:
-    """And no group of that name; a group that is called so is a group, and the command tells them
-    apart.
-    """
+def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) -> None:
+    """A group with the name of an audience needs the prefix `group:`."""
     text = (
         f"- {{name: x, path: /x, key: ip, rate: 1/s, audience: [{name}]}}\n"
         f"- {{name: y, path: /y, key: ip, rate: 1/s, audience: ['group:{name}']}}"

@@ -168,7 +168,7 @@ def test_a_refusal_requested_before_a_refund_is_not_cached() -> None:
     assert limiter.hit("x").allowed
 
 
-def test_refusals_of_limits_that_count_them_are_not_cached() -> None:
+def test_refusals_that_count_as_hits_are_not_cached() -> None:
     """Each knock counts."""
     limiter = RateLimiter("x", "1/h", algorithm="fixed_window", count_denied=True)
     limiter.hit("x")

@@ -124,7 +124,7 @@ def test_every_kind_of_exempt_view_is_exempt_on_its_first_request(kind: str, pre
     assert done.stdout.splitlines() == expected, done.stderr
 
 
-def test_a_check_finds_the_paths_that_unimported_views_name(prefix: str) -> None:
+def test_a_check_finds_wrong_dotted_paths_in_unimported_views(prefix: str) -> None:
     """`check --tag caches` in a new process finds a dotted path that leads nowhere."""
     code = (
         "from tests import fresh_site; from django.core.management import "

@@ -130,8 +130,10 @@ def test_a_client_is_refused_while_all_slots_are_held(slots: SlotsInUse, face: s
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
-def test_requests_without_a_body_end_as_well(slots: SlotsInUse, face: str, method: str) -> None:
-    """HEAD and OPTIONS hold a slot, and release it."""
+def test_responses_without_a_body_release_their_slot(
+    slots: SlotsInUse, face: str, method: str
+) -> None:
+    """HEAD and OPTIONS take a slot, and release it."""
     _, body = begin(f"/{face}/plain/?who=ada", method)
     body.close()
     assert slots.held == 0

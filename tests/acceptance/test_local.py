@@ -199,8 +199,8 @@ def test_views_and_shadow_limits_work_in_an_outage(own: Server, rf: Any) -> None
     assert [view(rf.get("/")).status_code for _ in range(4)] == [200, 200, 429, 429]
 
 
-def test_processes_know_their_number(own: Server) -> None:
-    """Each says so; one that is gone is forgotten."""
+def test_every_process_knows_the_number_of_processes(own: Server) -> None:
+    """Each heartbeat returns the number."""
     several = [Heartbeat() for _ in range(3)]
     for one in several:
         one.beat()

@@ -76,8 +76,8 @@ def test_an_import_takes_less_than_a_query_for_ten_rules() -> None:
         assert many - few < (MANY - FEW) / 10
 
 
-def test_an_import_keeps_rows_and_takes_tiers_away() -> None:
-    """A tier that stays keeps its row; one that the file lacks is deleted."""
+def test_an_import_keeps_rows_and_deletes_missing_tiers() -> None:
+    """A tier that is in the file keeps its row. A tier that is not in the file is deleted."""
     tiers = [{"group": "a", "rate": "5/m"}, {"group": "b", "rate": "6/m"}]
     rule: dict[str, Any] = {"name": "one", "path": "/", "key": "ip", "rate": "1/m", "tiers": tiers}
     other = {"name": "two", "path": "/two", "key": "ip", "rate": "1/m", "description": "old"}

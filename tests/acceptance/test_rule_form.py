@@ -351,7 +351,7 @@ def test_a_confirmation_is_shown_below_the_warning_that_asks_for_it(operator: Cl
         assert 'name="version"' in html
 
 
-def test_a_rate_is_entered_as_the_summaries_write_it(operator: Client) -> None:
+def test_a_rate_can_be_entered_in_the_notation_of_summaries(operator: Client) -> None:
     """It is stored as rules write it."""
     form = given(path="/ok", key="ip", limit=2, more_rates="20 per day\n5 per 15 minutes")
     assert operator.post(f"{RULES}add/", form).status_code == 302

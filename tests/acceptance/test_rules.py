@@ -481,8 +481,8 @@ def test_a_rule_can_limit_a_view_with_rate_none() -> None:
     assert view(RequestFactory().get("/")).status_code == 429
 
 
-def test_raw_sql_is_republished_by_a_command() -> None:
-    """The documented exception."""
+def test_changes_by_raw_sql_are_published_by_a_command() -> None:
+    """The documentation names this exception."""
     rule("search", path="", limit=50)
     with connection.cursor() as cursor:
         cursor.execute('UPDATE django_ratelimit_lua_ratelimitrule SET "limit" = 20')

@@ -158,7 +158,7 @@ def test_a_slot_is_released_once(direct: redis.Redis) -> None:
     assert RateLimitChange.objects.count() == 1
 
 
-def test_the_list_is_true_right_after_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_is_correct_right_after_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processes have reported last: neither the released slot is listed, nor one whose
     work has ended. The page says before the click what a release does not do.
     """

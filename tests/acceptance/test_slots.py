@@ -290,7 +290,7 @@ def test_a_slot_object_is_used_by_one_caller_at_a_time() -> None:
     assert used(limiter) == 0
 
 
-def test_slots_and_rates_are_one_call() -> None:
+def test_slots_and_rates_are_decided_in_one_call() -> None:
     """All or nothing: a refused slot costs no unit of the rate, and a refused rate leaves no slot
     behind.
     """

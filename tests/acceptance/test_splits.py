@@ -174,8 +174,8 @@ def beat(one: Heartbeat, *limits: Limit) -> int:
 
 
 @pytest.mark.usefixtures("quiet")
-def test_processes_know_their_rank() -> None:
-    """From their heartbeats; one that says goodbye is gone at once."""
+def test_the_parts_of_processes_are_numbered() -> None:
+    """Each heartbeat returns a part of its own. A process that says goodbye is removed at once."""
     several = [Heartbeat() for _ in range(4)]
     for one in several:
         beat(one, EQUAL)
@@ -299,11 +299,11 @@ def test_heartbeats_continue_until_the_process_ends(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_smaller_number_of_processes_counts_only_after_a_full_heartbeat(
+def test_a_smaller_number_of_processes_is_used_only_after_a_full_heartbeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where the register was lost, or nobody could be heard of, parts stay as they were for a
-    lifetime. More processes than before are believed at once.
+    """If the register was lost, or other processes could not send a heartbeat, the parts stay
+    unchanged for a lifetime. A larger number of processes is used at once.
     """
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.LIFETIME", 4)
     several = [Heartbeat() for _ in range(3)]

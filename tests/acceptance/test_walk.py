@@ -16,7 +16,7 @@ from tests.walk import walks
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_decision_passes_few_functions_and_files(settings: Any, no_others: None) -> None:
+def test_a_decision_passes_through_few_functions_and_files(settings: Any, no_others: None) -> None:
     """From `@ratelimit` to Redis and back: functions that are entered, and files that
     they are in."""
     settings.RATELIMIT_ON_STORE_ERROR = "local"

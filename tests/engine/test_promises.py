@@ -150,7 +150,7 @@ def test_sliding_window_forgets_no_unit_more_than_one_segment_late() -> None:
         assert round(ask(start + last).retry_after * 1e6) == retry
 
 
-def test_sliding_window_keeps_what_was_used_when_it_is_edited() -> None:
+def test_sliding_window_keeps_the_used_units_when_it_is_edited() -> None:
     """Another limit, period or number of segments: what is in the new window counts, and nobody is
     refused for longer than the new limit alone could refuse anybody.
     """

@@ -142,10 +142,10 @@ def _given(text: str | None) -> str | None:
 def _line(
     fields: Mapping[str, Any], size: int, headers: Mapping[str, str] | None = None
 ) -> LogLine | None:
-    """Return the line with these fields, by the names of `_NAMES`.
+    """Return a line with these fields.
 
     Args:
-        fields: The fields.
+        fields: The fields, by the keys of `_NAMES`.
         size: The number of characters in the line.
         headers: The headers, if all are known.
     """

@@ -107,7 +107,7 @@ class Detail(NamedTuple):
     used: Mapping[int, Counter[int]]
 
     def beyond(self, period_us: int, units: int) -> Between:
-        """Return the bounds of the number of requests that came above this number of units.
+        """Return bounds of how many requests brought the used units above this number.
 
         The buckets of large numbers are not exact.
         """

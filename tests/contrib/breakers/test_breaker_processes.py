@@ -117,10 +117,8 @@ def test_calls_that_hang_in_many_processes_count_together(start: Start) -> None:
         worker.kill()
 
 
-def test_exactly_the_number_of_probes_runs_across_processes(start: Start) -> None:
-    """Eight processes ask all the time, while a service hangs that is being probed: three calls
-    reach it.
-    """
+def test_exactly_the_configured_number_of_probes_runs_in_all_processes(start: Start) -> None:
+    """Eight processes make calls while the probes of a service hang. Three calls reach it."""
     options = "failures=1, open_for='0.3s', probes=3"
     workers = start(8, f"pay({options})")
     workers[0]("pay('failed')")

@@ -634,11 +634,11 @@ def test_interleaved_generators_are_counted_separately() -> None:
     assert numbers_of("generators") == (2, 1, 0)
 
 
-def test_breakers_with_names_from_data_are_dropped(
+def test_unused_breakers_with_names_made_at_run_time_are_dropped(
     direct: redis.Redis, prefix: str, monkeypatch: Any
 ) -> None:
-    """By the process, when nothing in the code has them any more, except the last ones; in Redis
-    those are listed that were noted last. One that the code has stays.
+    """The process drops breakers that the code no longer refers to, except the latest ones. Redis
+    lists those that were recorded last. A breaker that the code refers to is kept.
     """
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MAX_HELD", 20)
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.circuits.MAX_LISTED", 30)

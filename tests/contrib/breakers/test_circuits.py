@@ -259,8 +259,8 @@ def test_a_breaker_closes_when_all_probes_have_succeeded(script: Script) -> None
     assert script.call(now, by, era=1, outcomes=Outcomes(20, 20)).state == "open"
 
 
-def test_repeated_failures_wait_longer_up_to_a_maximum(script: Script) -> None:
-    """Twice as long each time, at most `open_max`, and from the beginning once it has closed."""
+def test_pauses_grow_with_repeated_failures_up_to_a_maximum(script: Script) -> None:
+    """A pause is twice as long as the one before, at most `open_max`. Closing resets it."""
     by, now, waits = Thresholds(probes=1, open_us=10 * SECOND, open_max_us=35 * SECOND), BEGIN, []
     answer = opened(script, by)
     for _ in range(4):

@@ -181,7 +181,7 @@ def test_a_refusal_is_in_the_language_of_the_client(settings: Any) -> None:
         )
 
 
-def test_all_descriptors_of_a_request_are_all_or_nothing(settings: Any) -> None:
+def test_the_descriptors_of_a_request_are_decided_all_or_nothing(settings: Any) -> None:
     """Where one refuses, none is charged; also where two meet one count."""
     settings.RATELIMIT_RULES = [
         LOGIN_RULE,

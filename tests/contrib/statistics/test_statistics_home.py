@@ -40,8 +40,8 @@ def test_any_period_is_answered(operator: Client, period: str) -> None:
     assert "requests, last day" in shown(operator, period=period)
 
 
-def test_names_need_their_permission() -> None:
-    """The numbers do not."""
+def test_names_of_clients_need_a_permission() -> None:
+    """Numbers need no further permission."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     assert visits(3, "203.0.113.1").count(429) == 2
     text = shown(staff("view_ratelimitrule"))

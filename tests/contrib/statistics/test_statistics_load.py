@@ -639,8 +639,10 @@ def test_the_marks_in_a_process_are_bounded(direct: Any, monkeypatch: pytest.Mon
     assert {marks(f"known.{rule}", 3600 * 10**6, day()).people for rule in range(20)} == {300}
 
 
-def test_dropped_counts_alone_are_still_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a process that ends would forget them."""
+def test_the_number_of_dropped_counts_is_written_without_other_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the number would be lost when the process ends."""
     monkeypatch.setattr(writing, "MAX_PENDING", -1)
     writer = writing.Writer()
     writer.take(crowd("dropped", "x", 3, time.time()), {})

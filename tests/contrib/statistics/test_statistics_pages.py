@@ -297,9 +297,9 @@ def test_a_curve_says_that_the_limit_was_changed(operator: Client) -> None:
     assert who(operator, "90d") == who(operator, "day") == [3, 3]
 
 
-def test_a_curve_with_tiers_explains_its_difference(operator: Client) -> None:
-    """Who has a tier is in the curve with what they asked of theirs: more than was refused, which
-    is said.
+def test_a_curve_with_tiers_explains_its_difference_from_the_counts(operator: Client) -> None:
+    """Clients with a tier are in the curve with the units that they requested from the tier. So it
+    shows more refusals than there were, and the page explains that.
     """
     rule = RateLimitRule.objects.create(
         name="site",
@@ -638,7 +638,7 @@ def test_the_inspect_link_shows_where_a_client_was_refused(operator: Client) -> 
     assert "GET /ok" not in text(staff("view_ratelimitrule", name="reader"), url)
 
 
-def test_without_redis_the_pages_open_and_report_it(operator: Client, settings: Any) -> None:
+def test_the_pages_report_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
     """On both pages, and as JSON with the reason."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
     settings.CACHES = {
@@ -718,10 +718,10 @@ def test_every_query_gets_a_page(operator: Client) -> None:
     assert urlencode({"name": "site"}) in "name=site"
 
 
-def test_lists_show_the_last_day_and_link_to_its_page(operator: Client) -> None:
-    """Rules of the admin in their list, with what this version in shadow mode has seen; rules of
-    the settings and limits in the code on their page. Who was blocked was blocked, and not refused
-    by a rule.
+def test_lists_show_the_last_day_with_a_link_to_the_statistics(operator: Client) -> None:
+    """Rules of the admin have the cell in their list, with the counts of the current version in
+    shadow mode. Rules of the settings and limits in the code have it on their page. Blocked
+    requests are not counted as refused by a rule.
     """
     rule = RateLimitRule.objects.create(name="site & all", path="/ok", key="ip", limit=2, unit="h")
     RateLimitRule.objects.create(

@@ -85,7 +85,7 @@ def drive(steps: Steps) -> Decision:
     raise AssertionError
 
 
-def test_after_an_outage_both_counts_have_to_allow(
+def test_after_an_outage_both_counts_have_to_allow_a_hit(
     here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Redis refuses costs no share; a share that is used up refuses without asking; then it is

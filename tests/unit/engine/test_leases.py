@@ -238,7 +238,7 @@ def test_a_refusal_by_another_limit_keeps_the_leased_unit(clock: Clock, outcome:
     assert back(lease, EVERYTHING) == [(10, 7_000_000)]
 
 
-def test_a_reset_ends_the_leases_of_an_identity_alone(clock: Clock) -> None:
+def test_a_reset_ends_only_the_leases_of_that_identity(clock: Clock) -> None:
     """The others go on."""
     calls = [Call([Charge(WINDOW, who * 32)]) for who in (b"x", b"y")]
     mine, others = (hold(call, 10) for call in calls)

@@ -123,9 +123,7 @@ def test_a_rate_can_be_parsed_from_its_text(limit: int, times: int, unit: str) -
 
 
 @given(st.integers(0, 10**12), st.integers(1, 10**6), st.sampled_from(["x", *"smhdw"]))
-def test_a_rate_is_read_as_the_summaries_of_rules_write_it(
-    limit: int, times: int, unit: str
-) -> None:
+def test_a_rate_in_the_notation_of_summaries_is_parsed(limit: int, times: int, unit: str) -> None:
     """ "20 per minute", "5 per 15 minutes", and slots, "2 at once"."""
     try:
         rate = Rate.parse(rate_text(limit, times, unit))

@@ -41,8 +41,8 @@ def planned(mode: Any = "enforce") -> list[PlannedCharge]:
     return [PlannedCharge(Charge(Limit("x", "5/h", mode=mode), digest("ada")), "x")]
 
 
-def test_overrides_exempt_change_or_block() -> None:
-    """A charge goes, or has another limit, or says who blocks in its place."""
+def test_an_override_exempts_changes_or_blocks_a_charge() -> None:
+    """The charge is removed, gets another limit, or is replaced by the block."""
     assert apply_overrides(planned(), known(Override(1, None, "exempt")), NO_RULES, True)[0] == []
     (changed,), *_ = apply_overrides(
         planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True
@@ -138,9 +138,9 @@ def test_a_request_has_subjects(rf: RequestFactory) -> None:
     )
 
 
-def test_the_digests_are_those_that_charges_count_or_would_ban(settings: Any) -> None:
-    """Under each key that is known; what all callers share, or all who lack something, is no
-    client's.
+def test_the_subjects_are_the_digests_that_charges_count_or_would_ban(settings: Any) -> None:
+    """There is one subject for each known key. An identity that callers share, such as a missing
+    value, is no subject.
     """
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "now", ["before"]
     limit, ip, pair = Limit("x", "5/h"), ("ip", "192.0.2.9"), (("ip", "192.0.2.9"), ("user", None))

@@ -24,7 +24,7 @@ def test_retry_after_is_whole_seconds_rounded_up(
     assert ("retry_after" in json.loads(response.content)) == (header is not None)
 
 
-def test_an_overlong_accept_gets_the_page(rf: RequestFactory) -> None:
+def test_an_overlong_accept_header_gets_the_page(rf: RequestFactory) -> None:
     """What a browser would get; one of a common length is read to its end."""
     refused = Decision(False)
     for accept, kind in (
