@@ -46,9 +46,9 @@ def restore_rules(patience: float, rebuild: bool = False) -> bool:
     """Publish the rules of the database if they are not published, or to `rebuild` them.
 
     Return whether the published rules are those of the database. If the database cannot be read, a
-    background task keeps trying. A thread publishes, whose connection sees only committed rows, and
-    a request waits for it for at most `patience` seconds. Only in the transaction of a test case,
-    whose changes no other thread can see, the rules are published in the calling thread.
+    background task keeps trying. The rules are published in another thread, because its connection
+    sees only committed rows, and a request waits for that for at most `patience` seconds. In the
+    transaction of a test case, whose changes no other thread can see, the calling thread publishes.
     """
     failure = "The rules in the database cannot be read or published: %s"
     heal = partial(_publish, failure, rebuild=rebuild)

@@ -90,8 +90,8 @@ def rate_text(rate: object) -> str:
 class KnownCallSites:
     """The imported call sites, by name. Rules of these names replace them.
 
-    Names that are made at run time may be any number, so only the first are kept. Once there are
-    more, any name may be a call site.
+    Names may be made at run time, so their number is unbounded. Only the first `MAX_ENTRIES` are
+    kept. If there are more, any name may be a call site.
     """
 
     MAX_ENTRIES = 10_000

@@ -138,7 +138,7 @@ class OnView:
 
     - `class_view`: the object with the attributes that `as_view()` sets; None if there is no class;
     - `unknown`: functions with limits that the view may or may not call;
-    - `hidden`: the stacks that are known on them.
+    - `hidden`: the stacks that were found on the functions in `unknown`.
     """
 
     stacks: list[Stack]

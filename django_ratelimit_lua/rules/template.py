@@ -115,11 +115,12 @@ class LimitTemplate:
     - `tier_keys`: the registered keys of the tiers; `has_group_tiers`: whether any tier is for a
       group;
     - `label`: distinguishes its limits from others of the same name, in addition to the rate. If it
-      is empty, the name of a count contains only the period of its rate, and for the longest period
-      not even that. So a changed rate keeps its count, and the longest keeps it when a shorter one
-      is added (a rate that is not the longest any more starts a new count). The name of a rate that
-      a function returns contains the whole rate, if there are others, so that it never shares a
-      count with a constant one;
+      is empty, the name of a count contains the period of its rate. For the rate with the longest
+      period, it does not contain the period either. So a rate keeps its count when its number of
+      units changes, and the rate with the longest period keeps its count when one with a shorter
+      period is added. If one with a longer period is added, it starts a new count. If there are
+      several rates, and a function returns one of them, the name of its count contains the whole
+      rate, so that it never shares a count with a constant rate;
     - `counted`: by period and algorithm, the names of the counts that rates of this template
       continue, because they replace limits declared in code; see `in_place_of`.
     """

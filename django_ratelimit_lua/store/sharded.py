@@ -2,11 +2,11 @@
 
 All limits of one identity are in one hash slot, and its node decides them. A call whose keys are in
 several hash slots is decided slot by slot, in its own order. Each slot decides its part atomically.
-No units are admitted that one limit refuses. After a refusal the remaining slots are only read,
+A hit is admitted only if every limit allows it. After a refusal the remaining slots are only read,
 because the decision contains the numbers of every limit. Units that were taken before the refusal
-are refunded. Until then other requests find them counted, so a client may be refused that a single
-server would have admitted, never the other way round. If the process dies in between, those units
-stay counted.
+are refunded. Until then they are counted, so a client may be refused that a single server would
+have admitted. A client that a single server would have refused is never admitted. If the process
+dies before the refund, the units stay counted.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def _places_by_slot(keys: Sequence[bytes]) -> dict[int, list[int]]:
 
 
 def _without_wider_ban(charge: Charge) -> Charge:
-    """Return a charge without a ban of another identity than the counted one (`ban_key`)."""
+    """Return a charge without its ban, if `ban_key` bans another identity than the counted one."""
     if not charge.banned:
         return charge
     return charge._replace(limit=charge.limit.without_bans(), banned=b"")

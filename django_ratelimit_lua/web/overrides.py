@@ -215,11 +215,11 @@ def apply_overrides(
 ) -> tuple[Sequence[PlannedCharge], Sequence[PlannedCharge]]:
     """Return the remaining charges, and those that an override exempts.
 
-    Of the remaining ones, some have another limit, or are blocked.
+    Overrides may change the limits of remaining charges, or block them.
 
-    With `has_blocks`, a block applies even without charges: as a charge of the limit `NOTHING`, for
-    this `owner`. If there is an enforced charge, its override decides: the block, or the override
-    that has precedence over it.
+    With `has_blocks`, a block for all rules applies even if no charge is enforced. In that case the
+    only remaining charge is one of the limit `NOTHING`, for this `owner`. If a charge is enforced,
+    the override of that charge decides, which may have precedence over the block.
     """
     if not overrides:
         return charges, ()

@@ -14,8 +14,8 @@ from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 from django_ratelimit_lua.limits.algorithms.token_bucket import most_units
 
 
-def test_hit_peek_refund_and_reset_change_the_count() -> None:
-    """Take, look, give back, forget."""
+def test_the_count_follows_hits_peeks_refunds_and_resets() -> None:
+    """A hit takes units, a peek reads them, a refund returns them, and a reset deletes them."""
     limiter = RateLimiter("x", "5/h")
     assert limiter.hit("ada", 3).granted == 3
     assert (limiter.peek("ada", 2).allowed, limiter.peek("ada", 3).allowed) == (True, False)

@@ -342,7 +342,7 @@ def test_operators_list_slots_and_end_one(prefix: str, limiter: RateLimiter) -> 
         ends(lambda: get_store().execute(b"EXISTS", _key(_LIST)) == 0, "nor is its process")
 
 
-def test_an_operator_ends_a_slot_on_a_server_without_time_in_scripts(settings: Any) -> None:
+def test_an_operator_ends_a_slot_on_a_server_that_forbids_the_time_command(settings: Any) -> None:
     """With `RATELIMIT_CLOCK = "client"`."""
     settings.RATELIMIT_CLOCK = "client"
     with Server() as server, redis.Redis(port=server.port) as direct:

@@ -212,8 +212,12 @@ def test_a_missing_right_is_a_store_failure(command: str, least: redis.Redis) ->
 
 
 @pytest.mark.engine
-def test_a_server_without_time_in_scripts_can_reset(least: redis.Redis, settings: Any) -> None:
-    """With the clock of the client, as for hits; the message about it then has no moment."""
+def test_counts_are_reset_on_a_server_that_forbids_the_time_command(
+    least: redis.Redis, settings: Any
+) -> None:
+    """The ACL of the server may forbid the command TIME if the clock of the client is used. The
+    message about the reset has no moment in that case.
+    """
     settings.RATELIMIT_CLOCK = "client"
     least.execute_command("ACL", "SETUSER", "limiter", "-time")
     limiter = RateLimiter("where", "1/h")

@@ -3,8 +3,9 @@
 A refused request was counted, but what its client would have done after an admission is unknown.
 Divide the time into parts, and take some that are more than a period apart. A limit of N refuses a
 request only if N others count at that moment. They were admitted in the same part, or within one
-period before it. So each of these parts has N admissions of its own, or as many as it has requests.
-In the same way, a limit that is higher by D admits D of the refusals in a part, or all of them.
+period before it. So each of these parts, with the period before it, has at least N admissions, or
+admits all of its requests. In the same way, a limit that is higher by D admits at least D of the
+requests that were refused in a part, or all of them.
 """
 
 from __future__ import annotations
