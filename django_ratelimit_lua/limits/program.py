@@ -1,6 +1,6 @@
 """The Lua script that decides calls.
 
-It is assembled from the `.lua` files in `limits/` and of the algorithms.
+It is assembled from the `.lua` files in `limits/` and in `limits/algorithms/`.
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ def test_slots_are_shown_and_released(operator: Client, settings: Any) -> None:
         assert exports.peek(("user", "7")).remaining == 3
 
 
-def test_a_search_shows_each_client_that_a_user_or_address_counts_as(operator: Client) -> None:
-    """One for each kind of key of the limits in force, which a request then really meets."""
+def test_a_search_shows_every_client_with_that_user_or_address(operator: Client) -> None:
+    """There is one for each kind of key of the limits in force. Requests are counted under it."""
     ada = User.objects.create_user("ada")
     RateLimitRule.objects.create(name="names", path="/ok", key="post:username", limit=1)
     found = operator.get(CLIENT, {"q": "ada"})

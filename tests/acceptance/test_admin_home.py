@@ -65,7 +65,7 @@ def _html(client: Client) -> str:
     return str(client.get(HOME).content.decode())
 
 
-def test_an_unavailable_redis_comes_first(operator: Client, settings: Any) -> None:
+def test_an_unavailable_redis_is_listed_first(operator: Client, settings: Any) -> None:
     """And the page opens, with what limits do meanwhile."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
@@ -94,7 +94,7 @@ def test_a_rule_that_is_left_out_is_a_problem(operator: Client) -> None:
     assert "View rules" in text
 
 
-def test_messages_of_our_checks_are_problems(operator: Client, settings: Any) -> None:
+def test_messages_of_our_checks_are_listed_as_problems(operator: Client, settings: Any) -> None:
     """With their hints, unless they are silenced; those of others are not."""
     settings.RATELIMIT_NONSENSE = 1
 
@@ -113,7 +113,7 @@ def test_messages_of_our_checks_are_problems(operator: Client, settings: Any) ->
     assert "RATELIMIT_NONSENSE" not in shown(operator)
 
 
-def test_problems_are_bounded(operator: Client, settings: Any) -> None:
+def test_the_number_of_listed_problems_is_bounded(operator: Client, settings: Any) -> None:
     """Of many, the others are a number."""
     for number in range(home.MAX_PROBLEMS + 3):
         setattr(settings, f"RATELIMIT_NONSENSE_{number}", 1)
@@ -154,7 +154,7 @@ def test_optional_apps_add_sections(operator: Client, monkeypatch: pytest.Monkey
     assert "&lt;i&gt;text" in text
 
 
-def test_queries_do_not_grow_with_rules(
+def test_the_number_of_queries_does_not_grow_with_the_rules(
     operator: Client, django_assert_max_num_queries: Any
 ) -> None:
     """Nor with overrides."""

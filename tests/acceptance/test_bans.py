@@ -112,7 +112,7 @@ def test_a_manual_ban_starts_and_ends() -> None:
         RateLimiter("free", "5/m").ban("ada")
 
 
-def test_a_reset_clears_count_ban_and_ban_history() -> None:
+def test_a_reset_clears_the_count_the_ban_and_the_ban_history() -> None:
     """Count, ban and how often there was one."""
     limiter = login()
     for _ in range(5):

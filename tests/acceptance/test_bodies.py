@@ -94,7 +94,7 @@ def answer(method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("way", ["sync", "async"])
-def test_a_view_finds_the_body_as_without_the_package(name: str, way: str) -> None:
+def test_a_view_reads_the_same_body_as_without_the_package(name: str, way: str) -> None:
     """However it takes it, for every kind of body and method, under both handlers. (Where it would
     have met an error because it reads the stream twice, it may find the body instead.)
     """
@@ -115,7 +115,7 @@ def test_a_view_finds_the_body_as_without_the_package(name: str, way: str) -> No
 @pytest.mark.parametrize(
     "name", ["form", "multipart", "multipart with a small file", "json", "upload"]
 )
-def test_drf_finds_the_body_as_without_the_package(method: str, name: str) -> None:
+def test_drf_reads_the_same_body_as_without_the_package(method: str, name: str) -> None:
     """Its parsers read the stream that Django kept."""
     with override_settings(RATELIMIT_ENABLE=False):
         without = answer(method, "/echo", *BODIES[name])

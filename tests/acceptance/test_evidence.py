@@ -280,7 +280,7 @@ def test_the_command_shows_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     assert [offence["path"] for offence in found["last"]] == ["/login/2", "/login/3", "/login/4"]
 
 
-def test_evidence_of_a_limiter_has_the_time_only(direct: redis.Redis, prefix: str) -> None:
+def test_evidence_of_a_limiter_contains_only_the_time(direct: redis.Redis, prefix: str) -> None:
     """Where there is no request, evidence says when."""
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
     for _ in range(2):

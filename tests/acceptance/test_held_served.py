@@ -142,7 +142,7 @@ def test_a_client_that_disconnects_during_the_view_holds_no_slot_afterwards(
     assert slots.running(who) == 0
 
 
-def test_a_head_request_and_a_failing_one_leave_no_slot(site: tuple[str, Site]) -> None:
+def test_head_requests_and_failing_requests_hold_no_slot_afterwards(site: tuple[str, Site]) -> None:
     """HEAD, an exception, and a view that returns nothing, again and again: none leaves
     anything."""
     _, (port, _, slots) = site

@@ -99,7 +99,7 @@ def test_redis_decides_again_when_it_is_back(own: Server, monkeypatch: pytest.Mo
     )
 
 
-def test_until_the_other_processes_are_back_both_counts_apply(
+def test_both_counts_apply_until_the_other_processes_have_reported(
     own: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A share that is used up stays so for a moment, whatever Redis has heard; what Redis refuses

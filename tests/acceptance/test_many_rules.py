@@ -37,13 +37,13 @@ def with_few_and_many(work: Callable[[], Any]) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
-def test_the_list_of_rules_takes_the_same_queries_for_any_number(operator: Client) -> None:
+def test_the_list_of_rules_takes_a_constant_number_of_queries(operator: Client) -> None:
     """A few rules, or many."""
     few, many = with_few_and_many(lambda: operator.get(RULES))
     assert few == many
 
 
-def test_saving_a_rule_takes_the_same_queries_with_few_and_many_rules(operator: Client) -> None:
+def test_saving_a_rule_takes_a_constant_number_of_queries(operator: Client) -> None:
     """The rule is saved in its form."""
 
     def save() -> None:
@@ -56,7 +56,7 @@ def test_saving_a_rule_takes_the_same_queries_with_few_and_many_rules(operator: 
     assert few == many
 
 
-def test_an_import_takes_less_than_a_query_for_ten_rules() -> None:
+def test_an_import_takes_less_than_one_query_per_ten_rules() -> None:
     """Also of changed rules and tiers; each rule has its line of history."""
     numbers: dict[str, list[int]] = {"new": [], "changed": []}
     for count in (FEW, MANY):

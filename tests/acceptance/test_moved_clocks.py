@@ -149,10 +149,10 @@ def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(
     assert abs(float(direct.get(began).split()[0]) - time.time()) < 60
 
 
-def test_slots_of_a_host_with_a_late_clock_are_listed(
+def test_slots_of_a_host_with_a_clock_that_is_behind_are_listed(
     settings: Any, direct: redis.Redis, prefix: str
 ) -> None:
-    """Processes that have ended are not, however young they are."""
+    """The slots of a process that has just ended are not listed."""
     settings.RATELIMIT_SLOT_SECONDS = 4
     listed = f"{prefix}{{rules}}:slots"
     direct.set(

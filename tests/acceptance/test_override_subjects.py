@@ -234,8 +234,8 @@ def test_a_row_with_several_subjects_is_not_saved() -> None:
     assert (row.network, row.has_one_subject()) == (ADDRESS, True)
 
 
-def test_the_value_of_another_subject_is_not_used() -> None:
-    """A row that is moved to a field, or to another field, has no value until one is set."""
+def test_a_changed_field_does_not_use_the_value_of_the_previous_field() -> None:
+    """If the subject of a row is changed to another field, the row has no value until one is set."""
     row = RateLimitOverride.objects.create(network=ADDRESS, effect="block")
     for field in ("get:q", "get:r"):
         RateLimitOverride.objects.update(network="", field=field)

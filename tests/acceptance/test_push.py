@@ -374,7 +374,7 @@ def test_the_listener_reconnects_after_redis_restarts(start: Start) -> None:
 
 
 @pytest.mark.parametrize(("path", "met", "asks"), [("/", {"site": 5000}, 100), ("/other", {}, 5)])
-def test_missing_data_is_not_requested_by_every_request(
+def test_missing_rules_are_not_requested_by_every_request(
     path: str, met: Any, asks: int, start: Start, direct: redis.Redis, database: Path, prefix: str
 ) -> None:
     """Redis is emptied while the database is away: each process goes on by what it knows, blocks

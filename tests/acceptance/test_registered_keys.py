@@ -119,7 +119,7 @@ def test_a_rule_can_count_by_tenant() -> None:
     assert get("globex") == 200
 
 
-def test_a_key_is_read_again_when_the_view_knows_another_user() -> None:
+def test_a_key_is_read_again_if_the_view_authenticates_another_user() -> None:
     """DRF finds the user only in its view, after the middleware has read the plan of a visitor."""
     request = build_request("/ok/")
     plans = [

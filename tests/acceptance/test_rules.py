@@ -329,7 +329,7 @@ def test_an_older_copy_of_the_database_continues_from_the_revision_in_redis(
     assert RateLimitRevision.read("default")[0] == 1001
 
 
-def test_rules_continue_without_the_database(
+def test_rules_stay_in_force_without_the_database(
     direct: redis.Redis, prefix: str, monkeypatch: Any, caplog: Any, settings: Any
 ) -> None:
     """From Redis and from memory, also where Redis is emptied as well; and it is logged once."""

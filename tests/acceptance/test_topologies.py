@@ -79,8 +79,8 @@ def test_a_unix_socket_works(settings: Any, tmp_path: Path) -> None:
         assert used() == [1, 2]
 
 
-def test_another_database_works(settings: Any) -> None:
-    """The number at the end of the URL."""
+def test_the_number_of_the_database_is_used(settings: Any) -> None:
+    """It is the last part of the URL."""
     with Server() as server:
         settings.CACHES = alias(server.url.replace("/0", "/7"))
         assert used() == [1, 2]
@@ -88,8 +88,8 @@ def test_another_database_works(settings: Any) -> None:
             assert direct.dbsize() == 1
 
 
-def test_a_password_works(settings: Any) -> None:
-    """In the URL, or as django-redis's `PASSWORD`."""
+def test_a_server_with_a_password_is_used(settings: Any) -> None:
+    """The password is in the URL, or is the option `PASSWORD` of django-redis."""
     with Server() as server:
         with redis.Redis.from_url(server.url) as direct:
             direct.config_set("requirepass", "hush")
@@ -250,7 +250,7 @@ def asked_for() -> set[str]:
     return {word if word.startswith(of_two) else word.partition("|")[0] for word in words}
 
 
-def test_the_rights_are_those_in_the_documentation() -> None:
+def test_the_minimal_rights_are_those_in_the_documentation() -> None:
     """Word by word; and what the programs call, and the package asks for anywhere, is
     among them."""
     text = program.PROGRAM.source.decode()

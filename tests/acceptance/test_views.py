@@ -99,7 +99,7 @@ def test_separated_decorators_decide_one_after_the_other(rf: RequestFactory) -> 
     assert [state.limit for state in request.ratelimit.limits] == [5, 2]
 
 
-def test_method_sets_have_separate_counts(client: Client) -> None:
+def test_different_sets_of_methods_have_separate_counts(client: Client) -> None:
     """A limit on unsafe methods lets GET pass and does not count it."""
     assert [client.get("/form").status_code for _ in range(3)] == [200, 200, 200]
     assert [client.post("/form").status_code for _ in range(3)] == [200, 200, 429]
@@ -243,7 +243,7 @@ def test_a_disabled_site_limits_no_view(rf: RequestFactory, settings: Any) -> No
     assert (request.limited, request.ratelimit.allowed) == (False, True)
 
 
-def test_a_setting_chooses_the_default_algorithm(rf: RequestFactory, settings: Any) -> None:
+def test_the_default_algorithm_is_a_setting(rf: RequestFactory, settings: Any) -> None:
     """`RATELIMIT_ALGORITHM` is what limits that name none use."""
     settings.RATELIMIT_ALGORITHM = "gcra"
     request = rf.get("/")

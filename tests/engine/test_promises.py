@@ -314,7 +314,7 @@ def test_the_option_count_denied_counts_refused_hits(algorithm: str) -> None:
         )
 
 
-def test_reserved_hits_leave_in_turn() -> None:
+def test_reserved_hits_are_admitted_in_order() -> None:
     """With max_wait a hit that a short wait would cure is allowed, and told how long to wait."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_log"):
         ask = Asker(Limit("ahead", "2/s", algorithm=algorithm, max_wait=1.5))

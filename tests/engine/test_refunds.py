@@ -227,8 +227,8 @@ def test_the_latest_hits_are_refunded_exactly_however_many_came_before(rate: str
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @pytest.mark.parametrize("order", ["first", "last", "middle"])
-def test_returned_turns_belong_to_no_other_call(algorithm: str, order: str) -> None:
-    """Of many who wait one gives its turn back: the others keep theirs, and whoever comes next gets
+def test_returning_a_turn_affects_no_other_call(algorithm: str, order: str) -> None:
+    """One of several waiting calls returns its turn. The others keep theirs, and the next call gets
     none of them.
     """
     ask = Asker(
@@ -268,10 +268,10 @@ def test_when_all_waiting_calls_give_up_the_queue_is_empty(algorithm: str) -> No
         assert ask(START + 4).limits[0].counted_at == next_turn, order
 
 
-def test_a_gap_in_a_queue_takes_room_until_later_turns_are_over() -> None:
-    """A leaky bucket: while somebody is behind a turn that was given back, its room is not free,
-    and who comes is refused for as long as if it had been kept; when those have gone or given up,
-    it is.
+def test_a_returned_turn_takes_room_in_the_queue_until_later_turns_are_over() -> None:
+    """A leaky bucket: while a call waits behind a returned turn, the room of that turn is not free,
+    and new calls are refused as if it had been kept. It is free when the later calls have ended or
+    have returned their turns.
     """
     for do_give_up in (True, False):
         ask = Asker(Limit("back", "1/s", algorithm="leaky_bucket", queue=2))

@@ -160,7 +160,7 @@ def test_forced_states_and_thresholds_are_in_the_history(
     assert "open: calls are stopped" in page
 
 
-def test_the_history_shows_two_moments_of_one_minute_with_seconds(
+def test_the_history_shows_seconds_for_two_moments_of_one_minute(
     payments: Callable[..., str],
 ) -> None:
     """With seconds."""

@@ -154,7 +154,7 @@ def test_a_killed_probe_does_not_keep_the_breaker_half_open(start: Start) -> Non
     assert sorted(signals_of(others)) == ["closed", "opened"]
 
 
-def test_without_redis_each_process_opens_by_its_own_outcomes(start: Start) -> None:
+def test_without_redis_each_process_opens_a_breaker_by_its_own_outcomes(start: Start) -> None:
     """Killed: a process that sees failures opens for itself, and no other; back, all go by the
     shared state again, and calls were never errors.
     """

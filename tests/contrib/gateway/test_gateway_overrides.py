@@ -323,7 +323,7 @@ def test_units_taken_before_a_block_can_be_refunded(
     assert decide(ORDER, operation="peek").json()["decisions"][0]["remaining"] == 1
 
 
-def test_a_turn_uses_the_rate_of_the_override(decide: Decide, ada: User) -> None:
+def test_the_wait_for_a_turn_uses_the_rate_of_the_override(decide: Decide, ada: User) -> None:
     """reserve and acquire wait as long as the override's rate says."""
     rule = RateLimitRule.objects.create(
         name="turns", path="/turns/", key="user", limit=1, unit="h", algorithm="leaky_bucket"

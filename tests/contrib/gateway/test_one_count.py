@@ -73,11 +73,11 @@ def is_decided(port: int, token: str) -> bool:
 
 
 @pytest.mark.parametrize("proxy", [needs("nginx")])
-def test_all_callers_share_one_count_by_every_way_of_limiting(
+def test_every_way_of_limiting_uses_the_same_count(
     proxy: str, tmp_path: Path, prefix: str, settings: Any
 ) -> None:
-    """A decorator, the middleware, a DRF throttle, a proxy, Envoy over gRPC and a service, sixteen
-    clients at once: exactly as many as the rule says.
+    """A decorator, the middleware, a DRF throttle, a proxy, Envoy over gRPC and a service are used
+    by sixteen clients at once. Together they admit exactly the limit of the rule.
     """
     given = {"RATELIMIT_CACHE_PREFIX": prefix, "RATELIMIT_TRUSTED_PROXIES": 1}
     with (

@@ -76,7 +76,7 @@ def test_an_operator_finds_the_clients_refused_most(
 
 
 @pytest.mark.parametrize(("name", "path"), [("steady", "/address/"), ("tried out", "/trial/")])
-def test_an_operator_tries_a_higher_limit_on_the_statistics(
+def test_an_operator_tries_a_higher_limit_with_the_statistics(
     name: str,
     path: str,
     site: Site,

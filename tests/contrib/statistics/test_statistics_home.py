@@ -35,8 +35,8 @@ def test_the_page_shows_what_was_refused(operator: Client) -> None:
 
 
 @pytest.mark.parametrize("period", ["", "90d", "nonsense", "\x00", "9" * 100])
-def test_any_period_is_answered(operator: Client, period: str) -> None:
-    """By a day."""
+def test_an_unknown_period_stands_for_a_day(operator: Client, period: str) -> None:
+    """The page shows the last day."""
     assert "requests, last day" in shown(operator, period=period)
 
 

@@ -461,11 +461,10 @@ def test_a_clock_that_is_moved_loses_no_counts(monkeypatch: pytest.MonkeyPatch) 
         assert [one.times for one in top("clock", day(), "used")] == [len(moments)]
 
 
-def test_names_beyond_the_bound_share_one_place(
+def test_names_beyond_the_bound_are_counted_together(
     direct: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those for which there is no room among all processes; nothing is lost of what they
-    counted."""
+    """The bound is for all processes together. No count is lost."""
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     for _ in range(3):
         recorder._begin()  # Another process.
@@ -481,9 +480,9 @@ def test_names_beyond_the_bound_share_one_place(
     assert total(writing.OTHER, day()).counts.total() == 27
 
 
-def test_each_hour_starts_with_full_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many rules were counted in the hour before; beyond so many of one hour, they are
-    small ones.
+def test_each_hour_starts_with_summaries_of_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first rules of an hour have summaries of full size. The rules of the hour before
+    are not included in their number.
     """
     monkeypatch.setattr(writing, "MAX_SUMMARIES", 3)
     limiters = [RateLimiter(f"hourly.{number}", "5/h") for number in range(4)]
@@ -497,8 +496,8 @@ def test_each_hour_starts_with_full_summaries(monkeypatch: pytest.MonkeyPatch) -
         assert sorted(sizes) == [writing.SMALL_CAPACITY, *[writing.CAPACITY] * 3]
 
 
-def test_lists_of_clients_appear_once(direct: Any, prefix: str) -> None:
-    """However many rules are counted at one time, and however often they are written."""
+def test_each_list_of_clients_is_stored_once(direct: Any, prefix: str) -> None:
+    """The number of counted rules, and of writes, does not matter."""
     limiters = [RateLimiter(f"many.{number}", "2/h") for number in range(130)]
     for _ in range(3):
         for limiter in limiters:

@@ -333,8 +333,8 @@ def test_a_curve_with_tiers_explains_its_difference_from_the_counts(operator: Cl
     )
 
 
-def test_a_curve_names_why_requests_met_other_limits(operator: Client) -> None:
-    """In its time: changes of the rule, overrides and tiers."""
+def test_a_curve_explains_why_other_limits_applied(operator: Client) -> None:
+    """The reasons are changes of the rule, overrides and tiers during the period."""
     rule = RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=6, unit="h", algorithm="fixed_window"
     )
@@ -1026,7 +1026,7 @@ def test_urls_of_a_missing_app_name_the_line_to_add(monkeypatch: pytest.MonkeyPa
         importlib.import_module(name)
 
 
-def test_the_overview_takes_the_same_queries_for_any_number_of_rules(operator: Client) -> None:
+def test_the_overview_takes_a_constant_number_of_queries(operator: Client) -> None:
     """More than a page of rules, or several pages."""
     numbers = []
     for count in (60, 200):

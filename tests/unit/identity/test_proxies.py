@@ -273,7 +273,7 @@ def test_a_socket_is_trusted_only_if_it_is_configured(settings: Any) -> None:
     assert address(CLIENT, "") == CLIENT
 
 
-def test_fewer_entries_than_proxies_means_a_client_that_bypassed_them(settings: Any) -> None:
+def test_a_header_with_fewer_entries_than_proxies_has_bypassed_them(settings: Any) -> None:
     """Then the header may be anybody's, and the peer counts."""
     settings.RATELIMIT_TRUSTED_PROXIES = 3
     assert address(f"{SPOOFED}, {SPOOFED}", CLIENT) == CLIENT

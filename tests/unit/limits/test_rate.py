@@ -195,8 +195,10 @@ def test_an_inexact_rate_is_refused() -> None:
         Limit("x", "100001/d", algorithm="sliding_log")
 
 
-def test_names_are_bounded_in_keys() -> None:
-    """Short plain names are kept readable; others end in a digest, so that they stay apart."""
+def test_the_length_of_names_in_keys_is_bounded() -> None:
+    """Short plain names are used unchanged. Other names are cut and end in a digest, so that they
+    stay unique.
+    """
     assert Limit("mail", "5/m").key_part == b"mail:sw"
     parts = {
         Limit(name, "5/m").key_part

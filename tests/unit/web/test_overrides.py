@@ -114,8 +114,10 @@ def test_only_kinds_that_may_matter_are_looked_up() -> None:
     assert list(override_kinds(KINDS, [], False)) == []
 
 
-def test_a_request_has_subjects(rf: RequestFactory) -> None:
-    """Who is logged in, the address and its networks; nobody, where there is no such thing."""
+def test_the_subjects_of_a_request_are_found(rf: RequestFactory) -> None:
+    """They are the signed-in user, the address and its networks. A missing user or address yields
+    no subject.
+    """
     request = rf.get("/", REMOTE_ADDR="192.0.2.9")
     ada = SimpleNamespace(pk=7, is_authenticated=True)
 

@@ -104,8 +104,8 @@ def test_invalid_text_is_an_error(text: str) -> None:
         open_reference(text)
 
 
-def test_the_error_names_the_length() -> None:
-    """If letters are missing; U is no letter of a reference."""
+def test_the_error_contains_the_length() -> None:
+    """A letter is missing, or is U, which no reference contains."""
     text = reference_of(refused())
     with pytest.raises(
         BadReferenceError, match="a reference has 20 letters and digits, but this text has 18"
