@@ -235,7 +235,7 @@ def test_a_row_with_several_subjects_is_not_saved() -> None:
 
 
 def test_a_changed_field_does_not_use_the_value_of_the_previous_field() -> None:
-    """If the subject of a row is changed to another field, the row has no value until one is set."""
+    """If a row is changed to another field, it has no value until one is set."""
     row = RateLimitOverride.objects.create(network=ADDRESS, effect="block")
     for field in ("get:q", "get:r"):
         RateLimitOverride.objects.update(network="", field=field)

@@ -162,7 +162,7 @@ def test_three_throttles_cost_one_evalsha(direct: redis.Redis) -> None:
     ]
 
 
-def test_parallel_requests_admit_exactly_the_rates(live_server: Any) -> None:
+def test_parallel_requests_are_admitted_exactly_up_to_the_rates(live_server: Any) -> None:
     """Over a real server: the tightest of three, ten in a quarter of an hour, for anonymous
     visitors and for a user.
     """
