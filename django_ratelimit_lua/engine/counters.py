@@ -1,6 +1,6 @@
 """Counts in this process: its share of limits in an outage, and its part of split limits.
 
-The counts of 10,000 identities are kept. Then the least recently used is dropped for a new one.
+The counts of 10,000 identities are kept. If there are more, the least recently used is dropped.
 Moments are seconds of the monotonic clock.
 """
 

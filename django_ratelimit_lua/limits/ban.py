@@ -59,7 +59,8 @@ class BanTerms:
     - `key_part`: the end of the keys of its bans;
     - `after`: the number of offences within `window_us` that triggers a ban;
     - `lengths_us`: the lengths of the first ban, the second, and so on. Each further ban has the
-      last of these lengths. After a ban has ended, the number of bans is stored for that time;
+      last of these lengths. The number of bans is stored for the last of these lengths after a ban
+      has ended;
     - `on`: what counts as an offence.
     """
 

@@ -17,10 +17,10 @@ Mode = Literal["enforce", "advise", "shadow"]
 
 
 class Block(NamedTuple):
-    """How a block is answered: whether it forbids, and its message.
+    """The response to a blocked client: whether the block forbids, and its message.
 
-    If it `forbids`, the response is a 403 without a time to come back. Otherwise it is that of any
-    refusal.
+    If it `forbids`, the response is a 403 without a retry time. Otherwise it is the same as for any
+    other refusal.
     """
 
     forbids: bool = False

@@ -243,8 +243,8 @@ def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]
 def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
     """Return the field of an override that names exactly this client, and its value.
 
-    It is the user or the address in the name if that alone has this digest. Otherwise, for example
-    if the name is masked or hidden, it is the digest.
+    If the name is a single user or address with this digest, that field is returned. Otherwise, for
+    example if the name is masked or hidden, the override has to name the digest.
     """
     parts = list(name)
     if len(parts) == 1:

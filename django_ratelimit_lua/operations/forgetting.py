@@ -64,7 +64,7 @@ class ForgottenIdentity:
     It is one subject, or a combination of several that limits count together.
 
     - `digests`: the digests that limits count;
-    - `published`: these, and those of overrides;
+    - `published`: these digests, and the digests under which overrides are published;
     - `subject`: the one subject; empty for a combination.
     """
 

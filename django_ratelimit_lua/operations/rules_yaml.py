@@ -222,7 +222,7 @@ def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
 
 
 def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleChange]:
-    """Return the changes that make the rules those of a text.
+    """Return the changes that are needed so that the rules are as in a text.
 
     Args:
         text: The YAML.

@@ -155,7 +155,7 @@ known_call_sites = KnownCallSites()
 def limits_of(rule: Rule) -> list[Limit]:
     """Return the limits of a rule with constant rates, and of its tiers.
 
-    If the rule replaces call sites, the limits continue the counts of those.
+    If the rule replaces call sites, its limits continue the counts of the call sites.
     """
     template = rule.template
     if template is None:
@@ -176,9 +176,9 @@ def losses(
 ) -> list[tuple[CallSite, Rate]]:
     """Return the rates of call sites that a rule with this key and these rates would lose.
 
-    An empty key stands for that of the first call site. A rate is lost if the rule counts by
-    another key, or if it has no rate of the same period and none that implies the lost one, as 3 a
-    minute imply 500 an hour.
+    An empty key stands for the key of the first call site. A rate is kept if the rule counts by the
+    same key, and has a rate with the same period, or one that implies it. For example, 3 a minute
+    imply 500 an hour. All other rates are lost.
     """
     return [
         (site, rate)

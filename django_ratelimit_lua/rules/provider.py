@@ -122,7 +122,7 @@ def connect(
 
 
 def is_others(owner: object) -> bool:
-    """Return whether the id of a database is known to differ from that of this process's."""
+    """Return whether a snapshot with this `owner` is known to be of another database."""
     return database is not None and owner not in ("", database)
 
 

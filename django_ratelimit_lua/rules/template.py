@@ -212,7 +212,7 @@ class LimitTemplate:
     def _count_of(self, name: str, rate: Rate, options: Options, ordinal: int) -> str:
         """Return the name of the count of a limit.
 
-        It is never that of a limit in the code with another period or algorithm.
+        A limit in the code that has another period or algorithm never has the same name.
         """
         counted = dict(self.counted)
         known = counted.get((rate.period_us, options["algorithm"]))

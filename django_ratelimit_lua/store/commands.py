@@ -152,10 +152,10 @@ _TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 0"
 def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question[int]:
     """Return the question that deletes counts and bans, and notifies all processes.
 
-    After an `unban`, which has lifted the bans, it only notifies, and counts stay. `keys`: the keys
-    of the call to delete, without the register of bans; by default all keys. The answer is the
-    moment up to which units do not count any more, in microseconds since 1970 by the clock of
-    Redis.
+    After an `unban`, which has lifted the bans, it only notifies, and counts stay. `keys` are the
+    keys to delete; by default all keys of the call, and its entries in the register of bans. The
+    answer is the moment up to which units do not count any more, in microseconds since 1970 by the
+    clock of Redis.
     """
     if call.operation == "unban":
         message = [RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"]

@@ -204,8 +204,8 @@ class Store:
 
     Each call ends within `timeout` seconds. After repeated failures it sends nothing until the
     server replies again. A `background` store does not pause, and does not report failures itself.
-    The log and the signals report each change of state once: a server that replies to some calls
-    with errors is down until it has decided for a while without one.
+    The log and the signals report each change of state once. A server that replies to some calls
+    with errors is reported as available only when it has decided for a while without an error.
     """
 
     compares_rules = True

@@ -193,8 +193,8 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
 def is_unknown(identity: Identity) -> bool:
     """Return whether an identity is shared by callers that have nothing else in common.
 
-    It is that of all callers, of all requests for a path, or of all requests without the value that
-    the key reads.
+    Examples are the identity of all callers together, of all requests for a path, and of all
+    requests without the value that the key reads.
 
     >>> is_unknown(("user", None)), is_unknown((("ip", "192.0.2.1"), ("path", "/")))
     (True, False)

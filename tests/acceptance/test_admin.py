@@ -779,11 +779,12 @@ def test_a_save_that_is_not_published_is_reported(
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_changes_in_a_test_case_are_published_for_it(
+def test_changes_in_the_transaction_of_a_test_case_are_published(
     atomic: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the transaction that it never commits, as `captureOnCommitCallbacks` does it, and where
-    Redis was emptied: no other connection could see it. Not so from a transaction inside of that.
+    """They are published by `captureOnCommitCallbacks`, and when Redis was emptied, although the
+    test case never commits its transaction, so no other connection can see them. Changes in an
+    inner transaction are not published.
     """
     monkeypatch.setitem(settings.DATABASES["default"], "ATOMIC_REQUESTS", atomic)
 

@@ -142,9 +142,9 @@ class Thresholds:
 def thresholds(
     name: str, given: Mapping[str, object], base: Thresholds | None = None
 ) -> Thresholds:
-    """Return the given thresholds over those of a base.
+    """Return the thresholds of a base, overridden by the given thresholds.
 
-    Others are ignored, because a process of another version may have recorded them.
+    Unknown ones are ignored, because a process of another version may have recorded them.
 
     Raises:
         BreakerError: A threshold is invalid, or they contradict each other.

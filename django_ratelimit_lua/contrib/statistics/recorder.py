@@ -72,9 +72,11 @@ class Hits:
 class Person:
     """The counts of one client under one limit between two flushes.
 
-    `allowed`, `refused`: its requests, refusals in shadow mode among them; `stopped`: those of its
-    refusals that the whole site counts; `units`: those that it took; `mark`: the maximum that it
-    used, or requested; `is_client`: false for the count of a limiter without identities.
+    - `allowed`, `refused`: its requests, including refusals in shadow mode;
+    - `stopped`: the refusals that are also counted for the whole site;
+    - `units`: the units that it took;
+    - `mark`: the maximum number of units that it used, or requested;
+    - `is_client`: false for the count of a limiter without identities.
     """
 
     __slots__ = (

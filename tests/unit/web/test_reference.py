@@ -32,7 +32,7 @@ def refused(
     return Decision(False, (state,), moment=moment * 1_000_000 + 7, identity=who)
 
 
-def test_a_reference_contains_the_limit_the_client_and_the_second() -> None:
+def test_a_reference_contains_the_limit_the_client_and_the_time() -> None:
     """As hashes; the same refusal has the same reference."""
     text = reference_of(refused())
     assert re.fullmatch(r"[0-9A-HJKMNP-TV-Z]{5}(-[0-9A-HJKMNP-TV-Z]{5}){3}", text)

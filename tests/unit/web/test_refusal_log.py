@@ -32,7 +32,7 @@ def write(
         refusal_log.write(rf.get(path, **meta), refused(name, identity), "api", "7ZK4M")
 
 
-def test_a_log_record_has_the_limit_the_client_and_the_path(caplog: Any) -> None:
+def test_a_log_record_contains_the_limit_the_client_and_the_path(caplog: Any) -> None:
     """In its text, and each part by itself; of the address and the digest, no more than tells where
     it comes from.
     """
