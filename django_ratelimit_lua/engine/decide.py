@@ -64,7 +64,7 @@ class PlannedCharge(NamedTuple):
     - `name`: the displayed name of its limit;
     - `rule`: the rule or call site that makes the charge (None: a throttle or a `RateLimiter`);
     - `owner`: the decorator, middleware, throttle or limiter that receives the decision;
-    - `blocked`: the state that an override sets instead of the limit; then nothing is counted;
+    - `blocked`: the state that an override sets instead of the limit. If set, nothing is counted;
     - `subject`: the digest of the override's subject;
     - `identity`: the charged identity, for statistics;
     - `banned`: the identity to ban, if it differs from `identity`.

@@ -88,7 +88,7 @@ def shown(identity: Identity, *, shows_address: bool = False) -> Name:
 
     Args:
         identity: The identity.
-        shows_address: Whether an address is shown as it is, also if the setting is "masked".
+        shows_address: Whether an address is shown as it is, even if the setting is "masked".
 
     Whatever the identity is, nothing is raised.
 

@@ -1,4 +1,4 @@
-"""The data of this package on a request, also if DRF's request wraps Django's.
+"""The data that this package stores on a request, even if DRF's request wraps Django's.
 
 Functions of the project (a key, a cost, a user) receive the view's request, so that DRF's
 authentication counts. The data and the body are those of Django's request, of which there is only

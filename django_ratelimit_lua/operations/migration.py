@@ -174,7 +174,7 @@ class _Reader:
                     yield node, repr(text), PATHS[text]
 
     def _origin(self, node: ast.expr) -> str:
-        """Return the dotted name of an expression, from where it is imported."""
+        """Return the dotted name of an expression, including the module it was imported from."""
         if isinstance(node, ast.Name):
             return self._imported.get(node.id, "")
         if isinstance(node, ast.Attribute):

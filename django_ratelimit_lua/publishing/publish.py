@@ -161,7 +161,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
 
     With `rebuild`, publish all overrides again. With `take_over`, also replace the snapshot of
     another database. If Redis has a revision that the database does not have, the database
-    continues from that number. That is so if the database is an older copy, also if rows were
+    continues from that number. That is so if the database is an older copy, even if rows were
     changed in it afterwards. Inside a transaction, a thread publishes, because it sees only
     committed rows.
 

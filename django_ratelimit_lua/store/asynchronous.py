@@ -131,7 +131,7 @@ class Link:
     """One connection of one event loop, which any number of coroutines may use at once.
 
     It is closed if a reply is malformed, or if the server does not reply for `timeout` seconds.
-    Then all waiting callers get an error.
+    In both cases, all waiting callers get an error.
     """
 
     def __init__(

@@ -250,7 +250,7 @@ class Store:
     def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
         """Decide calls that have their own time, in order, sent together.
 
-        Raises `StoreError`. Then it is unknown how many of them were counted.
+        Raises `StoreError`. In that case, it is unknown how many of them were counted.
         """
         return self._exchange_all(map(to_decide, calls))
 

@@ -111,7 +111,7 @@ class Refusal(ErrorDetails):
       hand;
     - `message`: the message of the rule, or empty;
     - `reference`: see `web.reference`; may be empty;
-    - `is_forbidden`: whether a block responds with 403 instead of 429; then the response does not
+    - `is_forbidden`: whether a block responds with 403 instead of 429. Such a response does not
       contain the end of the block;
     - `remedy`: for staff on the admin's own pages, the command that switches the rule off; empty
       for others;

@@ -147,7 +147,7 @@ def test_a_leaky_bucket_paces_its_share(own: Server) -> None:
     assert not limiter.hit("x")
 
 
-def test_all_or_nothing_holds_in_memory_too(own: Server) -> None:
+def test_hits_in_memory_are_all_or_nothing_too(own: Server) -> None:
     """What one limit refuses costs the others nothing; a limit that is closed in an outage refuses
     for all.
     """

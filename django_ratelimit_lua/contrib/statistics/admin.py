@@ -280,7 +280,7 @@ class StatisticsPages(Page):
 def _require_store(state: Health) -> None:
     """Raise `StoreError` if no decision can be made.
 
-    Then the page does not wait for statistics, which have a longer timeout.
+    It is checked first, so that the page does not wait for statistics, which have a longer timeout.
     """
     if not state.ok:
         raise StoreError(state.error)

@@ -128,7 +128,7 @@ class Tables:
 
 @dataclass(slots=True)
 class RequestCount:
-    """How the whole site counts one request, however many decisions it has.
+    """How the whole site counts one request, which may have several decisions.
 
     - `result`: the result of the decisions so far (empty: none);
     - `is_refused`: whether one of them refused;
