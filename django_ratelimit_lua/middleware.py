@@ -186,7 +186,7 @@ def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
     """Return the rules that need the user or the session.
 
     If a middleware below has chosen another URLconf or language, Django has resolved another view
-    than expected. Then return all rules for that view: they were not applied yet, and the
+    than expected. In that case, return all rules for that view: they were not applied yet, and the
     identities of keys that use the route differ.
     """
     rules = _matching(request, ruleset)

@@ -60,7 +60,7 @@ class LimitInCode:
 
     @property
     def has_several_keys(self) -> bool:
-        """Return whether the call sites have several keys, so that no single rule can replace them."""
+        """Return whether the call sites have several keys. No single rule can replace them all."""
         return len({site.key for site in self.sites}) > 1
 
     @property

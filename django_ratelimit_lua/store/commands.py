@@ -250,7 +250,7 @@ def _whole_number(reply: object) -> int:
 def as_redis_error(
     error: BaseException, kind: type[RedisConnectionError] = RedisConnectionError
 ) -> BaseException:
-    """Return the error to raise for one that ended an exchange.
+    """Return the error to raise after another error has ended an exchange.
 
     An error of another library becomes one of redis-py's, because a reply that cannot be parsed is
     no answer.

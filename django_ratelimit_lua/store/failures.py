@@ -48,7 +48,7 @@ def kind_of(error: BaseException) -> Kind:
 
 
 def as_store_error(error: Exception) -> StoreError:
-    """Return the error to raise for one of redis-py or of the operating system."""
+    """Convert an error of redis-py or of the operating system to a `StoreError`."""
     failure = StoreError(f"{type(error).__name__}: {error}".removesuffix(": "))
     failure.was_answered = isinstance(error, ResponseError)
     return failure

@@ -19,7 +19,7 @@ def ok(request: HttpRequest) -> HttpResponse:
 
 
 def test_there_are_no_headers_by_default(client: Client) -> None:
-    """Only `Retry-After`, on a 429."""
+    """A 429 only has `Retry-After`."""
     for _ in range(3):
         response = client.get("/plain")
         assert not [name for name in OURS if name in response.headers]
@@ -27,7 +27,7 @@ def test_there_are_no_headers_by_default(client: Client) -> None:
 
 
 def test_draft_10_headers_list_every_policy(rf: RequestFactory, settings: Any) -> None:
-    """Several in one field, each with its quota, window, remainder and time."""
+    """One header lists all policies, each with its quota, window, remaining units and reset time."""
     settings.RATELIMIT_HEADERS = "draft-10"
     view = ratelimit("search", "ip", ["10/m", "500/h"], algorithm="fixed_window")(ok)
     for used in (1, 2):
@@ -42,7 +42,7 @@ def test_draft_10_headers_list_every_policy(rf: RequestFactory, settings: Any) -
 def test_x_headers_show_the_limit_with_the_least_remaining(
     rf: RequestFactory, settings: Any
 ) -> None:
-    """The one with the least left."""
+    """Each header has the value of one of the limits."""
     settings.RATELIMIT_HEADERS = "x"
     view = ratelimit(key="ip", rate=["2/m", "500/h"], algorithm="fixed_window")(ok)
     for remaining in (1, 0, 0):
@@ -54,7 +54,7 @@ def test_x_headers_show_the_limit_with_the_least_remaining(
 
 @pytest.mark.parametrize("path", ["/plain", "/coroutine", "/on-class", "/async-on-class"])
 def test_every_kind_of_view_gets_headers(path: str, client: Client, settings: Any) -> None:
-    """Allowed and refused alike."""
+    """Responses to allowed and to refused requests have them."""
     settings.RATELIMIT_HEADERS = "draft-10"
     responses = [client.get(path) for _ in range(3)]
     assert [
@@ -63,7 +63,7 @@ def test_every_kind_of_view_gets_headers(path: str, client: Client, settings: An
 
 
 def test_a_view_that_returns_none_is_left_to_django(rf: RequestFactory, settings: Any) -> None:
-    """We add headers to answers only."""
+    """Headers are only added to a response."""
     settings.RATELIMIT_HEADERS = "x"
     assert ratelimit(key="ip", rate="5/m")(lambda request: None)(rf.get("/")) is None
 

@@ -78,7 +78,7 @@ def test_a_hot_key_costs_few_calls(algorithm: str, calls: Any) -> None:
 
 
 def test_rare_clients_get_no_lease(calls: Any) -> None:
-    """Where a batch would not pay, every hit is asked for, and nothing is held."""
+    """If a batch would not pay, Redis decides every hit, and no unit is held."""
     limiter = window()
     for _ in range(4):
         assert limiter.hit("x").source == "redis"
@@ -104,8 +104,8 @@ def test_one_process_with_leases_admits_at_most_the_limit(algorithm: str) -> Non
 
 
 def test_used_and_remaining_are_those_of_all_processes(direct: redis.Redis) -> None:
-    """Used and remaining of a leased hit count what this process holds as unused; a peek says what
-    a hit would be told, and holds nothing.
+    """Units that this process holds count as unused. A peek returns the numbers that a hit would
+    get, and holds nothing.
     """
     limiter = window("100000/h")
     for _ in range(3000):
@@ -120,7 +120,7 @@ def test_used_and_remaining_are_those_of_all_processes(direct: redis.Redis) -> N
 
 
 def test_unused_leased_units_are_returned(calls: Any) -> None:
-    """Within half a second or so, by themselves."""
+    """They are returned within about half a second, without a further call."""
     limiter = window("100000/h")
     sources(limiter, 3000)
     held = RateLimiter("hot", "100000/h", algorithm="fixed_window")
@@ -130,7 +130,7 @@ def test_unused_leased_units_are_returned(calls: Any) -> None:
 
 @pytest.mark.alone
 def test_leased_units_expire_with_their_window() -> None:
-    """What was taken in one window is not spent in the next."""
+    """Units that were taken in one window are not spent in the next."""
     limiter = RateLimiter(
         "hot", Rate(2000, 500_000), algorithm="fixed_window", align="clock", lease=1000
     )
@@ -147,7 +147,7 @@ def test_leased_units_expire_with_their_window() -> None:
 
 @pytest.mark.alone
 def test_a_bucket_admits_at_most_its_rate_with_leases() -> None:
-    """Nothing beyond burst + rate x time, however late what was taken ahead is spent."""
+    """At most burst + rate x time units are admitted, even if leased units are spent late."""
     limiter = RateLimiter("hot", "20000/s", algorithm="token_bucket", burst=4000, lease=4000)
     plain = RateLimiter("hot", "20000/s", algorithm="token_bucket", burst=4000)
     assert limiter.limits[0].lapse == pytest.approx(0.02)
@@ -162,7 +162,9 @@ def test_a_bucket_admits_at_most_its_rate_with_leases() -> None:
 
 
 def test_several_leased_limits_are_all_or_nothing() -> None:
-    """What one refuses is given back to the others; each has counted what was admitted."""
+    """If one limit refuses, the units of the others are returned. Each has counted the admitted
+    hits.
+    """
     limiter = RateLimiter("hot", ["5000/h", "100000/h"], algorithm="fixed_window", lease=500)
     assert sum(limiter.hit("x").allowed for _ in range(6000)) == 5000
     leases.give_back(Patience(5))
@@ -170,8 +172,8 @@ def test_several_leased_limits_are_all_or_nothing() -> None:
 
 
 def test_a_leased_limit_works_with_an_unleased_one(rf: Any) -> None:
-    """A view with both: the other limit is asked for each request, and a refusal costs the leased
-    one nothing.
+    """A view has both. Redis decides the unleased limit for each request, and its refusals take no
+    leased unit.
     """
 
     @ratelimit("leased", key="ip", rate="100000/h", algorithm="fixed_window", lease=1000)
@@ -191,7 +193,7 @@ def test_a_leased_limit_works_with_an_unleased_one(rf: Any) -> None:
 
 
 def test_a_lease_serves_partial_and_large_hits() -> None:
-    """A partial hit gets what there is; a cost is spent as a whole or not at all."""
+    """A partial hit gets the available units. Any other cost is spent completely or not at all."""
     limiter = window("5000/h")
     assert sum(limiter.hit("x", cost=3).granted for _ in range(1000)) == 3000
     granted = [limiter.hit("x", cost=300, partial=True).granted for _ in range(10)]
@@ -200,7 +202,7 @@ def test_a_lease_serves_partial_and_large_hits() -> None:
 
 
 def test_refund_reset_and_acquire_work_with_a_lease() -> None:
-    """Do what they do without a lease; a reset ends what this process holds."""
+    """They have the same results as without a lease. A reset ends the lease of this process."""
     limiter = window("4000/h")
     sources(limiter, 3000)
     limiter.reset("x")
@@ -246,7 +248,7 @@ def test_a_delayed_reset_message_keeps_newer_leased_units(
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
 def test_the_option_count_if_refunds_leased_units(algorithm: str) -> None:
-    """With `count_if`, whichever units were spent: in the end nothing is used."""
+    """In the end, no unit is used."""
 
     @ratelimit(
         "leased",
@@ -267,7 +269,7 @@ def test_the_option_count_if_refunds_leased_units(algorithm: str) -> None:
 
 
 def test_coroutines_share_the_leased_units_of_their_process() -> None:
-    """Hundreds at once on one event loop, and another loop beside it: exactly N."""
+    """Hundreds of coroutines on two event loops admit exactly N units."""
     limiter = window("9000/h")
 
     async def crowd() -> int:
@@ -284,7 +286,7 @@ def test_coroutines_share_the_leased_units_of_their_process() -> None:
 
 
 def test_a_forked_process_does_not_spend_its_parents_lease() -> None:
-    """Units are spent once."""
+    """Each unit is spent once."""
     limiter = window("100000/h")
     sources(limiter, 2000)
     reading, writing = os.pipe()
@@ -299,7 +301,7 @@ def test_a_forked_process_does_not_spend_its_parents_lease() -> None:
 
 
 def test_in_an_outage_leased_units_are_spent_until_they_expire(settings: Any) -> None:
-    """Then the policy decides; nothing raises."""
+    """After that, the policy decides, and no exception is raised."""
     with Server() as server:
         settings.CACHES = {
             "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
@@ -320,7 +322,7 @@ def test_in_an_outage_leased_units_are_spent_until_they_expire(settings: Any) ->
 @pytest.mark.alone
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_with_a_lease_is_replaced_within_a_second() -> None:
-    """What was taken under the old rule is spent or goes back; then the new one holds."""
+    """Units that were taken under the old rule are spent or returned. Then the new rule applies."""
     limiter = RateLimiter("hot", "5/h")
     RateLimitRule.objects.create(
         name="hot", limit=1_000_000, unit="h", algorithm="fixed_window", lease=5000
@@ -358,8 +360,8 @@ print(admitted, flush=True)
 
 
 def test_eight_processes_admit_exactly_n(prefix: str) -> None:
-    """All of them as fast as they can, until nobody has been admitted for longer than units are
-    held: N, not one more or less.
+    """All of them make hits until none was admitted for longer than units are held. Together they
+    admit exactly N units.
     """
     workers = [Born(WORKER, prefix, "60000/h") for _ in range(8)]
     for worker in workers:
@@ -373,7 +375,7 @@ def test_eight_processes_admit_exactly_n(prefix: str) -> None:
 
 
 def test_a_process_that_ends_returns_its_leased_units(prefix: str) -> None:
-    """At once: what is counted then is what was admitted."""
+    """They are returned at once. After that, the counted units are the admitted ones."""
     script = (
         WORKER.partition("admitted = 0")[0]
         + "print(sum(limiter.hit('x').allowed for _ in range(5000)))"
@@ -389,7 +391,7 @@ def test_a_process_that_ends_returns_its_leased_units(prefix: str) -> None:
 
 
 def test_a_killed_process_loses_at_most_its_leased_units(prefix: str) -> None:
-    """What it took stays counted: others are admitted less, by one batch at most."""
+    """Its units stay counted, so other processes admit fewer units, by at most one batch."""
     worker = Born(WORKER, prefix, "10000000/h")
     worker.stdout.readline()
     worker.stdin.write("go\n")

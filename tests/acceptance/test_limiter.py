@@ -44,7 +44,7 @@ def test_a_limiter_can_be_pickled(settings: Any) -> None:
 
 
 def test_coroutine_methods_behave_like_the_others() -> None:
-    """The names with an a in front."""
+    """Their names begin with an a."""
     limiter = RateLimiter("x", "5/h")
 
     async def calls() -> list[int | None]:
@@ -60,7 +60,7 @@ def test_coroutine_methods_behave_like_the_others() -> None:
 
 
 def test_identities_are_counted_separately(direct: Any, prefix: str) -> None:
-    """However long or odd; and nothing of them is readable in Redis."""
+    """Identities may be long or unusual. No part of them can be read in Redis."""
     odd = [
         "",
         "a",
@@ -94,7 +94,7 @@ def test_identities_are_counted_separately(direct: Any, prefix: str) -> None:
 
 
 def test_different_secrets_give_different_digests(settings: Any, direct: Any, prefix: str) -> None:
-    """`RATELIMIT_KEY_SECRET` instead of `SECRET_KEY`, where set."""
+    """`RATELIMIT_KEY_SECRET` is used instead of `SECRET_KEY`, if it is set."""
     limiter = RateLimiter("x", "5/h")
     for secret in (None, "other", b"bytes"):
         settings.RATELIMIT_KEY_SECRET = secret
@@ -103,7 +103,7 @@ def test_different_secrets_give_different_digests(settings: Any, direct: Any, pr
 
 
 def test_a_changed_rate_keeps_the_used_units() -> None:
-    """The rate is not part of the name: five used of ten are five used of six."""
+    """The rate is not a part of the name: five used units of ten are five used units of six."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
         RateLimiter("edited", "10/h", algorithm=algorithm).hit("ada", 5)
         assert RateLimiter("edited", "6/h", algorithm=algorithm).peek("ada").remaining == 1, (
@@ -113,7 +113,7 @@ def test_a_changed_rate_keeps_the_used_units() -> None:
 
 
 def test_acquire_waits_for_its_turn() -> None:
-    """One per 500 ms, in turn, and no longer than asked for."""
+    """One call is admitted per 500 ms, in order, and no call waits for longer than its timeout."""
     limiter = RateLimiter("paced", "2/s", algorithm="leaky_bucket")
     started = time.monotonic()
     decisions = [limiter.acquire("ada") for _ in range(3)]
@@ -139,7 +139,7 @@ def test_acquire_reserves_a_turn_under_any_algorithm() -> None:
 
 
 def test_a_cancelled_turn_is_returned() -> None:
-    """Who is cancelled while waiting does not keep others waiting."""
+    """A call that is cancelled while it waits does not delay other calls."""
     limiter = RateLimiter("cancelled", "1/m", algorithm="leaky_bucket", queue=1)
 
     async def calls() -> None:
@@ -156,7 +156,7 @@ def test_a_cancelled_turn_is_returned() -> None:
 
 
 def test_any_function_can_be_limited() -> None:
-    """By its arguments, at a cost, and with patience."""
+    """The decorator takes an identity and a cost from the arguments, and a timeout."""
     calls: list[tuple[str, int]] = []
 
     @RateLimiter("function", "4/h")(key=lambda who, size: who, cost=lambda who, size: size)
@@ -204,7 +204,7 @@ def test_a_fallback_replaces_a_refused_call(fallback: Any, expected: Any) -> Non
 
 
 def test_any_coroutine_can_be_limited() -> None:
-    """Waiting for its turn without blocking the loop."""
+    """A coroutine waits for its turn without blocking the event loop."""
 
     @RateLimiter("coroutine", "20/s", algorithm="leaky_bucket")(timeout=None)
     async def send() -> float:
@@ -226,7 +226,7 @@ def test_any_coroutine_can_be_limited() -> None:
 
 @pytest.mark.parametrize("cost", [-1, 1.5, True, "1", 2**60])
 def test_a_cost_is_a_whole_number(cost: Any) -> None:
-    """Anything else is an error that names the limit, and counts nothing."""
+    """Any other cost is an error that names the limit, and nothing is counted."""
     limiter = RateLimiter("costly", "5/h")
     with pytest.raises(LimitError, match="'costly': cost is"):
         limiter.hit("ada", cost)
@@ -238,7 +238,7 @@ def test_a_cost_is_a_whole_number(cost: Any) -> None:
 )
 @pytest.mark.parametrize("rate", ["5/s", "5/d", "5/520w"])
 def test_the_maximum_cost_can_be_charged(rate: str, algorithm: str) -> None:
-    """However slowly it is worked off: it is counted, and the next one is refused."""
+    """It is counted even if the rate is slow, and the next hit is refused."""
     limiter = RateLimiter("largest", rate, algorithm=algorithm)
     charged = limiter.charge("ada", 2**53)
     assert charged.source == "redis"
@@ -250,13 +250,13 @@ def test_the_maximum_cost_can_be_charged(rate: str, algorithm: str) -> None:
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True])
 def test_timeouts_are_seconds(timeout: Any) -> None:
-    """Anything else is an error."""
+    """A timeout of another type is an error."""
     with pytest.raises(LimitError, match="timeout is"):
         RateLimiter("x", "5/h").acquire("ada", timeout=timeout)
 
 
 def test_a_disabled_limiter_allows_everything(settings: Any) -> None:
-    """Without asking Redis."""
+    """Redis is not called."""
     settings.RATELIMIT_ENABLE = False
     limiter = RateLimiter("off", "1/h")
     assert [limiter.hit("ada").granted for _ in range(3)] == [1, 1, 1]
@@ -264,7 +264,7 @@ def test_a_disabled_limiter_allows_everything(settings: Any) -> None:
 
 
 def test_the_client_clock_can_replace_the_clock_of_redis(settings: Any) -> None:
-    """`RATELIMIT_CLOCK = "client"`."""
+    """The setting is `RATELIMIT_CLOCK = "client"`."""
     settings.RATELIMIT_CLOCK = "client"
     limiter = RateLimiter("clock", (2, 1), algorithm="sliding_log")
     decisions = [limiter.hit("ada") for _ in range(3)]
@@ -274,8 +274,8 @@ def test_the_client_clock_can_replace_the_clock_of_redis(settings: Any) -> None:
 
 
 def test_acquire_with_debt_grants_any_cost_and_delays_later_callers() -> None:
-    """With `debt`, at once; whoever comes next waits, or is refused with the time that it would
-    have taken.
+    """The cost is granted at once. The next caller waits, or is refused with the time that it would
+    have to wait.
     """
     limiter = RateLimiter("reports", "100/s", algorithm="token_bucket", burst=10)
     assert limiter.acquire("ada", 50, timeout=0).retry_after is None
@@ -291,7 +291,7 @@ def test_acquire_with_debt_grants_any_cost_and_delays_later_callers() -> None:
 
 
 def test_coroutines_can_acquire_with_debt() -> None:
-    """And a turn that is cancelled while it is waited for takes its debt back."""
+    """A coroutine that is cancelled while it waits for its turn gives its debt back."""
     limiter = RateLimiter("reports", "10/h", algorithm="token_bucket")
 
     async def owe() -> None:
@@ -308,7 +308,7 @@ def test_coroutines_can_acquire_with_debt() -> None:
 
 
 def test_debt_is_refused_for_other_algorithms_and_inexact_costs() -> None:
-    """Else the error says what is right, before anything is taken."""
+    """The error contains the valid values, and nothing is taken."""
     with pytest.raises(
         LimitError, match="debt needs algorithm='token_bucket', not 'sliding_window'"
     ):

@@ -80,7 +80,7 @@ def get(address: str, times: int = 1, kind: str = "sync", **headers: str) -> lis
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("address", ["/ok", "/aok", "/nowhere"])
 def test_a_rule_limits_matching_requests(kind: str, address: str, settings: Any) -> None:
-    """Views of either kind, and paths that lead nowhere."""
+    """The rule limits sync and async views, and paths without a view."""
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "2/m"}]
     fine = 404 if address == "/nowhere" else 200
     assert get(address, 3, kind) == [fine, fine, 429]
@@ -88,8 +88,8 @@ def test_a_rule_limits_matching_requests(kind: str, address: str, settings: Any)
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_rules_match_paths_methods_and_routes(kind: str, settings: Any) -> None:
-    """Prefixes, globs, lists of them, URL names with their namespaces; each rule is a count of its
-    own.
+    """Paths are prefixes, globs or lists of them. Routes are URL names with their namespaces. Each
+    rule has its own count.
     """
     settings.RATELIMIT_RULES = [
         {"name": "prefix", "path": "/o", "key": "ip", "rate": "1/m"},
@@ -108,7 +108,7 @@ def test_rules_match_paths_methods_and_routes(kind: str, settings: Any) -> None:
 
 
 def test_rules_and_decorators_can_exempt_requests(settings: Any) -> None:
-    """By rule (path or route), and by decorator."""
+    """A rule exempts a path or a route, and a decorator exempts a view."""
     settings.RATELIMIT_RULES = [
         {"name": "all", "path": "/", "key": "ip", "rate": "1/m"},
         {"name": "static", "path": "/static/", "exempt": True},
@@ -121,7 +121,7 @@ def test_rules_and_decorators_can_exempt_requests(settings: Any) -> None:
 
 
 def test_a_rule_and_a_decorator_of_one_name_count_once(settings: Any) -> None:
-    """A rule and a decorator of one name: one count, and the rule's numbers."""
+    """The numbers of the rule apply."""
     settings.RATELIMIT_RULES = [{"name": "search", "path": "/search", "key": "ip", "rate": "2/m"}]
     client = Client()
     responses = [client.get("/search") for _ in range(3)]
@@ -130,7 +130,7 @@ def test_a_rule_and_a_decorator_of_one_name_count_once(settings: Any) -> None:
 
 
 def test_rules_with_colliding_names_have_separate_counts(settings: Any) -> None:
-    """A rule called as another's rate is: no key stands twice in one call."""
+    """A rule may have the name of a rate of another rule. No call contains the same key twice."""
     settings.RATELIMIT_RULES = [
         {"name": "all", "path": "/", "key": "ip", "rate": ["3/m", "30/h"]},
         {"name": "all:m", "path": "/", "key": "ip", "rate": "2/m"},
@@ -139,7 +139,7 @@ def test_rules_with_colliding_names_have_separate_counts(settings: Any) -> None:
 
 
 def test_a_rule_keeps_its_count_when_its_rate_changes(settings: Any) -> None:
-    """It is counted under its name."""
+    """The name of the count is the name of the rule."""
     rule = {"name": "all", "path": "/", "key": "ip", "rate": "5/h"}
     settings.RATELIMIT_RULES = [rule]
     assert get("/ok", 3) == [200] * 3
@@ -149,7 +149,7 @@ def test_a_rule_keeps_its_count_when_its_rate_changes(settings: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_an_exception_raised_deep_inside_becomes_the_429(kind: str, settings: Any) -> None:
-    """Also where the decorator is told to raise."""
+    """That includes the exceptions of a decorator that raises instead of responding."""
     assert get("/deep", 1, kind) == [429]
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
     settings.RATELIMIT_RULES = []
@@ -157,12 +157,12 @@ def test_an_exception_raised_deep_inside_becomes_the_429(kind: str, settings: An
 
 
 def test_other_exceptions_are_not_handled(rf: RequestFactory) -> None:
-    """They go on."""
+    """They are raised unchanged."""
     assert RateLimitMiddleware(ok).process_exception(rf.get("/"), ValueError()) is None
 
 
 def test_shadow_rules_refuse_no_request(settings: Any) -> None:
-    """Counted and decided, never refused."""
+    """Requests are counted and decided, but never refused."""
     settings.RATELIMIT_RULES = [
         {"name": "watch", "path": "/", "key": "ip", "rate": "1/m", "mode": "shadow"}
     ]
@@ -171,7 +171,7 @@ def test_shadow_rules_refuse_no_request(settings: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_headers_are_on_the_final_response(kind: str, settings: Any) -> None:
-    """Of rules and decorators together."""
+    """They contain the limits of rules and of decorators."""
     settings.RATELIMIT_HEADERS = "draft-10"
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "5/m"}]
 
@@ -192,7 +192,7 @@ def person(**attributes: Any) -> Any:
     [("everyone", "asp"), ("anonymous", "a"), ("authenticated", "sp"), ("staff", "s")],
 )
 def test_rules_match_audiences(kind: str, audience: str, limited: str, settings: Any) -> None:
-    """Who a rule is about: a(nonymous), p(erson), s(taff)."""
+    """The clients are a(nonymous), p(erson) and s(taff)."""
     settings.RATELIMIT_RULES = [
         {"name": "who", "path": "/", "audience": audience, "key": "ip", "rate": "0/s"}
     ]
@@ -262,7 +262,7 @@ def test_an_asynchronous_request_never_goes_through_a_thread(
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_django_group_is_an_audience(kind: str, settings: Any) -> None:
-    """Looked up in the database, under both handlers."""
+    """The groups are read from the database, under WSGI and ASGI."""
     settings.RATELIMIT_RULES = [
         {"name": "free", "path": "/", "audience": "group:free", "key": "user", "rate": "0/s"}
     ]
@@ -293,7 +293,7 @@ def test_rules_work_before_and_after_the_authentication_middleware(
 
 
 def test_a_rule_with_a_wait_delays_the_request(settings: Any) -> None:
-    """A leaky bucket, under both handlers."""
+    """The rule is a leaky bucket, under WSGI and ASGI."""
     import time
 
     paced = {"name": "paced", "path": "/", "key": "ip", "rate": "20/s", "algorithm": "leaky_bucket"}
@@ -304,7 +304,7 @@ def test_a_rule_with_a_wait_delays_the_request(settings: Any) -> None:
 
 
 def test_a_disabled_site_applies_no_rule(settings: Any) -> None:
-    """`RATELIMIT_ENABLE = False`: not even looked at."""
+    """With `RATELIMIT_ENABLE = False`, rules are not loaded."""
     settings.RATELIMIT_ENABLE = False
     settings.RATELIMIT_RULES = "nonsense"
     assert get("/ok", 2) == [200, 200]
@@ -334,7 +334,7 @@ def test_a_disabled_site_applies_no_rule(settings: Any) -> None:
 def test_an_invalid_rule_is_an_error(
     rule: Any, message: str, settings: Any, no_others: None
 ) -> None:
-    """It names the rule and the field, at `check` and when it is used."""
+    """The error names the rule and the field, in `check` and when the rule is used."""
     with pytest.raises(ImproperlyConfigured, match=message):
         compile_rule(rule)
     settings.RATELIMIT_RULES = [rule]
@@ -342,7 +342,9 @@ def test_an_invalid_rule_is_an_error(
 
 
 def test_rules_are_checked_together(settings: Any, no_others: None) -> None:
-    """A list, of different names, that a middleware applies, behind whatever finds the user."""
+    """The checks report a setting that is not a list, equal names, and a missing or misplaced
+    middleware.
+    """
     with pytest.raises(ImproperlyConfigured, match="list of rules"):
         compile_rules({"name": "x"})
     rule = {"name": "x", "path": "/", "key": "user", "rate": "5/m"}

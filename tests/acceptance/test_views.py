@@ -30,13 +30,13 @@ def statuses(view: Any, rf: RequestFactory, times: int = 3, **headers: str) -> l
 
 @pytest.mark.parametrize("path", SYNC + ASYNC)
 def test_the_third_request_at_two_per_minute_is_refused(path: str, client: Client) -> None:
-    """Function, method, class, inherited class, wrapped `as_view()` and async views alike."""
+    """The views are functions, methods, classes, inherited classes, wrapped `as_view()` and async."""
     assert [client.get(path).status_code for _ in range(3)] == [200, 200, 429]
 
 
 @pytest.mark.parametrize("path", SYNC + ASYNC)
 def test_views_are_limited_under_the_async_handler(path: str) -> None:
-    """The same views behind ASGI."""
+    """The same views are limited under ASGI."""
 
     async def requests() -> list[int]:
         client = AsyncClient()
@@ -46,13 +46,13 @@ def test_views_are_limited_under_the_async_handler(path: str) -> None:
 
 
 def test_different_views_never_share_a_count(client: Client) -> None:
-    """Not those of one class and its heirs, nor two `as_view()`s of one module."""
+    """A class and its subclasses, and two `as_view()`s of one module, have separate counts."""
     for path in SYNC + ASYNC:
         assert [client.get(path).status_code for _ in range(2)] == [200, 200], path
 
 
 def test_views_with_the_same_group_share_a_count(rf: RequestFactory) -> None:
-    """A group is a count's name."""
+    """The group is the name of the count."""
     one = ratelimit(group="both", key="ip", rate="3/m")(ok)
 
     @ratelimit(group="both", key="ip", rate="3/m")
@@ -64,7 +64,7 @@ def test_views_with_the_same_group_share_a_count(rf: RequestFactory) -> None:
 
 
 def test_stacked_limits_never_share_a_count(rf: RequestFactory) -> None:
-    """Two rates on one view count apart, and a request that one refuses costs the other nothing."""
+    """Two rates on a view have two counts. A request that one refuses takes no unit of the other."""
     view = ratelimit(key="ip", rate="2/m")(ratelimit(key="ip", rate="100/h")(ok))
     assert statuses(view, rf, 4) == [200, 200, 429, 429]
     request = rf.get("/")
@@ -73,13 +73,13 @@ def test_stacked_limits_never_share_a_count(rf: RequestFactory) -> None:
 
 
 def test_the_same_limit_declared_twice_counts_separately(rf: RequestFactory) -> None:
-    """No key stands twice in one call."""
+    """No call contains the same key twice."""
     view = ratelimit(key="ip", rate=["2/m", "2/m"])(ratelimit(key="ip", rate="2/m")(ok))
     assert statuses(view, rf) == [200, 200, 429]
 
 
 def test_separated_decorators_decide_one_after_the_other(rf: RequestFactory) -> None:
-    """A decorator that copies attributes does not make us skip it or the view."""
+    """A decorator in between that copies attributes is still called, and so is the view."""
     import functools
 
     seen = []
@@ -115,7 +115,7 @@ def test_without_block_the_view_decides(client: Client) -> None:
 
 
 def test_an_advisory_limit_does_not_disable_a_blocking_one(rf: RequestFactory) -> None:
-    """Stacked on one view, an exhausted `block=False` limit leaves the blocking one counting."""
+    """On one view, the blocking limit still counts when the `block=False` limit is used up."""
     view = ratelimit(key="ip", rate="1/m", block=False)(ratelimit(key="ip", rate="3/m")(ok))
     limited = []
     for _ in range(3):
@@ -128,7 +128,7 @@ def test_an_advisory_limit_does_not_disable_a_blocking_one(rf: RequestFactory) -
 
 @pytest.mark.parametrize("path", ["/broken"])
 def test_a_view_that_raises_runs_once(path: str, client: Client) -> None:
-    """Whatever the view raises is its own, and it ran once."""
+    """An exception of the view is raised unchanged, and the view has run once."""
     site.runs.clear()
     with pytest.raises(site.BoomError):
         client.get(path)
@@ -136,13 +136,15 @@ def test_a_view_that_raises_runs_once(path: str, client: Client) -> None:
 
 
 def test_a_list_of_rates_is_all_or_nothing(rf: RequestFactory) -> None:
-    """The tightest decides; None in it is no limit."""
+    """The smallest rate refuses first. None in the list is no limit."""
     view = ratelimit(key="ip", rate=["2/s", "3/h", None])(ok)
     assert statuses(view, rf) == [200, 200, 429]
 
 
 def test_rates_and_costs_may_be_functions(rf: RequestFactory) -> None:
-    """With the group and the request, plain or as coroutines; None from a rate is no limit."""
+    """They get the group and the request, and may be coroutine functions. A rate of None is no
+    limit.
+    """
 
     async def rate(group: str, request: HttpRequest) -> str | None:
         return request.GET.get("rate")
@@ -171,7 +173,7 @@ def cost_by_path(group: str, request: HttpRequest) -> int:
 
 
 def test_dotted_paths_are_accepted(rf: RequestFactory) -> None:
-    """Keys, rates and costs may be named by where they are."""
+    """Keys, rates and costs may be given by a dotted path."""
     here = __name__
     view = ratelimit(
         key=f"{here}.key_by_path", rate=f"{here}.rate_by_path", cost=f"{here}.cost_by_path"
@@ -180,7 +182,7 @@ def test_dotted_paths_are_accepted(rf: RequestFactory) -> None:
 
 
 def test_an_asynchronous_view_awaits_its_callables() -> None:
-    """Keys, rates and costs that are coroutines; the user comes from `request.auser`."""
+    """Keys, rates and costs may be coroutine functions. The user comes from `request.auser`."""
 
     async def key(group: str, request: HttpRequest) -> str:
         return "one"
@@ -211,7 +213,7 @@ def test_an_asynchronous_view_awaits_its_callables() -> None:
 
 
 def test_a_leaky_bucket_delays_requests_until_their_turn(rf: RequestFactory) -> None:
-    """Both kinds of view wait; the second request leaves 50 ms after the first."""
+    """Sync and async views wait: the second request is admitted 50 ms after the first."""
     import time
 
     view = ratelimit(key="ip", rate="20/s", algorithm="leaky_bucket")(ok)
@@ -233,7 +235,7 @@ def test_a_leaky_bucket_delays_requests_until_their_turn(rf: RequestFactory) -> 
 
 
 def test_a_disabled_site_limits_no_view(rf: RequestFactory, settings: Any) -> None:
-    """`RATELIMIT_ENABLE = False`: no call, no limit, and the attributes are there all the same."""
+    """With `RATELIMIT_ENABLE = False`, no call is made. The request still has its attributes."""
     settings.RATELIMIT_ENABLE = False
     settings.RATELIMIT_USE_CACHE = "there is no such cache"
     view = ratelimit(key="ip", rate="1/m")(ok)
@@ -244,7 +246,7 @@ def test_a_disabled_site_limits_no_view(rf: RequestFactory, settings: Any) -> No
 
 
 def test_the_default_algorithm_is_a_setting(rf: RequestFactory, settings: Any) -> None:
-    """`RATELIMIT_ALGORITHM` is what limits that name none use."""
+    """Limits without an algorithm use `RATELIMIT_ALGORITHM`."""
     settings.RATELIMIT_ALGORITHM = "gcra"
     request = rf.get("/")
     ratelimit(key="ip", rate="6/m")(ok)(request)
@@ -258,7 +260,7 @@ def test_the_names_of_django_ratelimit_exist() -> None:
 
 
 def test_ratelimit_exception_class_is_raised_instead(rf: RequestFactory, settings: Any) -> None:
-    """`RATELIMIT_EXCEPTION_CLASS`: ours carries the decision; anybody's is raised as it is."""
+    """`RATELIMIT_EXCEPTION_CLASS` may be our class, which contains the decision, or any other."""
     view = ratelimit(key="ip", rate="0/m")(ok)
     settings.RATELIMIT_EXCEPTION_CLASS = "django_ratelimit_lua.Ratelimited"
     with pytest.raises(Ratelimited, match="do not retry") as caught:
@@ -310,8 +312,8 @@ def test_a_fallback_replaces_a_refused_request(rf: RequestFactory, settings: Any
 
 
 def test_a_fallback_replaces_a_refused_call_of_any_function(rf: RequestFactory) -> None:
-    """A value, which may be None, or what a callable returns. Of decorators on one function, the
-    outermost answers that has a fallback.
+    """The fallback is a value, which may be None, or a callable that returns it. If a function has
+    several decorators, the fallback of the outermost one that has a fallback is used.
     """
 
     @ratelimit(group="search", key="ip", rate="1/h", fallback=())
@@ -335,6 +337,6 @@ def test_a_fallback_replaces_a_refused_call_of_any_function(rf: RequestFactory) 
 
 
 def test_a_raised_ratelimited_is_a_403_in_django(client: Client, settings: Any) -> None:
-    """As with django-ratelimit, for those who set it."""
+    """Like the exception of django-ratelimit, it is a `PermissionDenied`."""
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
     assert [client.get("/plain").status_code for _ in range(3)] == [200, 200, 403]

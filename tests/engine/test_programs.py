@@ -153,7 +153,7 @@ def test_a_token_bucket_refunds_any_number_of_units(direct: redis.Redis) -> None
 def test_a_bucket_in_the_format_of_doubles_starts_afresh(
     algorithm: str, direct: redis.Redis
 ) -> None:
-    """As it was before the first release: six of them, and three or two for each run or hole."""
+    """Before the first release, the state of a bucket consisted of doubles. It is cleared."""
     limit = Limit(
         "old", "5/h", algorithm=algorithm, **({"queue": 4} if algorithm == "leaky_bucket" else {})
     )

@@ -1,8 +1,9 @@
 """Hourly counts in the database, which keeps them longer than Redis.
 
-Those of names with durable statistics are copied from Redis. One process at a time copies, every
-few minutes, until there is nothing new for a while. Numbers are absolute and only raise existing
-ones, so they may be written repeatedly, by several processes, and after a process was killed.
+The counts of names with durable statistics are copied from Redis. One process at a time copies
+them, every few minutes, until there is nothing new for a while. The copied numbers are totals, and
+a stored number is never lowered. So they may be written repeatedly, by several processes, and after
+a process was killed.
 """
 
 from __future__ import annotations
