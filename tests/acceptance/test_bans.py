@@ -49,7 +49,7 @@ def login(**options: Any) -> RateLimiter:
 
 
 def test_a_client_refused_too_often_is_banned() -> None:
-    """Also where the limit has room again; the decision says until when."""
+    """The ban lasts even if the limit has room again. The decision contains the end of the ban."""
     limiter = login()
     decisions = [limiter.hit("ada") for _ in range(6)]
     assert [decision.allowed for decision in decisions] == [True, True, False, False, False, False]
@@ -66,7 +66,7 @@ def test_a_client_refused_too_often_is_banned() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_each_refusal_is_an_offence_and_a_ban_is_cached() -> None:
-    """What earns a ban is always asked; then the process answers a flood by itself."""
+    """Redis decides every offence. During the ban, the process refuses a flood by itself."""
     limiter = login()
     sources = [limiter.hit("ada").source for _ in range(8)]
     assert sources == ["redis"] * 5 + ["deny-cache"] * 3
@@ -75,7 +75,7 @@ def test_each_refusal_is_an_offence_and_a_ban_is_cached() -> None:
 
 
 def test_code_can_report_offences() -> None:
-    """Of whatever it finds; they take nothing."""
+    """An offence may have any reason. It takes no units."""
     limiter = login(ban_on="reported")
     assert limiter.offend("ada")
     decision = limiter.offend("ada")
@@ -88,8 +88,8 @@ def test_code_can_report_offences() -> None:
 
 
 def test_a_manual_ban_starts_and_ends() -> None:
-    """For as long as is said, with a reason; lifted at once, and what was earned before is
-    forgotten only if told.
+    """The ban has a duration and a reason. It is lifted at once, and earlier bans are forgotten
+    only with `forget`.
     """
     limiter = login(ban_for="10m,30m")
     for _ in range(5):
@@ -113,7 +113,7 @@ def test_a_manual_ban_starts_and_ends() -> None:
 
 
 def test_a_reset_clears_the_count_the_ban_and_the_ban_history() -> None:
-    """Count, ban and how often there was one."""
+    """The next ban is as short as a first one."""
     limiter = login()
     for _ in range(5):
         limiter.hit("ada")
@@ -123,7 +123,7 @@ def test_a_reset_clears_the_count_the_ban_and_the_ban_history() -> None:
 
 
 def test_bans_have_the_same_methods_for_coroutines(told: list[Any]) -> None:
-    """Each by its name with an `a` in front."""
+    """The name of each method begins with an `a`."""
 
     async def bans() -> None:
         limiter = login(ban_on="reported")
@@ -145,7 +145,7 @@ def statuses(view: Any, rf: RequestFactory, times: int, **meta: str) -> list[int
 
 
 def test_each_call_of_a_view_may_be_an_offence(rf: RequestFactory) -> None:
-    """Banned at the limit: the last that goes earns the ban."""
+    """The last allowed call triggers the ban."""
 
     @ratelimit(key="ip", rate="100/m", ban_after=3, ban_for="10m", ban_on="counted")
     def view(request: HttpRequest) -> HttpResponse:
@@ -157,7 +157,9 @@ def test_each_call_of_a_view_may_be_an_offence(rf: RequestFactory) -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_view_may_report_an_offence(is_async: bool, rf: RequestFactory, told: list[Any]) -> None:
-    """By its answer: only wrong passwords count, and towards a ban."""
+    """The response of the view decides: only wrong passwords count, and they count towards a
+    ban.
+    """
 
     def is_wrong(request: HttpRequest, response: Any) -> bool:
         return response.status_code == 401
@@ -191,7 +193,7 @@ def test_a_view_may_report_an_offence(is_async: bool, rf: RequestFactory, told: 
 
 
 def test_a_success_clears_the_count_but_no_offence(rf: RequestFactory) -> None:
-    """Who owns one account cannot have offences against others forgotten by it."""
+    """The owner of one account cannot clear offences against other accounts."""
 
     @ratelimit(
         key="ip",
@@ -213,7 +215,9 @@ def test_a_success_clears_the_count_but_no_offence(rf: RequestFactory) -> None:
 
 
 def test_the_signal_of_a_ban_is_sent_once(told: list[dict[str, Any]], caplog: Any) -> None:
-    """A hundred threads are refused at once: one signal, one record, with the numbers."""
+    """A hundred threads are refused at once. There is one signal and one log record, with the
+    numbers.
+    """
     limiter = login(ban_after=10)
     with (
         caplog.at_level(logging.WARNING, "django_ratelimit_lua.banned"),
@@ -239,7 +243,9 @@ def test_the_signal_of_a_ban_is_sent_once(told: list[dict[str, Any]], caplog: An
 
 
 def test_a_flood_of_bans_writes_little_to_the_log(told: list[Any], caplog: Any) -> None:
-    """Each ban sends its signal; the record after the flood contains how many were left out."""
+    """Each ban sends its signal. The record after the flood contains the number of records that
+    were left out.
+    """
     limiter = login(ban_after=1, ban_on="reported")
     with caplog.at_level(logging.WARNING, "django_ratelimit_lua.banned"):
         for number in range(100):
@@ -252,7 +258,7 @@ def test_a_flood_of_bans_writes_little_to_the_log(told: list[Any], caplog: Any) 
 
 
 def test_shadow_mode_sends_no_signal(told: list[Any], caplog: Any) -> None:
-    """Nor refused; what would be is in the decision."""
+    """No request is refused. The decision contains the ban."""
     limiter = login(mode="shadow")
     assert all(limiter.hit("ada") for _ in range(8))
     assert limiter.peek("ada").limits[0].banned_until is not None
@@ -261,8 +267,8 @@ def test_shadow_mode_sends_no_signal(told: list[Any], caplog: Any) -> None:
 
 
 def test_the_response_to_a_banned_client_shows_the_end(rf: RequestFactory) -> None:
-    """As a problem document of a type of its own, as text, as a page, and in German; `Retry-After`
-    is the ban's end.
+    """It is a problem document of its own type, text or a page, also in German. `Retry-After` is
+    the end of the ban.
     """
 
     @ratelimit(key="ip", rate="1/m", ban_after=1, ban_for="2h")
@@ -291,7 +297,7 @@ def test_the_response_to_a_banned_client_shows_the_end(rf: RequestFactory) -> No
 
 
 def test_headers_show_zero_remaining_during_a_ban(rf: RequestFactory, settings: Any) -> None:
-    """While a ban lasts, whatever the limit under it says."""
+    """The remaining units of the limit do not matter during the ban."""
     settings.RATELIMIT_HEADERS = "draft-10"
 
     @ratelimit(group="g", key="ip", rate="100/m", ban_after=1, ban_for="2h", ban_on="counted")
@@ -306,7 +312,7 @@ def test_headers_show_zero_remaining_during_a_ban(rf: RequestFactory, settings: 
 
 
 def test_throttle_classes_can_ban(rf: RequestFactory, settings: Any) -> None:
-    """By the options of a class."""
+    """The options are attributes of the class."""
 
     class Throttle(UserRateThrottle):
         scope, rate = "logins", "1/m"
@@ -330,8 +336,8 @@ def test_throttle_classes_can_ban(rf: RequestFactory, settings: Any) -> None:
 def test_a_ban_may_cover_more_clients_than_the_limit_counts(
     is_async: bool, rf: RequestFactory, told: list[dict[str, Any]]
 ) -> None:
-    """Offences of all names that an address tries add up, and the ban is of the address; others
-    with these names go.
+    """Offences against all names that an address tries are added up, and the address is banned.
+    Other clients may use these names.
     """
     options: Any = {
         "key": ("ip", "post:username"),
@@ -370,8 +376,8 @@ def test_a_ban_may_cover_more_clients_than_the_limit_counts(
     ],
 )
 def test_an_invalid_ban_key_is_an_error(wrong: Any, message: str) -> None:
-    """What is none is an error where it is written; so is one where there is no request to read it
-    from.
+    """An unknown key is an error at its declaration. So is a ban key without requests to read it
+    from, or without a ban.
     """
     bans: Any = {"ban_after": 3, "ban_for": "1h"}
     with pytest.raises(LimitError, match=message):
@@ -399,8 +405,8 @@ PRIVATE = [
 def test_private_addresses_are_never_banned_without_a_proxy_setting(
     rf: RequestFactory, settings: Any
 ) -> None:
-    """They may be a proxy, and all visitors behind it; where it is said who is trusted, they are
-    clients.
+    """Such an address may be a proxy of all visitors. If trusted proxies are configured, it is a
+    client.
     """
 
     @ratelimit(key="ip", rate="1/m", ban_after=1, ban_for="1h")
@@ -426,7 +432,7 @@ def test_private_addresses_are_never_banned_without_a_proxy_setting(
 
 
 def test_a_ban_is_lifted_in_all_processes(direct: redis.Redis, settings: Any) -> None:
-    """What others remember of it ends with the message that they hear."""
+    """Other processes drop the ban when they receive the message."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
     start_fresh()
     limiter = login()
@@ -460,8 +466,8 @@ def own(settings: Any) -> Iterator[Server]:
 def test_an_outage_admits_no_client_with_a_known_ban(
     policy: Any, clock: str, own: Server, settings: Any
 ) -> None:
-    """Until the ban's end, by whichever clock; nobody earns one meanwhile, and others go by the
-    policy.
+    """The ban holds until its end, by the clock of the process. No ban is triggered in an outage,
+    and other clients are decided by the policy.
     """
     settings.RATELIMIT_CLOCK = clock
     limiter = login(ban_for="1h", on_store_error=policy)
@@ -485,8 +491,8 @@ def test_an_outage_admits_no_client_with_a_known_ban(
 def test_a_shadow_ban_leaves_the_other_limits_in_force_in_an_outage(
     own: Server,
 ) -> None:
-    """Whom a limit in shadow mode would ban is counted by the others, as with Redis; and who looks
-    is told of a ban.
+    """A client that a limit in shadow mode would ban is counted by the other limits, as with Redis.
+    The decision contains the ban.
     """
     watching = Limit("watching", "0/s", ban_after=1, ban_for="1h", mode="shadow")
     charges = [

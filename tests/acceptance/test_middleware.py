@@ -277,8 +277,9 @@ def test_a_django_group_is_an_audience(kind: str, settings: Any) -> None:
 def test_rules_work_before_and_after_the_authentication_middleware(
     kind: str, order: str, settings: Any
 ) -> None:
-    """Rules about users are decided when the user is known; others at once, and each
-    counts once."""
+    """Rules about users are decided when the user is known, and other rules at once. Each rule
+    counts a request once.
+    """
     settings.MIDDLEWARE = (
         [MIDDLEWARE, *AUTHENTICATION] if order == "in front" else [*AUTHENTICATION, MIDDLEWARE]
     )

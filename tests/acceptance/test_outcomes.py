@@ -48,7 +48,7 @@ def ask(view: Any, *passwords: str) -> list[int]:
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 def test_the_option_count_if_refunds_successes(algorithm: str) -> None:
-    """Successes are given back; failures and exceptions count."""
+    """The units of successes are refunded. Failures and exceptions count."""
     login = ratelimit("login", "ip", "3/15m", count_if=failed, algorithm=algorithm)(answer)
     assert ask(login, *["right"] * 10, "wrong", "right", "wrong") == [302] * 10 + [200, 302, 200]
     with pytest.raises(ValueError, match="broken"):
@@ -57,9 +57,7 @@ def test_the_option_count_if_refunds_successes(algorithm: str) -> None:
 
 
 def test_a_hundred_parallel_guesses_reach_the_view_five_times(rf: RequestFactory) -> None:
-    """Five reach the view. The next password that gets through, a right one, clears what still
-    counts.
-    """
+    """The next correct password that reaches the view clears the count."""
     reached, gate = [], threading.Barrier(100)
 
     def guess(request: HttpRequest) -> HttpResponse:
@@ -86,7 +84,7 @@ def test_a_hundred_parallel_guesses_reach_the_view_five_times(rf: RequestFactory
 
 
 def test_the_option_reset_if_clears_failures_after_a_success() -> None:
-    """`reset_if`: four failures, a success, and there are five tries again."""
+    """After four failures and a success, five tries are available again."""
     login = ratelimit("login", "ip", "5/15m", count_if=failed, reset_if=succeeded)(answer)
     assert ask(login, *["wrong"] * 4, "right", *["wrong"] * 6) == [200] * 4 + [302] + [200] * 5 + [
         429
@@ -94,7 +92,7 @@ def test_the_option_reset_if_clears_failures_after_a_success() -> None:
 
 
 def test_outcomes_of_coroutines_are_settled() -> None:
-    """With plain predicates and coroutines, also when the view raises."""
+    """The predicates are plain functions or coroutine functions. The view may raise."""
 
     @ratelimit(
         "login",
@@ -131,7 +129,7 @@ def test_outcomes_of_coroutines_are_settled() -> None:
 
 
 def test_an_asynchronous_predicate_works_on_a_plain_view() -> None:
-    """It is waited for."""
+    """Its result is awaited."""
     login = ratelimit("login", "ip", "2/15m", count_if=afailed)(answer)
     assert ask(login, "right", "right", "wrong", "wrong", "wrong") == [302, 302, 200, 200, 429]
 
@@ -151,7 +149,7 @@ def test_cost_after_may_charge_beyond_the_limit(algorithm: str) -> None:
 
 
 def test_cost_after_charges_a_request_once(rf: RequestFactory) -> None:
-    """Also if the request goes through the view again."""
+    """It charges once even if the request passes the view again."""
     export = ratelimit("export", "ip", "100/h", cost=1, cost_after=lambda request, outcome: 10)(
         answer
     )
@@ -164,7 +162,7 @@ def test_cost_after_charges_a_request_once(rf: RequestFactory) -> None:
 
 
 def test_cost_after_must_be_a_whole_number() -> None:
-    """Anything else is an error."""
+    """Any other cost is an error."""
     view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: -1)(answer)
     with pytest.raises(LimitError, match="cost_after gave -1"):
         ask(view, "x")
@@ -178,7 +176,7 @@ def test_cost_after_must_be_a_whole_number() -> None:
 
 
 def test_charge_counts_used_units_beyond_the_limit() -> None:
-    """By hand: beyond the limit, and no more than told."""
+    """The given cost is charged even if it exceeds the limit."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
         limiter = RateLimiter("used", "10/h", algorithm=algorithm)
         assert limiter.charge("ada", 4).remaining == 6
@@ -191,7 +189,9 @@ def test_charge_counts_used_units_beyond_the_limit() -> None:
 
 
 def test_a_killed_worker_loses_its_unit_until_it_expires() -> None:
-    """Killed between the hit and its outcome: one unit is gone, and comes back with its period."""
+    """The worker is killed between the hit and its outcome. The unit is available again after its
+    period.
+    """
 
     def dies(request: HttpRequest) -> HttpResponse:
         os._exit(9)
@@ -211,7 +211,7 @@ def test_a_killed_worker_loses_its_unit_until_it_expires() -> None:
 
 
 def test_an_outcome_during_an_outage_raises_nothing(settings: Any) -> None:
-    """Nothing is raised; what could not be given back is forgotten in time."""
+    """Units that could not be refunded expire."""
     view = ratelimit("x", "ip", "2/h", count_if=failed, reset_if=succeeded)
 
     def breaks(request: HttpRequest) -> HttpResponse:
@@ -224,8 +224,8 @@ def test_an_outcome_during_an_outage_raises_nothing(settings: Any) -> None:
 
 
 def test_units_that_were_not_taken_are_not_refunded(settings: Any) -> None:
-    """Redis was gone for the request, and is back for its outcome: others' units stay where they
-    are.
+    """Redis was unavailable for the request, and is available for its outcome. The units of other
+    requests stay counted.
     """
     here = settings.CACHES
     limiter = RateLimiter("x:*:ip:2/h", "2/h")

@@ -107,7 +107,9 @@ def stale_process(function: Any) -> Any:
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_new_rule_applies_to_the_next_request() -> None:
-    """Also where no rule applied before, and in a process that knows the old rules."""
+    """It applies even if there was no rule before, and in a process that has loaded the old
+    rules.
+    """
     assert get(times=3) == [200, 200, 200]
     known = stale_process(rule)
     assert known.revision.number == 0
@@ -133,9 +135,7 @@ def _one_override() -> None:
 def test_simultaneous_changes_of_rules_and_overrides_apply_to_the_next_request(
     address: str, overrides: Any, change: str
 ) -> None:
-    """Whether there were overrides before, and whether there are any after it. None of them is
-    about this client.
-    """
+    """Overrides may exist before or after the change. None of them is about this client."""
     place = (
         {"path": "", "name": "search"} if address == "/search" else {"path": "/ok", "name": "site"}
     )
@@ -162,8 +162,8 @@ def test_simultaneous_changes_of_rules_and_overrides_apply_to_the_next_request(
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_every_kind_of_change_applies_to_the_next_request(kind: str) -> None:
-    """save, update, delete, bulk_create, bulk_update, QuerySet.delete: each raises the revision and
-    is obeyed.
+    """The changes are save, update, delete, bulk_create, bulk_update and QuerySet.delete. Each
+    raises the revision.
     """
 
     def limit() -> str:
@@ -206,7 +206,7 @@ def test_every_kind_of_change_applies_to_the_next_request(kind: str) -> None:
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_fixtures_are_published_as_changes(tmp_path: Any, direct: redis.Redis, prefix: str) -> None:
-    """`loaddata`; and our own migrations may be reversed and applied again."""
+    """Rules loaded by `loaddata` apply. Our migrations can be reversed and applied again."""
     rule("search", path="", limit=50)
     fixture = tmp_path / "rules.json"
     call_command("dumpdata", "django_ratelimit_lua.ratelimitrule", output=str(fixture))
@@ -220,7 +220,7 @@ def test_fixtures_are_published_as_changes(tmp_path: Any, direct: redis.Redis, p
 
 
 def test_the_migrations_match_the_models() -> None:
-    """Nobody's `makemigrations` finds something to do in our app."""
+    """`makemigrations` of a project finds no change in our app."""
     call_command(
         "makemigrations",
         "django_ratelimit_lua",
@@ -233,7 +233,7 @@ def test_the_migrations_match_the_models() -> None:
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_rolled_back_change_has_no_effect(direct: redis.Redis, prefix: str) -> None:
-    """Neither in the database, nor in Redis, nor for a request."""
+    """The database, Redis and the decisions are unchanged."""
     rule("search", path="", limit=50)
     before = direct.hgetall(f"{prefix}{{rules}}")
 
@@ -254,7 +254,7 @@ def test_a_rolled_back_change_has_no_effect(direct: redis.Redis, prefix: str) ->
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 def test_a_transaction_is_published_once(direct: redis.Redis) -> None:
-    """However much is changed in it."""
+    """The number of changes in the transaction does not matter."""
     rule("search", path="")
     direct.config_resetstat()
     with transaction.atomic():
@@ -265,7 +265,9 @@ def test_a_transaction_is_published_once(direct: redis.Redis) -> None:
 
 
 def test_an_older_publication_never_wins(direct: redis.Redis, prefix: str) -> None:
-    """Whoever read the database before somebody else published reads it again."""
+    """If another process has published since a process read the database, it reads the database
+    again.
+    """
     one = rule("search", path="", limit=50)
     from django_ratelimit_lua.publishing import publish as module
 
@@ -293,7 +295,7 @@ def test_an_older_publication_never_wins(direct: redis.Redis, prefix: str) -> No
 def test_an_emptied_redis_is_restored_by_the_next_request(
     known: bool, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
-    """From the database, with the overrides."""
+    """The rules and the overrides are published from the database."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0  # Which would remember that the second was refused.
     rule(limit=1)
     RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt")
@@ -306,7 +308,7 @@ def test_an_emptied_redis_is_restored_by_the_next_request(
 
 
 def test_an_older_copy_of_redis_is_updated(direct: redis.Redis, prefix: str) -> None:
-    """A replica that lost the last writes, a snapshot from yesterday."""
+    """Examples are a replica that has lost the last writes, and a snapshot of yesterday."""
     one = rule(limit=1)
     key = f"{prefix}{{rules}}"
     old = direct.dump(key)
@@ -320,7 +322,7 @@ def test_an_older_copy_of_redis_is_updated(direct: redis.Redis, prefix: str) -> 
 def test_an_older_copy_of_the_database_continues_from_the_revision_in_redis(
     direct: redis.Redis, prefix: str
 ) -> None:
-    """Otherwise no edit would be obeyed until the revisions met again."""
+    """Otherwise no edit would apply until the database reached the revision in Redis."""
     one = rule("search", path="", limit=50)
     direct.hset(f"{prefix}{{rules}}", "revision", 1000)
     one.limit = 40
@@ -332,7 +334,9 @@ def test_an_older_copy_of_the_database_continues_from_the_revision_in_redis(
 def test_rules_stay_in_force_without_the_database(
     direct: redis.Redis, prefix: str, monkeypatch: Any, caplog: Any, settings: Any
 ) -> None:
-    """From Redis and from memory, also where Redis is emptied as well; and it is logged once."""
+    """They are read from Redis and from memory, even if Redis is emptied. The problem is logged
+    once.
+    """
     settings.RATELIMIT_RULES = [{"name": "other", "path": "/other", "key": "ip", "rate": "1/h"}]
     rule(limit=2)
     assert get() == [200]
@@ -361,7 +365,9 @@ def test_rules_stay_in_force_without_the_database(
 def test_an_unpublished_change_is_published_as_soon_as_possible(
     settings: Any, caplog: Any, monkeypatch: Any, prefix: str
 ) -> None:
-    """A save while Redis is away succeeds, and holds as soon as Redis is back."""
+    """A row can be saved while Redis is unavailable. It applies as soon as Redis is available
+    again.
+    """
     from django_ratelimit_lua.publishing import triggers as module
 
     working = settings.CACHES
@@ -380,7 +386,7 @@ def test_an_unpublished_change_is_published_as_soon_as_possible(
 
 
 def test_an_invalid_row_is_skipped_and_logged(caplog: Any) -> None:
-    """The other rules apply."""
+    """All other rules apply."""
     rule("broken", limit=1)
     rule("whole", path="/other", limit=1)
     with connection.cursor() as cursor:
@@ -396,8 +402,8 @@ def test_an_invalid_row_is_skipped_and_logged(caplog: Any) -> None:
 def test_unreadable_rows_and_records_are_skipped_and_logged(
     caplog: Any, direct: redis.Redis, prefix: str
 ) -> None:
-    """A field that is no JSON, an override of no kind and of no unit, a record that is garbage: the
-    rest applies.
+    """Examples are a field with invalid JSON, an override of an unknown kind or unit, and an
+    invalid record. Everything else applies.
     """
     rule("broken", limit=1)
     rule("whole", path="/other", limit=1)
@@ -437,8 +443,8 @@ def test_unreadable_rows_and_records_are_skipped_and_logged(
 def test_requests_without_a_matching_rule_make_no_call(
     monkeypatch: pytest.MonkeyPatch, direct: redis.Redis
 ) -> None:
-    """As long as it is known that there is none: by what was asked less than a second ago, by
-    anybody.
+    """No call is made if the rules of the process were known to be current less than a second
+    ago.
     """
     get("/other")
     direct.config_resetstat()
@@ -455,7 +461,7 @@ def test_requests_without_a_matching_rule_make_no_call(
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 def test_overrides_of_a_blocked_client_are_read_once(direct: redis.Redis) -> None:
-    """What is known to be written about an address holds as long as the revision does."""
+    """The known overrides of an address are current as long as the revision is."""
     block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     assert get("/other", 3) == [200] * 3
     direct.config_resetstat()
@@ -469,7 +475,7 @@ def test_overrides_of_a_blocked_client_are_read_once(direct: redis.Redis) -> Non
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_rule_can_limit_a_view_with_rate_none() -> None:
-    """`rate=None` is a place for a rule."""
+    """With `rate=None`, a call site has no limit of its own, but a rule may replace it."""
 
     @ratelimit("hook", "ip", None)
     def view(request: HttpRequest) -> HttpResponse:
@@ -492,13 +498,15 @@ def test_changes_by_raw_sql_are_published_by_a_command() -> None:
 
 
 def test_a_rule_of_the_admin_never_runs_code_that_it_names() -> None:
-    """Whoever may edit rules may not call what is importable."""
+    """Users who may edit rules may not call code that can be imported."""
     rule(key="os.system", limit=0)
     assert get() == [200]
 
 
 def test_a_rule_replaces_a_call_site() -> None:
-    """With its own key or the call site's, its methods or the call site's; off means no limit."""
+    """It uses its own key and methods, or those of the call site. A rule that is off lifts the
+    limit.
+    """
     rule("upload", path="", key="", limit=5)
     assert Client().get("/upload").content == b"upload=5"
     assert Client().post("/upload?who=ada").content == b"upload=5"
@@ -515,7 +523,7 @@ def test_a_rule_replaces_a_call_site() -> None:
 def test_a_rule_has_the_same_meaning_wherever_it_is_declared(
     source: str, place: dict[str, str], settings: Any
 ) -> None:
-    """One that names no place is for the call site of its name; the path / is the whole site."""
+    """A rule without a place applies to the call site of its name. The path / is the whole site."""
     given = {"name": "search", "key": "ip", "rate": "2/h", **place}
     if source == "settings":
         settings.RATELIMIT_RULES = [given]
@@ -556,8 +564,8 @@ KEPT = pytest.mark.parametrize("taking", [take_from_view, take_from_limiter])
     "algorithm", ["sliding_window", "token_bucket", "fixed_window", "sliding_log"]
 )
 def test_a_rule_that_replaces_a_call_site_continues_its_count(algorithm: str, taking: Any) -> None:
-    """Lowering a limit gives nothing to a client that has used it up; the code goes on with the
-    count of the rule.
+    """A lower limit gives no units to a client that has used them up. Without the rule, the call
+    site continues the count.
     """
     take = taking(algorithm, "500/h")
     assert take(450).allowed
@@ -572,8 +580,8 @@ def test_a_rule_that_replaces_a_call_site_continues_its_count(algorithm: str, ta
 
 @KEPT
 def test_a_rule_continues_only_counts_of_the_same_period(taking: Any) -> None:
-    """A rate of another period has a count of its own, and the code's stays as it is until the rule
-    is gone.
+    """A rate of another period has its own count. The count of the call site is unchanged when the
+    rule is removed.
     """
     take = taking("sliding_window", ["20/m", "500/h"])
     assert take(15).allowed
@@ -590,7 +598,7 @@ def test_a_rule_continues_only_counts_of_the_same_period(taking: Any) -> None:
 
 
 def test_separate_counts_in_the_code_stay_separate_under_a_rule() -> None:
-    """Views of one group with other rates or methods, and stacked keys."""
+    """Examples are views of one group with other rates or methods, and stacked keys."""
     first, second = (
         take_from_view("sliding_window", "10/h"),
         take_from_view("sliding_window", "100/h"),
@@ -604,7 +612,7 @@ def test_separate_counts_in_the_code_stay_separate_under_a_rule() -> None:
 
 
 def test_a_rule_with_another_algorithm_or_key_has_its_own_count() -> None:
-    """And the code's count stays."""
+    """The count of the call site is kept."""
     take = take_from_view("token_bucket", "500/h")
     assert take(450).allowed
     one = rule("exports", path="", key="", limit=300, algorithm="fixed_window")
@@ -616,13 +624,13 @@ def test_a_rule_with_another_algorithm_or_key_has_its_own_count() -> None:
 
 
 def test_a_rule_applies_in_addition_to_a_call_site() -> None:
-    """`group`: both are decided in one call."""
+    """With `group`, both are decided in one call."""
     rule("search daily", path="", group="search", limit=9, unit="d")
     assert Client().get("/search").content == b"search:*:ip:100/m=100,search daily=9"
 
 
 def test_rules_of_the_admin_precede_those_of_the_settings_and_call_sites(settings: Any) -> None:
-    """By name."""
+    """They are matched by name."""
     settings.RATELIMIT_RULES = [{"name": "search", "group": "search", "key": "ip", "rate": "70/m"}]
     assert Client().get("/search").content == b"search=70"
     rule("search", path="", limit=50)
@@ -632,7 +640,7 @@ def test_rules_of_the_admin_precede_those_of_the_settings_and_call_sites(setting
 
 
 def test_an_edit_keeps_the_used_units() -> None:
-    """Three used of five are three used of four."""
+    """Three used units of five are three used units of four."""
     one = rule(limit=5)
     assert get(times=3) == [200, 200, 200]
     one.limit = 4
@@ -642,7 +650,7 @@ def test_an_edit_keeps_the_used_units() -> None:
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_rule_with_the_name_of_a_limiter_replaces_its_rate() -> None:
-    """Beside views, too: a Celery task obeys the admin."""
+    """It also applies outside of views, for example to a Celery task."""
     mail = RateLimiter("mail", "100/h")
     assert mail.peek("ada").limits[0].limit == 100
     stale_process(lambda: rule("mail", path="", key="", limit=3))
@@ -662,7 +670,7 @@ def test_a_rule_with_the_name_of_a_limiter_replaces_its_rate() -> None:
 
 
 def test_tiers_set_other_limits_for_groups_the_most_favourable_first() -> None:
-    """Who is in none has the rule's own; the count goes on."""
+    """Users without a tier have the limit of the rule. The count is the same."""
     one = rule("search", path="", limit=1)
     Tier.objects.create(rule=one, group="free", limit=2, unit="h")
     Tier.objects.bulk_create([Tier(rule=one, group="pro", limit=5, unit="h")])
@@ -683,7 +691,7 @@ def test_tiers_set_other_limits_for_groups_the_most_favourable_first() -> None:
 
 
 def test_selected_groups_are_an_audience() -> None:
-    """Several, and nobody else."""
+    """There are several groups, and the rule applies only to their members."""
     rule("search", path="", limit=1, audience="groups", groups=["free", "trial"])
     ada, bob = (User.objects.create(username=name) for name in ("ada", "bob"))
     ada.groups.add(Group.objects.create(name="trial"))
@@ -692,7 +700,7 @@ def test_selected_groups_are_an_audience() -> None:
 
 
 def test_overrides_by_address_apply() -> None:
-    """Another limit, an exemption, a block; the narrower network goes before the wider."""
+    """They are another limit, an exemption and a block. A smaller network precedes a larger one."""
     one = rule(limit=1)
     other = "198.51.100.7"
     RateLimitOverride.objects.create(rule=one, network="203.0.113.0/24", limit=3, unit="h")
@@ -711,7 +719,7 @@ def test_overrides_by_address_apply() -> None:
 
 
 def test_an_override_applies_to_the_next_request_and_ends_by_itself() -> None:
-    """Made, changed, ended, deleted; with `Retry-After` until its end."""
+    """It is added, changed, ended and deleted. Refusals have `Retry-After` until its end."""
     rule(limit=100)
     soon = timezone.now() + datetime.timedelta(seconds=3600)
     assert get() == [200]
@@ -736,8 +744,8 @@ def test_an_override_applies_to_the_next_request_and_ends_by_itself() -> None:
 
 
 def test_a_block_for_all_rules_needs_no_rule() -> None:
-    """Through the middleware it refuses every request; one for a rule refuses where that rule
-    applies.
+    """The middleware refuses every request. A block for one rule refuses only requests that the
+    rule applies to.
     """
     one = rule("other", path="/other", limit=100)
     RateLimitOverride.objects.create(network="203.0.113.10", effect="block")
@@ -749,7 +757,7 @@ def test_a_block_for_all_rules_needs_no_rule() -> None:
 
 
 def test_a_blocked_request_counts_nothing() -> None:
-    """Who is blocked is refused, and no limit is the fuller for it."""
+    """It is refused, and takes no units of any limit."""
     rule(limit=2)
     block = RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
     assert get(times=5) == [429] * 5
@@ -758,7 +766,7 @@ def test_a_blocked_request_counts_nothing() -> None:
 
 
 def test_overrides_by_user_and_by_header_combine(direct: redis.Redis, prefix: str) -> None:
-    """The value is kept as a digest, and nowhere in clear."""
+    """Only a digest of the value of the header is stored."""
     one = rule("search", path="", limit=1)
     ada, bob = (User.objects.create(username=name) for name in ("ada", "bob"))
     RateLimitOverride.objects.create(rule=one, user=ada, effect="exempt")
@@ -788,7 +796,7 @@ def test_overrides_by_user_and_by_header_combine(direct: redis.Redis, prefix: st
     ],
 )
 def test_an_address_matches_in_every_spelling(network: str, kept: str, settings: Any) -> None:
-    """IPv4 that is written as IPv6 is the IPv4 client: in overrides, where it asks from, and behind
+    """An IPv4-mapped IPv6 address is the IPv4 client: in overrides, as the peer, and behind
     proxies.
     """
     rule(limit=1000)
@@ -807,7 +815,9 @@ def test_an_address_matches_in_every_spelling(network: str, kept: str, settings:
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 def test_known_overrides_cost_one_call(direct: redis.Redis) -> None:
-    """The first request of a process that meets one asks twice; the next ones once."""
+    """The first request of a process that matches an override makes two calls, and later requests
+    one.
+    """
     rule(limit=1000)
     RateLimitOverride.objects.create(network="203.0.113.9", limit=500)
     for address in ("203.0.113.9", "203.0.113.10"):
@@ -820,7 +830,9 @@ def test_known_overrides_cost_one_call(direct: redis.Redis) -> None:
 
 
 def test_no_process_loads_ten_thousand_overrides(direct: redis.Redis, prefix: str) -> None:
-    """The snapshot stays small; all are published anew in one go, and one edit writes one."""
+    """The snapshot stays small. A rebuild publishes all overrides at once, and an edit writes
+    one.
+    """
     one = rule(limit=1)
     networks = [f"10.{number >> 8}.{number & 255}.1" for number in range(10_000)]
     RateLimitOverride.objects.bulk_create(
@@ -842,7 +854,9 @@ def test_no_process_loads_ten_thousand_overrides(direct: redis.Redis, prefix: st
 
 
 def test_shadow_rules_never_refuse(settings: Any) -> None:
-    """What it would have refused is sent as a signal; one step makes it enforce."""
+    """A signal reports the requests that the rule would have refused. Changing the mode enforces
+    it.
+    """
     one = rule(limit=1, mode="shadow")
     sent: list[dict[str, Any]] = []
 
@@ -863,7 +877,7 @@ def test_shadow_rules_never_refuse(settings: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["open", "closed"])
 def test_each_rule_has_its_policy_for_store_failures(policy: str, settings: Any) -> None:
-    """Whatever the settings say."""
+    """The policy of the settings does not matter."""
     settings.RATELIMIT_ON_STORE_ERROR = {"open": "closed", "closed": "open"}[policy]
     rule("search", path="", on_store_error=policy)
     assert get("/search") == [200]
@@ -878,7 +892,7 @@ def test_each_rule_has_its_policy_for_store_failures(policy: str, settings: Any)
 
 
 def test_a_refused_client_gets_the_message_of_the_rule() -> None:
-    """In the page and in the problem document."""
+    """The message is on the page and in the problem document."""
     rule(limit=0, message="Come back tomorrow.")
     assert b"Come back tomorrow." in Client().get("/ok").content
     assert (
@@ -888,7 +902,7 @@ def test_a_refused_client_gets_the_message_of_the_rule() -> None:
 
 
 def test_the_history_records_each_change_and_its_author() -> None:
-    """Old and new, for rules and overrides."""
+    """It contains the old and the new values of rules and overrides."""
     with acting("ada"):
         one = rule(limit=100)
         one.limit = 50
@@ -903,7 +917,7 @@ def test_the_history_records_each_change_and_its_author() -> None:
 
 
 def test_concurrent_saves_are_both_published() -> None:
-    """In threads of their own, many times."""
+    """Two threads save repeatedly."""
     rules = [rule(f"rule {number}", path=f"/{number}", limit=1000) for number in range(2)]
 
     def edit(one: RateLimitRule) -> None:
@@ -935,8 +949,8 @@ def test_concurrent_saves_are_both_published() -> None:
 def test_a_process_that_lost_the_lock_publishes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One of all processes compares what is published with the database: the others have not seen
-    that it is there.
+    """Only one process compares the published rules with the database. The others do not know
+    whether the database is available, and keep reporting the problem.
     """
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
     rule()
@@ -955,7 +969,7 @@ def test_a_process_that_lost_the_lock_publishes_nothing(
 
 
 def test_publishing_in_a_transaction_waits_for_no_request() -> None:
-    """Nor for the database that one waits for."""
+    """It does not wait for another publication that waits for the database."""
     rule()
     may_end = threading.Event()
     assert triggers.healing.give(lambda: may_end.wait(60))

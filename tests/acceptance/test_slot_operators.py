@@ -199,7 +199,7 @@ def test_the_slot_page_shows_an_empty_list_and_an_outage(settings: Any) -> None:
     get_store().close()
 
 
-def test_the_command_lists_and_releases(held: tuple[RateLimiter, RateLimiter]) -> None:
+def test_the_command_lists_slots_and_releases_one(held: tuple[RateLimiter, RateLimiter]) -> None:
     """By rule, and by an id or how it begins; what is not there is an error."""
     exports, _ = held
     said = StringIO()

@@ -41,8 +41,8 @@ def used(limiter: RateLimiter, identity: Any = "ada") -> int:
 
 
 def test_never_more_slots_are_held_than_the_limit() -> None:
-    """The next is refused, says which limit refused and when to come back at the latest, and finds
-    a slot as soon as one is released.
+    """The next call is refused. The refusal names the limit and the latest time to retry. After a
+    release, a call gets the slot.
     """
     limiter = exports()
     with limiter.slot("ada") as first, limiter.slot("ada"):
@@ -63,7 +63,9 @@ def test_never_more_slots_are_held_than_the_limit() -> None:
 
 
 def test_a_slot_is_released_however_its_work_ends() -> None:
-    """An exception, a cancelled task, a coroutine that is closed, and one that was forgotten."""
+    """The work ends by an exception, a cancelled task, a closed coroutine, or garbage
+    collection.
+    """
     limiter = exports("1")
     with pytest.raises(ZeroDivisionError), limiter.slot("ada"):
         _ = 1 / 0
@@ -88,8 +90,8 @@ def test_a_slot_is_released_however_its_work_ends() -> None:
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("timeout", [0, 30])
 def test_a_coroutine_that_is_stopped_at_any_point_holds_no_slot(how: How, timeout: float) -> None:
-    """At each point at which it waits: for a connection, an answer of Redis, its turn of a rate
-    beside it, its work, or the release. Whether it asks once or would stand in a queue.
+    """It is stopped while it waits for a connection, a reply of Redis, its turn under a rate, its
+    work or the release. It tries once, or would wait in a queue.
     """
     limiter = exports(["20/s", "1"], algorithm="leaky_bucket")
 
@@ -115,7 +117,9 @@ def test_a_coroutine_that_is_stopped_at_any_point_holds_no_slot(how: How, timeou
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_waiting_coroutine_that_is_stopped_at_any_point_leaves_the_queue(how: How) -> None:
-    """At each point at which it waits while another one holds the slot, until its time is over."""
+    """It is stopped at each point at which it waits while another one holds the slot, up to its
+    timeout.
+    """
     limiter = exports("1")
 
     async def wait() -> None:
@@ -132,7 +136,7 @@ def test_a_waiting_coroutine_that_is_stopped_at_any_point_leaves_the_queue(how: 
 
 
 def test_the_purpose_of_a_slot_is_escaped_in_logs_and_terminals() -> None:
-    """It may be the name of an upload."""
+    """The purpose may be the name of an uploaded file."""
     with RateLimiter("uploads", "1", algorithm="concurrency").slot(
         "ada", what="a.pdf\r\nERROR \x1b[2J"
     ):
@@ -141,8 +145,8 @@ def test_the_purpose_of_a_slot_is_escaped_in_logs_and_terminals() -> None:
 
 
 def test_a_decorated_function_holds_its_own_slot() -> None:
-    """Plain or asynchronous; by what its arguments say, or one for all; and its name is what
-    operators are shown.
+    """The function is plain or async. The identity is read from its arguments, or is the same for
+    all calls. Its name is the purpose of the slot.
     """
     limiter = exports("1")
 
@@ -179,7 +183,9 @@ class Marked:
     "made", [Async(), partial(Async()), markcoroutinefunction(Marked()), Async().__call__]
 )
 def test_a_decorated_coroutine_function_holds_its_slot_until_it_ends(made: Any) -> None:
-    """Of whatever kind it is; a hit before each call does not block the event loop either."""
+    """All kinds of coroutine functions are supported, also by the decorator that makes a hit
+    before each call.
+    """
     limiter = exports("1")
     decorated = limiter.slot(made)
     assert asyncio.run(decorated(limiter)) == 1
@@ -218,7 +224,7 @@ class Generator:
     ],
 )
 def test_the_slot_decorator_refuses_generator_functions(made: Any) -> None:
-    """When they are decorated."""
+    """The error is raised by the decorator."""
     with pytest.raises(LimitError, match=r"returns before its work is done, .* use `with limiter"):
         exports().slot(key=lambda: "ada")(made)
 
@@ -236,7 +242,9 @@ def test_the_slot_decorator_refuses_generator_functions(made: Any) -> None:
     ],
 )
 def test_the_slot_decorator_refuses_generators_as_results(made: Any) -> None:
-    """When the call returns: the slot is released, and the result is closed."""
+    """The error is raised when the call returns. The slot is released, and the generator is
+    closed.
+    """
     limiter = exports("1")
     decorated = limiter.slot(made)
     with pytest.raises(LimitError, match="returns before its work is done"):
@@ -245,8 +253,8 @@ def test_the_slot_decorator_refuses_generators_as_results(made: Any) -> None:
 
 
 def test_a_slot_object_is_used_by_one_caller_at_a_time() -> None:
-    """By threads, tasks and blocks within each other; afterwards it may be used again, also if it
-    was refused.
+    """Threads, tasks and nested blocks cannot share it. It may be used again later, even after a
+    refusal.
     """
     limiter = exports("2")
     slot = limiter.slot("ada")
@@ -291,9 +299,7 @@ def test_a_slot_object_is_used_by_one_caller_at_a_time() -> None:
 
 
 def test_slots_and_rates_are_decided_in_one_call() -> None:
-    """All or nothing: a refused slot costs no unit of the rate, and a refused rate leaves no slot
-    behind.
-    """
+    """A refused slot takes no unit of the rate, and a refused rate takes no slot."""
     limiter = exports(["2/h", "1"], algorithm="token_bucket", burst=2)
     rate, slots = limiter.limits
     assert (rate.algorithm, rate.burst, slots.algorithm) == ("token_bucket", 2, "concurrency")
@@ -309,7 +315,7 @@ def test_slots_and_rates_are_decided_in_one_call() -> None:
 
 
 def test_a_slot_that_could_not_be_released_is_an_error() -> None:
-    """It says what would be right."""
+    """The error contains the correct use."""
     limiter = exports()
     for call in (
         limiter.hit,
@@ -339,13 +345,13 @@ def test_a_slot_that_could_not_be_released_is_an_error() -> None:
 def test_contradicting_options_of_a_slot_limit_are_errors(
     rate: str, options: Any, says: str
 ) -> None:
-    """Whatever contradicts that is said when it is written."""
+    """The error is raised by the declaration."""
     with pytest.raises(LimitError, match=says.replace("(", r"\(")):
         RateLimiter("exports", rate, **options)
 
 
 def test_waiting_calls_are_served_in_order_of_arrival() -> None:
-    """Threads that came one after the other."""
+    """The callers are threads that arrive one after another."""
     limiter, order = exports("1"), []
 
     def work(number: int) -> None:
@@ -365,8 +371,8 @@ def test_waiting_calls_are_served_in_order_of_arrival() -> None:
 
 
 def test_a_caller_that_gave_up_does_not_delay_the_queue() -> None:
-    """A cancelled coroutine, and one whose time is over, leave the queue at once; what is refused
-    says so.
+    """A cancelled coroutine, and one whose timeout is over, leave the queue at once. The caller
+    gets a refusal.
     """
     limiter = exports("1")
 
@@ -391,15 +397,15 @@ def test_a_caller_that_gave_up_does_not_delay_the_queue() -> None:
 
 
 def test_a_caller_does_not_wait_in_a_full_queue() -> None:
-    """Who comes then is refused at once, however long it would wait."""
+    """It is refused at once, whatever its timeout is."""
     limiter = exports("1", queue=0)
     with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada", timeout=None):
         pass
 
 
 def test_a_refusal_by_slots_is_not_cached(settings: Any) -> None:
-    """Another process may release a slot at any moment: the next call asks. A rate that refuses is
-    remembered.
+    """Another process may release a slot at any moment, so the next call asks Redis. Refusals by a
+    rate are cached.
     """
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
     limiter = exports("1")
@@ -428,7 +434,7 @@ def test_a_refusal_by_slots_is_not_cached(settings: Any) -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_a_release_ends_no_cached_refusal_of_another_limit() -> None:
-    """Of the same identity: it is repeated without asking Redis."""
+    """The refusal of the same identity is repeated without a call to Redis."""
     logins, exports = (
         RateLimiter("logins", "0/h"),
         RateLimiter("exports", "2", algorithm="concurrency"),
@@ -443,7 +449,7 @@ def test_a_release_ends_no_cached_refusal_of_another_limit() -> None:
 
 
 def test_a_waiting_call_retries_ten_times_a_second(direct: redis.Redis) -> None:
-    """However long it waits."""
+    """The length of the wait does not matter."""
     limiter = exports("1")
     with limiter.slot("ada"):
         direct.config_resetstat()
@@ -459,8 +465,8 @@ def test_a_waiting_call_retries_ten_times_a_second(direct: redis.Redis) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_changes_the_number_of_slots() -> None:
-    """Named by its `group`; and a rule that goes by a rate makes `hit` right and `slot` hold
-    nothing.
+    """The rule applies to the limiter of its name. If the rule has a rate instead of slots,
+    `hit` takes its units.
     """
     rule = RateLimitRule(
         name="exports", group="exports", limit=1, unit="x", algorithm="concurrency"
@@ -506,7 +512,7 @@ def test_a_rule_changes_the_number_of_slots() -> None:
     ],
 )
 def test_a_form_explains_invalid_combinations(values: Any, field: str, says: str) -> None:
-    """In the words of the form."""
+    """The error uses the labels of the form."""
     with pytest.raises(ValidationError) as raised:
         RateLimitRule(name="x", group="exports", **values).full_clean()
     assert any(says in message for message in raised.value.message_dict[field])
@@ -515,7 +521,7 @@ def test_a_form_explains_invalid_combinations(values: Any, field: str, says: str
 def test_without_threads_slots_are_renewed_when_slots_are_taken_and_released(
     monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """Where no thread can be started: each call does for the others what is due."""
+    """If no thread can be started, each call renews the other slots that are due."""
     settings.RATELIMIT_SLOT_SECONDS = 1.0
     start = Task.start
     monkeypatch.setattr(Task, "start", lambda task: task is not held_slots.task and start(task))
@@ -529,8 +535,8 @@ def test_without_threads_slots_are_renewed_when_slots_are_taken_and_released(
 
 
 def test_the_headers_of_slots_have_their_own_unit(settings: Any) -> None:
-    """As draft-ietf-httpapi-ratelimit-headers-10 has it: no window, and the unit
-    `concurrent-requests`.
+    """By draft-ietf-httpapi-ratelimit-headers-10, they have no window, and the unit is `concurrent-
+    requests`.
     """
     settings.RATELIMIT_HEADERS = "draft-10"
     response = HttpResponse()

@@ -114,7 +114,7 @@ def answers(
 
 
 def test_anonymous_clients_and_users_are_counted_as_in_drf() -> None:
-    """Anonymous visitors by address, users by primary key; `Anon` skips users."""
+    """Anonymous clients are counted by address, and users by primary key. `Anon` ignores users."""
     assert Counter(answers((Anon,), 35)) == {200: 30, 429: 5}
     assert Counter(answers((Anon,), 35, **{"X-User": "ada"})) == {200: 35}
     assert Counter(answers((User,), 55, **{"X-User": "ada"})) == {200: 50, 429: 5}
@@ -122,7 +122,7 @@ def test_anonymous_clients_and_users_are_counted_as_in_drf() -> None:
 
 
 def test_the_429_is_that_of_drf_with_an_exact_retry_after() -> None:
-    """Its detail through its exception handler."""
+    """The detail is made by the exception handler of DRF."""
     client = APIClient()
     responses = [client.get("/function") for _ in range(31)]
     assert responses[-1].status_code == 429
@@ -135,7 +135,7 @@ def test_the_429_is_that_of_drf_with_an_exact_retry_after() -> None:
 
 
 def test_a_refusal_by_one_throttle_costs_the_others_nothing() -> None:
-    """Burst refuses; sustained has counted only what was let through."""
+    """The burst throttle refuses. The sustained one has counted only admitted requests."""
     assert Counter(answers((Burst, Sustained), 40)) == {200: 20, 429: 20}
     throttle = Sustained()
     view = type("View", (Plain,), {"throttle_classes": (Sustained,)})()
@@ -146,7 +146,7 @@ def test_a_refusal_by_one_throttle_costs_the_others_nothing() -> None:
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 def test_three_throttles_cost_one_evalsha(direct: redis.Redis) -> None:
-    """And foreign ones in the same list are asked as ever."""
+    """Throttles of other packages in the same list are called as usual."""
     client = APIClient()
     client.get("/three")
     direct.config_resetstat()
@@ -163,8 +163,8 @@ def test_three_throttles_cost_one_evalsha(direct: redis.Redis) -> None:
 
 
 def test_parallel_requests_are_admitted_exactly_up_to_the_rates(live_server: Any) -> None:
-    """Over a real server: the tightest of three, ten in a quarter of an hour, for anonymous
-    visitors and for a user.
+    """A real server is used. The smallest of three rates is ten in a quarter of an hour, for
+    anonymous clients and for a user.
     """
 
     def get(user: str) -> int:
@@ -184,7 +184,9 @@ def test_parallel_requests_are_admitted_exactly_up_to_the_rates(live_server: Any
 
 
 def test_each_view_has_its_scope() -> None:
-    """A view without one is not limited; one whose scope has no rate is an error that names it."""
+    """A view without a scope is not limited. A scope without a rate is an error that names the
+    scope.
+    """
     assert answers((Scoped,), 3) == [200] * 3
     limited = type("Limited", (Plain,), {"throttle_scope": "uploads"})
     assert Counter(answers((Scoped,), 12, view=limited)) == {200: 10, 429: 2}
@@ -198,7 +200,7 @@ def test_each_view_has_its_scope() -> None:
 
 
 def test_rates_can_depend_on_methods_and_costs_on_actions() -> None:
-    """A dict of rates, and a view's `throttle_cost`."""
+    """A rate is a dict by method, and `throttle_cost` is a dict by action."""
     by_method = type(
         "ByMethod",
         (AnonRateThrottle,),
@@ -241,8 +243,8 @@ class Frozen(SimpleRateThrottle):
 
 
 def test_throttles_written_for_drf_work() -> None:
-    """`timer`, `get_cache_key` (None skips), `parse_rate`, `throttle_success`, `throttle_failure`,
-    `wait`.
+    """They use `timer`, `get_cache_key` (None: not limited), `parse_rate`, `throttle_success`,
+    `throttle_failure` and `wait`.
     """
     Frozen.heard.clear()
     assert answers((Frozen,), 5) == [200] * 5
@@ -253,7 +255,7 @@ def test_throttles_written_for_drf_work() -> None:
 
 
 def test_a_sliding_log_frees_each_request_a_period_later() -> None:
-    """DRF's verdicts: a request counts for exactly its duration."""
+    """It decides like DRF: a request counts for exactly its period."""
     found = []
     for second in (0, 10, 20, 59, 60, 61, 70):
         Frozen.moment = 2_000_000.0 + second
@@ -262,7 +264,7 @@ def test_a_sliding_log_frees_each_request_a_period_later() -> None:
 
 
 def test_a_throttle_with_its_own_allow_request_is_decided_alone() -> None:
-    """Its neighbours do not count a request for it that it lets pass."""
+    """If it admits a request itself, the other throttles do not count the request for it."""
 
     class Choosy(User):
         def allow_request(self, request: Any, view: Any) -> bool:
@@ -277,7 +279,7 @@ def test_a_throttle_with_its_own_allow_request_is_decided_alone() -> None:
 
 
 def test_two_throttles_of_one_scope_have_two_counts() -> None:
-    """Told apart by their rates."""
+    """Their rates distinguish them."""
     tight = type("Tight", (Anon,), {"rate": "2/m"})
     loose = type("Loose", (Anon,), {"rate": "100/h"})
     assert answers((tight, loose), 3) == [200, 200, 429]
@@ -285,7 +287,7 @@ def test_two_throttles_of_one_scope_have_two_counts() -> None:
 
 
 def test_a_throttle_can_be_called_without_a_view() -> None:
-    """Without a view, and more often than the view would."""
+    """It may also be called more often than a view would."""
     request = Plain().initialize_request(APIRequestFactory().get("/"))
     throttle = type("Two", (Anon,), {"rate": "2/m"})()
     assert [throttle.allow_request(request, None) for _ in range(3)] == [True, True, False]
@@ -293,7 +295,7 @@ def test_a_throttle_can_be_called_without_a_view() -> None:
 
 
 def test_a_lowered_rate_limits_the_wait_of_earlier_requests() -> None:
-    """`wait()` is finite, or None for never."""
+    """`wait()` is finite, or None if the request is never allowed."""
     assert answers((type("T", (Anon,), {"rate": "30/h"}),), 30) == [200] * 30
     throttle = type("T", (Anon,), {"rate": "5/m"})()
     request = Plain().initialize_request(APIRequestFactory().get("/"))
@@ -306,7 +308,7 @@ def test_a_lowered_rate_limits_the_wait_of_earlier_requests() -> None:
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "fixed_window", "sliding_window"])
 def test_a_throttle_can_choose_another_algorithm(algorithm: str) -> None:
-    """O(1) state at will."""
+    """An algorithm with a state of constant size can be chosen."""
     by_attribute = type("B", (Anon,), {"rate": "3/h", "algorithm": algorithm, "scope": "b"})
     assert answers((by_attribute,), 4) == [200] * 3 + [429]
     with_options = type(
@@ -316,12 +318,12 @@ def test_a_throttle_can_choose_another_algorithm(algorithm: str) -> None:
 
 
 def test_a_very_large_rate_is_counted_by_a_sliding_window() -> None:
-    """A log of a million would be remembered unit by unit."""
+    """A sliding log would store each of a million units."""
     assert answers((type("Large", (Anon,), {"rate": "1000000/d"}),), 1) == [200]
 
 
 def test_throttles_find_addresses_behind_proxies(settings: Any) -> None:
-    """By our setting; by DRF's where that is set."""
+    """They use our setting, or DRF's if that is set."""
     from django.test import override_settings
 
     one = type("One", (Anon,), {"rate": "1/m"})
@@ -335,13 +337,13 @@ def test_throttles_find_addresses_behind_proxies(settings: Any) -> None:
 
 
 def test_a_disabled_site_throttles_no_request(settings: Any) -> None:
-    """`RATELIMIT_ENABLE = False`."""
+    """The setting is `RATELIMIT_ENABLE = False`."""
     settings.RATELIMIT_ENABLE = False
     assert answers((type("Closed", (Anon,), {"rate": "0/s"}),), 2) == [200, 200]
 
 
 def test_drf_spectacular_shows_the_429() -> None:
-    """Where a throttle of ours limits the operation."""
+    """It is added to operations that a throttle of this package limits."""
     from drf_spectacular.generators import SchemaGenerator
     from drf_spectacular.settings import spectacular_settings
 

@@ -30,7 +30,9 @@ def statuses(view: Any, rf: RequestFactory, times: int = 3, **headers: str) -> l
 
 @pytest.mark.parametrize("path", SYNC + ASYNC)
 def test_the_third_request_at_two_per_minute_is_refused(path: str, client: Client) -> None:
-    """The views are functions, methods, classes, inherited classes, wrapped `as_view()` and async."""
+    """The views are functions, methods, classes, inherited classes, wrapped `as_view()` and
+    async.
+    """
     assert [client.get(path).status_code for _ in range(3)] == [200, 200, 429]
 
 
@@ -64,7 +66,9 @@ def test_views_with_the_same_group_share_a_count(rf: RequestFactory) -> None:
 
 
 def test_stacked_limits_never_share_a_count(rf: RequestFactory) -> None:
-    """Two rates on a view have two counts. A request that one refuses takes no unit of the other."""
+    """Two rates on a view have two counts. A request that one of them refuses takes no unit of the
+    other.
+    """
     view = ratelimit(key="ip", rate="2/m")(ratelimit(key="ip", rate="100/h")(ok))
     assert statuses(view, rf, 4) == [200, 200, 429, 429]
     request = rf.get("/")
@@ -78,7 +82,7 @@ def test_the_same_limit_declared_twice_counts_separately(rf: RequestFactory) -> 
     assert statuses(view, rf) == [200, 200, 429]
 
 
-def test_separated_decorators_decide_one_after_the_other(rf: RequestFactory) -> None:
+def test_decorators_with_another_in_between_decide_one_after_the_other(rf: RequestFactory) -> None:
     """A decorator in between that copies attributes is still called, and so is the view."""
     import functools
 
