@@ -56,7 +56,7 @@ def most_in_any(period: int, moments: list[int]) -> int:
 @pytest.mark.parametrize("algorithm", ["sliding_window", "sliding_log"])
 @pytest.mark.parametrize("rate", ["5/s", "10/7s", "100/m"])
 def test_never_more_than_n_in_any_period(algorithm: str, rate: str) -> None:
-    """An adversary who waits for every edge gets at most N in any W."""
+    """A client that waits for every edge gets at most N units in any period W."""
     limit = Limit("edge", rate, algorithm=algorithm)
     ask, chance, now, admitted = Asker(limit), random.Random(rate), START, []
     for _ in range(1500):
@@ -74,8 +74,9 @@ def test_never_more_than_n_in_any_period(algorithm: str, rate: str) -> None:
 
 
 def test_fixed_window_admits_up_to_twice_the_limit_at_an_edge() -> None:
-    """The documented weakness of a fixed window: never more than 2N in any W, and 2N does
-    happen."""
+    """This is the documented weakness of a fixed window: at most 2N units in any W, and 2N are
+    possible.
+    """
     limit = Limit("edge", "5/s", algorithm="fixed_window", align="clock")
     ask = Asker(limit)
     edge = START - START % 1_000_000 + 1_000_000
@@ -85,7 +86,9 @@ def test_fixed_window_admits_up_to_twice_the_limit_at_an_edge() -> None:
 
 @pytest.mark.parametrize("rate", ["300007/s", "1000003/d", "7/11s"])
 def test_token_bucket_is_exact_in_any_interval(rate: str) -> None:
-    """In any interval x it admits at most burst + x * N / W, and over a long run exactly that."""
+    """In any interval x it admits at most burst + x * N / W units, and exactly that over a long
+    time.
+    """
     limit = Limit("exact", rate, algorithm="token_bucket", burst=3)
     per_us = Fraction(limit.rate.limit, limit.rate.period_us)
     ask, now, admitted = Asker(limit), START, []
@@ -103,8 +106,8 @@ def test_token_bucket_is_exact_in_any_interval(rate: str) -> None:
 
 
 def test_leaky_bucket_spaces_departures_evenly() -> None:
-    """A burst of many admits N, W/N apart in whole microseconds, without drift; the next is
-    refused.
+    """It admits N requests of a large burst, W/N apart in whole microseconds, without drift. The
+    next request is refused.
     """
     ask = Asker(Limit("paced", "7/11s", algorithm="leaky_bucket"))
     decisions = [ask(START) for _ in range(9)]
@@ -120,7 +123,7 @@ def test_leaky_bucket_spaces_departures_evenly() -> None:
 def test_sliding_window_forgets_a_burst_exactly_one_period_later(
     rate: str, segments: int | None
 ) -> None:
-    """Wherever the burst falls in a segment, and also if it goes on in the next one."""
+    """The burst may be anywhere in a segment, and may continue in the next one."""
     limit = Limit("burst", rate, algorithm="sliding_window", segments=segments)
     period, length = limit.rate.period_us, limit.numbers(0)[2]
     for offset in (0, 1, length // 3, length - 4, length - 2, length - 1):
@@ -134,8 +137,8 @@ def test_sliding_window_forgets_a_burst_exactly_one_period_later(
 
 
 def test_sliding_window_forgets_no_unit_more_than_one_segment_late() -> None:
-    """Hits spread over a segment count until its last one is one period old: less than W + W/k
-    after the first.
+    """Hits in a segment count until its last hit is one period old: less than W + W/k after the
+    first.
     """
     start = START - START % 6_000_000
     for last, retry in [
@@ -151,8 +154,8 @@ def test_sliding_window_forgets_no_unit_more_than_one_segment_late() -> None:
 
 
 def test_sliding_window_keeps_the_used_units_when_it_is_edited() -> None:
-    """Another limit, period or number of segments: what is in the new window counts, and nobody is
-    refused for longer than the new limit alone could refuse anybody.
+    """The limit, the period or the number of segments is changed. Units in the new window count,
+    and no hit is refused for longer than the new limit alone could refuse it.
     """
     edits = [("5/m", 1), ("5/m", 1000), ("4/m", 7), ("5/10s", None), ("5/h", None), ("5/h", 3)]
     for rate, segments in edits:
@@ -171,7 +174,7 @@ def test_sliding_window_keeps_the_used_units_when_it_is_edited() -> None:
 
 
 def test_a_sliding_window_fits_into_200_bytes(direct: redis.Redis) -> None:
-    """With as many hits as there may be, at any pace and at any place of a segment."""
+    """The number of hits, their pace and their place in a segment do not matter."""
     chance = random.Random(200)
     for _ in range(20):
         ask, now = (
@@ -196,8 +199,8 @@ def test_a_sliding_window_fits_into_200_bytes(direct: redis.Redis) -> None:
 def test_calendar_windows_begin_at_the_calendar_boundaries(
     align: str, zone: str, rate: str, seconds: int
 ) -> None:
-    """A day is a local day (25 hours when summer time ends), a week begins on Monday, a month on
-    its first.
+    """A day is a local day (25 hours when summer time ends). A week begins on Monday, and a
+    month on its first day.
     """
     start = {
         "day": datetime(
@@ -217,8 +220,9 @@ def test_calendar_windows_begin_at_the_calendar_boundaries(
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_refusal_writes_nothing(algorithm: str, direct: redis.Redis) -> None:
-    """A blocked client does not lengthen its own block; the other limits of the call lose
-    nothing."""
+    """A refused client does not prolong its refusal, and the other limits of the call lose no
+    units.
+    """
     ask = Asker(
         Limit(
             "tight",
@@ -239,7 +243,9 @@ def test_a_refusal_writes_nothing(algorithm: str, direct: redis.Redis) -> None:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_expiry_of_a_key_changes_no_verdict(algorithm: str, direct: redis.Redis) -> None:
-    """A state expires when it is as good as none: not before, and within a second of it."""
+    """A key expires when its state is equal to no state: not earlier, and at most a second
+    later.
+    """
     ask = Asker(Limit("ttl", "3/m", algorithm=algorithm))
     for _ in range(2):
         decision = ask(None)
@@ -249,7 +255,7 @@ def test_expiry_of_a_key_changes_no_verdict(algorithm: str, direct: redis.Redis)
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_the_longest_period_expires_when_it_should(algorithm: str, direct: redis.Redis) -> None:
-    """Ten years are a number of twelve digits in milliseconds, and arrive as such."""
+    """Ten years are a number of twelve digits in milliseconds, which Redis receives exactly."""
     ask = Asker(Limit("long", "2/3650d", algorithm=algorithm))
     reset = ask(None).limits[0].reset_after
     assert reset >= 3650 * 86400 / 2
@@ -267,7 +273,7 @@ def test_changing_the_algorithm_starts_with_a_new_count(algorithm: str) -> None:
 
 
 def test_a_partial_hit_takes_the_available_units() -> None:
-    """Of 8 units wanted where 5 are left under the tightest limit, 5 are granted by all of them."""
+    """If 8 units are requested and the smallest limit has 5 left, every limit grants 5."""
     ask = Asker(Limit("a", "5/h"), Limit("b", "100/h"))
     decision = ask(START, 8, partial=True)
     assert (decision.allowed, decision.granted, [state.used for state in decision.limits]) == (
@@ -279,21 +285,21 @@ def test_a_partial_hit_takes_the_available_units() -> None:
 
 
 def test_a_cost_that_never_fits_is_refused_with_a_reason() -> None:
-    """More than a limit could ever hold is refused without a time to come back."""
+    """A cost above the capacity of a limit is refused without a retry time."""
     for algorithm in BY_RATE:
         decision = Asker(Limit("never", "5/h", algorithm=algorithm))(START, 6)
         assert (decision.allowed, decision.retry_after) == (False, None)
 
 
 def test_a_limit_of_zero_always_refuses() -> None:
-    """A rate of 0 refuses every hit, for good."""
+    """A rate of 0 refuses every hit, without a retry time."""
     for algorithm in BY_RATE:
         decision = Asker(Limit("closed", "0/s", algorithm=algorithm))(None)
         assert (decision.allowed, decision.retry_after, decision.remaining) == (False, None, 0)
 
 
 def test_a_shadow_limit_counts_and_never_refuses() -> None:
-    """A shadow limit is counted by its own verdict, and the request goes on without it."""
+    """A shadow limit counts by its own verdict, and does not change the decision."""
     ask = Asker(Limit("shadow", "1/h", mode="shadow"), Limit("real", "3/h"))
     decisions = [ask(START) for _ in range(4)]
     assert [decision.allowed for decision in decisions] == [True, True, True, False]
@@ -305,7 +311,7 @@ def test_a_shadow_limit_counts_and_never_refuses() -> None:
     "algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"]
 )
 def test_the_option_count_denied_counts_refused_hits(algorithm: str) -> None:
-    """Where a limit says so, hammering at a closed door keeps it closed."""
+    """With this option, a client that retries all the time stays refused."""
     ask = Asker(Limit("strict", "2/m", algorithm=algorithm, count_denied=True))
     for second in range(0, 300, 10):
         decision = ask(START + second * 1_000_000)
@@ -315,7 +321,9 @@ def test_the_option_count_denied_counts_refused_hits(algorithm: str) -> None:
 
 
 def test_reserved_hits_are_admitted_in_order() -> None:
-    """With max_wait a hit that a short wait would cure is allowed, and told how long to wait."""
+    """With max_wait, a hit that a short wait makes possible is allowed, and gets the time to
+    wait.
+    """
     for algorithm in ("token_bucket", "fixed_window", "sliding_log"):
         ask = Asker(Limit("ahead", "2/s", algorithm=algorithm, max_wait=1.5))
         waits = [round(decision.wait, 6) for decision in (ask(START) for _ in range(4))]
@@ -323,8 +331,8 @@ def test_reserved_hits_are_admitted_in_order() -> None:
 
 
 def test_a_delayed_request_counts_at_its_departure_under_every_limit() -> None:
-    """Held back by one limit, a request counts under the others at the moment it goes, not when it
-    asked.
+    """If one limit delays a request, the other limits count it at the moment of its departure,
+    not of its arrival.
     """
     log = Limit("log", "1/s", algorithm="sliding_log", max_wait=10)
     ask = Asker(log, Limit("paced", "1/4s", algorithm="leaky_bucket", queue=5))
@@ -333,9 +341,7 @@ def test_a_delayed_request_counts_at_its_departure_under_every_limit() -> None:
 
 
 def test_a_caller_with_stale_rules_decides_nothing(direct: redis.Redis) -> None:
-    """The fence: whoever decides by older rules is told the current revision, and nothing is
-    counted.
-    """
+    """A caller with older rules gets the current revision, and nothing is counted."""
     ask = Asker(Limit("fenced", "5/h"))
     current, other = Revision.of(7, "0123456789abcdef"), Revision.of(7, "fedcba9876543210")
     direct.hset("fence", "revision", current.text)
@@ -351,7 +357,7 @@ def test_a_caller_with_stale_rules_decides_nothing(direct: redis.Redis) -> None:
 def test_a_key_of_another_type_is_cleared(
     algorithm: str, direct: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Something else under our key is removed and logged, and the hit is decided."""
+    """Other data under our key is removed and logged, and the hit is decided."""
     ask = Asker(Limit("foreign", "5/h", algorithm=algorithm))
     direct.hset(ask.keys()[0], "not", "ours")
     assert ask(START).limits[0].used == 1
@@ -360,8 +366,9 @@ def test_a_key_of_another_type_is_cleared(
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_clock_that_steps_back_refills_and_forgets_nothing(algorithm: str) -> None:
-    """What was used stays used, and no unit is back before its time. Clocks that differ by less
-    than a minute wait for each other; one that was set back by an hour goes on from there.
+    """Used units stay used, and no unit is available before its time. Clocks that differ by less
+    than a minute wait for each other. After a step of an hour back, the state continues from
+    there.
     """
     ask = Asker(
         Limit(
@@ -385,7 +392,7 @@ def test_a_clock_that_steps_back_refills_and_forgets_nothing(algorithm: str) -> 
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 def test_a_refund_of_a_hit_returns_exactly_that_hit(algorithm: str) -> None:
-    """Not a later one: what others have used since still counts for its whole period."""
+    """Later hits of others still count for their whole period."""
     ask = Asker(Limit("back", "3/m", algorithm=algorithm))
     later = START + 30_000_000
     assert ask(START)
@@ -405,7 +412,7 @@ def test_a_refund_of_a_hit_returns_exactly_that_hit(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", [name for name in BY_RATE if name != "leaky_bucket"])
 def test_a_refund_after_the_period_returns_nothing(algorithm: str) -> None:
-    """When the limit has forgotten the hit, there is nothing to give back."""
+    """The limit does not count the hit any more, so nothing can be refunded."""
     ask = Asker(Limit("late", "3/m", algorithm=algorithm))
     assert ask(START)
     later = START + 120_000_000
@@ -414,8 +421,8 @@ def test_a_refund_after_the_period_returns_nothing(algorithm: str) -> None:
 
 
 def test_merged_windows_end_at_the_announced_time() -> None:
-    """A hit that was reserved in the next window, and then a longer period: refused until the
-    retry, allowed at it.
+    """A hit is reserved in the next window, and then the period is made longer. Hits are refused
+    until the retry time, and allowed from then on.
     """
     ask = Asker(Limit("edited", "10/11s", algorithm="fixed_window", max_wait=100.0))
     assert ask(START, 10).limits[0].wait == 0
@@ -430,9 +437,8 @@ def test_merged_windows_end_at_the_announced_time() -> None:
 
 
 def test_a_debt_is_granted_at_once_and_delays_later_calls() -> None:
-    """A token bucket that owes no more than it holds grants any cost; the next hit waits until the
-    debt is paid, and so does the next debt, for as long as it takes until no more is owed than the
-    bucket holds.
+    """A token bucket that owes no more than it holds grants any cost. The next hit waits until
+    the debt is paid. The next debt waits until no more is owed than the bucket holds.
     """
     ask = Asker(Limit("debt", "10/s", algorithm="token_bucket"))
     assert (ask(START, 50).allowed, ask(START, 50).retry_after) == (False, None), (
@@ -452,7 +458,7 @@ def test_a_debt_is_granted_at_once_and_delays_later_calls() -> None:
 
 @pytest.mark.parametrize("rate", ["300007/s", "7/11s", "10/m"])
 def test_hits_with_debt_exceed_a_token_bucket_only_by_the_last_hit(rate: str) -> None:
-    """In any interval x it grants at most burst + x * N / W, and beside that the cost of the last
+    """In any interval x it grants at most burst + x * N / W units, plus the cost of the last
     hit.
     """
     limit, chance = Limit("debts", rate, algorithm="token_bucket", burst=3), random.Random(rate)
@@ -474,8 +480,8 @@ def test_hits_with_debt_exceed_a_token_bucket_only_by_the_last_hit(rate: str) ->
 
 
 def test_a_refund_forgives_a_debt_and_a_refused_hit_does_not() -> None:
-    """What is given back of a debt is as if it had never been taken; `count_denied` adds to a debt
-    or leaves it.
+    """A refunded part of a debt has no further effect. `count_denied` adds to a debt, or leaves
+    it unchanged.
     """
     ask = Asker(Limit("back", "10/s", algorithm="token_bucket"))
     taken = ask(START, 50, debt=True).limits[0].counted_at
@@ -486,14 +492,15 @@ def test_a_refund_forgives_a_debt_and_a_refused_hit_does_not() -> None:
 
 
 def test_a_debt_at_a_rate_of_zero_is_refused() -> None:
-    """A rate of 0 refuses it for good."""
+    """It is refused without a retry time."""
     decision = Asker(Limit("closed", "0/s", algorithm="token_bucket"))(START, 5, debt=True)
     assert (decision.allowed, decision.retry_after) == (False, None)
 
 
 def test_a_new_client_has_the_initial_units_and_fills_up_from_there() -> None:
-    """Also one that is refused, or only looked at: its bucket begins with the first call
-    about it."""
+    """This includes clients that are refused or peeked: the bucket begins with the first call
+    about the client.
+    """
     for operation in ("hit", "peek"):
         ask = Asker(Limit("new", "10/s", algorithm="token_bucket", burst=20, initial=0))
         assert ask(START, 5, operation).retry_after == 0.5
@@ -506,8 +513,8 @@ def test_a_new_client_has_the_initial_units_and_fills_up_from_there() -> None:
 
 
 def test_an_expired_key_does_not_reset_a_client(direct: redis.Redis) -> None:
-    """A full bucket is remembered for 30 days, by the program's own time. At the moment its key
-    would expire, the verdict is the same with the key and without it.
+    """A full bucket is stored for 30 days, by the time of the script. At the moment when its key
+    expires, the verdict is the same with the key and without it.
     """
     month = 30 * 86_400_000_000
     limit = Limit("month", "10/s", algorithm="token_bucket", burst=20, initial=0)
@@ -528,7 +535,7 @@ def test_an_expired_key_does_not_reset_a_client(direct: redis.Redis) -> None:
 
 
 def test_a_refund_does_not_fill_the_bucket_of_a_new_client() -> None:
-    """Neither one that was never asked about, nor by the moment of a hit that was taken before a
+    """The client may have made no call yet, or the refunded hit may have been made before a
     `reset`.
     """
     ask = Asker(Limit("back", "10/s", algorithm="token_bucket", burst=20, initial=2))

@@ -101,8 +101,8 @@ def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
 def test_a_breaker_opens_in_the_call_that_fails_too_often(
     service: Service, told: list[Any]
 ) -> None:
-    """In the call itself, not a second later; the resource is not asked any more, the caller is
-    told when it is, and the signal has the numbers.
+    """It opens in the call itself, not a second later. The resource is not called any more, a
+    stopped call contains the retry time, and the signal has the numbers.
     """
     pay = CircuitBreaker("payments", minimum=6, open_for="30s")(service)
     assert [pay() for _ in range(3)] == ["paid"] * 3
@@ -124,7 +124,7 @@ def test_a_breaker_opens_in_the_call_that_fails_too_often(
 
 
 def test_a_breaker_closes_by_probes(service: Service, told: list[Any]) -> None:
-    """Each change of state is signalled once; no call is made before the pause is over."""
+    """Each change of state is signalled once. No call is made before the pause is over."""
     breaker = CircuitBreaker("payments", failures=1, open_for="0.3s", probes=2)
     pay = breaker(service)
     service.does = fail
@@ -146,8 +146,8 @@ def test_a_breaker_closes_by_probes(service: Service, told: list[Any]) -> None:
 def test_a_failed_probe_opens_the_breaker_for_longer(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice as long. Without a thread: if a flush were on the way, it would report the probe, a
-    moment later.
+    """The pause is twice as long. The test runs without a thread, because a running flush would
+    report the probe a moment later.
     """
     monkeypatch.setattr(flusher, "start", lambda: False)
     pay = CircuitBreaker("payments", failures=1, open_for="0.2s")(service)
@@ -160,7 +160,7 @@ def test_a_failed_probe_opens_the_breaker_for_longer(
 
 
 def test_slow_calls_open_a_breaker(service: Service, told: list[Any]) -> None:
-    """Though they succeed."""
+    """The calls succeed."""
     service.does = lambda: time.sleep(0.02)
     pay = CircuitBreaker("reports", slow="15ms", slow_ratio=0.8, minimum=5, open_for="30s")(service)
     assert [outcome(pay) for _ in range(6)] == [None] * 5 + ["open"]
@@ -215,8 +215,8 @@ def numbers_of(name: str) -> tuple[int, int, int]:
 
 
 def test_hanging_calls_open_a_breaker_before_they_end(hanging: Hanging, told: list[Any]) -> None:
-    """The next call is refused as soon as enough calls have lasted `slow`; none of them counts a
-    second time.
+    """The next call is stopped as soon as enough calls have lasted `slow`. None of them is
+    counted again when it ends.
     """
     pay = CircuitBreaker("payments", slow="0.2s", minimum=5, open_for="30s")(hanging)
     for _ in range(5):
@@ -239,7 +239,7 @@ def test_hanging_calls_open_a_breaker_before_they_end(hanging: Hanging, told: li
 
 
 def test_hanging_calls_open_a_breaker_without_another_call(hanging: Hanging) -> None:
-    """The background counts them within a second, also long after the last call began."""
+    """The background task counts them within a second, even long after the last call began."""
     breaker = CircuitBreaker("payments", slow="50ms", minimum=3, open_for="30s")
     pay = breaker(hanging)
     for _ in range(3):
@@ -249,8 +249,8 @@ def test_hanging_calls_open_a_breaker_without_another_call(hanging: Hanging) -> 
 
 
 def test_hanging_coroutines_open_a_breaker() -> None:
-    """Of forty calls at intervals, those are made that begin before enough of them have lasted
-    `slow`. As a decorator, and as a block.
+    """Of forty calls at intervals, only those are made that begin before enough calls have
+    lasted `slow`. They use a decorator, and a block.
     """
     called = 0
 
@@ -289,7 +289,7 @@ def test_hanging_coroutines_open_a_breaker() -> None:
 
 
 def test_a_slow_call_that_is_cancelled_counts_as_slow() -> None:
-    """As `asyncio.wait_for` cancels calls; one that is cancelled earlier is not counted."""
+    """`asyncio.wait_for` cancels the call. A call that is cancelled earlier is not counted."""
 
     @CircuitBreaker("payments", slow="30ms", minimum=1000)
     async def pay() -> None:
@@ -306,8 +306,8 @@ def test_a_slow_call_that_is_cancelled_counts_as_slow() -> None:
 
 
 def test_a_slow_call_that_fails_counts_once(hanging: Hanging) -> None:
-    """As one call, slow from when it had lasted so long, and failed from its end; one that succeeds
-    adds nothing.
+    """It is one call, slow as soon as it has lasted `slow`, and failed when it ends. A slow call
+    that succeeds is not counted again.
     """
     breaker = CircuitBreaker("payments", slow="50ms", minimum=1000)
 
@@ -324,8 +324,8 @@ def test_a_slow_call_that_fails_counts_once(hanging: Hanging) -> None:
 
 
 def test_ended_calls_leave_no_data_in_the_process(hanging: Hanging) -> None:
-    """Nothing is kept of them, nor of those that hang, once they are counted; without `slow`
-    nothing is noted.
+    """No data of ended calls is kept, nor of hanging calls that were counted. Without `slow`,
+    calls are not recorded.
     """
     timed, plain = CircuitBreaker("timed", slow="50ms"), CircuitBreaker("plain")
     hanging.start(plain(hanging))
@@ -343,8 +343,8 @@ def test_ended_calls_leave_no_data_in_the_process(hanging: Hanging) -> None:
 def test_hanging_probes_keep_their_slots(
     slow: str | None, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, told: list[Any]
 ) -> None:
-    """With one probe, one call runs at a time, for as long as it hangs: longer than its slot lasts
-    without its process, and after it was counted as slow. When it ends, another is made at once.
+    """With one probe, one call runs at a time, as long as it hangs: longer than an unrenewed
+    slot lasts, and after it was counted as slow. When it ends, another probe runs at once.
     """
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.MIN_PROBE_US", 1_500_000)
     breaker = CircuitBreaker("payments", failures=1, slow=slow, open_for="0.1s", probes=1)
@@ -366,7 +366,9 @@ def test_hanging_probes_keep_their_slots(
 def test_a_probe_that_never_ends_loses_its_slot(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it has lasted `open_max`; so the breaker cannot stick."""
+    """It loses the slot when it has lasted `open_max`, so the breaker cannot stay half-open
+    forever.
+    """
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.MIN_PROBE_US", 300_000)
     breaker = CircuitBreaker("payments", failures=1, open_for="0.1s", open_max="0.2s", probes=1)
     with pytest.raises(ConnectionError), breaker.call():
@@ -378,7 +380,7 @@ def test_a_probe_that_never_ends_loses_its_slot(
 def test_a_coroutine_cancelled_while_requesting_a_probe_returns_it(
     direct: redis.Redis,
 ) -> None:
-    """Whether Redis has answered by then or not: soon another is granted, long before the slot
+    """Redis may have replied by then or not. Another probe is granted soon, long before the slot
     would end.
     """
     breaker = CircuitBreaker("payments", failures=1, open_for="0.1s", probes=1)
@@ -413,7 +415,7 @@ def test_a_coroutine_cancelled_while_requesting_a_probe_returns_it(
 def test_a_cancelled_call_is_neither_success_nor_failure(
     service: Service, cancelled: type[BaseException]
 ) -> None:
-    """It is not counted, and as a probe it gives its slot back."""
+    """It is not counted. If it is a probe, its slot is released."""
 
     def stop() -> Any:
         raise cancelled
@@ -466,7 +468,9 @@ def _stopped(pay: Callable[[], Any], cancelled: type[BaseException]) -> bool:
 def test_failures_are_defined_by_type_status_or_callable(
     service: Service, failure: Any, does: Any, is_failure: bool
 ) -> None:
-    """By default exceptions, but none that answers a client, and answers of 500 or more."""
+    """By default, failures are responses with a status of 500 or more, and exceptions, except
+    those with a response for the client.
+    """
 
     def act() -> Any:
         if isinstance(does, Exception):
@@ -480,7 +484,9 @@ def test_failures_are_defined_by_type_status_or_callable(
 
 
 def test_breakers_work_for_coroutines(service: Service) -> None:
-    """As decorator and as `async with`; where many wait at once, all are counted."""
+    """They are decorators, and blocks of `async with`. If many coroutines wait at once, all are
+    counted.
+    """
     breaker = CircuitBreaker("payments", minimum=20, open_for="30s")
 
     @breaker
@@ -505,8 +511,8 @@ def test_breakers_work_for_coroutines(service: Service) -> None:
 
 
 def test_a_cancelled_coroutine_is_neither_success_nor_failure(service: Service) -> None:
-    """As a probe it gives its slot back, in the background: nothing is waited for in a coroutine
-    that ends.
+    """If it is a probe, its slot is released in the background, because a coroutine that ends
+    cannot wait.
     """
     breaker = CircuitBreaker("payments", failures=1, open_for="0.2s", probes=1)
 
@@ -535,8 +541,8 @@ def test_a_cancelled_coroutine_is_neither_success_nor_failure(service: Service) 
 
 
 def test_a_block_of_code_can_be_a_call() -> None:
-    """`with`: what it raises is judged, and so is an answer that is shown to it; calls inside calls
-    are told apart.
+    """A `with` block is judged by its exception, or by a response that is passed to it. Nested
+    calls are distinguished.
     """
     breaker = CircuitBreaker("payments", failures=3, open_for="30s")
     with breaker.call(), breaker.call() as call:
@@ -552,8 +558,8 @@ def test_a_block_of_code_can_be_a_call() -> None:
 
 
 def test_a_function_is_called_through_a_breaker(service: Service) -> None:
-    """As if it were decorated: with its arguments, plain or a coroutine function; judged, and not
-    called while the breaker is open.
+    """It is called with its arguments as if it were decorated. It may be plain or a coroutine
+    function, is judged, and is not called while the breaker is open.
     """
     breaker = CircuitBreaker("payments", failures=2, open_for="30s")
 
@@ -590,7 +596,9 @@ def test_a_function_is_called_through_a_breaker(service: Service) -> None:
     [("later", "later"), (None, None), (lambda amount: f"owed {amount}", "owed 5")],
 )
 def test_a_fallback_replaces_a_stopped_call(service: Service, fallback: Any, expected: Any) -> None:
-    """A value, which may be None, or what a callable says, with the arguments of the call."""
+    """The fallback is a value, which may be None, or a callable that gets the arguments of the
+    call.
+    """
     service.does = fail
     pay = CircuitBreaker("payments", failures=1, fallback=fallback, open_for="30s")(service)
     outcome(pay, 5)
@@ -598,7 +606,7 @@ def test_a_fallback_replaces_a_stopped_call(service: Service, fallback: Any, exp
 
 
 def test_a_coroutine_can_be_the_fallback(service: Service) -> None:
-    """It is awaited."""
+    """Its result is awaited."""
 
     async def owe(amount: int) -> str:
         return f"owed {amount}"
@@ -614,8 +622,8 @@ def test_a_coroutine_can_be_the_fallback(service: Service) -> None:
 
 
 def test_interleaved_generators_are_counted_separately() -> None:
-    """They take turns in the blocks that they are in: what one of them raises, or judges, is
-    counted for its call.
+    """Generators alternate inside their blocks. An exception or a judged response is counted for
+    the call of its own block.
     """
     breaker = CircuitBreaker("generators")
 
@@ -661,7 +669,7 @@ def test_unused_breakers_with_names_made_at_run_time_are_dropped(
 
 
 def test_a_forced_state_applies_to_the_next_call(service: Service, monkeypatch: Any) -> None:
-    """The call that is on its way by what was known before does not put it off."""
+    """A call that was admitted by the earlier state does not delay it."""
     pay = CircuitBreaker("payments")(service)
     pay()
     known = circuits.by_name["payments"]
@@ -687,7 +695,7 @@ def broken(request: HttpRequest) -> HttpResponse:
 
 
 def test_a_view_responds_with_503_and_the_time_of_the_next_try() -> None:
-    """As a problem document of the registered type, as a page or as text, whatever the client
+    """The response is a problem document of the registered type, a page or text, as the client
     accepts.
     """
     view = circuit("reports", failures=1, open_for="30s")(broken)
@@ -708,7 +716,9 @@ def test_a_view_responds_with_503_and_the_time_of_the_next_try() -> None:
 
 
 def test_breakers_work_on_all_kinds_of_views() -> None:
-    """Class-based by `method_decorator`, and coroutines; a shared breaker opens both."""
+    """Views are coroutines, or class-based with `method_decorator`. A shared breaker opens for
+    both.
+    """
     breaker = CircuitBreaker("reports", failures=1, open_for="30s")
 
     @method_decorator(circuit(breaker), name="dispatch")
@@ -728,7 +738,7 @@ def test_breakers_work_on_all_kinds_of_views() -> None:
 
 
 def test_another_view_can_be_the_fallback() -> None:
-    """Plain or a coroutine, with the arguments of the first."""
+    """It is plain or a coroutine function, and gets the arguments of the first view."""
 
     def yesterdays(request: HttpRequest, number: int) -> HttpResponse:
         return HttpResponse(f"yesterday's {number}")
@@ -748,7 +758,7 @@ def test_another_view_can_be_the_fallback() -> None:
 
 
 def test_an_open_breaker_inside_a_view_becomes_a_503() -> None:
-    """Of the middleware, and of DRF's views."""
+    """The middleware, and the exception handler of DRF, convert the exception."""
     from rest_framework.response import Response
     from rest_framework.views import APIView
 
@@ -778,7 +788,7 @@ def test_an_open_breaker_inside_a_view_becomes_a_503() -> None:
 def test_a_closed_breaker_makes_no_call_to_redis(
     service: Service, direct: redis.Redis, quiet: None
 ) -> None:
-    """Any number of calls, between two flushes; and these are one script a second."""
+    """Any number of calls between two flushes makes no call, and a flush is one script a second."""
     pay = CircuitBreaker("payments")(service)
     pay()
     direct.config_resetstat()
@@ -790,7 +800,7 @@ def test_a_closed_breaker_makes_no_call_to_redis(
 
 
 def test_a_disabled_site_has_no_breakers(service: Service, settings: Any) -> None:
-    """What fails is called all the same, and nothing is counted."""
+    """A failing resource is still called, and nothing is counted."""
     breaker = CircuitBreaker("payments")
     breaker(service)()
     until(lambda: circuits.by_name["payments"].answer.calls == 1)
@@ -804,7 +814,7 @@ def test_a_disabled_site_has_no_breakers(service: Service, settings: Any) -> Non
 def test_without_threads_calls_report_the_outcomes(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They tell once a second, and at once what opens it."""
+    """They report once a second, and immediately if the breaker may open."""
     monkeypatch.setattr("django_ratelimit_lua.process.tasks._start_thread", lambda *args: None)
     breaker = CircuitBreaker("payments", failures=1, open_for="0.3s", probes=1)
     pay = breaker(service)
@@ -818,7 +828,7 @@ def test_without_threads_calls_report_the_outcomes(
 
 
 def test_a_cluster_keeps_each_breaker_in_one_hash_slot(service: Service, settings: Any) -> None:
-    """Many breakers, on whichever node: they open and come back as on one server."""
+    """Breakers on all nodes open and close as on a single server."""
     with clusters.cluster() as found:
         settings.CACHES = found.cache()
         named = [
@@ -857,13 +867,13 @@ def test_a_cluster_keeps_each_breaker_in_one_hash_slot(service: Service, setting
 def test_an_invalid_declaration_is_an_error_immediately(
     options: dict[str, Any], words: str
 ) -> None:
-    """By the name of the breaker and the argument."""
+    """The error contains the name of the breaker and the argument."""
     with pytest.raises(LimitError, match=f"^Breaker 'odd'.*{words}"):
         CircuitBreaker("odd", **options)
 
 
 def test_functions_with_unsuitable_results_cannot_be_decorated() -> None:
-    """Generators, classes, and views with a fallback that is no view."""
+    """They are generators, classes, and views with a fallback that is not a view."""
 
     def rows() -> Iterator[int]:
         yield 1
