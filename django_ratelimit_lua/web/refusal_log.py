@@ -1,4 +1,4 @@
-"""Log the first refusal of an identity by a limit in a minute, sampled by limits."""
+"""Log refusals: the first of each identity under a limit in a minute, and fewer in a flood."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def refused(limiter: RateLimiter, who: str = "x", **options: Any) -> str:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_flood_is_refused_from_memory(kind: str, direct: redis.Redis) -> None:
-    """One call for the first refusal; the others count down what it said."""
+    """The first refusal takes one call. The times of later refusals are derived from it."""
     limiter = RateLimiter("x", ["1/h", "100/h"], algorithm="sliding_log")
     limiter.hit("x")
     direct.config_resetstat()
@@ -63,8 +63,8 @@ def test_a_flood_is_refused_from_memory(kind: str, direct: redis.Redis) -> None:
 
 
 def test_a_flood_costs_one_call_per_second_and_process(prefix: str, direct: redis.Redis) -> None:
-    """Three processes that are refused as fast as they can ask: two thousand times, and for two
-    seconds or longer.
+    """Three processes make hits without a pause, for at least two thousand refusals and two
+    seconds.
     """
     direct.config_resetstat()
     workers = [Born(FLOOD, prefix) for _ in range(3)]
@@ -91,7 +91,7 @@ print(time.monotonic() - began)
 
 
 def test_a_cached_refusal_ends_after_a_second(direct: redis.Redis, settings: Any) -> None:
-    """By default; and with `retry_after` if that is sooner."""
+    """This is the default. It ends at `retry_after` if that is earlier."""
     del settings.RATELIMIT_DENY_CACHE_SECONDS
     limiter, soon = RateLimiter("x", "1/h"), RateLimiter("soon", "1/s", algorithm="sliding_log")
     limiter.hit("x")
@@ -109,7 +109,7 @@ def test_a_cached_refusal_ends_after_a_second(direct: redis.Redis, settings: Any
 
 
 def test_the_retry_time_of_a_cached_refusal_is_never_too_early() -> None:
-    """Whoever waits as long as a repeated refusal says is let through."""
+    """A client that waits for the retry time of a cached refusal is admitted."""
     limiter = RateLimiter("x", "5/s", algorithm="token_bucket", burst=1)
     for _ in range(10):
         while limiter.hit("x"):
@@ -120,7 +120,7 @@ def test_the_retry_time_of_a_cached_refusal_is_never_too_early() -> None:
 
 
 def test_a_cached_refusal_applies_only_to_equal_calls() -> None:
-    """Another identity, cost, limiter, rate, kind of hit: each is asked."""
+    """Redis decides a call with another identity, cost, limiter, rate or operation."""
     limiter = RateLimiter("x", "2/h")
     limiter.hit("x", cost=2)
     assert [refused(limiter), refused(limiter)] == ["redis", "deny-cache"]
@@ -139,7 +139,7 @@ def test_a_cached_refusal_applies_only_to_equal_calls() -> None:
 
 
 def test_refunds_and_resets_end_a_cached_refusal_immediately() -> None:
-    """In this process, whichever limiter does it, plain or async."""
+    """They end it in this process, by any limiter, sync or async."""
     limiter, same = RateLimiter("x", "1/h"), RateLimiter("x", "1/h")
     for free in (
         lambda: same.refund("x"),
@@ -154,7 +154,7 @@ def test_refunds_and_resets_end_a_cached_refusal_immediately() -> None:
 
 
 def test_a_refusal_requested_before_a_refund_is_not_cached() -> None:
-    """A refusal that is on its way while another thread resets the identity."""
+    """Another thread resets the identity while the refusal is requested."""
     limiter = RateLimiter("x", "1/h")
     limiter.hit("x")
     asked_at, generation = time.monotonic(), deny_cache.generation
@@ -169,14 +169,14 @@ def test_a_refusal_requested_before_a_refund_is_not_cached() -> None:
 
 
 def test_refusals_that_count_as_hits_are_not_cached() -> None:
-    """Each knock counts."""
+    """With `count_denied`, every refused hit is counted."""
     limiter = RateLimiter("x", "1/h", algorithm="fixed_window", count_denied=True)
     limiter.hit("x")
     assert [limiter.hit("x").limits[0].used for _ in range(3)] == [2, 3, 4]
 
 
 def test_views_are_refused_from_memory_as_well(direct: redis.Redis) -> None:
-    """With the same answer, and `Retry-After`."""
+    """The response is the same, with `Retry-After`."""
 
     @ratelimit(key="ip", rate="1/h")
     def view(request: HttpRequest) -> HttpResponse:
@@ -195,7 +195,7 @@ def test_views_are_refused_from_memory_as_well(direct: redis.Redis) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_an_edit_ends_cached_refusals_immediately_in_the_editing_process(settings: Any) -> None:
-    """And with the next call in those that hear of it."""
+    """Other processes end them when they receive the message."""
     from django_ratelimit_lua.models import RateLimitRule
 
     rule = RateLimitRule.objects.create(name="mail", limit=1, unit="h")
@@ -207,7 +207,7 @@ def test_an_edit_ends_cached_refusals_immediately_in_the_editing_process(setting
 
 
 def test_the_deny_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest go first, and nothing of them is kept."""
+    """The oldest entries are dropped first, completely."""
     monkeypatch.setattr(deny_cache._denials, "most", 10)
     deny_cache.clear()
     limiter = RateLimiter("x", "0/h")
@@ -223,7 +223,7 @@ def test_the_deny_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_can_share_the_deny_cache() -> None:
-    """Refused, reset and asked side by side: exactly as many are let through as there are units."""
+    """Hits and resets of several threads admit exactly the available units."""
     limiter = RateLimiter("x", "3/h")
     admitted: list[bool] = []
 
@@ -241,7 +241,7 @@ def test_threads_can_share_the_deny_cache() -> None:
 
 
 def test_the_deny_cache_can_be_switched_off(settings: Any) -> None:
-    """By 0."""
+    """The value 0 switches it off."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0
     limiter = RateLimiter("x", "1/h")
     limiter.hit("x")

@@ -101,7 +101,7 @@ def until_asked(limiter: RateLimiter) -> Any:
 def test_a_refused_connection_is_decided_by_the_policy(
     kind: str, policy: str, settings: Any
 ) -> None:
-    """At once, and says so."""
+    """It is decided immediately, and the decision names its source."""
     settings.RATELIMIT_ON_STORE_ERROR = policy
     decisions, seconds = timed_hits(RateLimiter("x", "1/m"), kind)
     assert [(decision.allowed, decision.source) for decision in decisions] == [
@@ -116,7 +116,7 @@ def test_a_refused_connection_is_decided_by_the_policy(
 def test_a_hanging_server_costs_at_most_the_deadline(
     kind: str, warm: bool, own: Server, settings: Any
 ) -> None:
-    """Whatever the alias says: it would wait 30 seconds, and retry."""
+    """The timeout of 30 seconds and the retries of the alias do not matter."""
     settings.RATELIMIT_TIMEOUT = DEADLINE
     limiter = RateLimiter("x", "100/m")
     if warm:
@@ -131,7 +131,7 @@ def test_a_hanging_server_costs_at_most_the_deadline(
 
 
 def test_a_server_that_sends_single_bytes_costs_at_most_the_deadline(settings: Any) -> None:
-    """A byte now and then does not start the clock anew while connecting."""
+    """A byte during the connection does not restart the timeout."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         settings.CACHES = cache(f"redis://127.0.0.1:{listener.getsockname()[1]}/3")
         settings.RATELIMIT_TIMEOUT = DEADLINE
@@ -154,7 +154,7 @@ def dribble(listener: socket.socket, pause: float = 0.08) -> None:
 
 
 def test_a_server_with_another_protocol_is_a_store_failure(settings: Any) -> None:
-    """Something answers on that port, but it is not our program."""
+    """Another program listens on the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         settings.CACHES = cache(f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
         settings.RATELIMIT_TIMEOUT = DEADLINE
@@ -163,7 +163,7 @@ def test_a_server_with_another_protocol_is_a_store_failure(settings: Any) -> Non
 
 
 def test_connection_options_without_an_async_equivalent_are_an_error(settings: Any) -> None:
-    """Rather than an asynchronous connection that silently checks less than the alias asks for."""
+    """Otherwise async connections would silently check less than the alias requires."""
     options = {"ssl_validate_ocsp": True}
     settings.CACHES = cache("rediss://127.0.0.1:1/0", CONNECTION_POOL_KWARGS=options)
     with pytest.raises(ImproperlyConfigured, match="ssl_validate_ocsp"):
@@ -175,7 +175,7 @@ def test_connection_options_without_an_async_equivalent_are_an_error(settings: A
 def test_a_view_never_responds_with_500_in_an_outage(
     path: str, settings: Any, client: Client
 ) -> None:
-    """Open lets through, closed answers 429 with a second to wait."""
+    """The policy "open" admits, and "closed" responds with 429 and a retry time of a second."""
     settings.RATELIMIT_ON_STORE_ERROR = "open"
     assert [client.get(path).status_code for _ in range(3)] == [200] * 3
     settings.RATELIMIT_ON_STORE_ERROR = "closed"
@@ -189,8 +189,7 @@ def test_a_view_never_responds_with_500_in_an_outage(
 
 
 def test_a_restarted_server_is_used_again(own: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """Down is logged once, up is logged once, and a connection that died is replaced, not
-    trusted."""
+    """The outage and the recovery are logged once each. Broken connections are replaced."""
     limiter = RateLimiter("x", "100/m")
     limiter.hit("x")
     own.stop()
@@ -210,7 +209,7 @@ def test_a_restarted_server_is_used_again(own: Server, caplog: pytest.LogCapture
 def test_the_loss_and_return_of_the_channel_are_logged_once(
     own: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As soon as it has gone well for a while."""
+    """The return is logged when the channel has worked for a while."""
     monkeypatch.setattr("django_ratelimit_lua.engine.listener.MAX_PAUSE", 0.2)
     RateLimiter("x", "100/m").hit("x")
     until(lambda: listener.is_listening, "it listens")
@@ -237,7 +236,7 @@ def test_the_loss_and_return_of_the_channel_are_logged_once(
 def test_an_outage_costs_no_time_after_three_failures(
     kind: str, own: Server, settings: Any
 ) -> None:
-    """After three failures nobody asks for a moment: a hundred hits do not take a hundred
+    """After three failures no call is made for a moment, so a hundred hits do not take a hundred
     deadlines.
     """
     settings.RATELIMIT_TIMEOUT = DEADLINE
@@ -276,7 +275,7 @@ def test_an_outage_costs_no_time_after_three_failures(
 
 
 def test_a_server_that_replies_with_errors_is_called_again(own: Server) -> None:
-    """A full server costs no deadline, so nobody stops asking."""
+    """An error of a full server costs no deadline, so calls are not paused."""
     limiter = RateLimiter("x", "100/m")
     with redis.Redis.from_url(own.url) as direct:
         direct.config_set("maxmemory", 1)
@@ -287,7 +286,7 @@ def test_a_server_that_replies_with_errors_is_called_again(own: Server) -> None:
 
 
 def test_waiting_calls_do_not_probe_an_open_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread of its own tries, until it succeeds; who asks is told at once that it may not."""
+    """A separate thread makes trials until one succeeds. Other calls fail immediately."""
     threads: set[int] = set()
     answers = iter([False] * 12 + [True])
 
@@ -310,7 +309,7 @@ def test_waiting_calls_do_not_probe_an_open_breaker(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_forked_process_probes_redis_itself(own: Server, settings: Any) -> None:
-    """A child of a process whose Redis is away finds out when it is back."""
+    """A child process, forked in an outage, detects that Redis is available again."""
     settings.RATELIMIT_TIMEOUT = DEADLINE
     limiter = RateLimiter("x", "100/m")
     limiter.hit("x")
@@ -332,7 +331,7 @@ def test_a_forked_process_probes_redis_itself(own: Server, settings: Any) -> Non
 
 
 def test_a_connection_closed_by_the_server_is_not_a_failure(own: Server) -> None:
-    """The server hung up while nothing was asked: the next hit connects anew, and counts once."""
+    """The server has closed an idle connection. The next hit connects again, and counts once."""
     limiter = RateLimiter("x", "100/m")
     with redis.Redis.from_url(own.url) as direct:
         for used in (1, 2, 3):
@@ -354,7 +353,7 @@ def test_a_connection_closed_by_the_server_is_not_a_failure(own: Server) -> None
 
 
 def test_an_error_reply_is_decided_by_the_policy(own: Server) -> None:
-    """A full server that may not evict, say; and the connection goes on being used."""
+    """For example, a full server may not evict keys. The connection stays in use."""
     limiter = RateLimiter("x", "100/m")
     limiter.hit("x")
     with redis.Redis.from_url(own.url) as direct:
@@ -367,7 +366,7 @@ def test_an_error_reply_is_decided_by_the_policy(own: Server) -> None:
 
 @pytest.mark.usefixtures("nobody")
 def test_a_failed_reset_is_reported() -> None:
-    """Nobody should believe that an identity was cleared when it was not."""
+    """A caller has to know that the count was not deleted."""
     limiter = RateLimiter("x", "1/m")
     with pytest.raises(StoreError):
         limiter.reset("x")
@@ -376,7 +375,7 @@ def test_a_failed_reset_is_reported() -> None:
 
 
 def test_a_cancelled_call_leaves_no_partly_read_connection(own: Server) -> None:
-    """The next call on that event loop gets its own answer."""
+    """The next call on that event loop gets its own reply."""
     limiter, other = RateLimiter("x", "100/m"), RateLimiter("y", "7/m")
 
     async def calls() -> list[int]:
@@ -394,7 +393,7 @@ def test_a_cancelled_call_leaves_no_partly_read_connection(own: Server) -> None:
 
 
 def test_closed_event_loops_leave_no_connections(own: Server) -> None:
-    """Each loop's connections are closed with it."""
+    """The connections of a loop are closed with it."""
     limiter = RateLimiter("x", "100/m")
 
     async def crowd() -> None:
@@ -415,7 +414,7 @@ def test_closed_event_loops_leave_no_connections(own: Server) -> None:
 
 
 def test_a_call_behind_a_full_pool_gives_up_in_time(own: Server, settings: Any) -> None:
-    """With one connection for all, threads take turns; behind a hung server nobody waits beyond the
+    """Threads share one connection to a hanging server. No thread waits for longer than the
     deadline.
     """
     # Another database, because django-redis keeps a pool for each URL, and somebody may have used
@@ -439,7 +438,7 @@ def test_a_call_behind_a_full_pool_gives_up_in_time(own: Server, settings: Any) 
 
 
 def test_a_forked_process_opens_its_own_connections(own: Server) -> None:
-    """A child that hits never reads its parent's answers."""
+    """A child process never reads a reply for its parent."""
     limiter = RateLimiter("x", "10000/m")
     limiter.hit("x")
     child = os.fork()
@@ -453,7 +452,7 @@ def test_a_forked_process_opens_its_own_connections(own: Server) -> None:
 
 
 def test_the_settings_of_the_cache_alias_are_not_changed(own: Server) -> None:
-    """The alias goes on with its own timeouts and its own connections."""
+    """The cache keeps its own timeouts and connections."""
     from django.core.cache import caches
 
     RateLimiter("x", "1/m").hit("x")
@@ -463,8 +462,7 @@ def test_the_settings_of_the_cache_alias_are_not_changed(own: Server) -> None:
 
 
 def test_a_unix_socket_with_a_password_works(settings: Any, tmp_path: Any) -> None:
-    """Where the alias connects, we connect, sync and async, with its credentials and its
-    database."""
+    """The address, credentials and database of the alias are used, sync and async."""
     path = f"{tmp_path}/redis.sock"
     with Server(os.environ.get("RATELIMIT_TEST_BINARY"), "--unixsocket", path) as server:
         with redis.Redis.from_url(server.url) as direct:
@@ -482,8 +480,8 @@ def test_a_unix_socket_with_a_password_works(settings: Any, tmp_path: Any) -> No
 def test_a_slow_database_delays_no_request(
     kind: str, own: Server, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis was emptied, and the rules have to be published again: who finds out waits no longer
-    than the deadline, and goes by the rules that are known; nobody else waits at all.
+    """Redis was emptied, so the rules have to be published again. The request that detects it
+    waits no longer than the deadline, and uses the known rules. Other requests do not wait.
     """
     RateLimitRule.objects.create(name="x", limit=7, unit="h")
     limiter = RateLimiter("x", "100/h")

@@ -30,7 +30,7 @@ async def aok(request: HttpRequest, **kwargs: Any) -> HttpResponse:
 
 
 def test_a_user_key_without_authentication_names_the_missing_middleware(rf: RequestFactory) -> None:
-    """Both kinds of view name the middleware."""
+    """The error is the same in sync and async views."""
     with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
         ratelimit(key="user", rate="5/m")(ok)(rf.get("/"))
     with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
@@ -38,13 +38,13 @@ def test_a_user_key_without_authentication_names_the_missing_middleware(rf: Requ
 
 
 def test_an_invalid_identity_is_refused(rf: RequestFactory) -> None:
-    """A model instance, say, whose text might change with every request."""
+    """For example, the text of a model instance might differ in every request."""
     with pytest.raises(TypeError, match="primary key"):
         ratelimit(key=lambda group, request: object(), rate="5/m")(ok)(rf.get("/"))
 
 
 def test_asynchronous_keys_in_a_tuple_are_awaited(rf: RequestFactory) -> None:
-    """Also from a plain view."""
+    """They are also awaited in a sync view."""
 
     async def key(group: str, request: HttpRequest) -> str:
         return "one"
@@ -160,9 +160,7 @@ def test_a_key_reads_any_request_without_an_error(
     forwarded: str,
     odd_site: None,
 ) -> None:
-    """All keys at once, as rules in front of a view, under both handlers: an answer of Django's,
-    and never a 500.
-    """
+    """Rules with all keys apply to a view, under WSGI and ASGI. The response is never a 500."""
     quoted = quote(name.encode(errors="surrogatepass"))[:3000]
     url = f"/{way}/{quoted}?name={quoted}"
     headers = {

@@ -52,7 +52,7 @@ def admitted(limiter: RateLimiter, times: int, who: str = "x") -> int:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_each_process_admits_its_share_in_an_outage(algorithm: str, own: Server) -> None:
-    """A quarter of the limit, whatever the algorithm; then it says when to come back."""
+    """The share is a quarter of the limit, under every algorithm. A refusal has a retry time."""
     own.stop()
     limiter = RateLimiter("x", "100/h", algorithm=algorithm)
     assert admitted(limiter, 60) == 25
@@ -64,7 +64,7 @@ def test_each_process_admits_its_share_in_an_outage(algorithm: str, own: Server)
 
 
 def test_a_local_share_starts_with_the_last_state_in_redis(own: Server) -> None:
-    """Of 60 used by all, a quarter are this process's."""
+    """If all processes have used 60 units, this process has used a quarter of them."""
     limiter = RateLimiter("x", "100/h")
     for _ in range(60):
         limiter.hit("x")
@@ -73,8 +73,8 @@ def test_a_local_share_starts_with_the_last_state_in_redis(own: Server) -> None:
 
 
 def test_redis_decides_again_when_it_is_back(own: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what was admitted meanwhile; the next outage begins with what it says then, or with the
-    share's own.
+    """It has counted the units that were admitted in the outage. The next outage begins with its
+    last reply, or with the units of the share.
     """
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 0.0)
     limiter = RateLimiter("x", "100/h")
@@ -102,8 +102,8 @@ def test_redis_decides_again_when_it_is_back(own: Server, monkeypatch: pytest.Mo
 def test_both_counts_apply_until_the_other_processes_have_reported(
     own: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A share that is used up stays so for a moment, whatever Redis has heard; what Redis refuses
-    costs no share.
+    """A share that is used up refuses for a moment, whatever Redis has counted. A refusal by
+    Redis takes no units of the share.
     """
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 1.0)
     limiter, small = RateLimiter("x", "100/h"), RateLimiter("small", ["2/h", "80/h"])
@@ -128,7 +128,7 @@ def test_both_counts_apply_until_the_other_processes_have_reported(
     "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
 )
 def test_local_shares_are_refilled_over_time(algorithm: str, own: Server) -> None:
-    """By the same time as the limit is, and not before."""
+    """They are refilled at the same moments as the limit."""
     own.stop()
     limiter = RateLimiter("x", "8/s", algorithm=algorithm)
     assert limiter.hit("x", cost=2).allowed
@@ -139,7 +139,7 @@ def test_local_shares_are_refilled_over_time(algorithm: str, own: Server) -> Non
 
 
 def test_a_leaky_bucket_paces_its_share(own: Server) -> None:
-    """Four a second are one a second of each of four processes."""
+    """Four a second are one a second for each of four processes."""
     own.stop()
     limiter = RateLimiter("x", "4/s", algorithm="leaky_bucket", queue=11)
     waits = [limiter.hit("x").wait for _ in range(3)]
@@ -148,8 +148,8 @@ def test_a_leaky_bucket_paces_its_share(own: Server) -> None:
 
 
 def test_hits_in_memory_are_all_or_nothing_too(own: Server) -> None:
-    """What one limit refuses costs the others nothing; a limit that is closed in an outage refuses
-    for all.
+    """A refusal by one limit takes no units of the others. A limit with the policy "closed"
+    refuses the whole call.
     """
     own.stop()
     both = RateLimiter("x", ["8/h", "400/h"])
@@ -162,7 +162,7 @@ def test_hits_in_memory_are_all_or_nothing_too(own: Server) -> None:
 
 
 def test_refund_charge_and_peek_work_in_memory(own: Server) -> None:
-    """Do in memory what they do in Redis."""
+    """They have the same results as in Redis."""
     own.stop()
     for algorithm in ("sliding_log", "token_bucket"):
         limiter = RateLimiter(algorithm, "16/h", algorithm=algorithm)
@@ -174,8 +174,8 @@ def test_refund_charge_and_peek_work_in_memory(own: Server) -> None:
 
 
 def test_small_and_unusual_limits_work_with_shares(own: Server) -> None:
-    """Nobody is locked out by a share of less than one; 0 stays 0; one large hit goes where nothing
-    else is counted.
+    """A share below one admits a unit, a limit of 0 admits nothing, and a single large hit is
+    admitted if nothing else is counted.
     """
     own.stop()
     assert admitted(RateLimiter("small", "2/h"), 5) == 1
@@ -186,7 +186,7 @@ def test_small_and_unusual_limits_work_with_shares(own: Server) -> None:
 
 
 def test_views_and_shadow_limits_work_in_an_outage(own: Server, rf: Any) -> None:
-    """A view is limited in an outage; a shadow limit refuses nobody."""
+    """A view is limited in an outage. A shadow limit refuses no request."""
     own.stop()
 
     @ratelimit(key="ip", rate="8/h")
@@ -211,8 +211,8 @@ def test_every_process_knows_the_number_of_processes(own: Server) -> None:
 def test_outages_of_any_kind_admit_at_most_the_limit(
     algorithm: str, own: Server, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """One process, whose Redis is silent, full or a replica, for long or for a moment, also while
-    it is being told.
+    """For one process, Redis is silent, full or a replica, for a long or a short time, also
+    while units are reported.
     """
     monkeypatch.setattr(heartbeat, "count", 1)
     settings.RATELIMIT_TIMEOUT = 0.05
@@ -268,8 +268,8 @@ def test_outages_of_any_kind_admit_at_most_the_limit(
 
 
 def test_an_idle_process_reports_owed_units_without_a_request(own: Server, settings: Any) -> None:
-    """A thread tells as soon as Redis is back; an error about one identity drops none of the
-    others.
+    """A thread reports them as soon as Redis is available. An error for one identity affects no
+    other.
     """
     settings.RATELIMIT_TIMEOUT = 0.1
     limiter, other = RateLimiter("x", "100/h"), redis.Redis.from_url(own.url)
@@ -315,7 +315,7 @@ with override_settings(CACHES=caches, RATELIMIT_CACHE_PREFIX="cut off:", RATELIM
 
 
 def test_processes_in_an_outage_together_admit_about_the_limit() -> None:
-    """At least N, at most N + P - 1: four real processes, a Redis that is killed."""
+    """Four real processes admit at least N and at most N + P - 1 units after Redis was killed."""
     with Server() as server:
         workers = [Born(WORKER, server.url) for _ in range(PROCESSES)]
 
@@ -335,8 +335,8 @@ def test_processes_in_an_outage_together_admit_about_the_limit() -> None:
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "token_bucket"])
 def test_redis_receives_the_units_admitted_in_an_outage(algorithm: str, own: Server) -> None:
-    """So that an outage that loses nothing admits no more than the limit; what was given back is
-    not told.
+    """So an outage without a loss of data admits no more than the limit. Refunded units are not
+    reported.
     """
     limiter = RateLimiter(algorithm, "16/h", algorithm=algorithm)
     assert [limiter.hit("x").source for _ in range(4)] == ["redis"] * 4
@@ -350,9 +350,7 @@ def test_redis_receives_the_units_admitted_in_an_outage(algorithm: str, own: Ser
 
 
 def test_an_emptied_redis_admits_no_more_units() -> None:
-    """Also where one process is told, heard of and asked before the other is: shares are what they
-    were.
-    """
+    """The shares stay as they were, even if one process reports and hits before the others do."""
     settings = {"RATELIMIT_ON_STORE_ERROR": "local", "RATELIMIT_TIMEOUT": 1}
     begin = (
         "import django_ratelimit_lua.engine.fallback as back, "

@@ -110,8 +110,8 @@ CHANGES = [
 
 
 def test_every_process_obeys_a_change_within_50_milliseconds(start: Start) -> None:
-    """Edits, blocks, unblocks, exemptions and resets, also for who sits in the deny cache there for
-    a minute.
+    """The changes are edits, blocks, unblocks, exemptions and resets, also for clients with
+    refusals that are cached for a minute.
     """
     workers = start(4)
     found: list[float] = []
@@ -137,8 +137,8 @@ def edits(workers: list[Worker], number: int = 5) -> list[float]:
 
 
 def test_requests_without_a_rule_make_no_round_trip(start: Start, direct: redis.Redis) -> None:
-    """No matter how many: where no rule is, where one is for another path, and where somebody else
-    is blocked.
+    """There is no rule, or only one for another path, or a block of another client. The number
+    of requests does not matter.
     """
     workers = start()
     changes = ("rule(path='/other')", "block(network='203.0.113.9')", "None")
@@ -163,8 +163,8 @@ def test_requests_without_a_rule_make_no_round_trip(start: Start, direct: redis.
 
 
 def test_without_messages_changes_apply_within_a_second(start: Start, direct: redis.Redis) -> None:
-    """The listeners' connections are cut, and cannot be made again; when they can, milliseconds are
-    enough again.
+    """The connections of the listeners are closed, and cannot be made again for a while.
+    Afterwards changes apply within milliseconds again.
     """
     workers = start()
     for worker in workers:
@@ -188,9 +188,8 @@ def test_without_messages_changes_apply_within_a_second(start: Start, direct: re
 
 
 def test_a_silent_connection_is_trusted_for_a_second(start: Start) -> None:
-    """Nothing comes on it any more, and nobody hangs up, as where a firewall forgets it; whatever
-    the deny cache may do else. While it answers, refusals are repeated for as long as the setting
-    says.
+    """No data arrives and the connection is not closed, as if a firewall had dropped it. If it
+    replies, refusals are repeated for as long as the setting allows.
     """
     with Wire(int(url().rpartition(":")[2].partition("/")[0])) as wire:
         workers = start(at=f"redis://127.0.0.1:{wire.port}/0")
@@ -214,9 +213,7 @@ def test_a_silent_connection_is_trusted_for_a_second(start: Start) -> None:
 
 
 def test_a_resumed_process_repeats_no_outdated_state(start: Start) -> None:
-    """A process that was stopped while others went on; and one whose threads have no turn, as uWSGI
-    runs Python.
-    """
+    """The process was stopped, or its threads do not run, as under uWSGI."""
     workers = start(2)
     editor, other = workers
     assert [worker("refused()") for worker in workers] == ["deny-cache"] * 2
@@ -240,8 +237,8 @@ def test_a_resumed_process_repeats_no_outdated_state(start: Start) -> None:
 def test_cached_decisions_are_not_used_while_the_listener_waits_for_its_turn(
     start: Start,
 ) -> None:
-    """Behind the threads of requests, which keep it waiting: who was refused, who spends a lease,
-    and whom no rule was about see by themselves that there is something to hear.
+    """Threads of requests keep the listener from running. Requests with a cached refusal, a
+    lease or no matching rule detect the unread message.
     """
     workers = start(2)
     workers[1]("keep_waiting()")
@@ -260,8 +257,8 @@ def test_cached_decisions_are_not_used_while_the_listener_waits_for_its_turn(
 
 
 def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> None:
-    """All processes hear of them at once, and do not read them at once; whoever is asked obeys them
-    already.
+    """All processes receive the message at once, and load the rules at different moments. A
+    request obeys the new rules immediately.
     """
     workers = start(
         first="setattr(sys.modules['django_ratelimit_lua.engine.listener'], 'SPREAD_SECONDS', 1e9)"
@@ -291,8 +288,8 @@ def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> Non
 def test_sites_in_different_databases_of_a_server_have_separate_channels(
     start: Start, prefix: str
 ) -> None:
-    """A channel is the same in all databases, so its name has the number: of one prefix, each is
-    reset by itself.
+    """Channels are shared by all databases, so the name contains the number of the database.
+    Sites with the same prefix are reset separately.
     """
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         sites = [start(2, at=server.url.replace("/0", f"/{number}")) for number in range(2)]
@@ -309,7 +306,7 @@ def test_sites_in_different_databases_of_a_server_have_separate_channels(
 
 
 def test_without_threads_changes_apply_within_a_second(start: Start) -> None:
-    """Requests ask by themselves, once a second."""
+    """Requests compare the rules themselves, once a second."""
     refuse = 'def refuse(thread): raise RuntimeError("can\'t start new thread")'
     workers = start(
         first=f"exec({refuse!r}, globals()) ;; threading.Thread.start = refuse", hears=False
@@ -323,7 +320,7 @@ def test_without_threads_changes_apply_within_a_second(start: Start) -> None:
 
 
 def test_a_child_process_has_its_own_listener(start: Start) -> None:
-    """A process that was forked from one that hears, as by a server that loads the site first."""
+    """The process is forked from one with a listener, as by a server that preloads the site."""
     workers = start(2)
     workers[0]("rule(limit=0)")
     for number in range(3):
@@ -336,8 +333,8 @@ def test_a_child_process_has_its_own_listener(start: Start) -> None:
 
 @pytest.mark.parametrize("right", ["resetchannels", "-publish"])
 def test_a_redis_user_without_channels_polls_once_a_second(right: str, start: Start) -> None:
-    """A user of Redis without any channel, or who can only hear: saving works, and holds within the
-    second.
+    """The Redis user may use no channel, or may only subscribe. Changes are saved, and apply
+    within a second.
     """
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         direct.execute_command(
@@ -359,7 +356,7 @@ def test_a_redis_user_without_channels_polls_once_a_second(right: str, start: St
 
 
 def test_the_listener_reconnects_after_redis_restarts(start: Start) -> None:
-    """What was edited meanwhile is obeyed, and what is edited then is pushed."""
+    """Changes during the restart apply, and later changes are pushed."""
     with Server() as server:
         workers = start(at=server.url)
         workers[0]("rule(limit=5000)")
@@ -377,9 +374,9 @@ def test_the_listener_reconnects_after_redis_restarts(start: Start) -> None:
 def test_missing_rules_are_not_requested_by_every_request(
     path: str, met: Any, asks: int, start: Start, direct: redis.Redis, database: Path, prefix: str
 ) -> None:
-    """Redis is emptied while the database is away: each process goes on by what it knows, blocks
-    included, at the price of any request; and what is saved when the database is back is obeyed by
-    the next.
+    """Redis is emptied while the database is unavailable. Each process uses the rules and blocks
+    that it knows, at the usual cost of a request. When the database is available, a change
+    applies to the next request.
     """
     workers = start(2)
     workers[0](f"rule(limit=5000, path={path!r}) ;; block(network='203.0.113.1')")
@@ -416,7 +413,7 @@ def test_missing_rules_are_not_requested_by_every_request(
 def test_no_request_waits_while_the_listener_waits_for_the_database(
     start: Start, direct: redis.Redis, database: Path, prefix: str
 ) -> None:
-    """Redis is emptied, and the database is there, and slow: whoever loads rules has its turn for
+    """Redis is emptied, and the database is slow. A thread that loads rules holds the lock for
     no longer than a request may take.
     """
     slow = {
@@ -442,9 +439,7 @@ def test_no_request_waits_while_the_listener_waits_for_the_database(
 def test_forged_messages_only_cause_a_comparison(
     start: Start, direct: redis.Redis, prefix: str
 ) -> None:
-    """Whoever can write to the channel can say what is not so, in any number: nothing is loosened,
-    and not every one is a question.
-    """
+    """Any number of forged messages lifts no limit, and not each of them causes a call."""
     workers = start()
     workers[0]("rule(limit=0)")
     until(lambda: workers[1]("ask()") == "refused")
@@ -477,7 +472,7 @@ def test_forged_messages_only_cause_a_comparison(
 
 
 def test_in_a_cluster_messages_reach_processes_on_every_node(start: Start) -> None:
-    """Whichever node a process listens to; also when the node that has the rules dies."""
+    """A process may listen on any node. The node that has the rules may fail."""
     with clusters.cluster() as cluster:
         workers = start(CACHES=cluster.cache())
         workers[0]("rule(limit=5000)")
@@ -492,9 +487,8 @@ def test_in_a_cluster_messages_reach_processes_on_every_node(start: Start) -> No
 
 
 def test_a_process_on_an_isolated_node_obeys_changes_within_a_second(start: Start) -> None:
-    """In a cluster, nodes pass on what is published. One that the others have forgotten answers as
-    ever, and hears nothing of it: changes hold within the second for who listens there, whatever
-    the deny cache may do else.
+    """An isolated node still replies, but the others do not forward messages to it. Changes
+    apply within a second to processes that listen there.
     """
     with clusters.cluster() as cluster:
         *others, deaf = cluster.servers
@@ -515,7 +509,7 @@ def test_a_process_on_an_isolated_node_obeys_changes_within_a_second(start: Star
 
 
 def test_the_listener_follows_the_master_that_sentinels_name(start: Start) -> None:
-    """The master dies; the listeners find the one that takes over."""
+    """The master fails, and the listeners connect to the new one."""
     with clusters.watched() as watched:
         workers = start(CACHES=watched.cache(), RATELIMIT_TIMEOUT=1)
         workers[0]("rule(limit=5000)")

@@ -64,8 +64,8 @@ def next_turn(limiter: RateLimiter) -> float:
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_cancelled_caller_returns_only_its_own_turn(algorithm: str, times: int) -> None:
-    """Of two who wait the first is cancelled, however often: nobody gets the turn of the second;
-    when it is cancelled as well, it is as if neither had come.
+    """Two callers wait, and the first is cancelled repeatedly. The second keeps its turn. When
+    it is cancelled as well, the state is as if neither had come.
     """
     limiter = RateLimiter("own", "1/h", algorithm=algorithm)
 
@@ -92,8 +92,9 @@ def test_a_cancelled_caller_returns_only_its_own_turn(algorithm: str, times: int
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_no_client_is_served_twice_in_a_period_when_others_give_up(algorithm: str) -> None:
-    """Twelve wait at five a second, every second one gives up: the others leave in their own
-    turns."""
+    """Twelve callers wait under a limit of five a second, and every second one gives up. The
+    others keep their turns.
+    """
     limiter = RateLimiter(
         "pace", "5/s", algorithm=algorithm, **({"burst": 1} if algorithm == "token_bucket" else {})
     )
@@ -147,7 +148,7 @@ def interrupted(waits: Callable[[], bool]) -> Iterator[None]:
 
 
 def test_an_interrupted_turn_is_given_back() -> None:
-    """Ctrl-C and the like in `acquire`."""
+    """`acquire` is interrupted, for example by Ctrl-C."""
     limiter = RateLimiter("stop", "1/m", algorithm="leaky_bucket")
     limiter.acquire("ada")
     with interrupted(lambda: limiter.peek("ada").limits[0].reset_after > 60):
@@ -156,7 +157,7 @@ def test_an_interrupted_turn_is_given_back() -> None:
 
 
 def test_a_request_interrupted_while_held_gives_its_turn_back() -> None:
-    """The decorator's wait."""
+    """A decorator holds the request."""
     view = ratelimit("held", "ip", "1/2s", algorithm="leaky_bucket", queue=5)(
         lambda request: HttpResponse()
     )
@@ -172,7 +173,7 @@ def test_a_request_interrupted_while_held_gives_its_turn_back() -> None:
 
 
 def test_a_client_that_disconnects_while_held_gives_its_turn_back(settings: Any) -> None:
-    """In asynchronous views and in the middleware, where the task of the request is cancelled."""
+    """The task of the request is cancelled, in an async view or in the middleware."""
     limit: Any = {"rate": "1/m", "algorithm": "leaky_bucket", "queue": 5, "max_wait": 600}
     settings.RATELIMIT_RULES = [{"name": "held", "path": "/", "key": "ip", **limit}]
 
@@ -206,7 +207,7 @@ def awaited_by(coroutine: Any) -> Iterator[Any]:
 
 
 def test_a_closed_coroutine_gives_its_turn_back() -> None:
-    """It is only closed, and cannot wait for anything any more."""
+    """A closed coroutine cannot wait for anything."""
     limiter = RateLimiter("away", "1/h", algorithm="leaky_bucket")
     limiter.hit("ada")
 
@@ -224,8 +225,8 @@ def test_a_closed_coroutine_gives_its_turn_back() -> None:
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit, Stopped])
 def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) -> None:
-    """`count_if`, `cost_after` and `reset_if` are asked with what stopped the view, which goes on
-    its way.
+    """`count_if`, `cost_after` and `reset_if` get the exception that stopped the view, and it is
+    raised again.
     """
     seen: list[Any] = []
 
@@ -245,8 +246,8 @@ def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) ->
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_view_whose_client_disconnects_while_waiting_has_an_outcome(times: int) -> None:
-    """The view is cancelled: what it has cost is charged, what does not count is given back, by
-    asynchronous predicates as well, and however often it is cancelled.
+    """The view is cancelled, perhaps repeatedly. Its cost is charged, and units that do not
+    count are refunded, also with async predicates.
     """
 
     async def no(request: HttpRequest, outcome: Any) -> bool:
@@ -271,8 +272,8 @@ def test_a_view_whose_client_disconnects_while_waiting_has_an_outcome(times: int
 def test_an_error_while_settling_does_not_hide_the_cancellation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A predicate that knows responses only fails, which is logged; the request stays cancelled,
-    its unit counted.
+    """A predicate that supports only responses raises, which is logged. The request stays
+    cancelled, and its unit stays counted.
     """
 
     entered = threading.Event()
@@ -289,8 +290,8 @@ def test_an_error_while_settling_does_not_hide_the_cancellation(
 
 
 def test_a_closed_coroutine_is_settled_during_the_settlement_of_another() -> None:
-    """A coroutine may be closed while another one is being settled, by that same thread; and what
-    hangs is not waited for, neither by who closed it nor by others.
+    """A coroutine may be closed by the thread that settles another one. No thread waits for a
+    predicate that hangs.
     """
     may_end, done = threading.Event(), []
     with pytest.raises(TimeoutError):
@@ -304,8 +305,8 @@ def test_a_closed_coroutine_is_settled_during_the_settlement_of_another() -> Non
     "algorithm", ["token_bucket", "fixed_window", "sliding_window", "sliding_log"]
 )
 def test_long_successful_views_are_never_refused(algorithm: str) -> None:
-    """Of 196 requests that all succeed, of as many at a time as the limit has, each longer than one
-    token takes to come back, none is refused.
+    """196 requests succeed, as many at a time as the limit has. Each lasts longer than the
+    refill of a token. None is refused.
     """
     options = {"rate": "50/s", "burst": 4} if algorithm == "token_bucket" else {"rate": "4/m"}
 
@@ -338,8 +339,9 @@ class Paced(SimpleRateThrottle):
 
 
 def test_a_view_is_held_for_five_seconds_at_most(settings: Any) -> None:
-    """A leaky bucket without `max_wait`: beyond five seconds the answer is 429, with a true time to
-    come back. Decorator, rule and throttle alike; a `max_wait` of the limit's own goes first.
+    """Under a leaky bucket without `max_wait`, a request that would wait longer gets a 429 with
+    the correct retry time, by decorator, rule and throttle. A `max_wait` of the limit has
+    precedence.
     """
     settings.RATELIMIT_RULES = [
         {"name": "six", "path": "/", "key": "ip", "rate": "6/m", "algorithm": "leaky_bucket"}
@@ -372,7 +374,7 @@ def test_a_view_is_held_for_five_seconds_at_most(settings: Any) -> None:
 
 
 def test_a_throttle_with_a_leaky_bucket_delays_requests() -> None:
-    """In DRF, too, a leaky bucket's requests leave one after the other."""
+    """In DRF, too, the requests are admitted one after another."""
 
     class View(APIView):
         throttle_classes = (Paced,)
@@ -386,8 +388,8 @@ def test_a_throttle_with_a_leaky_bucket_delays_requests() -> None:
 
 
 def test_acquire_waits_until_its_timeout() -> None:
-    """Whose turn comes within the timeout gets it, however many wait; a queue that was given is a
-    bound anyway.
+    """A caller with a turn within the timeout gets it, whatever the number of waiting callers. A
+    set `queue` is a bound nevertheless.
     """
 
     def all_of(limiter: RateLimiter, timeout: float | None) -> tuple[list[float], list[float]]:
@@ -418,8 +420,8 @@ def test_acquire_waits_until_its_timeout() -> None:
 
 @pytest.mark.parametrize("kind", ["threads", "coroutines"])
 def test_callers_whose_turn_is_within_the_timeout_get_it(kind: str) -> None:
-    """`acquire(timeout=2)` at four a second: nine turns are within two seconds, and nobody is
-    refused one of them.
+    """With `acquire(timeout=2)` at four a second, nine turns are within two seconds, and all are
+    given.
     """
     limiter = RateLimiter("twelve", "4/s", algorithm="leaky_bucket")
 
@@ -440,8 +442,8 @@ def test_callers_whose_turn_is_within_the_timeout_get_it(kind: str) -> None:
 
 
 def test_the_queue_bounds_hits_but_not_acquire() -> None:
-    """`acquire` waits in a queue of any length; a plain hit goes by the limit, and the count is
-    one.
+    """`acquire` waits in a queue of any length, and a plain hit only in that of the limit. Both
+    use the same count.
     """
     limiter, started = RateLimiter("mixed", "10/m", algorithm="leaky_bucket"), time.monotonic()
     planner = _HitPlanner(limiter, "hit", "ada", 1, max_wait_us=-1)
@@ -455,7 +457,7 @@ def test_the_queue_bounds_hits_but_not_acquire() -> None:
 
 
 def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:
-    """A real Ctrl-C in a real process."""
+    """A real process gets a real SIGINT."""
     limiter = RateLimiter("ctrl-c", "1/m", algorithm="leaky_bucket")
     limiter.hit("ada")
     code = (

@@ -69,7 +69,7 @@ def refused(ask: Asker, now: int, times: int = 1) -> Decision:
 
 
 def test_refusals_trigger_bans_with_the_lengths_of_the_list() -> None:
-    """Each is exactly as long as its entry, attempts during a ban change nothing, and the last
+    """Each ban is exactly as long as its entry. Hits during a ban change nothing, and the last
     entry repeats.
     """
     ask, now = Asker(banning(ban_for="1m,4m,2m")), START
@@ -98,7 +98,7 @@ def test_refusals_trigger_bans_with_the_lengths_of_the_list() -> None:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_the_retry_after_of_a_ban_is_exact(algorithm: str) -> None:
-    """Refused one microsecond before, allowed at it: whatever the limit under it is."""
+    """A hit is refused one microsecond before, and allowed at that moment, under any limit."""
     options: dict[str, Any] = {"queue": 1, "max_wait": 0} if algorithm == "leaky_bucket" else {}
     limit = Limit("login", "1/3s", algorithm=algorithm, ban_after=2, ban_for="7s", **options)
     ask, now = Asker(limit), START
@@ -113,7 +113,7 @@ def test_the_retry_after_of_a_ban_is_exact(algorithm: str) -> None:
 
 
 def test_a_short_ban_may_end_before_its_limit_has_room() -> None:
-    """Then it helps to come again when both do."""
+    """The retry time is the moment when both allow a hit."""
     ask = Asker(Limit("login", "1/h", algorithm="fixed_window", ban_after=1, ban_for="1m"))
     assert ask(START)
     decision = ask(START + 5)
@@ -122,7 +122,7 @@ def test_a_short_ban_may_end_before_its_limit_has_room() -> None:
 
 
 def test_offences_count_until_the_end_of_their_window() -> None:
-    """To the microsecond: at its end the first one counts no more."""
+    """At the exact end of the window, the first offence counts no more."""
     ask = Asker(banning(ban_window="10s"))
     ask(START)
     ask(START)
@@ -133,8 +133,8 @@ def test_offences_count_until_the_end_of_their_window() -> None:
 
 
 def test_earlier_bans_are_forgotten_after_the_longest_ban_duration() -> None:
-    """When the last entry has passed since the end of the last ban; one microsecond before, they
-    are not.
+    """They are forgotten when the last entry has passed since the end of the last ban, and not
+    one microsecond earlier.
     """
     for later, minutes in ((-1, 10), (0, 1)):
         ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1m,10m"))
@@ -145,8 +145,8 @@ def test_earlier_bans_are_forgotten_after_the_longest_ban_duration() -> None:
 
 
 def test_offences_do_not_prolong_the_time_that_bans_are_remembered() -> None:
-    """It counts from the end of the last ban, which an unban moves; whatever was offended since
-    then.
+    """The time begins at the end of the last ban, which an unban moves. Later offences do not
+    matter.
     """
     limit = Limit("login", "0/s", ban_after=2, ban_window="1h", ban_for="1m,10m")
     for ends in (START + MINUTE, START + 30 * SECOND):
@@ -160,7 +160,7 @@ def test_offences_do_not_prolong_the_time_that_bans_are_remembered() -> None:
 
 
 def test_allowed_hits_write_no_state_of_bans(direct: redis.Redis) -> None:
-    """And who looks does not either; a refusal does, and what it writes ends by itself."""
+    """A peek writes none either. A refusal writes a state, which expires."""
     ask = Asker(banning())
     key = ask.keys()[1]
     for operation in ("hit", "peek", "hit", "peek", "charge", "refund"):
@@ -175,8 +175,8 @@ def test_allowed_hits_write_no_state_of_bans(direct: redis.Redis) -> None:
 
 
 def test_during_a_ban_no_state_is_written(direct: redis.Redis) -> None:
-    """Neither by the limit that bans, also where it counts refused hits, nor by others of the same
-    call.
+    """Neither the limit that bans, even with `count_denied`, nor the other limits of the call
+    write a state.
     """
     other = Limit("other", "100/h", algorithm="fixed_window")
     counts = Limit("counts", "1/h", algorithm="sliding_log", count_denied=True)
@@ -192,14 +192,16 @@ def test_during_a_ban_no_state_is_written(direct: redis.Redis) -> None:
 
 
 def test_every_counted_hit_may_be_an_offence() -> None:
-    """Of what is counted: the one that earns the ban still goes, the next does not."""
+    """The hit that triggers the ban is still allowed, and the next one is refused."""
     ask = Asker(Limit("signup", "100/h", ban_after=3, ban_for="1m", ban_on="counted"))
     assert [ask(START).allowed for _ in range(4)] == [True, True, True, False]
     assert ask(START + MINUTE)
 
 
 def test_only_reported_offences_may_count() -> None:
-    """Then neither what is allowed nor what is refused is one, and several may be told at once."""
+    """In that case, neither allowed nor refused hits are offences. Several offences may be
+    reported at once.
+    """
     ask = Asker(banning(ban_on="reported"))
     assert [ask(START).allowed for _ in range(20)] == [True, True] + [False] * 18
     assert ban_of(ask(START, "offend", 2).limits[0]).offences == 2
@@ -209,8 +211,8 @@ def test_only_reported_offences_may_count() -> None:
 
 
 def test_a_manual_ban_lasts_for_the_given_duration() -> None:
-    """Also longer than earned ones can be; without a length, it is as the next that is earned would
-    be.
+    """It may be longer than automatic bans. Without a duration, it is as long as the next
+    automatic ban would be.
     """
     ask = Asker(banning(ban_for="1m,2m"))
     ban = ban_of(ask(START, "ban", 3600 * SECOND, why="scraper").limits[0])
@@ -222,9 +224,7 @@ def test_a_manual_ban_lasts_for_the_given_duration() -> None:
 
 
 def test_an_unban_ends_the_ban_at_once_and_may_forget_earlier_bans() -> None:
-    """From that moment on; how often there was a ban is known on, unless that is to be forgotten,
-    too.
-    """
+    """The number of bans is kept, unless it is to be forgotten."""
     for forgets in (0, 1):
         ask = Asker(Limit("login", "1/h", algorithm="fixed_window", ban_after=1, ban_for="2h,4h"))
         ask(START)
@@ -236,7 +236,7 @@ def test_an_unban_ends_the_ban_at_once_and_may_forget_earlier_bans() -> None:
 
 
 def test_an_edit_shortens_bans_to_the_maximum_of_the_new_limit() -> None:
-    """Nobody stays banned for longer than the new limit could ban anybody."""
+    """No client stays banned for longer than the new limit can ban."""
     ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1h"))
     refused(ask, START)
     ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="1m"),)
@@ -245,7 +245,7 @@ def test_an_edit_shortens_bans_to_the_maximum_of_the_new_limit() -> None:
 
 
 def test_a_shadow_ban_is_reported_and_refuses_no_hit() -> None:
-    """It is earned and told, and refuses nobody."""
+    """It is triggered and returned in the decision."""
     ask = Asker(banning(mode="shadow"), Limit("other", "100/h"))
     decisions = [ask(START) for _ in range(6)]
     assert all(decisions)
@@ -258,7 +258,9 @@ def test_a_shadow_ban_is_reported_and_refuses_no_hit() -> None:
 
 
 def test_a_clock_that_is_set_back_neither_prolongs_nor_forgets_bans() -> None:
-    """By less than a minute, the ban ends at its moment; by more, it is as long from there."""
+    """If it is set back by less than a minute, the ban ends at its moment. If by more, the ban
+    lasts its length from the new time.
+    """
     for back in (30 * SECOND, 3600 * SECOND):
         ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="10m"))
         refused(ask, START)
@@ -281,7 +283,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("state", [*GARBAGE, None], ids=repr)
 def test_an_invalid_state_bans_no_client(state: bytes | None, direct: redis.Redis) -> None:
-    """Also a key of another type; and bans are earned over it."""
+    """The key may also have another type. Later bans replace the state."""
     ask = Asker(banning())
     key = ask.keys()[1]
     if state is None:
@@ -295,8 +297,8 @@ def test_an_invalid_state_bans_no_client(state: bytes | None, direct: redis.Redi
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_concurrent_refusals_trigger_exactly_one_ban(algorithm: str) -> None:
-    """A hundred threads are refused at once: one of them is told that it has earned it, by exactly
-    so many offences.
+    """A hundred threads are refused at once. One decision reports the new ban, with the exact
+    number of offences.
     """
     options: dict[str, Any] = {"queue": 1, "max_wait": 0} if algorithm == "leaky_bucket" else {}
     limit = Limit("login", "2/h", algorithm=algorithm, ban_after=10, ban_for="1h", **options)
@@ -313,7 +315,9 @@ def test_concurrent_refusals_trigger_exactly_one_ban(algorithm: str) -> None:
 
 
 def test_the_register_contains_exactly_the_bans_in_force(direct: redis.Redis) -> None:
-    """Each by the key of its state and its end: what ends or is lifted is known at once."""
+    """Each entry has the key of the state and the end of the ban. Ended and lifted bans are
+    removed at once.
+    """
     ask = Asker(Limit("login", "0/s", ban_after=2, ban_for="1m"))
     others = Asker(Limit("other", "0/s", ban_after=1, ban_for="2m"))
     others.prefix, register = ask.prefix, ask.prefix + b"{bans}"
@@ -343,8 +347,8 @@ LOG = Path(__file__).parents[1] / "logs" / "nasa.tsv"
 @pytest.mark.parametrize("algorithm", ["sliding_log", "token_bucket", "fixed_window"])
 @pytest.mark.parametrize("on", ["refused", "counted"])
 def test_a_real_log_is_banned_like_the_reference_model(algorithm: str, on: Any) -> None:
-    """Requests of a night in 1995, host by host: every verdict, ban and moment; some hosts are
-    banned several times.
+    """The requests of a night in 1995 are decided host by host. All verdicts, bans and moments
+    are equal. Some hosts are banned several times.
     """
     lines = [line.split("\t") for line in LOG.read_text(encoding="latin-1").splitlines()[1:]]
     limit = Limit(

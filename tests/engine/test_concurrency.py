@@ -62,7 +62,7 @@ def admitted(crowd: list[Born], *order: Any) -> int:
 def test_eight_processes_of_four_threads_admit_exactly_n(
     algorithm: str, crowd: list[Born], prefix: str
 ) -> None:
-    """384 hits at once on a limit of 150: 150 are admitted."""
+    """384 simultaneous hits on a limit of 150 admit 150."""
     assert PROCESSES * THREADS * HITS > 2 * LIMIT
     assert admitted(crowd, prefix, algorithm, LIMIT, -1, THREADS, HITS) == LIMIT
 
@@ -71,8 +71,8 @@ def test_eight_processes_of_four_threads_admit_exactly_n(
 def test_a_call_that_one_limit_refuses_costs_the_others_nothing(
     algorithm: str, crowd: list[Born], prefix: str
 ) -> None:
-    """Three limits in one call, the tightest of 40: 40 are admitted, and each limit has counted
-    just those.
+    """One call has three limits, the smallest of 40. It admits 40 hits, and each limit has
+    counted only those.
     """
     assert admitted(crowd, prefix, algorithm, LIMIT, 40, THREADS, HITS) == 40
     limiter = RateLimiter("crowd", [f"{LIMIT}/h", "100000/h", "40/h"], algorithm=algorithm)
@@ -86,7 +86,7 @@ def test_a_call_that_one_limit_refuses_costs_the_others_nothing(
 
 
 def test_threads_share_connections_safely() -> None:
-    """Thirty-two threads of one process take exactly what there is."""
+    """Thirty-two threads of one process take exactly the available units."""
     limiter = RateLimiter("threads", "100/h")
     with ThreadPoolExecutor(32) as pool:
         assert sum(bool(decision) for decision in pool.map(limiter.hit, ["one"] * 500)) == 100

@@ -35,7 +35,7 @@ def calls(direct: redis.Redis) -> dict[str, int]:
 def test_any_number_of_limits_costs_one_evalsha(
     algorithm: str, count: int, direct: redis.Redis
 ) -> None:
-    """1, 3 and 8 limits are one EVALSHA and nothing else."""
+    """1, 3 and 8 limits take one EVALSHA and no other command."""
     limiter = RateLimiter("cost", RATES[:count], algorithm=algorithm)
     limiter.hit("warm")
     direct.config_resetstat()
@@ -48,7 +48,7 @@ def test_any_number_of_limits_costs_one_evalsha(
 def test_any_number_of_limits_costs_one_evalsha_asynchronously(
     count: int, direct: redis.Redis
 ) -> None:
-    """The same, from a coroutine."""
+    """The same is true for a coroutine."""
     limiter = RateLimiter("cost", RATES[:count])
 
     async def hits() -> None:
@@ -62,7 +62,7 @@ def test_any_number_of_limits_costs_one_evalsha_asynchronously(
 
 
 def test_stacked_decorators_cost_one_evalsha(direct: redis.Redis, rf: RequestFactory) -> None:
-    """Decorators that stand together, and lists of rates, are decided in one call."""
+    """Adjacent decorators, and lists of rates, are decided in one call."""
 
     @ratelimit(key="ip", rate="100/m")
     @ratelimit(key="header:x-api-key", rate=["10/s", "500/h"])
@@ -79,7 +79,7 @@ def test_stacked_decorators_cost_one_evalsha(direct: redis.Redis, rf: RequestFac
 
 
 def test_a_flushed_script_is_loaded_again_within_the_call(direct: redis.Redis) -> None:
-    """NOSCRIPT costs one reload, and the hit counts once."""
+    """NOSCRIPT costs one load of the script, and the hit counts once."""
     limiter = RateLimiter("flushed", "5/h")
     limiter.hit("someone")
     direct.script_flush()
@@ -89,7 +89,7 @@ def test_a_flushed_script_is_loaded_again_within_the_call(direct: redis.Redis) -
 
 
 def test_a_flushed_script_is_loaded_again_asynchronously(direct: redis.Redis) -> None:
-    """The same, from a coroutine."""
+    """The same is true for a coroutine."""
     limiter = RateLimiter("flushed", "5/h")
 
     async def hits() -> int:

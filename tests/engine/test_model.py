@@ -201,8 +201,8 @@ EXAMPLES = settings(
 @EXAMPLES
 @given(data=st.data(), script=steps)
 def test_one_limit_decides_like_its_reference_model(algorithm: str, data: Any, script: Any) -> None:
-    """Hits, peeks, refunds, partial hits, edits and a clock that steps back: every number is the
-    reference's.
+    """Hits, peeks, refunds, partial hits, edits and a clock that steps back give the same
+    numbers as the model.
     """
     compare(data, [algorithm], script, plain=False)
 
@@ -216,7 +216,7 @@ def test_one_limit_decides_like_its_reference_model(algorithm: str, data: Any, s
 def test_many_limits_decide_like_their_reference_models(
     data: Any, algorithms: list[str], script: Any
 ) -> None:
-    """Any mix of algorithms in one call, enforced and in shadow, is all or nothing."""
+    """Any mix of algorithms in one call, enforced or in shadow mode, is decided all or nothing."""
     compare(data, algorithms, script, plain=False)
 
 
@@ -224,8 +224,8 @@ def test_many_limits_decide_like_their_reference_models(
 @EXAMPLES
 @given(data=st.data(), script=scripts([*ACTIONS, "hit", "hit", "offend", "ban", "unban"]))
 def test_bans_decide_like_their_reference_model(algorithm: str, data: Any, script: Any) -> None:
-    """Offences, windows, escalation, forgetting, bans by hand, unbans, edits and a clock that steps
-    back: whatever the limit is, every moment is the reference's.
+    """Offences, windows, growing bans, forgetting, manual bans, unbans, edits and a clock that
+    steps back give the same moments as the model, under any limit.
     """
     compare(data, [algorithm], script, plain=False, bans=True)
 
@@ -239,13 +239,13 @@ def test_bans_decide_like_their_reference_model(algorithm: str, data: Any, scrip
 def test_several_limits_that_ban_decide_like_their_reference_models(
     data: Any, algorithms: list[str], script: Any
 ) -> None:
-    """While one of them bans, nobody counts anything, and no other earns a ban."""
+    """While one of them bans, no limit counts a hit, and no other ban is triggered."""
     compare(data, algorithms, script, plain=False, bans=True)
 
 
 @pytest.mark.whole_file
 def test_enough_operations_were_compared() -> None:
-    """In .ci/run, at least 20,000 operations were compared, and many refusals retried."""
+    """In .ci/run, at least 20,000 operations were compared, and many refused hits were retried."""
     assert performed["bans"] >= examples(1_000)
     assert performed["operations"] >= examples(20_000)
     assert performed["retries"] >= examples(1_000)

@@ -125,8 +125,8 @@ def is_kept(algorithm: str, limit: Limit, hits: list[Taken]) -> bool:
 def test_refunds_never_let_the_limit_be_exceeded(
     algorithm: str, rate: str, wait: Any, burst: Any, script: Any
 ) -> None:
-    """However much is given back in between, what is not given back never exceeds the limit in any
-    interval.
+    """Units that were not refunded never exceed the limit in any interval, whatever is refunded
+    in between.
     """
     limit = limits(algorithm, rate, wait, burst)
     taken, _, _ = flow(limit, script)
@@ -139,8 +139,8 @@ def test_refunds_never_let_the_limit_be_exceeded(
 def test_only_running_hits_count_if_all_others_are_refunded(
     algorithm: str, rate: str, burst: Any, script: Any
 ) -> None:
-    """Where every hit is given back, however late and in whatever order, nobody is refused while
-    fewer units are in flight than the limit has.
+    """If every hit is refunded, at any time and in any order, no hit is refused while fewer
+    units are in use than the limit has.
     """
     limit = limits(algorithm, rate, None, burst)
     ask, now, out = Asker(limit), START, []
@@ -169,8 +169,8 @@ def test_only_running_hits_count_if_all_others_are_refunded(
 def test_a_refund_leaves_the_state_as_if_the_hit_never_happened(
     algorithm: str, rate: str, burst: Any, script: Any
 ) -> None:
-    """Afterwards the limit is what it would be had only those asked whose units were kept, each
-    when it counts. A sliding window that lost the last hit of a segment keeps the rest of it for at
+    """Afterwards the limit is as if only the hits had been made whose units were kept. A sliding
+    window that lost the last hit of a segment may keep the other units of the segment for at
     most one segment longer.
     """
     limit = limits(algorithm, rate, None, burst)
@@ -202,8 +202,8 @@ def test_a_refund_leaves_the_state_as_if_the_hit_never_happened(
 
 @pytest.mark.parametrize("rate", ["100/m", "700/11s", "1/s"])
 def test_the_latest_hits_are_refunded_exactly_however_many_came_before(rate: str) -> None:
-    """A token bucket, also one that is never full again: as if it had never been taken, whichever
-    of the latest seven hits is given back.
+    """In a token bucket, even one that is never full again, any of the latest seven hits is
+    refunded as if it had never been made.
     """
     limit, chance = Limit("latest", rate, algorithm="token_bucket", burst=1000), random.Random(rate)
     ask, ideal, now, taken = Asker(limit), REFERENCES["token_bucket"](limit), START, []
@@ -249,7 +249,7 @@ def test_returning_a_turn_affects_no_other_call(algorithm: str, order: str) -> N
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_when_all_waiting_calls_give_up_the_queue_is_empty(algorithm: str) -> None:
-    """In the order they came, or any other: then it is as if none of them had come."""
+    """They give up in any order. Then the state is as if none of them had come."""
     for order in (1, -1):
         ask = Asker(
             Limit(
@@ -287,7 +287,7 @@ def test_a_returned_turn_takes_room_in_the_queue_until_later_turns_are_over() ->
 
 
 def test_hits_at_the_same_moment_are_all_refunded() -> None:
-    """Also where another hit was given back in between, so that they were noted apart."""
+    """Another hit may be refunded in between, so that they are stored separately."""
     ask = Asker(Limit("moment", "10/m", algorithm="token_bucket"))
     for cost in (1, 2):
         ask(START, cost=cost)
@@ -298,8 +298,8 @@ def test_hits_at_the_same_moment_are_all_refunded() -> None:
 
 
 def test_a_hit_with_a_later_clock_can_be_refunded() -> None:
-    """Hosts whose clocks differ by a little: a hit counts from the later clock on, says so, and
-    goes back by that.
+    """The clocks of hosts differ slightly. A hit counts from the time of the later clock, which
+    the state returns, and is refunded by that time.
     """
     for algorithm in BY_RATE:
         ask = Asker(Limit("skew", "4/m", algorithm=algorithm))
@@ -311,7 +311,7 @@ def test_a_hit_with_a_later_clock_can_be_refunded() -> None:
 
 
 def test_an_earlier_call_returns_its_turn_although_others_wait() -> None:
-    """Whose place was given back may be taken by who comes later, and is given back again."""
+    """A later call may get the returned turn, and may return it again."""
     ask = Asker(Limit("before", "1/h", algorithm="token_bucket", burst=6, max_wait=36_000.0))
     costs = [2, 2, 3, 1, 2]
     taken = [Taken(START, ask(START, cost=cost), cost) for cost in costs]
@@ -360,9 +360,9 @@ def history(algorithm: str, chance: random.Random) -> tuple[Limit, list[Any]]:
 @settings(EXAMPLES, max_examples=examples(120))
 @given(seed=st.integers(0, 2**64))
 def test_refunding_all_hits_leaves_no_state(algorithm: str, seed: int) -> None:
-    """Also of what was reserved far ahead, where others went before who came later, where the limit
-    was edited in between, and in whatever order. Until then, what is kept of what was taken under
-    the same numbers never exceeds the limit.
+    """This includes hits that were reserved far ahead, departures in another order, edits in
+    between, and any order of refunds. Until then, the units kept under the same numbers never
+    exceed the limit.
     """
     chance = random.Random(seed)
     limit, script = history(algorithm, chance)
@@ -406,8 +406,8 @@ def out_of_order(burst: int = 6) -> tuple[Asker, Taken, Taken]:
 
 
 def test_an_earlier_call_returns_its_own_units() -> None:
-    """Not what is reserved later: that still counts as late as it was reserved, and nobody goes
-    instead.
+    """Units that are reserved for later still count at their moment, and no other call is
+    admitted instead.
     """
     ask, late, early = out_of_order()
     ask(START, "refund", 2, hit_at=early.moment)
@@ -417,8 +417,8 @@ def test_an_earlier_call_returns_its_own_units() -> None:
 
 
 def test_an_edit_keeps_earlier_counts_refundable() -> None:
-    """Who gives back what was reserved before an edit gives it back, also where it was reserved
-    before others.
+    """A call can return a turn that was reserved before an edit, even if others were reserved
+    after it.
     """
     ask, late, early = out_of_order()
     ask.limit = Limit("order", "1/h", algorithm="token_bucket", burst=7, max_wait=36_000.0)
@@ -429,9 +429,7 @@ def test_an_edit_keeps_earlier_counts_refundable() -> None:
 
 
 def test_later_hits_count_after_an_edit_as_before() -> None:
-    """What was taken early and is given back after an edit does not take what was taken late along
-    with it.
-    """
+    """Refunding early units after an edit does not refund later units."""
     late = START + 3 * 3600 * 1_000_000 - 1
     remaining = []
     for burst in (6, 7):

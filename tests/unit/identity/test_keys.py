@@ -41,14 +41,14 @@ def person(primary_key: Any) -> Any:
 def test_an_identity_by_address_is_masked(
     address: str, network: str | None, rf: RequestFactory
 ) -> None:
-    """IPv4 whole, IPv6 by /64, mapped IPv4 as IPv4; no address and no sense are identities of their
-    own.
+    """IPv4 addresses are complete, IPv6 addresses are masked to /64, and IPv4-mapped addresses
+    are IPv4. Missing and invalid addresses are separate identities.
     """
     assert client_address(rf.get("/", REMOTE_ADDR=address)).network == network
 
 
 def test_masks_and_the_address_source_are_configurable(rf: RequestFactory, settings: Any) -> None:
-    """django-ratelimit's settings mean the same."""
+    """The settings of django-ratelimit have the same meaning."""
     request = rf.get("/", REMOTE_ADDR="192.0.2.7", HTTP_X_REAL_IP="2001:db8:1:2::9")
     settings.RATELIMIT_IPV4_MASK = 24
     assert client_address(request).network == "192.0.2.0"
@@ -68,7 +68,7 @@ def somewhere(request: HttpRequest) -> str:
 
 
 def test_every_key_reads_its_value(rf: RequestFactory) -> None:
-    """Parameters, form fields, headers and cookies, each under its name."""
+    """The keys are parameters, form fields, headers and cookies, by name."""
     request = rf.post("/?q=find", {"username": "ada"}, headers={"x-api-key": "k1"})
     request.COOKIES["visitor"] = "v1"
     assert identity("get:q", request) == ("get", "q", "find")
@@ -81,7 +81,7 @@ def test_every_key_reads_its_value(rf: RequestFactory) -> None:
 
 @pytest.mark.parametrize("key", ["exact:get:q", "exact:post:q", "exact:header:q", "cookie:q"])
 def test_a_missing_value_differs_from_an_empty_exact_value(key: str, rf: RequestFactory) -> None:
-    """Letter by letter, it is an identity of its own."""
+    """An exact empty value is an identity of its own."""
     missing = identity(key, rf.post("/"))
     assert missing[-1] is None
     assert digest(missing) != digest((*missing[:-1], ""))
@@ -95,13 +95,13 @@ def test_a_missing_value_differs_from_an_empty_exact_value(key: str, rf: Request
 def test_an_empty_value_shares_the_count_of_a_missing_one(
     key: str, value: str, rf: RequestFactory
 ) -> None:
-    """Nor does one of which nothing is left."""
+    """A value that is empty when normalized shares it as well."""
     empty = rf.post("/", {"q": value}, query_params={"q": value}, headers={"q": value})
     assert identity(key, empty) == identity(key, rf.post("/")) == (*key.split(":"), None)
 
 
 def test_fields_of_a_body_are_keys(rf: RequestFactory) -> None:
-    """JSON by path, forms by name; and the view reads the body all the same."""
+    """JSON is read by path, and forms by name. The view can still read the body."""
     body = {"user": {"name": "ada", "id": 7}, "tags": ["b", "a"]}
     request = rf.post("/", body, content_type="application/json")
     assert identity("json:user.name", request) == ("json", "user.name", "ada")
@@ -127,7 +127,7 @@ def test_fields_of_a_body_are_keys(rf: RequestFactory) -> None:
 def test_a_malformed_body_counts_as_a_missing_value(
     body: bytes, content_type: str, rf: RequestFactory
 ) -> None:
-    """Malformed, or of another kind: the missing identity."""
+    """The body is malformed, or has another type."""
     assert identity("json:name", rf.post("/", body, content_type=content_type)) == (
         "json",
         "name",
@@ -136,7 +136,7 @@ def test_a_malformed_body_counts_as_a_missing_value(
 
 
 def test_a_stream_that_was_read_causes_no_error(rf: RequestFactory) -> None:
-    """Nobody knows what somebody else has taken: the client's address counts."""
+    """The body is not known any more, so the client's address is counted."""
     for key, content_type in (
         ("json:name", "application/json"),
         ("post:name", "application/x-www-form-urlencoded"),
@@ -147,7 +147,7 @@ def test_a_stream_that_was_read_causes_no_error(rf: RequestFactory) -> None:
 
 
 def test_the_path_and_the_route_are_keys(rf: RequestFactory) -> None:
-    """Path, route and the route's arguments."""
+    """The keys are the path, the route and the arguments of the route."""
     request = rf.get("/things/7/")
     assert identity(("path", "route", "kwarg:pk"), request) == (
         ("path", "/things/7/"),
@@ -162,8 +162,8 @@ def test_the_path_and_the_route_are_keys(rf: RequestFactory) -> None:
 
 
 def test_users_are_identified_by_primary_key(rf: RequestFactory) -> None:
-    """A user by primary key; anonymous visitors by address under `user_or_ip`, together under
-    `user`.
+    """Without a signed-in user, `user_or_ip` counts the address, and `user` counts all clients
+    together.
     """
     request = rf.get("/")
     request.user = person(7)
