@@ -125,6 +125,9 @@ class Limit:
                 "holds": kind.holds,
             }
         )
+        self._set_text()
+
+    def _set_text(self) -> None:
         object.__setattr__(self, "text", repr((self, self.ban)))
 
     def __hash__(self) -> int:
@@ -192,7 +195,7 @@ class Limit:
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
         copy._set({each.name: getattr(self, each.name) for each in fields(self)} | changes)
-        object.__setattr__(copy, "text", repr((copy, copy.ban)))
+        copy._set_text()
         return copy
 
     def numbers(self, now: int) -> Numbers:
