@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from struct import Struct
+from struct import pack
 from typing import Any, Unpack
 
 from . import algorithms, calendar
-from .algorithms.algorithm import MAX_NUMBERS, Algorithm, Numbers
+from .algorithms.algorithm import Algorithm, Numbers
 from .ban import BanOn, BanTerms
 from .decision import Mode
 from .options import OPTIONS, Align, Options, Policy, read_options
@@ -20,7 +20,6 @@ from .values import gettext_noop as _
 
 _MAX_ID_LENGTH = 64
 _MAX_NAME_LENGTH = 500
-_NUMBERS = Struct(f"<{MAX_NUMBERS}d")
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
 
 
@@ -205,7 +204,7 @@ class Limit:
     def packed_at(self, now: int) -> bytes:
         """Return the arguments of the algorithm's Lua code, encoded as little-endian doubles."""
         numbers = algorithms.ALGORITHMS[self.algorithm].numbers(self, now)
-        return _NUMBERS.pack(*numbers, *[0] * (MAX_NUMBERS - len(numbers)))
+        return pack(f"<{len(numbers)}d", *numbers)
 
     def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
         """Return the algorithm's further arguments for one call; see `Algorithm.more`."""

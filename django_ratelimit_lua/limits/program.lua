@@ -18,11 +18,10 @@ ARGV[3]         the time in microseconds; empty: this server's own clock. By a t
 ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not all; 2: a token bucket that owes no more than it
                 holds grants any cost, and is in debt for what is beyond it; of a refund, the time of the hit
                 whose units are given back (the latest, if empty); of a ban, why
-ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, 12 doubles:
+ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, doubles:
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
-                limit, period in microseconds, and six numbers that its algorithm's file names; and as many
-                more as that file may want for this call. For a ban `ban`, and the 7 to 14 doubles that ban.lua names; for the register
-                `bans`, and nothing
+                limit, period in microseconds, the numbers that its algorithm's file names; and what that file may want more
+                for this call. For a ban `ban`, and the 7 to 14 doubles that ban.lua names; for the register `bans`, and nothing
 ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
 ARGV[#ARGV]     a token that the reply ends with, so that the caller can tell it from the reply to any other call
 returns         doubles in one string: status (0 denied, 1 allowed), the time, units granted, how many keys
@@ -87,38 +86,35 @@ end
 -- at. It returns these three and the answers of all of them (of the first limit, the reply), or nothing and a key that is
 -- not ours to keep, with what it holds; only looked at: units left and used, idle from when on, when it goes, is accepted.
 --
--- A branch is given what is in its first lines: `units` are to be charged, `cost` is looked at, `a` to `f` are the numbers of
--- its algorithm. It sets `moment` and perhaps `accepts`, `known_until` and `known_at`; after the verdict, if it charges or
+-- A branch reads its record: `units` are to be charged, `cost` (see cost.lua) is looked at. It sets `moment` and perhaps `accepts`, `known_until` and `known_at`; after the verdict, if it charges or
 -- gives back, `kept`: the state to be written, or true if it is in a sorted set already; then `used`, `room` and `idle_at`,
 -- when all is free again: the key is kept until then, and `spare` longer.
 -- What is handed on as an argument costs less than a local of the program that a function captures.
-local function decide(rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, states, i, forced, denied, departs,
-    granted, horizon, cleared, token)
-  local key, name, record, ban = KEYS[i], ARGV[3 + 2 * i], ARGV[4 + 2 * i], bans and bans[i]
-  local units, shadow, count_denied, max_wait, limit, period, a, b, c, d, e, f = unpack('<dddddddddddd', record)
-  if forced then units = forced end
-  -- A cost of 0 asks what a cost of 1 would be told.
-  local cost, alone, spare = units > 0 and units or 1, denied == nil, 0
+local function decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, states, i, forced, denied,
+    departs, granted, horizon, cleared, token)
+  local key, name, record, ban, spare = KEYS[i], ARGV[3 + 2 * i], ARGV[4 + 2 * i], bans and bans[i], 0
   local moment, accepts, known_until, known_at, allowed, at, refused, answer, kept, used, room, idle_at
 -- algorithms
   end
 
   if kept then
-    local milliseconds = (idle_at + spare - now + slack) / 1000
+    local left = idle_at + spare - now
+    local milliseconds = (left + slack) / 1000
     milliseconds = milliseconds - milliseconds % 1 + 1
     if milliseconds > 31536000000000 then milliseconds = 31536000000000 end
     if kept == true then
       if idle_at > now then rcall('PEXPIRE', key, milliseconds) end
-    elseif idle_at + spare > now then
+    elseif left > 0 then
       rcall('SET', key, kept, 'PX', milliseconds)
     else
       rcall('DEL', key)
     end
   end
-  if alone then return room, used, idle_at, moment, accepts end
+  if denied == nil then return room, used, idle_at, moment, accepts end
   local verdict, retry = allowed and 1 or 0, 0
   if at and (refused or op == 'charge') then
-    room, used, idle_at, moment, accepts = decide(rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, nil, i, units)
+    room, used, idle_at, moment, accepts = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans,
+      nil, i, forced)
     allowed = moment and accepts <= now
     if known_until and moment and departs >= known_until then
       allowed, accepts = false, accepts > known_at and accepts or known_at
@@ -142,8 +138,10 @@ local function decide(rcall, pack, unpack, unpack_args, op, now, slack, limit_co
   if i > 1 then
     return denied, departs, granted, pack('<ddddddd', verdict, used, room, retry, reset, wait, at or 0) .. answer
   end
-  for place = 1, bans and limit_count or 0 do
-    if bans[place] then answer = answer .. bans[place].report() end
+  if bans then
+    for place = 1, limit_count do
+      if bans[place] then answer = answer .. bans[place].report() end
+    end
   end
   return pack('<dddddddddddd', denied and 0 or 1, now, denied and 0 or granted, cleared, departs - now,
     verdict, used, room, retry, reset, wait, at or 0) .. answer .. token
@@ -156,14 +154,15 @@ while true do
     for i = 1, count do
       local units, shadow = unpack('<dd', ARGV[4 + 2 * i])
       if shadow == 0 then
-        local room, _, _, moment, accepts = decide(rcall, pack, unpack, unpack_args, op, now, slack, count, bans, nil, i, 1)
+        local room, _, _, moment, accepts = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, count,
+          bans, nil, i, 1)
         fitting = math.min(fitting or units, units, moment and accepts <= now and room or 0)
       end
     end
     fitting = fitting and math.max(fitting, 1)
   end
-  local reply, foreign, found = decide(rcall, pack, unpack, unpack_args, op, now, slack, count, bans, nil, 1, fitting, false, now, 0,
-    nil, cleared, token)
+  local reply, foreign, found = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, count, bans, nil, 1, fitting,
+    false, now, 0, nil, cleared, token)
   if reply then return reply end
   -- A key that is not ours to keep, because it is of another type or not written by this program, is cleared and counted.
   if found.err and not string.find(found.err, 'WRONGTYPE', 1, true) then error(found.err) end

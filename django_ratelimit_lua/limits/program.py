@@ -39,7 +39,7 @@ def _assembled() -> Program:
             if algorithm.lua_name == lua
         ]
         text = source(f"limits/algorithms/{lua}")
-        for part in ("state", "verdict"):
+        for part in ("cost", "state", "verdict"):
             text = text.replace(f"-- {part}\n", source(f"limits/{part}"))
         branches.append(f"if {' or '.join(names)} then\n{text}")
     text = source("limits/program").replace("-- algorithms\n", "else".join(branches))

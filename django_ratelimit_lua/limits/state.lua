@@ -1,5 +1,5 @@
 local state
-if alone or limit_count == 1 then
+if denied == nil or limit_count == 1 then
   state = redis.pcall('GET', key)
 else
   if not states then states = rcall('MGET', unpack_args(KEYS, 1, limit_count)) end

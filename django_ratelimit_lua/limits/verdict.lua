@@ -15,7 +15,7 @@ elseif moment then
   if ban then moment, accepts = ban.hold(moment, accepts) end
   allowed = accepts <= now
 end
-if not alone then
+if denied ~= nil then
   if op ~= 'refund' then
     if units > granted then granted = units end
     if shadow == 0 then
@@ -25,8 +25,8 @@ if not alone then
     end
   end
   if i < limit_count then
-    denied, departs, granted, answer = decide(rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, states, i + 1, forced,
-      denied, departs, granted, horizon)
+    denied, departs, granted, answer = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, states,
+      i + 1, forced, denied, departs, granted, horizon)
     if denied == nil then return nil, departs, granted end
   elseif op == 'charge' then
     denied, departs = false, now

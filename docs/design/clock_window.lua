@@ -5,7 +5,8 @@ record          limit, period, offset
 state           the start of the window, and the units that it counts
 promise         at most `limit` units in one window
 ]]
-local offset = a
+local units, shadow, count_denied, max_wait, limit, period, offset = unpack('<ddddddd', record)
+-- cost
 local time, start, count = now, now - (now - offset) % period, 0
 -- state
 if state then

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 EXACT = 2**53
 """Lua's numbers are doubles: integers are exact up to here."""
 
-MAX_NUMBERS = 8
 Numbers = tuple[int, ...]
-"""limit, period in microseconds, and up to six numbers that the first line of an algorithm's `.lua`
-names. Missing ones are 0.
-"""
+"""limit, period in microseconds, and the numbers in the first line of an algorithm's `.lua`."""
 
 
 class Algorithm:

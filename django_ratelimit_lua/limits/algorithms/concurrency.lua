@@ -15,9 +15,9 @@ state           a sorted set: member, a slot; score, when it ends. In `<key>:q` 
                 `<key>:w` the same, by when they are taken for gone: a slot, and in 4 bytes how many are waited for
 promise         never more than `limit` slots are held, and nobody goes before who came earlier and still waits
 ]]
-
-local queue = a
-local slot, given = string.sub(record, 97, 116), #record - 96
+local units, shadow, count_denied, max_wait, limit, period, queue = unpack('<ddddddd', record)
+-- cost
+local slot, given = string.sub(record, 57, 76), #record - 56
 local held, last, waiting = 0, 0, 0
 local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
 if newest.err then return nil, key, newest end
@@ -126,7 +126,7 @@ elseif refused then
 elseif at then
   if last > 0 then rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now)) end
   at, leaves, held = now, true, held + units
-  deadline = now + (given == 24 and unpack('>I4', record, 117) or unpack('>I4', slot, 17)) * 1000
+  deadline = now + (given == 24 and unpack('>I4', record, 77) or unpack('>I4', slot, 17)) * 1000
 elseif op == 'refund' and given >= 20 then -- Whoever does not say which slot releases none.
   local members, most, released = {}, math.min(units, 100000), 0
   leaves = true

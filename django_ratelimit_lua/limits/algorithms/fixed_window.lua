@@ -4,30 +4,31 @@ Fixed window: a count that starts again with every window.
 With units reserved ahead there are several windows in use, and the next hit goes by the last. The others only matter when
 units are given back; of more than sixteen, the first two that are still to come are counted as one.
 
-record          limit, period, kind, previous, current, following, last_boundary
-                kind: 0 the window starts with its first hit, 1 with the clock's multiples of the period, 2 with a calendar,
-                of which the others are four boundaries in a row around now; more: of a calendar, where calls may wait: 1 if
+record          limit, period, kind
+                kind: 0 the window starts with its first hit, 1 with the clock's multiples of the period, 2 with a calendar;
+                then, of a calendar, four boundaries in a row around now; more: of a calendar, where calls may wait: 1 if
                 the calendar goes on for longer than it is told here (else 0), then further boundaries
 state           clock, the first moment that the first window stands for, the end of the last window, then for each window in
                 use its start and its count, oldest first
 promise         at most `limit` units in one window, so at most twice that in any period
 ]]
-
-local kind, previous, current, following, last_boundary = a, b, c, d, e
+local units, shadow, count_denied, max_wait, limit, period, kind = unpack('<ddddddd', record)
+-- cost
 local align, time, from, start, units_in, earlier, last_end = kind == 1 and period or 1, now, nil, nil, 0, '', 0
 
 -- When the window that holds a moment ends, and when it opened. Of a moment that is further ahead than the boundaries, it
 -- ends where the next one in use starts, or when the state says.
-local calendar
+local calendar, last_boundary
 if kind == 2 then
-  local boundaries = {previous, current, following, last_boundary}
-  for offset = 105, #record, 8 do boundaries[#boundaries + 1] = unpack('<d', record, offset) end
+  local boundaries = {}
+  for offset = 57, 81, 8 do boundaries[#boundaries + 1] = unpack('<d', record, offset) end
+  for offset = 97, #record, 8 do boundaries[#boundaries + 1] = unpack('<d', record, offset) end
   -- The caller's clock is days off: move its calendar by whole periods, so that it surrounds this server's time.
-  local is_off = now < previous or now >= last_boundary
-  local shift = is_off and math.floor((now - current) / period) * period or 0
+  local is_off = now < boundaries[1] or now >= boundaries[4]
+  local shift = is_off and math.floor((now - boundaries[2]) / period) * period or 0
   for i = 1, #boundaries do boundaries[i] = boundaries[i] + shift end
   last_boundary = boundaries[4]
-  if #record > 96 and unpack('<d', record, 97) == 1 then known_until = boundaries[#boundaries] end
+  if #record > 88 and unpack('<d', record, 89) == 1 then known_until = boundaries[#boundaries] end
   calendar = function(moment, next_start)
     if moment < boundaries[1] then return boundaries[1], boundaries[1] - period end
     for place = 2, #boundaries do

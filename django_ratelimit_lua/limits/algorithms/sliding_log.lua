@@ -9,7 +9,8 @@ state           a sorted set: score, the moment a unit goes; member, a counter o
                 7 bytes of how far ahead that was; first of all perhaps a counter of 0 and 6 bytes: so many units together
 promise         never more than `limit` units in any period, and no refusal that this does not demand
 ]]
-
+local units, shadow, count_denied, max_wait, limit, period = unpack('<dddddd', record)
+-- cost
 local time, last, serial, total, past, past_at, has_gone = now, 0, 0, 0, 0, 0, false
 local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
 if newest.err then return nil, key, newest end

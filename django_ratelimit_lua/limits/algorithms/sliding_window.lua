@@ -14,40 +14,42 @@ promise         never more than `limit` units in any period; a unit is forgotten
                 has counted exactly one period after its last hit
 ]]
 
-local length = a
+local units, shadow, count_denied, max_wait, limit, period, length = unpack('<ddddddd', record)
+-- cost
 local time, from, total, live, last, units_in = now, now, 0, nil, -1, 0
 -- state
-local most = 9007199254740992
 if state then
-  local size, clock, departure, count, is_ours = #state, nil, nil, nil, false
-  if size >= 32 and size % 16 == 0 then
-    clock, from, departure, count = unpack('<dddd', state)
-    is_ours = clock > -most and clock < most and from > -most and from < most and clock % 1 + from % 1 == 0
-    if is_ours and clock - now > 60000000 then
-      local moved = {}
-      for place = 1, size / 8 do
-        local number = unpack('<d', state, 8 * place - 7)
-        moved[place] = pack('<d', (place <= 2 or place % 2 == 1) and number - clock + now or number)
-      end
-      state = table.concat(moved)
-      rcall('SET', key, state, 'KEEPTTL')
-      clock, from, departure, count = unpack('<dddd', state)
+  local size = #state
+  if size < 32 or size % 16 ~= 0 then return nil, key, state end
+  local clock, begins, departure, count = unpack('<dddd', state)
+  if not (clock > -9007199254740992 and clock < 9007199254740992 and clock % 1 == 0) then return nil, key, state end
+  if clock - now > 60000000 then
+    local moved = {}
+    for place = 1, size / 8 do
+      local number = unpack('<d', state, 8 * place - 7)
+      moved[place] = pack('<d', (place <= 2 or place % 2 == 1) and number - clock + now or number)
     end
+    state = table.concat(moved)
+    rcall('SET', key, state, 'KEEPTTL')
+    clock, begins, departure, count = unpack('<dddd', state)
   end
-  if not is_ours then return nil, key, state end
+  from = begins
   if clock > time then time = clock end
   local gone = time - period
   for offset = 17, size, 16 do
     if offset > 17 then departure, count = unpack('<dd', state, offset) end
-    is_ours = departure > -most and departure < most and count > -most and count < most and departure % 1 + count % 1 == 0
-    if not is_ours then return nil, key, state end
+    if not (departure > -9007199254740992 and departure < 9007199254740992 and count > -9007199254740992
+      and count < 9007199254740992 and departure % 1 + count % 1 == 0) then
+      return nil, key, state
+    end
     if departure > gone then
       total = total + count
       live = live or offset
     else
       from = departure + 1
     end
-    last, units_in = departure, count
+    last = departure
+    units_in = count
   end
   if not live then last = -1 end
 end
@@ -85,16 +87,17 @@ if at then
     end
     units_in = units
   end
-  if units_in >= most then units_in = most - 1 end
-  last, total = at, total + units
-  if #earlier > 240 + 16 * period / length then
+  if units_in > 9007199254740991 then units_in = 9007199254740991 end
+  last = at
+  total = total + units
+  if #earlier > 240 and #earlier > 240 + 16 * period / length then
     -- The first two that are still to go are one.
     local place = 1
     while place < #earlier and unpack('<d', earlier, place) <= time do place = place + 16 end
     if place < #earlier - 16 then
       local _, first, departure, second = unpack('<dddd', earlier, place)
       if departure + period <= at then
-        earlier = string.sub(earlier, 1, place - 1) .. pack('<dd', departure, math.min(first + second, most - 1))
+        earlier = string.sub(earlier, 1, place - 1) .. pack('<dd', departure, math.min(first + second, 9007199254740991))
           .. string.sub(earlier, place + 32)
       end
     end
@@ -104,7 +107,7 @@ if at then
 elseif op == 'refund' then
   -- Those of a hit go back to its segment; else the latest go back first.
   local given_at, left, lasts, counts, size = tonumber(ARGV[4]), units, {}, {}, 0
-  for offset = live or most, state and #state or 0, 16 do
+  for offset = live or 1, live and #state or 0, 16 do
     size = size + 1
     lasts[size], counts[size] = unpack('<dd', state, offset)
   end

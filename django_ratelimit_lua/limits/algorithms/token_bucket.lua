@@ -26,7 +26,8 @@ promise         in any interval of x microseconds it lets at most burst + x * to
                 of the last one of these. Of a leaky bucket, they leave period / limit apart (in whole microseconds, without
                 drift); what does not fit is refused
 ]]
-local tokens, micros, step, step_part, full, full_part = a, b, c, d, e, f
+local units, shadow, count_denied, max_wait, limit, period, tokens, micros, step, step_part, full, full_part = unpack('<dddddddddddd', record)
+-- cost
 local is_queue = name == 'leaky_bucket'
 local time, us, part, latest, noted, hits, is_new, missing = now, now, 0, now, 0, '', false, 0
 
