@@ -55,7 +55,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_urls(self) -> list[URLPattern]:
         own = [
-            path(route, self.admin_site.admin_view(view), name=f"django_ratelimit_lua_{name}")
+            path(route, self.admin_site.admin_view(view), name=f"{self.opts.app_label}_{name}")
             for route, view, name in self.own_views()
         ]
         patterns = [*own, *super().get_urls()]
@@ -149,19 +149,18 @@ def _has_value(form: ModelForm[Model], name: str) -> bool:
 
 
 def audited(view: View) -> View:
-    """Wrap a view: its changes are recorded as made by the user; see also `with_warnings`."""
+    """Wrap a view: its changes are recorded as made by the user.
+
+    It warns if saved changes are not live.
+    """
 
     @wraps(view)
     def audited_view(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
         with acting(request.user):
-            return with_warnings(request, view(request, *args, **kwargs))
+            response = view(request, *args, **kwargs)
+        is_saved = request.method == "POST" and getattr(response, "status_code", 0) == 302
+        if is_saved and triggers.unpublished:
+            messages.warning(request, _("Saved, but not published yet: %s") % triggers.unpublished)
+        return response
 
     return audited_view
-
-
-def with_warnings(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    """Return the response, with a warning if saved changes are not live."""
-    is_saved = request.method == "POST" and getattr(response, "status_code", 0) == 302
-    if is_saved and triggers.unpublished:
-        messages.warning(request, _("Saved, but not published yet: %s") % triggers.unpublished)
-    return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,16 +11,15 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ...admin.base import ActingAdmin, with_warnings
+from ...admin.base import ActingAdmin, View
 from ...admin.pages import page_response
 from ...limits.rate import time_us
-from ...models.audit import acting
 from ...models.rate_fields import problem_text
 from ...operations.formatting import number_words
 from .document import notices
@@ -130,10 +130,8 @@ class BreakerAdmin(ActingAdmin):
         css = {"all": ("django_ratelimit_lua/admin.css",)}  # noqa: RUF012
         js = ("django_ratelimit_lua/refresh.js",)
 
-    def get_urls(self) -> list[URLPattern]:
-        """Add the URL of the page of one breaker; its name is in the query."""
-        view = self.admin_site.admin_view(self.one_view)
-        return [path("one/", view, name="ratelimit_breakers_breaker"), *super().get_urls()]
+    def own_views(self) -> Iterable[tuple[str, View, str]]:
+        return [("one/", self.one_view, "breaker")]
 
     def has_force_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may force breakers."""
@@ -180,9 +178,7 @@ class BreakerAdmin(ActingAdmin):
             if form.is_valid():
                 self._force(request, state, form)
                 here = reverse("admin:ratelimit_breakers_breaker", current_app=self.admin_site.name)
-                there = HttpResponseRedirect(f"{here}?{urlencode({'name': state.name})}")
-                response: HttpResponse = with_warnings(request, there)
-                return response
+                return HttpResponseRedirect(f"{here}?{urlencode({'name': state.name})}")
         context = {
             "title": state.name,
             "breaker": _shown(state),
@@ -202,8 +198,7 @@ class BreakerAdmin(ActingAdmin):
         log = self.log_change
         if state.row is None:
             log = self.log_addition
-        with acting(request.user):
-            row = force(state.name, how, until=until, why=form.cleaned_data["why"])
+        row = force(state.name, how, until=until, why=form.cleaned_data["why"])
         words = _("The breaker is automatic again.")
         if how:
             words = _("Forced: %s.") % row.get_forced_display()
