@@ -70,7 +70,7 @@ def override_kinds(
     return dict.fromkeys(kind for name in names for kind in ruleset.kinds.get(name, ()))
 
 
-class Who(Protocol):
+class SubjectSource(Protocol):
     """The interface for reading the user, address and fields that overrides may match.
 
     Each method raises if its value cannot be determined.
@@ -90,7 +90,7 @@ class Who(Protocol):
         """
 
 
-class Sender:
+class RequestSubjects:
     """Reads the subjects of a request.
 
     - `user`: returns the request's user, or raises;
@@ -125,7 +125,10 @@ class Sender:
 
 
 def override_subjects(
-    who: Who, ruleset: Ruleset, kinds: Collection[str], charges: Sequence[PlannedCharge] = ()
+    who: SubjectSource,
+    ruleset: Ruleset,
+    kinds: Collection[str],
+    charges: Sequence[PlannedCharge] = (),
 ) -> list[SubjectRef]:
     """Return the client's subjects of these kinds, if the client has these charges."""
     subjects: list[SubjectRef] = []
@@ -150,7 +153,7 @@ def override_subjects(
     return subjects
 
 
-def _digests(who: Who, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
+def _digests(who: SubjectSource, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
     """Return the digests of the client's subjects of one kind, one for each known secret."""
     if kind == USER:
         user = who.user()

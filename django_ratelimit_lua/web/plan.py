@@ -33,7 +33,14 @@ from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
 from ..signals import limit_exceeded
-from .overrides import NOTHING, REFUSED, Sender, apply_overrides, override_kinds, override_subjects
+from .overrides import (
+    NOTHING,
+    REFUSED,
+    RequestSubjects,
+    apply_overrides,
+    override_kinds,
+    override_subjects,
+)
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, User
@@ -429,7 +436,9 @@ class RequestPlanner(Planner):
         site_keys = {}
         for name in registered_keys().keys() & kinds:
             site_keys[name] = yield from _attempted(self._read(registered_keys()[name], ""))
-        subjects = override_subjects(Sender(request, user, site_keys), ruleset, kinds, self.charges)
+        subjects = override_subjects(
+            RequestSubjects(request, user, site_keys), ruleset, kinds, self.charges
+        )
         self.parties = ()
         if subjects:
             self.parties = [Party(self.charges, subjects, has_blocks)]

@@ -106,7 +106,7 @@ def test_explain_lists_the_limits_of_a_request(settings: Any) -> None:
     key.set_value("hush")
     key.save()
     text = said("explain", "--path", "/ok", "--header", "X-Key: hush")
-    blocked = f"blocked, with or without rules: override {key.pk} (header:X-Key (Bob's))\n"
+    blocked = f"all requests of this client are blocked: override {key.pk} (header:X-Key (Bob's))\n"
     assert text == f"{blocked}The next request like this would be refused.\n"
     assert (
         said("explain", "--path", "/ok")

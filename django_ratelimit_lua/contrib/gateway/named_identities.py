@@ -20,7 +20,7 @@ class NamedIdentities(NamedTuple):
     """A client that a service describes by a JSON object: its values, by key.
 
     All values together identify one client. The class also reads the subjects of overrides, as
-    `web.overrides.Who` declares.
+    `web.overrides.SubjectSource` declares.
 
     >>> NamedIdentities({"user": "7", "header:X-Key": "K"}).identity()
     (('user', '7'), ('header', 'X-Key', 'k'))
@@ -63,7 +63,7 @@ class NamedIdentities(NamedTuple):
         return address_as(self.values.get("ip"), "it is in the identity")
 
     def user(self) -> str | None:
-        """Return the primary key of the user in the database's form, or None; see `Who`."""
+        """Return the primary key of the user as the database stores it, or None."""
         if "user" not in self.values:
             return None
         return str(VouchedUser(self.values["user"]))
@@ -72,7 +72,7 @@ class NamedIdentities(NamedTuple):
         return self._address().address
 
     def fields(self, field: str) -> Sequence[Identity]:
-        """Return the identities by the value of a field; see `Who`.
+        """Return the identities by the value of a field; see `SubjectSource`.
 
         The override decides whether letter case matters.
         """

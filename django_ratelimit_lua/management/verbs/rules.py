@@ -87,9 +87,8 @@ def _explain(command: Printer, options: VerbOptions) -> None:
     if explanation.exempt is not None:
         command.say(f"exempt: {explanation.exempt}")
     if explanation.block is not None:
-        command.say(
-            f"blocked, with or without rules: override {explanation.block.pk} ({explanation.block})"
-        )
+        block = explanation.block
+        command.say(f"all requests of this client are blocked: override {block.pk} ({block})")
     for limit in explanation.met:
         _print_limit(command, limit)
         if limit.override is not None:

@@ -12,7 +12,7 @@ from django_ratelimit_lua.contrib.gateway.named_identities import NamedIdentitie
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.web.overrides import Sender, override_subjects
+from django_ratelimit_lua.web.overrides import RequestSubjects, override_subjects
 
 NO_RULES = Ruleset(())
 KINDS = [
@@ -70,7 +70,7 @@ def test_named_identities_equal_those_of_a_request(
     user, query = sent.pop("user", None), {"q": sent.pop("q")} if "q" in sent else {}
     request = rf.post("/", **{"REMOTE_ADDR": "", **sent}, query_params=query)
     who = None if user is None else SimpleNamespace(pk=user, is_authenticated=True)
-    of_request = override_subjects(Sender(request, lambda: who), NO_RULES, KINDS)
+    of_request = override_subjects(RequestSubjects(request, lambda: who), NO_RULES, KINDS)
     assert override_subjects(NamedIdentities(named), NO_RULES, KINDS) == of_request
     assert of_request or "session" in named or "nowhere" in named.values()
 
@@ -97,5 +97,7 @@ def test_a_registered_key_identifies_the_same_client(rf: RequestFactory, setting
         ("ip", "192.0.2.9"),
     )
     found = override_subjects(NamedIdentities({"tenant": "acme"}), NO_RULES, ["tenant"])
-    assert found == override_subjects(Sender(rf.get("/"), lambda: None), NO_RULES, ["tenant"])
+    assert found == override_subjects(
+        RequestSubjects(rf.get("/"), lambda: None), NO_RULES, ["tenant"]
+    )
     assert len(found) == 1

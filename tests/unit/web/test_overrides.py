@@ -20,7 +20,7 @@ from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.web.overrides import (
     BLOCK,
     NOTHING,
-    Sender,
+    RequestSubjects,
     apply_overrides,
     client_digests,
     override_kinds,
@@ -124,7 +124,7 @@ def test_the_subjects_of_a_request_are_found(rf: RequestFactory) -> None:
     def subjects(*kinds: str, who: Any = ada) -> list[tuple[str, bytes]]:
         return [
             (ref.kind, ref.digest)
-            for ref in override_subjects(Sender(request, lambda: who), KINDS, kinds)
+            for ref in override_subjects(RequestSubjects(request, lambda: who), KINDS, kinds)
         ]
 
     assert subjects("user", "ip4/32", "ip4/24") == [
@@ -176,13 +176,17 @@ def test_undetermined_subjects_are_skipped_and_logged_once(rf: RequestFactory, c
         raise PermissionDenied
 
     for _ in range(2):
-        (subject,) = override_subjects(Sender(rf.get("/"), fail), KINDS, ["user", "ip4/32"])
+        (subject,) = override_subjects(
+            RequestSubjects(rf.get("/"), fail), KINDS, ["user", "ip4/32"]
+        )
         assert subject.kind == "ip4/32"
     assert (
         len([text for text in caplog.messages if "Overrides by user are not applied" in text]) == 1
     )
     override_subjects(
-        Sender(rf.get("/"), lambda: SimpleNamespace(pk=7, is_authenticated=True)), KINDS, ["user"]
+        RequestSubjects(rf.get("/"), lambda: SimpleNamespace(pk=7, is_authenticated=True)),
+        KINDS,
+        ["user"],
     )
     with pytest.raises(PermissionDenied):
-        override_subjects(Sender(rf.get("/"), refuse), KINDS, ["user"])
+        override_subjects(RequestSubjects(rf.get("/"), refuse), KINDS, ["user"])

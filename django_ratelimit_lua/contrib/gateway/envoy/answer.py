@@ -24,7 +24,7 @@ from ....rules.rule import Rule
 from ....rules.ruleset import Ruleset
 from ....rules.template import LimitTemplate
 from ....web.headers import limit_headers
-from ....web.overrides import Sender, override_kinds, override_subjects
+from ....web.overrides import RequestSubjects, override_kinds, override_subjects
 from ....web.plan import Party, Planner, is_never_banned
 from ....web.responses import brief_refusal
 from ..descriptors import check_rule, rule_for
@@ -89,7 +89,7 @@ class _Planner(Planner):
         kinds = override_kinds(ruleset, charges, True)
         if not kinds:
             return Party(charges, (), self.is_hit, (result,))
-        sender = Sender(result.request, partial(getattr, result.request, "user", None))
+        sender = RequestSubjects(result.request, partial(getattr, result.request, "user", None))
         subjects = override_subjects(sender, ruleset, kinds, charges)
         return Party(charges, subjects, self.is_hit, (result,))
 
