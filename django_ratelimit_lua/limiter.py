@@ -7,7 +7,6 @@ import inspect
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, TypeVar, Unpack, cast, overload
@@ -497,18 +496,26 @@ class RateLimiter:
         return cast(F, limited)
 
 
-@dataclass(eq=False)
 class Slot:
     """A context manager and decorator: see `RateLimiter.slot`."""
 
-    _limiter: RateLimiter
-    _identity: Identity
-    _key: Callable[..., Identity] | None
-    _cost: int
-    _timeout: float | None
-    _what: str
-    _in_use: threading.Lock = field(default_factory=threading.Lock)
-    _held: Held | None = None
+    def __init__(
+        self,
+        limiter: RateLimiter,
+        identity: Identity,
+        key: Callable[..., Identity] | None,
+        cost: int,
+        timeout: float | None,
+        what: str,
+    ) -> None:
+        self._limiter = limiter
+        self._identity = identity
+        self._key = key
+        self._cost = cost
+        self._timeout = timeout
+        self._what = what
+        self._in_use = threading.Lock()
+        self._held: Held | None = None
 
     def _seeking(self) -> Seeking:
         if not self._in_use.acquire(blocking=False):

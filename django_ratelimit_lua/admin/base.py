@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from ..models.audit import acting
 from ..models.override import within
 from ..publishing import triggers
-from ..rules.rule import UNWRITABLE
+from ..rules.rule import is_unwritable
 
 View = Callable[..., HttpResponse]
 UNSTORABLE = (OverflowError, DataError)
@@ -68,7 +68,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> HttpResponse:
         texts = [text for _name, values in request.GET.lists() for text in values]
         unfiltered = f"{request.path}?e=1"  # Django's answer to a filter that it cannot apply.
-        if any(map(UNWRITABLE.search, texts)):
+        if any(map(is_unwritable, texts)):
             return HttpResponseRedirect(unfiltered)
         try:
             return super().changelist_view(request, extra_context)

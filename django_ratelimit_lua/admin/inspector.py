@@ -314,7 +314,7 @@ def limit_rows(request: HttpRequest, found: Explanation) -> list[Context]:
     rows = []
     for limit in found.met:
         history = filter(None, (extension.history(limit) for extension in extensions))
-        row = {"limit": limit, "verdict": _verdict(limit), "history": " ".join(history)}
+        row: Context = {"limit": limit, "verdict": _verdict(limit), "history": " ".join(history)}
         block = _block(limit)
         if block is not None:
             row |= {"verdict": "blocked", "reason": block_words(block), "block": block}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
 
 from django.conf import settings
@@ -39,8 +38,6 @@ T = TypeVar("T")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MIN_SLOT_SECONDS = 0.5
-_LONE = re.compile("[\ud800-\udfff]")
-"""Half a character, which UTF-8 has no bytes for."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")
 """As RFC 6750 has them; no shorter ones, which could be guessed."""
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
@@ -127,7 +124,7 @@ def _secrets(value: object) -> tuple[str | bytes, ...]:
     if not isinstance(value, (list, tuple)) or not value:
         value = [value]
     for secret in value:
-        is_encodable = not isinstance(secret, str) or not _LONE.search(secret)
+        is_encodable = not isinstance(secret, str) or not re.search("[\ud800-\udfff]", secret)
         if not secret or not isinstance(secret, (str, bytes)) or not is_encodable:
             raise ValueError("must be text or bytes, or a list of these, the current one first")
     return tuple(value)
@@ -233,7 +230,6 @@ def _never_ban(value: object) -> tuple[Network, ...]:
     return _networks(value, "must be a list of networks, such as ['192.0.2.0/24']")
 
 
-@dataclass(eq=False)
 class Setting(Generic[T]):
     """Describe one setting: its default, the check that reads it, and its documentation.
 
@@ -245,11 +241,20 @@ class Setting(Generic[T]):
     - `is_secret`: no error contains the value.
     """
 
-    default: object
-    check: Check[T]
-    doc: str
-    shown: str = field(default="", kw_only=True)
-    is_secret: bool = field(default=False, kw_only=True)
+    def __init__(
+        self,
+        default: object,
+        check: Check[T],
+        doc: str,
+        *,
+        shown: str = "",
+        is_secret: bool = False,
+    ) -> None:
+        self.default = default
+        self.check = check
+        self.doc = doc
+        self.shown = shown
+        self.is_secret = is_secret
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -42,8 +42,7 @@ _Key = tuple[
 """What was asked: prefix, revision, options, subjects and charges."""
 
 
-@dataclass(slots=True)
-class CachedDenial:
+class CachedDenial(NamedTuple):
     """A cached refusal, the moments of its request and reply, and its end.
 
     Redis decided between these two moments. The refusal ends as if it had been decided at the

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..conf import conf
 from ..conf.changes import on_change
@@ -37,8 +37,7 @@ MAX_SPLITS = 100
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessShare:
+class ProcessShare(NamedTuple):
     """This process's part of a whole in `of` equal parts: the one after `before` others.
 
     >>> [ProcessShare(n, 3).units(100) for n in range(3)]
@@ -105,8 +104,7 @@ _Beat = Sequence[tuple[Register, bool]]
 """The registers that a heartbeat is for, and whether this process stays in each."""
 
 
-@dataclass(frozen=True, slots=True)
-class SplitPart:
+class SplitPart(NamedTuple):
     """A process's part of a split limit: `units` of `limit`."""
 
     name: str
@@ -114,8 +112,7 @@ class SplitPart:
     limit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """A process, as its last heartbeat described it.
 
     - `since`: the start of the process, in seconds since 1970.

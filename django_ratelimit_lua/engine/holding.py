@@ -54,7 +54,7 @@ class Held:
                 decided.slot,
                 shown(decided.planned.identity),
                 printable(what),
-                outcome.decision.source == "fallback",
+                is_local=outcome.decision.source == "fallback",
             )
             for decided in outcome.held
         ]

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 from ..conf.changes import on_change
@@ -54,7 +53,6 @@ EVERYTHING = 2**63
 _Key = tuple[bytes, bytes, Limit, object, tuple[Subject, ...]]
 
 
-@dataclass(slots=True, eq=False)
 class Batch:
     """A batch of leased units.
 
@@ -66,10 +64,11 @@ class Batch:
             the limit's state is ahead.
     """
 
-    units: int
-    until: float
-    moment: int
-    taken_at: int
+    def __init__(self, units: int, until: float, moment: int, taken_at: int) -> None:
+        self.units = units
+        self.until = until
+        self.moment = moment
+        self.taken_at = taken_at
 
 
 class Lease:
@@ -351,7 +350,6 @@ class Leases:
 leases = Leases()
 
 
-@dataclass(slots=True)
 class LocalPart:
     """The part of a call that is decided in this process.
 
@@ -359,11 +357,11 @@ class LocalPart:
     - `taken`: the units taken, each number with the function that gives units back.
     """
 
-    states: dict[int, LimitState] = field(default_factory=dict)
-    moments: dict[bytes, int] = field(default_factory=dict)
-    taken: list[tuple[int, Callable[[int], object]]] = field(default_factory=list)
-    """Units, and the function that gives a number of them back."""
-    source: Source = "split"
+    def __init__(self) -> None:
+        self.states: dict[int, LimitState] = {}
+        self.moments: dict[bytes, int] = {}
+        self.taken: list[tuple[int, Callable[[int], object]]] = []
+        self.source: Source = "split"
 
     def at_most(self, call: Call, charge: Charge) -> Charge:
         """Reduce the cost of a partial hit to the units that were granted here."""

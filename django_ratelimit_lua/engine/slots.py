@@ -27,13 +27,12 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, NamedTuple
 
 from ..conf import conf
 from ..exceptions import StoreError
-from ..identity.names import Name
+from ..identity.names import Part
 from ..limits.algorithms.concurrency import lasts_us
 from ..limits.call import Charge
 from ..limits.program import Program, source
@@ -71,7 +70,6 @@ Key = tuple[bytes, bytes, bytes]
 _signals = Errand()
 
 
-@dataclass(slots=True, eq=False)
 class HeldSlot:
     """The slots of one call under one limit.
 
@@ -86,17 +84,27 @@ class HeldSlot:
     - `is_lost`: the slot has ended while it was held.
     """
 
-    prefix: bytes
-    charge: Charge
-    slot: bytes
-    identity: Name = field(default_factory=list)
-    what: str = ""
-    is_local: bool = False
-    since: float = field(default_factory=time.time)
-    held_at: float = field(default_factory=time.monotonic)
-    renewed_at: float = field(default_factory=time.monotonic)
-    is_late: bool = False
-    is_lost: bool = False
+    def __init__(
+        self,
+        prefix: bytes,
+        charge: Charge,
+        slot: bytes,
+        identity: Sequence[Part] = (),
+        what: str = "",
+        *,
+        is_local: bool = False,
+    ) -> None:
+        self.prefix = prefix
+        self.charge = charge
+        self.slot = slot
+        self.identity = identity
+        self.what = what
+        self.is_local = is_local
+        self.since = time.time()
+        self.held_at = time.monotonic()
+        self.renewed_at = self.held_at
+        self.is_late = False
+        self.is_lost = False
 
     @property
     def may_be_gone(self) -> bool:

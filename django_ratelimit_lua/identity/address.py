@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import logging
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from django.http import HttpRequest
 
@@ -26,8 +26,7 @@ _UNTRUSTED = (
 _unheard = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
-class ClientAddress:
+class ClientAddress(NamedTuple):
     """The address that a request counts for.
 
     - `network`: the masked address as text; None without an address (a Unix socket), `UNKNOWN` if

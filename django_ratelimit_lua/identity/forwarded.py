@@ -28,10 +28,8 @@ MAX_ADDRESS_LENGTH = 128
 _TOKEN = r"[!#$%&'*+.^`|~\w-]++"
 _VALUE = r'(?:"(?:[^"\\]|\\.)*+"|[^\s,;"]*+)'
 _PAIR = rf"{_TOKEN}={_VALUE}"
-_LAST_ELEMENT = re.compile(
-    rf"(?:^|,)[ \t]*+((?:{_PAIR})(?:[ \t]*+;[ \t]*+(?:{_PAIR})?)*+)[ \t]*+$", re.ASCII
-)
-_FOR = re.compile(rf"(?:^|;)[ \t]*+for=({_VALUE})", re.ASCII | re.IGNORECASE)
+_LAST_ELEMENT = rf"(?:^|,)[ \t]*+((?:{_PAIR})(?:[ \t]*+;[ \t]*+(?:{_PAIR})?)*+)[ \t]*+$"
+_FOR = rf"(?:^|;)[ \t]*+for=({_VALUE})"
 
 
 def parse_address(text: str) -> Address | None:
@@ -130,8 +128,8 @@ def entries(header: str, kind: str) -> Iterator[str]:
             header, comma, entry = header.rpartition(",")
             yield entry.strip()
         else:
-            element = _LAST_ELEMENT.search(header)
-            match = element and _FOR.search(element.group(1))
+            element = re.search(_LAST_ELEMENT, header, re.ASCII)
+            match = element and re.search(_FOR, element.group(1), re.ASCII | re.IGNORECASE)
             if element is None or match is None:
                 yield ""
                 return

@@ -14,7 +14,7 @@ from typing import Any
 from django.urls import ResolverMatch
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class RequestState:
     """The data of one request, from the middleware to the end of its view.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from struct import Struct
@@ -52,8 +51,7 @@ def ban_lengths(value: Any) -> str:
     return ",".join(map(duration, entries))
 
 
-@dataclass(frozen=True, slots=True)
-class BanTerms:
+class BanTerms(NamedTuple):
     """When and for how long a limit bans. Times are microseconds.
 
     - `key_part`: the end of the keys of its bans;

@@ -23,7 +23,7 @@ _MAX_NAME_LENGTH = 500
 _PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False, eq=False)
 class Limit:
     """A rate with a name, and the algorithm that enforces it.
 
@@ -59,20 +59,20 @@ class Limit:
     ban_for: str | None
     ban_on: BanOn
     ban_key: str | None
-    key_part: bytes = field(repr=False, compare=False)
-    packed: bytes = field(repr=False, compare=False)
+    key_part: bytes = field(repr=False)
+    packed: bytes = field(repr=False)
     """Its numbers as arguments of the Lua program; empty if they follow the calendar, see
     `packed_at`.
     """
-    max_wait_us: int = field(repr=False, compare=False)
-    wants_more: bool = field(repr=False, compare=False)
-    is_hot: bool = field(repr=False, compare=False)
+    max_wait_us: int = field(repr=False)
+    wants_more: bool = field(repr=False)
+    is_hot: bool = field(repr=False)
     """Whether it is decided in this process, as far as may be."""
     ban: BanTerms | None = field(repr=False)
     """By what it bans; None: it does not."""
-    text: str = field(repr=False, compare=False)
+    text: str = field(repr=False)
     """All that is compared, as one text, which is hashed once."""
-    holds: bool = field(repr=False, compare=False)
+    holds: bool = field(repr=False)
     """Whether what a hit takes are slots, which are held until they are released."""
 
     def __init__(
@@ -128,6 +128,9 @@ class Limit:
 
     def _set_text(self) -> None:
         object.__setattr__(self, "text", repr((self, self.ban)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Limit) and self.text == other.text
 
     def __hash__(self) -> int:
         return hash(self.text)

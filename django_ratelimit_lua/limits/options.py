@@ -4,10 +4,10 @@ Call sites, rules, the admin and the documentation use it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypedDict, get_args
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
 from . import algorithms, calendar
 from .ban import MAX_OFFENCES, BanOn, ban_lengths
@@ -74,8 +74,7 @@ def _time_zone(value: str) -> str:
 _NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One row of the table: an option's default, the check that reads it, its label and its help.
 
     - `check`: returns the value as the package uses it, or raises `ValueError` with the valid
@@ -92,7 +91,7 @@ class Option:
     label: str
     help: str
     default: object = None
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = MappingProxyType({})
     words: str = ""
     singular: str = ""
     excludes: Sequence[str] = ()

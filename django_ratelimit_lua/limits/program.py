@@ -6,7 +6,7 @@ It is assembled from the `.lua` files in `limits/` and in `limits/algorithms/`.
 from __future__ import annotations
 
 import hashlib
-from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
 from .algorithms import ALGORITHMS
@@ -27,11 +27,12 @@ class Program(NamedTuple):
 
 def source(name: str) -> str:
     """Return the text of a `.lua` file, given its path without the ending: "engine/heartbeat"."""
-    return files("django_ratelimit_lua").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return Path(__file__).parents[1].joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
 def _assembled() -> Program:
     branches = []
+    parts = {part: source(f"limits/{part}") for part in ("cost", "state", "verdict")}
     for lua in dict.fromkeys(algorithm.lua_name for algorithm in ALGORITHMS.values()):
         names = [
             f"name == '{name}'"
@@ -39,8 +40,8 @@ def _assembled() -> Program:
             if algorithm.lua_name == lua
         ]
         text = source(f"limits/algorithms/{lua}")
-        for part in ("cost", "state", "verdict"):
-            text = text.replace(f"-- {part}\n", source(f"limits/{part}"))
+        for part, lua_code in parts.items():
+            text = text.replace(f"-- {part}\n", lua_code)
         branches.append(f"if {' or '.join(names)} then\n{text}")
     text = source("limits/program").replace("-- algorithms\n", "else".join(branches))
     return Program.of(text.replace("-- bans\n", source("limits/ban")))

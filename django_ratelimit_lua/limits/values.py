@@ -7,19 +7,18 @@ caller adds the invalid value and its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Check = Callable[[object], T]
 
 
-@dataclass(frozen=True, slots=True)
 class Choice(Generic[T]):
     """Check that a value is one of a few values."""
 
-    values: Sequence[T]
-    right: str = "must be one of"
+    def __init__(self, values: Sequence[T], right: str = "must be one of") -> None:
+        self.values = values
+        self.right = right
 
     def __call__(self, value: object) -> T:
         for right in self.values:
@@ -28,17 +27,23 @@ class Choice(Generic[T]):
         raise ValueError(f"{self.right}: {', '.join(map(str, self.values))}")
 
 
-@dataclass(frozen=True, slots=True)
 class Whole:
     """Check for a whole number from `least` to `most`.
 
     The error contains `what` the number counts, and a `note`.
     """
 
-    least: int = 0
-    most: int | None = None
-    what: str = "whole number"
-    note: str = ""
+    def __init__(
+        self,
+        least: int = 0,
+        most: int | None = None,
+        what: str = "whole number",
+        note: str = "",
+    ) -> None:
+        self.least = least
+        self.most = most
+        self.what = what
+        self.note = note
 
     def __call__(self, value: object) -> int:
         if (
@@ -54,15 +59,23 @@ class Whole:
         return int(value)
 
 
-@dataclass(frozen=True, slots=True)
 class Number:
     """Check for a number from `least` (or, with `is_above_0`, above 0) to `most`."""
 
-    most: float
-    what: str = "number"
-    note: str = ""
-    is_above_0: bool = False
-    least: float = 0
+    def __init__(
+        self,
+        most: float,
+        what: str = "number",
+        note: str = "",
+        *,
+        is_above_0: bool = False,
+        least: float = 0,
+    ) -> None:
+        self.most = most
+        self.what = what
+        self.note = note
+        self.is_above_0 = is_above_0
+        self.least = least
 
     def __call__(self, value: object) -> float:
         if (

@@ -17,7 +17,7 @@ from ..limits import algorithms
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 from ..limits.values import Number, Whole
-from ..rules.rule import UNWRITABLE
+from ..rules.rule import is_unwritable
 from ..rules.template import as_rates
 
 MAX_ENTRIES = Rate.MAX_UNITS
@@ -98,7 +98,7 @@ class RateFields(models.Model):
             value = getattr(self, field.attname)
             if field.name in (exclude or ()) or not isinstance(value, str):
                 continue
-            if UNWRITABLE.search(value):
+            if is_unwritable(value):
                 problems[field.name] = [_("Enter text without control characters.")]
             elif field.name in _TRIMMED and (value != value.strip() or not value.isprintable()):
                 text = _(

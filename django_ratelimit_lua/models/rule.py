@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ..extension import FIELDS_OF_ANNEXES, PLACES, rule_fields
 from ..limits.options import OPTIONS
 from ..rules.describe import reading
-from ..rules.rule import AUDIENCES, FIELDS, MODES, UNWRITABLE, Rule, RuleError, compile_rule
+from ..rules.rule import AUDIENCES, FIELDS, MODES, Rule, RuleError, compile_rule, is_unwritable
 from .audit import BATCH, AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .rate_fields import RatesFields, column, named, problem_text
@@ -32,7 +32,7 @@ class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
         The result is empty for a name that no database could store, because some databases raise an
         error for such a query.
         """
-        if UNWRITABLE.search(name):
+        if is_unwritable(name):
             return self.none()
         return self.filter(name=name)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..conf import conf
 from ..engine.bans import clock_of_bans, details_key
@@ -154,5 +154,5 @@ def _unban(active: ActiveBan) -> PlannedCharge:
     limit = active.known or Limit("lifted", "1/s", ban_after=1, ban_for="3650d")
     assert limit.ban is not None
     part = active.key.partition(b"}:")[2]
-    limit = limit.with_ban(replace(limit.ban, key_part=part))
+    limit = limit.with_ban(limit.ban._replace(key_part=part))
     return PlannedCharge(Charge(limit, active.identity.encode()), active.limit)

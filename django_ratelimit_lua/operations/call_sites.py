@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..limits.rate import Rate
 from ..models import RateLimitRule
@@ -44,8 +44,7 @@ def rule_words(rule: RateLimitRule) -> str:
     return reading(declared)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitInCode:
+class LimitInCode(NamedTuple):
     """A name under which the code has limits.
 
     - `sites`: its call sites;

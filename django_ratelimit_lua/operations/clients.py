@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 from ..conf import conf
 from ..engine.decide import Outcome, PlannedCharge, answered, build_call, decide, now_us
@@ -47,8 +47,7 @@ _PREFIX = re.compile(r"[0-9a-f]{8,32}")
 """The part of a digest that a search needs. A reference contains 8 digits."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedClient:
+class ExplainedClient(NamedTuple):
     """What is known of one client.
 
     - `digest`: of the identity that limits count; `name`: its parts, as far as they are recorded
@@ -93,7 +92,7 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     planner = _ClientPlanner(digest.encode(), listed)
     outcome = decide(planner)
     met = [
-        replace(explained, reading=known.reading)
+        explained._replace(reading=known.reading)
         for explained, (known, _limit) in zip(
             explained_limits(planner, outcome), listed, strict=False
         )
@@ -258,8 +257,7 @@ def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
     return "client_digest", digest
 
 
-@dataclass(frozen=True, slots=True)
-class FoundClient:
+class FoundClient(NamedTuple):
     """A client that a search has found.
 
     - `digest`: the digest that a limit counts;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -46,8 +46,7 @@ from .history_names import record_change
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedLimit:
+class ExplainedLimit(NamedTuple):
     """A limit that applies to a request.
 
     - `name`: its name;

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from textwrap import shorten
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from django.core.exceptions import ValidationError
 from django.db import router
@@ -54,8 +53,7 @@ def export() -> str:
     return dump(items)
 
 
-@dataclass(frozen=True, slots=True)
-class RuleChange:
+class RuleChange(NamedTuple):
     """A change of a rule, or of a row of an optional app: its declarations before and after.
 
     None stands for no rule or row.
@@ -68,7 +66,7 @@ class RuleChange:
     before: Declared | None
     after: Declared | None
     word: str = RULE
-    built: Built | None = field(default=None, compare=False, repr=False)
+    built: Built | None = None
 
     @property
     def label(self) -> str:
@@ -240,7 +238,7 @@ def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleC
         if word != RULE and not items:
             continue  # A text without any items of an optional app is of rules alone.
         before = read()
-        changes += [replace(item, before=before.get(name)) for name, item in items.items()]
+        changes += [item._replace(before=before.get(name)) for name, item in items.items()]
         if not merge:
             absent = [name for name in before if name not in items]
             changes += [RuleChange(name, before[name], None, word) for name in absent]

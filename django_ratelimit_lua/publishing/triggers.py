@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import partial
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
-from django.db.migrations.loader import MigrationLoader
 
 from ..extension import extensions
 from ..models import RateLimitRevision
@@ -205,6 +204,8 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 
     The result is empty if all are migrated, or if the database is unavailable.
     """
+    from django.db.migrations.loader import MigrationLoader  # Used for reports only.
+
     try:
         loader = MigrationLoader(connections[primary()])
     except Exception:

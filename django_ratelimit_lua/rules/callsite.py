@@ -22,7 +22,7 @@ from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
 from .describe import key_label, rate_words
 from .methods import methods_label, parse_methods
-from .rule import UNWRITABLE, Rule
+from .rule import Rule, is_unwritable
 from .template import CostLike, LimitTemplate
 
 _ARGUMENTS = (
@@ -138,7 +138,7 @@ class KnownCallSites:
             raise LimitError(
                 f"durable=True on {name!r} needs the app statistics. {install('statistics')}"
             )
-        if len(name) > self.MAX_LENGTH or UNWRITABLE.search(name):
+        if len(name) > self.MAX_LENGTH or is_unwritable(name):
             right = f"use a name of at most {self.MAX_LENGTH} characters that a database can store"
             raise LimitError(f"The statistics of {name!r} cannot be durable: {right}")
         if len(self.durable) < self.MAX_ENTRIES:

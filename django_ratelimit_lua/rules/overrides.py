@@ -15,9 +15,8 @@ import json
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..identity import Identity, digest
 from ..identity.forwarded import Address
@@ -39,8 +38,7 @@ DIGEST = "digest"
 _NETWORK = re.compile(r"ip([46])/([0-9]{1,3})")
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
+class Override(NamedTuple):
     """An override for one subject.
 
     - `pk`: the id of its row;
@@ -140,8 +138,7 @@ def strength(kind: str) -> int:
     return {USER: 130, DIGEST: 131}.get(kind, 129)
 
 
-@dataclass(frozen=True, slots=True)
-class SubjectRef:
+class SubjectRef(NamedTuple):
     """A subject that a request matches."""
 
     kind: str
@@ -161,8 +158,7 @@ def network_digest(address: Address, kind: str, secret: str | bytes) -> bytes | 
     return digest(identity, secret)
 
 
-@dataclass(frozen=True, slots=True)
-class KnownOverrides:
+class KnownOverrides(NamedTuple):
     """The overrides of a request's subjects, as they were known at one moment.
 
     - `records`: each subject, with the tag of its record and its overrides.

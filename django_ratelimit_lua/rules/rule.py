@@ -60,9 +60,7 @@ MODES = ("enforce", "shadow", "off")
 MAX_PATTERN_LENGTH = 1000
 MAX_PATTERNS = 50
 MAX_RATES = 10
-UNWRITABLE = re.compile("[\x00\ud800-\udfff]")
-"""What no database takes."""
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_CONTROL = "[\x00-\x1f\x7f-\x9f\u2028\u2029]"
 """What breaks a line, or cannot be seen."""
 _PATH = re.compile(r"(/|\*\*|\*/)[^?#]*")
 EVERYONE = "everyone"
@@ -78,6 +76,15 @@ Outcome = Callable[[HttpRequest, Any], object]
 """Called with the request and its response, or the exception that was raised instead of one; may be
 `async`.
 """
+
+
+def is_unwritable(text: str) -> bool:
+    """Return whether no database takes a text: it has a NUL or a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return "\0" in text
 
 
 class RuleError(ImproperlyConfigured):
@@ -117,7 +124,7 @@ class RuleError(ImproperlyConfigured):
         return first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rule:
     """When a limit applies, and its effect. A call site is a rule without a name.
 
@@ -142,7 +149,7 @@ class Rule:
     group: str | None = None
     methods: frozenset[str] | None = None
     audience: tuple[str, ...] = (EVERYONE,)
-    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    extra: Mapping[str, Any] = field(default_factory=dict)
     is_elsewhere: bool = False
     mode: str = "enforce"
     order: int = 0
@@ -310,7 +317,6 @@ T = TypeVar("T")
 _Compile = Callable[[object, object], LimitTemplate]
 
 
-@dataclass(slots=True)
 class _Reader:
     """Reads one declaration, and collects its problems.
 
@@ -318,12 +324,13 @@ class _Reader:
     the declaration may not refer to code.
     """
 
-    given: Declared
-    where: str
-    plain: bool
-    strict: bool
-    left_out: list[str] = field(default_factory=list)
-    problems: list[RuleError] = field(default_factory=list)
+    def __init__(self, given: Declared, where: str, *, plain: bool, strict: bool) -> None:
+        self.given = given
+        self.where = where
+        self.plain = plain
+        self.strict = strict
+        self.left_out: list[str] = []
+        self.problems: list[RuleError] = []
 
     def read(self, word: str, function: Callable[..., T], *arguments: object) -> T | None:
         """Call a function. If it raises, record the problem of the field `word`.
@@ -402,7 +409,7 @@ class _Reader:
     def check_text(self, word: str, text: str) -> None:
         """Raise if the text of a field has characters that are invisible or cannot be stored."""
         has_lines = word in ("description", "message")
-        if UNWRITABLE.search(text) or (not has_lines and _CONTROL.search(text)):
+        if is_unwritable(text) or (not has_lines and re.search(_CONTROL, text)):
             raise LimitError(
                 f"{word} is {text!r}: must be text in one line, without control characters"
             )
@@ -663,4 +670,4 @@ def compile_rule(
         if meant:
             text += f"; did you mean {', '.join(meant)}?"
         raise RuleError(where, "name", text)
-    return _Reader(given, where, plain, strict).rule(name)
+    return _Reader(given, where, plain=plain, strict=strict).rule(name)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from types import CellType
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.urls import URLPattern, URLResolver, get_resolver
@@ -66,8 +65,7 @@ def url_patterns(
             yield from url_patterns(pattern, inner, seen | {id(pattern)})
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(NamedTuple):
     """The limits of one view that are decided in one call.
 
     - `checker`: the function that checks them;
@@ -91,8 +89,7 @@ class Stack:
         return any(rule.block for rule in self.rules)
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """The mark of an optional app's decorator on a view, for `Extension.inspect`.
 
     - `checker`: the function that the decorator made;
@@ -132,8 +129,7 @@ def stack_of(function: object) -> Stack | None:
     return next(own, None)
 
 
-@dataclass(frozen=True, slots=True)
-class OnView:
+class OnView(NamedTuple):
     """The limits and marks of a view, outermost first.
 
     - `class_view`: the object with the attributes that `as_view()` sets; None if there is no class;
@@ -288,8 +284,8 @@ def _on_method(inside: Sequence[Any], cls: type, name: str) -> Placed:
     found: Placed = {}
     for layer in inside:
         for key, placed in _placed(layer).items():
-            each = replace(placed, method=name)
+            each = placed._replace(method=name)
             if isinstance(each, Stack) and each.group.startswith(TRIAL):
-                each = replace(each, group=f"{cls.__module__}.{cls.__qualname__}.{layer.__name__}")
+                each = each._replace(group=f"{cls.__module__}.{cls.__qualname__}.{layer.__name__}")
             found.setdefault(key, each)
     return found

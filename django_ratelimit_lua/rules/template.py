@@ -101,7 +101,7 @@ def tier_key(name: str) -> Key | None:
     return keys[key]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class LimitTemplate:
     """The declared rates, options and key of a limit.
 
@@ -132,18 +132,18 @@ class LimitTemplate:
     label: str = ""
     tiers: tuple[tuple[str, LimitTemplate], ...] = ()
     counted: tuple[tuple[tuple[int, str], str], ...] = ()
-    ban_key: Key | None = field(init=False, repr=False, compare=False)
-    tier_keys: tuple[Key, ...] = field(init=False, repr=False, compare=False)
-    has_group_tiers: bool = field(init=False, repr=False, compare=False)
-    _limits: dict[object, Limit] = field(default_factory=dict, repr=False, compare=False)
-    _in_place: dict[object, LimitTemplate] = field(default_factory=dict, repr=False, compare=False)
+    ban_key: Key | None = field(init=False, repr=False)
+    tier_keys: tuple[Key, ...] = field(init=False, repr=False)
+    has_group_tiers: bool = field(init=False, repr=False)
+    _limits: dict[object, Limit] = field(default_factory=dict, repr=False)
+    _in_place: dict[object, LimitTemplate] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         given = self.options.get("ban_key") or None
-        object.__setattr__(self, "ban_key", given and ban_key(given))
+        self.ban_key = given and ban_key(given)
         keys = dict.fromkeys([tier_key(name) for name, _ in self.tiers])
-        object.__setattr__(self, "tier_keys", tuple([key for key in keys if key is not None]))
-        object.__setattr__(self, "has_group_tiers", None in keys)
+        self.tier_keys = tuple([key for key in keys if key is not None])
+        self.has_group_tiers = None in keys
 
     @classmethod
     def compiled(

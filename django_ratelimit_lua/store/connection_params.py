@@ -7,7 +7,7 @@ their own deadline, and a cache that uses up its pool takes no connection from t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from django.core.cache import InvalidCacheBackendError, caches
 from django.core.exceptions import ImproperlyConfigured
@@ -55,8 +55,7 @@ OPTIONS = {
 """The options of an alias's connections that are used."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionParams:
+class ConnectionParams(NamedTuple):
     """How to connect to the server of an alias, to one node of its cluster, or to a Sentinel.
 
     - `options`: the arguments for the connection class;
@@ -66,11 +65,14 @@ class ConnectionParams:
 
     name: str
     connection_class: redis_py.ConnectionClass
-    options: redis_py.Options = field(repr=False)
+    options: redis_py.Options
     max_connections: int = 1
     nodes: tuple[Address, ...] = ()
     service: str = ""
     sentinels: tuple[ConnectionParams, ...] = ()
+
+    def __repr__(self) -> str:  # The options contain the password.
+        return f"ConnectionParams({self.name!r})"
 
     @classmethod
     def of(cls, name: str) -> ConnectionParams:
@@ -90,8 +92,7 @@ class ConnectionParams:
         nodes: tuple[Address, ...] = ()
         if isinstance(client.connection_factory, ClusterConnectionFactory):
             nodes = tuple(address_of(pool) for pool in pools)
-        return replace(
-            cls._of_pool(name, pools[0]),
+        return cls._of_pool(name, pools[0])._replace(
             max_connections=min(pools[0].max_connections, MAX_CONNECTIONS),
             nodes=nodes,
             service=service,
@@ -112,7 +113,7 @@ class ConnectionParams:
 
     def at(self, address: Address) -> ConnectionParams:
         """Return these parameters for another server: a node of the cluster, or the master."""
-        return replace(self, options={**self.options, "host": address[0], "port": address[1]})
+        return self._replace(options={**self.options, "host": address[0], "port": address[1]})
 
     @property
     def database(self) -> int:

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from django.conf import settings
-from django.conf.urls.i18n import is_language_prefix_patterns_used
 from django.http import HttpRequest
-from django.middleware.locale import LocaleMiddleware
 from django.utils import translation
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
@@ -101,7 +99,7 @@ def details_of(error: Exception) -> ErrorDetails | None:
     return next((details for details in found if details is not None), None)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Refusal(ErrorDetails):
     """The content of the response to a decision that refuses.
 
@@ -302,6 +300,8 @@ def language_of(request: HttpRequest) -> Iterator[None]:
     if is_known or not _chooses_language(tuple(settings.MIDDLEWARE)):
         yield
         return
+    from django.conf.urls.i18n import is_language_prefix_patterns_used
+
     by_path = is_language_prefix_patterns_used(settings.ROOT_URLCONF)[0]
     with translation.override(translation.get_language_from_request(request, check_path=by_path)):
         yield
@@ -309,5 +309,7 @@ def language_of(request: HttpRequest) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _chooses_language(middleware: tuple[str, ...]) -> bool:
+    from django.middleware.locale import LocaleMiddleware  # Many sites have one language.
+
     classes: list[object] = [import_string(path) for path in middleware]
     return any(isinstance(cls, type) and issubclass(cls, LocaleMiddleware) for cls in classes)

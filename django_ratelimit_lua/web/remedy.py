@@ -5,7 +5,6 @@ It is the command that switches the rule off.
 
 from __future__ import annotations
 
-import shlex
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -63,6 +62,8 @@ def _rule_of(request: HttpRequest, decision: Decision) -> Rule | None:
 def _words(rule: Rule) -> str:
     if rule.pk is None:
         return _("The rule “%(rule)s” of RATELIMIT_RULES refuses you.") % {"rule": rule.name}
+    import shlex  # Few refusals are on the admin's own pages.
+
     command = f"python manage.py ratelimit rules mode {shlex.quote(rule.name)} off"
     return _("The rule “%(rule)s” refuses you. This switches it off: %(command)s") % {
         "rule": rule.name,

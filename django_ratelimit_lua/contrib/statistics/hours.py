@@ -20,7 +20,7 @@ from ...models import RateLimitRule
 from ...process.tasks import Task
 from ...publishing.cleanup import sweep
 from ...publishing.publish import primary
-from ...rules.rule import UNWRITABLE
+from ...rules.rule import is_unwritable
 from ...rules.ruleset import settings_rules
 from ...store import get_store, rules_key, take_turn
 from . import results
@@ -64,7 +64,7 @@ def names_to_keep(using: str) -> dict[str, int]:
     return {
         name: until
         for name, until in names.items()
-        if len(name) <= MAX_NAME_LENGTH and not UNWRITABLE.search(name)
+        if len(name) <= MAX_NAME_LENGTH and not is_unwritable(name)
     }
 
 
@@ -128,7 +128,7 @@ def kept_series(name: str, span: Span) -> list[Point]:
     # The hours of UTC, in which a span need not begin if a clock is half an hour off.
     begin = span.start - span.start % HOUR
     by_hour: dict[int, Counts] = {}
-    if not UNWRITABLE.search(name):
+    if not is_unwritable(name):
         rows = RateLimitHour.objects.using(primary()).filter(name=name)
         for row in rows.filter(moment__gte=begin, moment__lt=span.end):
             by_hour[row.moment] = Counter(

@@ -36,7 +36,7 @@ from ...operations.plot import sparkline
 from ...publishing.publish import primary
 from ...rules.callsite import known_call_sites
 from ...rules.describe import period_words, reading
-from ...rules.rule import UNWRITABLE, Rule, RuleError
+from ...rules.rule import Rule, RuleError, is_unwritable
 from ...rules.ruleset import settings_rules
 from . import reading as stats
 from .attempts import higher_limits
@@ -568,7 +568,7 @@ def _other_limits(what: NamedLimit, span: Span) -> list[str]:
     changes = RateLimitChange.objects.using(primary()).filter(
         kind=RateLimitChange.Kind.RULE, at__gte=start, at__lt=end
     )
-    if UNWRITABLE.search(what.name):
+    if is_unwritable(what.name):
         changes = changes.none()
     changes = changes.filter(name=what.name)
     if not _in_code(what.name).limits:  # Before the rule was created, there was no limit.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,7 +93,7 @@ def test_the_most_specific_override_applies() -> None:
     newer = Override(9, None, "block")
     assert known(user=[block, newer]).strongest_for(None, NOW) is newer
     assert known(user=[]).strongest_for(7, NOW) is None
-    assert known(user=[replace(block, kind="exact:get:q")]).strongest_for(7, NOW) is None
+    assert known(user=[block._replace(kind="exact:get:q")]).strongest_for(7, NOW) is None
 
 
 def test_an_override_applies_from_its_start_to_its_end() -> None:
