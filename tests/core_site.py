@@ -126,6 +126,7 @@ def main(location: str, prefix: str) -> None:
                 "threads": [thread.name for thread in threading.enumerate()],
                 "keys": keys,
                 "verbs": list(verbs),
+                "modules after setup": after_setup,
                 "modules": sorted({*after_setup, *sys.modules}),
             }
         )

@@ -4,19 +4,15 @@ This package shows the results of operations, and saves models. It imports `oper
 packages. It does not decide anything about a request itself.
 """
 
+from typing import Any
+
 from django.contrib import admin
+from django.utils.functional import LazyObject
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
-from .bans import BanPage
-from .clients import ClientPage
-from .history import ChangeAdmin
-from .inspector import InspectorPage
-from .overrides import OverrideAdmin
 from .pages import register_page
-from .processes import ProcessPage
-from .rules import RuleAdmin
-from .slots import SlotPage
 
 __all__ = [
     "base",
@@ -29,11 +25,34 @@ __all__ = [
     "times",
 ]
 
-admin.site.register(RateLimitRule, RuleAdmin)
-admin.site.register(RateLimitOverride, OverrideAdmin)
-admin.site.register(RateLimitChange, ChangeAdmin)
-register_page("Inspector", _("Inspector"), InspectorPage)
-register_page("Client", _("Clients"), ClientPage)
-register_page("Bans", _("Bans"), BanPage)
-register_page("Slots", _("Slots"), SlotPage)
-register_page("Processes", _("Processes"), ProcessPage)
+
+class DeferredAdmin(LazyObject):  # type: ignore[type-arg]
+    """A model admin that is imported when it is first used: when the admin's URLs are resolved.
+
+    The pages and their operations are a third of the package, and a process starts without them.
+    """
+
+    _path = ""
+
+    def __init__(self, *args: object) -> None:
+        self.__dict__["_arguments"] = args
+        super().__init__()
+
+    def _setup(self) -> None:
+        admin_class = import_string(f"{__name__}.{self._path}")
+        self._wrapped = admin_class(*self.__dict__["_arguments"])
+
+
+def deferred(path: str) -> Any:
+    """Return a class that stands for the model admin at this path."""
+    return type("DeferredAdmin", (DeferredAdmin,), {"_path": path})
+
+
+admin.site.register(RateLimitRule, deferred("rules.RuleAdmin"))
+admin.site.register(RateLimitOverride, deferred("overrides.OverrideAdmin"))
+admin.site.register(RateLimitChange, deferred("history.ChangeAdmin"))
+register_page("Inspector", _("Inspector"), deferred("inspector.InspectorPage"))
+register_page("Client", _("Clients"), deferred("clients.ClientPage"))
+register_page("Bans", _("Bans"), deferred("bans.BanPage"))
+register_page("Slots", _("Slots"), deferred("slots.SlotPage"))
+register_page("Processes", _("Processes"), deferred("processes.ProcessPage"))

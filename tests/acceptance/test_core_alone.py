@@ -86,6 +86,22 @@ def test_the_core_imports_no_module_of_an_optional_app(site: Any) -> None:
     assert [name for name in site["modules"] if name.startswith(named)] == []
 
 
+def test_a_process_starts_without_the_pages_of_the_admin(site: Any) -> None:
+    """Nor does it import what they show, the commands, DRF's throttles and optional libraries: only
+    the admin's URLs and commands need them.
+    """
+    package = "django_ratelimit_lua"
+    rooms = [f"{package}.{room}" for room in ("operations", "management", "throttling", "testing")]
+    late = (*rooms, f"{package}.asgi", "django.middleware.locale", "http_sf", "yaml")
+    started = site["modules after setup"]
+    assert [name for name in started if name.startswith(late)] == []
+    assert [name for name in started if name.startswith(f"{package}.admin.")] == [
+        f"{package}.admin.base",
+        f"{package}.admin.pages",
+    ]
+    assert {f"{package}.admin.rules", f"{package}.operations.explain"} <= {*site["modules"]}
+
+
 @pytest.mark.parametrize("name", ["breakers", "gateway", "statistics"])
 def test_the_models_of_an_optional_app_need_the_app(name: str) -> None:
     """Otherwise they would be models of the core, without tables."""
