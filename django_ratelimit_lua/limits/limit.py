@@ -83,8 +83,6 @@ class Limit:
         counted_as: str = "",
         **options: Unpack[Options],
     ) -> None:
-        if not isinstance(name, str) or not name:
-            raise LimitError(f"A limit's name must be text, not {name!r}")
         name, key_name = _named(name)
         if counted_as:
             counted_as, key_name = _named(counted_as)
@@ -234,8 +232,10 @@ def _named(name: str) -> tuple[str, bytes]:
     """Return the name in decisions and caches, and its form in keys.
 
     A short name of plain characters is its own form in keys. The form of any other name is its
-    beginning and a digest.
+    beginning and a digest. Raises `LimitError` if the name is not text.
     """
+    if not isinstance(name, str) or not name:
+        raise LimitError(f"A limit's name must be text, not {name!r}")
     if len(name) > _MAX_NAME_LENGTH:
         name = shortened(name)
     if len(name) <= _MAX_ID_LENGTH and _PLAIN.fullmatch(name):

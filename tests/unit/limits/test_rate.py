@@ -178,8 +178,13 @@ def test_invalid_options_are_errors(options: dict[str, Any], message: str) -> No
 
 def test_a_limit_needs_a_name() -> None:
     """Its count is kept under it."""
-    with pytest.raises(LimitError, match="name"):
-        Limit("", "5/m")
+    wrong: Any
+    for wrong in ("", 5, b"x"):
+        with pytest.raises(LimitError, match="name must be text"):
+            Limit(wrong, "5/m")
+        if wrong:
+            with pytest.raises(LimitError, match="name must be text"):
+                Limit("x", "5/m", counted_as=wrong)
 
 
 def test_an_inexact_rate_is_refused() -> None:
