@@ -582,11 +582,11 @@ def build_call(
         operation,
         conf.CACHE_PREFIX,
         now,
-        partial=partial,
-        slot=slot,
-        revision=revision,
-        fence=fence,
-        subjects=known,
+        partial,
+        revision,
+        fence,
+        known,
+        slot,
         **options,
     )
 

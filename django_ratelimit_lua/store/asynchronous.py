@@ -162,14 +162,25 @@ class Link:
         self._reader._log_destroy_pending = False  # type: ignore[attr-defined] # A loop may be closed before it.
         self._close_if_idle()
 
-    def ask(self, question: Question[T], patience: Patience) -> asyncio.Future[T]:
-        """Send a command and return the answer; see `blocking.Link.ask`."""
+    def ask(
+        self,
+        question: Question[T],
+        patience: Patience,
+        future: asyncio.Future[T] | None = None,
+    ) -> asyncio.Future[T]:
+        """Send a command and return the future of its answer; see `blocking.Link.ask`."""
         if self.error is not None:
             raise RedisConnectionError(f"the connection was closed: {self.error}")
         if patience.left <= 0.0:
             raise RedisTimeoutError("the deadline has passed")
-        future: asyncio.Future[T] = self._loop.create_future()
-        self._queue(question, future, patience)
+        if future is None:
+            future = self._loop.create_future()
+        is_idle = not (self._waiting or self._to_send)
+        self._to_send.append((question, future, patience, time.monotonic()))
+        if is_idle or len(self._to_send) == BATCH_SIZE:
+            self._send()
+        elif len(self._to_send) == 1:
+            self._loop.call_soon(self._send)
         if patience.left < self._timeout:  # Otherwise the watch ends it.
             self._limit(future, patience)
         return future
@@ -183,16 +194,7 @@ class Link:
             self._source_sent_at[question.program] = time.monotonic()
             question = question.with_source()
         patience.was_answered()
-        self._queue(question._replace(program=None), future, patience)
-        self._limit(future, patience)
-
-    def _queue(self, question: Question[T], future: asyncio.Future[T], patience: Patience) -> None:
-        is_busy = bool(self._waiting or self._to_send)
-        self._to_send.append((question, future, patience, time.monotonic()))
-        if not is_busy or len(self._to_send) == BATCH_SIZE:
-            self._send()
-        elif len(self._to_send) == 1:
-            self._loop.call_soon(self._send)
+        self.ask(question._replace(program=None), patience, future)
 
     def _limit(self, future: asyncio.Future[T], patience: Patience) -> None:
         """Let a call fail when its patience ends. Replies to other calls restart the wait."""
@@ -239,8 +241,8 @@ class Link:
                     next_reply = await self._connection.read_reply()
                     if not isinstance(reply, ResponseError):
                         reply = next_reply
-                self._pulse.heard_at = self._server.heard_at = time.monotonic()
-                self._settle(pending, reply)
+                now = self._pulse.heard_at = self._server.heard_at = time.monotonic()
+                self._settle(pending, reply, now)
                 self._waiting.popleft()
                 if not self.is_usable and not self._waiting:
                     self.close()
@@ -250,9 +252,9 @@ class Link:
                 self._loop_ended()
                 raise
 
-    def _settle(self, pending: PendingCommand, reply: Reply) -> None:
+    def _settle(self, pending: PendingCommand, reply: Reply, now: float) -> None:
         question, future, patience, began = pending
-        patience.spend(began, patience.left)
+        patience.left -= now - began
         try:
             if isinstance(reply, ResponseError):
                 raise reply
