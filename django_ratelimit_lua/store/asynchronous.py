@@ -200,6 +200,8 @@ class Link:
         """Let a call fail when its patience ends. Replies to other calls restart the wait."""
 
         def give_up() -> None:
+            if future.done():
+                return
             patience.left = 0.0
             future.set_exception(RedisTimeoutError("no reply within the deadline"))
             future.exception()  # A caller that was closed does not ask for it.
@@ -244,7 +246,7 @@ class Link:
                 now = self._pulse.heard_at = self._server.heard_at = time.monotonic()
                 self._settle(pending, reply, now)
                 self._waiting.popleft()
-                if not self.is_usable and not self._waiting:
+                if not (self.is_usable or self._waiting or self._to_send):
                     self.close()
         except BaseException as error:
             self.close(error)

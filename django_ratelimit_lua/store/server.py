@@ -406,7 +406,8 @@ class Store:
         return self._use(Link.ask_all, questions, patience)
 
     async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        patience = self._patience(patience)
+        if patience is None or patience.left <= 0.0:
+            patience = self._patience(patience)
         node = self._nodes.get(None) or self._node_at(None)
         try:
             answer = await node.aexchange(question, patience)
