@@ -99,19 +99,18 @@ async def within(patience: Patience, awaitable: Awaitable[T]) -> T:
     Raises `TimeoutError` of redis-py.
     """
     began = time.monotonic()
-    seconds = patience.left
+    future = asyncio.ensure_future(awaitable)
+    timer = Countdown(future.get_loop(), patience.left, future.cancel, Pulse())
     try:
-        async with asyncio.timeout(None) as limit:
-            end = partial(limit.reschedule, 0.0)
-            timer = Countdown(asyncio.get_running_loop(), seconds, end, Pulse())
-            try:
-                return await awaitable
-            finally:
-                timer.cancel()
-    except TimeoutError:
-        raise RedisTimeoutError("no reply within the deadline") from None
+        await asyncio.wait((future,))
+        if future.cancelled():
+            raise RedisTimeoutError("no reply within the deadline")
+        return future.result()
     finally:
-        patience.spend(began, seconds)
+        timer.cancel()
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # A caller that was cancelled does not ask for it.
+        patience.spend(began, patience.left)
 
 
 class Link:
@@ -151,8 +150,9 @@ class Link:
 
         After some time without use, the server may have closed the connection.
         """
-        is_used = self._waiting or time.monotonic() - self._pulse.heard_at < QUIET_SECONDS
-        return self.is_usable and bool(is_used)
+        if self._waiting:
+            return self.is_usable
+        return self.is_usable and time.monotonic() - self._pulse.heard_at < QUIET_SECONDS
 
     async def open(self) -> None:
         """Connect."""
@@ -168,7 +168,10 @@ class Link:
         patience: Patience,
         future: asyncio.Future[T] | None = None,
     ) -> asyncio.Future[T]:
-        """Send a command and return the future of its answer; see `blocking.Link.ask`."""
+        """Send a command and return the future of its answer; see `blocking.Link.ask`.
+
+        If a `future` is given, it gets the answer.
+        """
         if self.error is not None:
             raise RedisConnectionError(f"the connection was closed: {self.error}")
         if patience.left <= 0.0:
@@ -182,7 +185,9 @@ class Link:
         elif len(self._to_send) == 1:
             self._loop.call_soon(self._send)
         if patience.left < self._timeout:  # Otherwise the watch ends it.
-            self._limit(future, patience)
+            expire = partial(self._expire, future, patience)
+            timer = Countdown(self._loop, patience.left, expire, self._pulse)
+            future.add_done_callback(lambda _: timer.cancel())
         return future
 
     def _ask_again(
@@ -196,19 +201,12 @@ class Link:
         patience.was_answered()
         self.ask(question._replace(program=None), patience, future)
 
-    def _limit(self, future: asyncio.Future[T], patience: Patience) -> None:
-        """Let a call fail when its patience ends. Replies to other calls restart the wait."""
-
-        def give_up() -> None:
-            if future.done():
-                return
+    def _expire(self, future: asyncio.Future[Any], patience: Patience) -> None:
+        if not future.done():
             patience.left = 0.0
             future.set_exception(RedisTimeoutError("no reply within the deadline"))
             future.exception()  # A caller that was closed does not ask for it.
             self.is_usable = False  # Other callers may still get their replies.
-
-        timer = Countdown(self._loop, patience.left, give_up, self._pulse)
-        future.add_done_callback(lambda _: timer.cancel())
 
     def _send(self) -> None:
         if self.error is not None:
@@ -243,8 +241,8 @@ class Link:
                     next_reply = await self._connection.read_reply()
                     if not isinstance(reply, ResponseError):
                         reply = next_reply
-                now = self._pulse.heard_at = self._server.heard_at = time.monotonic()
-                self._settle(pending, reply, now)
+                self._pulse.heard_at = self._server.heard_at = time.monotonic()
+                self._settle(pending, reply)
                 self._waiting.popleft()
                 if not (self.is_usable or self._waiting or self._to_send):
                     self.close()
@@ -254,9 +252,9 @@ class Link:
                 self._loop_ended()
                 raise
 
-    def _settle(self, pending: PendingCommand, reply: Reply, now: float) -> None:
+    def _settle(self, pending: PendingCommand, reply: Reply) -> None:
         question, future, patience, began = pending
-        patience.left -= now - began
+        patience.left -= self._pulse.heard_at - began
         try:
             if isinstance(reply, ResponseError):
                 raise reply

@@ -406,9 +406,10 @@ class Store:
         return self._use(Link.ask_all, questions, patience)
 
     async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
+        # `_patience`, inlined, as in `_use`.
         if patience is None or patience.left <= 0.0:
             patience = self._patience(patience)
-        node = self._nodes.get(None) or self._node_at(None)
+        node = self._node_at(None)
         try:
             answer = await node.aexchange(question, patience)
         except (RedisError, OSError) as error:
