@@ -688,8 +688,10 @@ class _HitPlanner(Planner):
         """Return whether the operation would take or release slots, which only `slot` does."""
         if self._asked not in ("hit", "charge", "refund") or "slot" in self.options:
             return False
-        held = [planned.charge.limit.holds for planned in self.charges]
-        return any(held) and (self._asked == "hit" or all(held))
+        for planned in self.charges:
+            if planned.charge.limit.holds:
+                return self._asked == "hit" or all(each.charge.limit.holds for each in self.charges)
+        return False
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         """Raise `LimitError` for an operation that concurrency limits do not support."""

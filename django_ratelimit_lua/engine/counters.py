@@ -430,14 +430,14 @@ class Counters:
     def remember(self, call: Call, states: Sequence[LimitState]) -> None:
         """Store the used units that Redis has returned, for limits whose policy is "local"."""
         now = time.monotonic()
-        for (limit, digest, _, _, _), state in zip(call.charges, states, strict=True):
+        for place, (limit, digest, _, _, _) in enumerate(call.charges):
             # `policy_of`, inlined: it is on the way of a hit.
             if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":
                 continue
             if not heartbeat.task.is_running:
                 heartbeat.start()
             answers = self._answers
-            answers[call.prefix, digest, limit.key_part] = (state.used, now)
+            answers[call.prefix, digest, limit.key_part] = (states[place].used, now)
             while len(answers) > MAX_IDENTITIES:
                 with suppress(KeyError):  # No lock is taken, so others make room, too.
                     answers.popitem(last=False)

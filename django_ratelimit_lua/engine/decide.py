@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from asyncio import CancelledError
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from logging import DEBUG
@@ -197,10 +197,10 @@ def decide(planner: Planner) -> Outcome:
     return run(deciding(planner, patience), patience)
 
 
-async def adecide(planner: Planner) -> Outcome:
+def adecide(planner: Planner) -> Coroutine[Any, Any, Outcome]:
     """`decide`, without blocking the event loop."""
     patience = Patience(conf.TIMEOUT)
-    return await arun(deciding(planner, patience), patience)
+    return arun(deciding(planner, patience), patience)
 
 
 def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
@@ -582,11 +582,11 @@ def build_call(
         operation,
         conf.CACHE_PREFIX,
         now,
-        partial=partial,
-        slot=slot,
-        revision=revision,
-        fence=fence,
-        subjects=known,
+        partial,
+        revision,
+        fence,
+        known,
+        slot,
         **options,
     )
 

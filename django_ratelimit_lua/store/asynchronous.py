@@ -37,8 +37,8 @@ from .redis_py import AsyncConnection
 
 T = TypeVar("T")
 
-PendingCommand = tuple[Question[Any], asyncio.Future[Any]]
-"""A command, and the future of its answer."""
+PendingCommand = tuple[Question[Any], asyncio.Future[Any], Patience, float]
+"""A command, the future of its answer, the patience of its caller, and when the wait began."""
 
 IDLE_SECONDS = 60.0
 """A connection that was not used for this long is closed."""
@@ -67,11 +67,11 @@ class Countdown:
         loop: asyncio.AbstractEventLoop,
         seconds: float,
         call: Callable[[], object],
-        pulse: Pulse | None = None,
+        pulse: Pulse,
     ) -> None:
         self._loop = loop
         self._call = call
-        self._pulse = pulse or Pulse()
+        self._pulse = pulse
         self._heard_at = self._pulse.heard_at
         self._step = max(seconds, 0.0) / STEPS
         self._left = STEPS
@@ -93,38 +93,24 @@ class Countdown:
             self._call()
 
 
-async def within(
-    patience: Patience,
-    awaitable: Awaitable[T],
-    pulse: Pulse | None = None,
-) -> T:
+async def within(patience: Patience, awaitable: Awaitable[T]) -> T:
     """Return the result of an awaitable, which is cancelled if the patience ends.
 
     Raises `TimeoutError` of redis-py.
     """
-    future = asyncio.ensure_future(awaitable)
-    is_late = False
-
-    def give_up() -> None:
-        nonlocal is_late
-        is_late = future.cancel()
-
     began = time.monotonic()
-    seconds = patience.left
-    timer = Countdown(future.get_loop(), seconds, give_up, pulse)
-    task: Any = asyncio.current_task()
-    cancellations = task.cancelling()
+    future = asyncio.ensure_future(awaitable)
+    timer = Countdown(future.get_loop(), patience.left, future.cancel, Pulse())
     try:
-        return await future
-    except asyncio.CancelledError:
-        if not is_late or task.cancelling() > cancellations:
-            raise  # The caller was cancelled.
-        raise RedisTimeoutError("no reply within the deadline") from None
+        await asyncio.wait((future,))
+        if future.cancelled():
+            raise RedisTimeoutError("no reply within the deadline")
+        return future.result()
     finally:
         timer.cancel()
         if not future.cancel() and not future.cancelled():
             future.exception()  # A caller that was cancelled does not ask for it.
-        patience.spend(began, seconds)
+        patience.spend(began, patience.left)
 
 
 class Link:
@@ -150,11 +136,12 @@ class Link:
         self._watch: Countdown | None = None
         self._to_send: list[PendingCommand] = []
         self._waiting: deque[PendingCommand] = deque()
-        self._loading: set[Program | None] = set()
-        self._used_at = time.monotonic()
+        self._pulse.heard_at = time.monotonic()
+        self._source_sent_at: dict[Program | None, float] = {}
         self.error: BaseException | None = None
         """Why it was closed."""
-        self.is_retired = False
+        self.is_usable = True
+        """Whether it may get more commands."""
         self._reader: asyncio.Task[None] | None = None
 
     @property
@@ -163,12 +150,9 @@ class Link:
 
         After some time without use, the server may have closed the connection.
         """
-        is_used = self._waiting or time.monotonic() - self._used_at < QUIET_SECONDS
-        return self.is_usable and bool(is_used)
-
-    @property
-    def is_usable(self) -> bool:
-        return self.error is None and not self.is_retired
+        if self._waiting:
+            return self.is_usable
+        return self.is_usable and time.monotonic() - self._pulse.heard_at < QUIET_SECONDS
 
     async def open(self) -> None:
         """Connect."""
@@ -178,53 +162,51 @@ class Link:
         self._reader._log_destroy_pending = False  # type: ignore[attr-defined] # A loop may be closed before it.
         self._close_if_idle()
 
-    async def ask(self, question: Question[T], patience: Patience) -> T:
-        """Send a command and return the answer; see `blocking.Link.ask`."""
-        began = time.monotonic()
-        seconds = patience.left
-        try:
-            try:
-                return await self._exchange(question, patience)
-            except NoScriptError:  # It was not run.
-                if question.program is None:
-                    raise
-                return await self._exchange_with_program(question, patience)
-        except RedisTimeoutError:
-            self._retire()
-            raise
-        except ReadOnlyError as error:  # A replica, which has to be replaced by the master.
-            self.close(error)
-            raise
-        finally:
-            patience.spend(began, seconds)
+    def ask(
+        self,
+        question: Question[T],
+        patience: Patience,
+        future: asyncio.Future[T] | None = None,
+    ) -> asyncio.Future[T]:
+        """Send a command and return the future of its answer; see `blocking.Link.ask`.
 
-    async def _exchange_with_program(self, question: Question[T], patience: Patience) -> T:
-        program = question.program
-        patience.was_answered()
-        if program in self._loading:  # Another caller sends it, and this comes after that.
-            return await self._exchange(question, patience)
-        self._loading.add(program)
-        try:
-            return await self._exchange(question.with_source(), patience)
-        finally:
-            self._loading.discard(program)
-
-    def _exchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
+        If a `future` is given, it gets the answer.
+        """
         if self.error is not None:
             raise RedisConnectionError(f"the connection was closed: {self.error}")
-        if patience.is_over:
+        if patience.left <= 0.0:
             raise RedisTimeoutError("the deadline has passed")
-        future: asyncio.Future[T] = self._loop.create_future()
-        is_busy = bool(self._waiting or self._to_send)
-        self._to_send.append((question, future))
-        if not is_busy or len(self._to_send) == BATCH_SIZE:
+        if future is None:
+            future = self._loop.create_future()
+        is_idle = not (self._waiting or self._to_send)
+        self._to_send.append((question, future, patience, time.monotonic()))
+        if is_idle or len(self._to_send) == BATCH_SIZE:
             self._send()
         elif len(self._to_send) == 1:
             self._loop.call_soon(self._send)
-        if patience.left >= self._timeout:
-            return future  # The watch ends it.
-        # If others wait for a reply, one to them shows that the server is at work.
-        return within(patience, future, self._pulse if is_busy else None)
+        if patience.left < self._timeout:  # Otherwise the watch ends it.
+            expire = partial(self._expire, future, patience)
+            timer = Countdown(self._loop, patience.left, expire, self._pulse)
+            future.add_done_callback(lambda _: timer.cancel())
+        return future
+
+    def _ask_again(
+        self, question: Question[T], future: asyncio.Future[T], patience: Patience, began: float
+    ) -> None:
+        """Send a command whose script the server did not have. It was not run."""
+        # Otherwise another caller has sent the source since, and this comes after that.
+        if began >= self._source_sent_at.get(question.program, 0.0):
+            self._source_sent_at[question.program] = time.monotonic()
+            question = question.with_source()
+        patience.was_answered()
+        self.ask(question._replace(program=None), patience, future)
+
+    def _expire(self, future: asyncio.Future[Any], patience: Patience) -> None:
+        if not future.done():
+            patience.left = 0.0
+            future.set_exception(RedisTimeoutError("no reply within the deadline"))
+            future.exception()  # A caller that was closed does not ask for it.
+            self.is_usable = False  # Other callers may still get their replies.
 
     def _send(self) -> None:
         if self.error is not None:
@@ -232,21 +214,16 @@ class Link:
         if not self._waiting:
             self._pulse.heard_at = time.monotonic()  # Its silence begins now.
         commands = []
-        for question, future in self._to_send:
+        for pending in self._to_send:
+            question, future, _, _ = pending
             if not future.done():
-                self._waiting.append((question, future))
+                self._waiting.append(pending)
                 commands.append(question.ahead + question.command)
         self._to_send.clear()
         if commands:
             if self._watch is None:
                 self._watch = Countdown(self._loop, self._timeout, self._give_up, self._pulse)
             self._connection.write(b"".join(commands))
-
-    def _retire(self) -> None:
-        """Let no other caller use this connection. Waiting callers may still get their replies."""
-        self.is_retired = True
-        if not self._waiting:
-            self.close()
 
     def _give_up(self) -> None:
         self._watch = None
@@ -256,18 +233,18 @@ class Link:
     async def _read(self) -> None:
         try:
             while True:
-                reply = await self._reply()
+                reply = await self._connection.read_reply()
                 if not self._waiting:
                     raise InvalidResponse("unexpected reply: no command is pending")
-                question, future = self._waiting[0]
-                if question.ahead:
-                    next_reply = await self._reply()
+                pending = self._waiting[0]
+                if pending[0].ahead:
+                    next_reply = await self._connection.read_reply()
                     if not isinstance(reply, ResponseError):
                         reply = next_reply
-                self._used_at = self._pulse.heard_at = self._server.heard_at = time.monotonic()
-                self._settle(future, question, reply)
+                self._pulse.heard_at = self._server.heard_at = time.monotonic()
+                self._settle(pending, reply)
                 self._waiting.popleft()
-                if self.is_retired and not self._waiting:
+                if not (self.is_usable or self._waiting or self._to_send):
                     self.close()
         except BaseException as error:
             self.close(error)
@@ -275,27 +252,25 @@ class Link:
                 self._loop_ended()
                 raise
 
-    async def _reply(self) -> Reply:
-        try:
-            # redis-py would wait for the server to end TLS, which an event loop that ends does not.
-            # `close` aborts.
-            return await self._connection.read_response(
-                disable_decoding=True, disconnect_on_error=False
-            )
-        except ResponseError as error:
-            return error
-
-    def _settle(self, future: asyncio.Future[T], question: Question[T], reply: Reply) -> None:
+    def _settle(self, pending: PendingCommand, reply: Reply) -> None:
+        question, future, patience, began = pending
+        patience.left -= self._pulse.heard_at - began
         try:
             if isinstance(reply, ResponseError):
                 raise reply
             answer = question.read(reply)
         except (ResponseError, StaleRules) as error:
-            if not future.done():
+            if isinstance(error, ReadOnlyError):  # A replica, to be replaced by the master.
+                self.is_usable = False
+            if future.done():
+                return
+            if isinstance(error, NoScriptError) and question.program is not None:
+                self._ask_again(*pending)
+            else:
                 future.set_exception(error)
-            return
-        if not future.done():
-            future.set_result(answer)
+        else:
+            if not future.done():
+                future.set_result(answer)
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the connection.
@@ -306,22 +281,24 @@ class Link:
         if self.error is not None:
             return
         self.error = error = error or RedisConnectionError("closed")
+        self.is_usable = False
         self._connection.abort()
         if self._watch is not None:
             self._watch.cancel()
-        futures = [future for _, future in (*self._waiting, *self._to_send) if not future.done()]
-        self._waiting.clear()
-        self._to_send.clear()
         if not isinstance(error, Exception):
             error = RedisConnectionError("the event loop has ended")
         behind = f"the connection was closed before the reply: {error}"
-        for future in futures:
-            with suppress(RuntimeError):  # The loop is closed.
-                future.set_exception(as_redis_error(error))
-            error = RedisConnectionError(behind)
+        for _, future, patience, began in (*self._waiting, *self._to_send):
+            if not future.done():
+                patience.spend(began, patience.left)
+                with suppress(RuntimeError):  # The loop is closed.
+                    future.set_exception(as_redis_error(error))
+                error = RedisConnectionError(behind)
+        self._waiting.clear()
+        self._to_send.clear()
 
     def _close_if_idle(self) -> None:
-        left = IDLE_SECONDS - (time.monotonic() - self._used_at)
+        left = IDLE_SECONDS - (time.monotonic() - self._pulse.heard_at)
         if left <= 0 and not self._waiting:
             self.close()
         if self.error is None:
@@ -373,7 +350,7 @@ class LoopConnections:
         while (link := self._link) is None or not link.is_usable:
             is_first = self._connecting is None
             if self._connecting is None:
-                self._connecting = asyncio.create_task(self._reconnect(), context=Context())
+                self._connecting = asyncio.create_task(self._connect(), context=Context())
                 self._connecting.add_done_callback(
                     lambda task: task.cancelled() or task.exception()
                 )
@@ -386,26 +363,24 @@ class LoopConnections:
             patience.was_answered()
         return await link.ask(question, patience)
 
-    async def _reconnect(self) -> None:
+    async def _connect(self) -> None:
+        patience = Patience(self._timeout)
+        params = self._params
         try:
-            self._link = await self._connect(Patience(self._timeout))
+            if params.sentinels:
+                params = await asyncio.to_thread(find_master, params, patience)
+            link = Link(params.async_connection(), self._pulse, self._timeout, self._loop_ended)
+            try:
+                await within(patience, link.open())
+                patience.was_answered()
+                if params.sentinels:
+                    await link.ask(to_check_master(), patience)
+            except BaseException as error:
+                link.close(error)
+                raise
+            self._link = link
         finally:
             self._connecting = None
-
-    async def _connect(self, patience: Patience) -> Link:
-        params = self._params
-        if params.sentinels:
-            params = await asyncio.to_thread(find_master, params, patience)
-        link = Link(params.async_connection(), self._pulse, self._timeout, self._loop_ended)
-        try:
-            await within(patience, link.open())
-            patience.was_answered()
-            if params.sentinels:
-                await link.ask(to_check_master(), patience)
-        except BaseException as error:
-            link.close(error)
-            raise
-        return link
 
 
 class AsyncConnections:

@@ -107,8 +107,8 @@ def to_decide(call: Call) -> Question[Decision]:
                 _forms.clear()
             form = _forms[shape] = _form(call)
         if form:
-            return Question(form % (*digests, *bans, token), read, program=PROGRAM)
-    return Question(_evalsha(call, token), read, program=PROGRAM)
+            return Question(form % (*digests, *bans, token), read, b"", PROGRAM)
+    return Question(_evalsha(call, token), read, b"", PROGRAM)
 
 
 def _evalsha(call: Call, token: bytes) -> bytes:

@@ -83,7 +83,7 @@ class Patience:
 
     def take_back(self, share: Patience) -> None:
         """Count the time that a share has spent."""
-        self.left -= share.whole - share.left
+        self.left -= share.whole - max(share.left, 0.0)
 
     def shares(self, among: Sequence[T]) -> Iterator[tuple[T, Patience]]:
         """Yield each of several servers to call in turn, with its share, while time is left.

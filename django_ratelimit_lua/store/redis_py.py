@@ -1,8 +1,8 @@
 """All code that relies on the internals of redis-py and django-redis.
 
 It is tested with the oldest and the newest supported version of both. redis-py opens the
-connections (addresses, TLS, login) and parses the replies. Two of its private names are used:
-`_connect` of its connections, and `_writer` of its asyncio connections.
+connections (addresses, TLS, login) and parses the replies. Three of its private names are used:
+`_connect` of its connections, and `_parser` and `_writer` of its asyncio connections.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
@@ -177,6 +177,14 @@ class AsyncConnection(asynchronous.AbstractConnection):
     def write(self, data: bytes) -> None:
         """Send bytes, or buffer them if the server does not read them yet."""
         self._writer.write(data)  # type: ignore[union-attr] # It fails like any reply that cannot be read.
+
+    def read_reply(self) -> Awaitable[Any]:
+        """Return the next reply. Errors of the server are returned as well, not raised.
+
+        redis-py's `read_response` takes as long again. When it is cancelled, it waits for the
+        server to end TLS, which an event loop that ends does not.
+        """
+        return self._parser.read_response(disable_decoding=True)  # type: ignore[attr-defined, no-any-return] # Only its parsers have it.
 
     def abort(self) -> None:
         """Close the connection at once. A read that waits for a reply fails."""

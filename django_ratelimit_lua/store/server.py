@@ -111,27 +111,21 @@ class Node:
                     with self._freed:
                         self._freed.notify()
         except (RedisError, OSError) as error:
-            self._note(error)
+            self.note(error)
             raise
         if self.breaker.failures:
             self.breaker.succeeded()
         return answer
 
-    async def aexchange(self, question: Question[T], patience: Patience) -> T:
+    def aexchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
         """Send the command of a question and return the parsed reply.
 
         This does not block the event loop. Raises the errors of `Question.read` and of redis-py.
+        The caller reports them to `note`, and a reply to the breaker.
         """
         if self.breaker.is_open:
             self._check()
-        try:
-            answer = await self._async_connections.exchange(question, patience)
-        except (RedisError, OSError) as error:
-            self._note(error)
-            raise
-        if self.breaker.failures:
-            self.breaker.succeeded()
-        return answer
+        return self._async_connections.exchange(question, patience)
 
     def close(self) -> None:
         """Close the idle connections of threads, and stop trials.
@@ -191,7 +185,8 @@ class Node:
         if not self.breaker.may_ask():
             raise Paused("Redis has failed repeatedly; calls to it are paused for a moment")
 
-    def _note(self, error: Exception) -> None:
+    def note(self, error: Exception) -> None:
+        """Record an error of an exchange in the breaker."""
         # A server that answers with an error costs no deadline, and may answer the next call.
         if isinstance(error, ResponseError):
             self.breaker.succeeded()
@@ -411,12 +406,17 @@ class Store:
         return self._use(Link.ask_all, questions, patience)
 
     async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        patience = self._patience(patience)
-        node = self._nodes.get(None) or self._node_at(None)
+        # `_patience`, inlined, as in `_use`.
+        if patience is None or patience.left <= 0.0:
+            patience = self._patience(patience)
+        node = self._node_at(None)
         try:
             answer = await node.aexchange(question, patience)
         except (RedisError, OSError) as error:
+            node.note(error)
             raise self._failed(error) from error
+        if node.breaker.failures:
+            node.breaker.succeeded()
         if self._is_down:
             self._answered()
         return answer

@@ -246,7 +246,14 @@ class ShardedStore(Store):
         """Send a command, without blocking the event loop."""
         if pause:
             await asyncio.sleep(pause)
-        return await self._node_at(address).aexchange(question, patience)
+        node = self._node_at(address)
+        try:
+            answer = await node.aexchange(question, patience)
+        except (RedisError, OSError) as error:
+            node.note(error)
+            raise
+        node.breaker.succeeded()
+        return answer
 
     def _answered(self, node: Address | None = None) -> None:
         for address in list(self._nodes.keys() - self._cluster.nodes):

@@ -137,6 +137,31 @@ def test_an_endless_reply_is_given_up_at_the_deadline(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_loading_the_script_has_no_deadline_of_its_own(kind: str, settings: Any) -> None:
+    """A server that reports late that it has no script has the rest of the deadline to load it."""
+    deadline = 6 * DEADLINE
+
+    def script(command: list[bytes]) -> Any:
+        if command[0] == b"EVALSHA":
+            return late(b"-NOSCRIPT No matching script.\r\n", deadline * 0.8)
+        if command[0] == b"EVAL":
+            return late(b"", 5)
+        return usual(lambda: server, command)
+
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, "single", deadline)
+
+        def ask() -> float:
+            ((found, seconds),) = at_once(store, kind, 1)
+            assert isinstance(found, StoreError)
+            assert server.asked[-1] == b"EVAL"
+            return seconds
+
+        assert_in_time(ask, deadline + MARGIN)
+        store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_waiting_for_a_connection_and_a_reply_have_one_deadline(kind: str, settings: Any) -> None:
     """With one connection for all and a server that hangs, the last in the queue gives up when the
     first does.

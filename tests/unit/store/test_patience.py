@@ -38,3 +38,12 @@ def test_the_time_left_is_shared_among_servers() -> None:
     assert patience.left == pytest.approx(0.18)
     patience.left = 0.0
     assert list(patience.shares("abc")) == []
+
+
+def test_a_share_spends_no_more_than_its_length() -> None:
+    """The rest is for the next servers, however late the loop was when it read a reply."""
+    patience = Patience(0.3)
+    share = patience.share(3)
+    share.left -= 5.0
+    patience.take_back(share)
+    assert patience.left == pytest.approx(0.2)
