@@ -28,7 +28,9 @@ RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit
 def test_an_operator_adds_a_lower_limit_to_a_limit_in_code(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """"Add a limit" comes first, and the headers have the limits in code and the new one."""
+    """The page offers "Add a limit" first, and the headers have the limits in code and
+    the new one.
+    """
     visitor = "127.0.9.1"
     assert site.statuses("/search/", 3, visitor) == [200] * 3
     hand = hand_for("add a lower limit to that of the code")

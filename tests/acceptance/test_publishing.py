@@ -307,7 +307,7 @@ def test_rotating_the_key_lifts_no_block(
 def test_a_block_by_digest_applies_until_its_key_is_removed(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """Whichever of them showed the digest, and whichever edits."""
+    """It applies for digests that the old or the new process shows, and whichever of them edits."""
     databases = site(tmp_path, of_sites)
     old = started(prefix, databases, SECRET_KEY="old")
     shown = "digest(('ip', '%s')).decode()"
@@ -328,7 +328,9 @@ def test_a_block_by_digest_applies_until_its_key_is_removed(
 def test_users_and_networks_are_found_after_a_key_rotation_without_fallbacks(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """They are digested anew when the first process with the new key starts, without an edit."""
+    """Their digests are computed again when the first process with the new key starts, without an
+    edit.
+    """
     databases = site(tmp_path, of_sites)
     with Worker(prefix, databases, SECRET_KEY="old") as old:
         old(
