@@ -1,5 +1,5 @@
-"""The admin: what an operator does there holds for the next request, says who did it, and is theirs
-to do.
+"""The admin: an operator's changes apply to the next request, are recorded with the operator, and
+need a permission.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def site(settings: Any, no_others: None) -> None:
 
 
 def given(**fields: Any) -> dict[str, Any]:
-    """A form as a browser sends it."""
+    """Return the data of a rule form as a browser sends it."""
     values = {
         "name": "site",
         "mode": "enforce",
@@ -90,7 +90,7 @@ def visits(times: int = 1, address: str = "203.0.113.9", where: str = "/ok") -> 
 
 
 def confirmed(client: Client, url: str, form: dict[str, Any]) -> HttpResponse:
-    """The answer once the warnings that a form shows are confirmed in it."""
+    """Submit a form, confirm its warnings, and return the second response."""
     box = client.post(url, form).context["adminform"].form.fields["confirm"]
     return client.post(url, {**form, "confirm": box.widget.attrs["value"]})
 
@@ -102,7 +102,7 @@ def errors(response: HttpResponse) -> str:
 
 
 def test_a_rule_is_created_changed_and_deleted_in_the_form(operator: Client) -> None:
-    """Each holds for the next request."""
+    """Each change applies to the next request, and the history names the operator."""
     operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=2))
     rule = RateLimitRule.objects.get()
     assert visits(3) == [200, 200, 429]
@@ -114,7 +114,7 @@ def test_a_rule_is_created_changed_and_deleted_in_the_form(operator: Client) -> 
 
 
 def test_scripts_and_style_sheets_of_the_pages_exist() -> None:
-    """Every script and style sheet that a page of ours names."""
+    """Every script and style sheet that a page names is found."""
     ours = [
         model_admin
         for model, model_admin in admin.site._registry.items()
@@ -130,7 +130,7 @@ def test_scripts_and_style_sheets_of_the_pages_exist() -> None:
 
 
 def test_tiers_are_edited_in_the_rule_form(operator: Client) -> None:
-    """By the names of Django's groups."""
+    """A tier has the name of a group of Django's."""
     Group.objects.create(name="pro")
     tier = {
         **NO_TIERS,
@@ -160,7 +160,9 @@ def test_tiers_are_edited_in_the_rule_form(operator: Client) -> None:
 def test_a_saved_rule_shows_its_notices(
     fields: dict[str, Any], notice: str, operator: Client
 ) -> None:
-    """It refuses and admits nobody, so nothing has to be confirmed."""
+    """A notice needs no confirmation, because the rule refuses and admits no request
+    because of it.
+    """
     form = given(**{"path": "/ok", "key": "ip", "limit": 2, **fields})
     page = operator.post(f"{RULES}add/", form, follow=True).content.decode()
     assert RateLimitRule.objects.exists()
@@ -169,13 +171,15 @@ def test_a_saved_rule_shows_its_notices(
 
 
 def test_a_rule_with_the_name_of_a_call_site_needs_no_path(operator: Client) -> None:
-    """It takes its place."""
+    """It replaces the limit of the call site."""
     operator.post(f"{RULES}add/", given(name="search", limit=1))
     assert visits(2, where="/search") == [200, 429]
 
 
 def test_the_rule_list_shows_sentences_and_switches_modes_and_order(operator: Client) -> None:
-    """In sentences, in place, by action and by one click."""
+    """Each rule has a sentence. Its order is edited in the list, and its mode is changed by an
+    action or a button.
+    """
     rule = RateLimitRule.objects.create(
         name="api", path="/ok", key="user_or_ip", limit=1, unit="h", mode="shadow"
     )
@@ -211,7 +215,7 @@ def test_the_rule_list_shows_sentences_and_switches_modes_and_order(operator: Cl
 def test_the_preview_shows_the_effect_of_an_unsaved_rule(
     operator: Client, direct: Any, prefix: str
 ) -> None:
-    """Before it is saved, by the program that decides, and nothing stays counted."""
+    """The script decides the requests of the preview, and no count is stored."""
     form = given(path="/ok", key="ip", limit=60, unit="m", algorithm="token_bucket", burst=20)
     page = operator.post(
         f"{RULES}preview/", {**form, "preview_burst": 50, "preview_flow": 30, "preview_unit": "m"}
@@ -264,7 +268,7 @@ def test_the_preview_shows_the_effect_of_an_unsaved_rule(
 def test_the_preview_lists_the_options_that_it_ignores(
     fields: dict[str, Any], note: str, operator: Client
 ) -> None:
-    """Mode, lease and split are not played through."""
+    """The preview ignores mode, lease and split."""
     form = given(
         path="/ok",
         key="ip",
@@ -286,8 +290,8 @@ def test_the_preview_lists_the_options_that_it_ignores(
 def test_the_preview_counts_refused_requests_as_the_rule_does(
     operator: Client, algorithm: str
 ) -> None:
-    """Who goes on knocking stays outside in the preview as on the site; what is exempt is shown as
-    that.
+    """Refused requests count in the preview if the rule has `count_denied`. An exempt rule has no
+    plot.
     """
     form = given(
         path="/ok",
@@ -331,9 +335,7 @@ def test_the_preview_counts_refused_requests_as_the_rule_does(
 def test_a_preview_decides_many_requests_at_once_as_one_by_one(
     monkeypatch: Any, algorithm: Any, cost: int
 ) -> None:
-    """Where several are asked about together, as many are refused and counted as if each had come
-    by itself.
-    """
+    """Calls that are grouped for speed give the same numbers as single calls."""
     limit = Limit("many", "9/m", algorithm=algorithm, count_denied=True)
     one_by_one = simulate([limit], 30, Rate.parse("60/m"), cost)
     monkeypatch.setattr("django_ratelimit_lua.operations.simulate.MAX_CALLS", 15)
@@ -341,7 +343,9 @@ def test_a_preview_decides_many_requests_at_once_as_one_by_one(
 
 
 def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Client) -> None:
-    """For an hour, until a time, for good; secrets are never shown."""
+    """An override lasts for an hour, until a time or for good. The pages never contain a secret
+    value.
+    """
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     form = {"effect": "block", "period": 1, "unit": "m"}
     operator.post(
@@ -382,9 +386,7 @@ def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Clie
 
 
 def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operator: Client) -> None:
-    """The rule was changed to windows of the calendar after it: the override is skipped, and the
-    list says so.
-    """
+    """The rule now has calendar windows, so the override is skipped, and the list reports it."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     RateLimitOverride.objects.create(rule=rule, network="203.0.113.9", limit=3, unit="m")
     page = operator.get(OVERRIDES).content.decode()
@@ -415,7 +417,7 @@ def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operato
 def test_an_invalid_override_is_an_error_of_its_field(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
-    """At its field."""
+    """The error is shown at the field."""
     response = operator.post(
         f"{OVERRIDES}add/", {"effect": "block", "period": 1, "unit": "m", **fields}
     )
@@ -440,7 +442,7 @@ def test_an_invalid_override_is_an_error_of_its_field(
 def test_an_invalid_value_is_not_reported_as_missing(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
-    """One mistake, one message."""
+    """The form reports one error for one invalid value."""
     found = errors(
         operator.post(f"{OVERRIDES}add/", {"effect": "block", "period": 1, "unit": "m", **fields})
     )
@@ -451,7 +453,9 @@ def test_an_invalid_value_is_not_reported_as_missing(
 def test_an_override_with_an_end_before_its_start_or_unfit_numbers_is_refused(
     operator: Client,
 ) -> None:
-    """Times the wrong way round, and numbers that the rule's algorithm cannot keep, are refused."""
+    """The start has to be before the end, and the algorithm of the rule has to support
+    the numbers.
+    """
     rule = RateLimitRule.objects.create(
         name="log", path="/ok", key="ip", limit=1, unit="h", algorithm="sliding_log"
     )
@@ -476,7 +480,7 @@ def test_an_override_with_an_end_before_its_start_or_unfit_numbers_is_refused(
 
 
 def test_the_form_finds_users_and_rules_by_autocomplete(operator: Client) -> None:
-    """By autocomplete."""
+    """Both fields search by autocomplete."""
     user = User.objects.create(username="lovelace")
     page = operator.get(f"{OVERRIDES}add/").content.decode()
     assert page.count('class="admin-autocomplete"') == 2
@@ -496,8 +500,8 @@ def test_the_form_finds_users_and_rules_by_autocomplete(operator: Client) -> Non
 
 
 def test_the_inspector_shows_limits_and_resets_exempts_and_blocks(operator: Client) -> None:
-    """Used, remaining, when it frees up and from which override; reset, exempt and block, each in
-    the log.
+    """It shows used and remaining units, the reset time and overrides. A reset, an exemption and a
+    block are recorded in the history.
     """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     url = reverse("admin:django_ratelimit_lua_inspect")
@@ -533,7 +537,7 @@ def test_the_inspector_shows_limits_and_resets_exempts_and_blocks(operator: Clie
 
 
 def test_the_inspector_finds_users_headers_and_call_sites(operator: Client) -> None:
-    """And says what is wrong with what was typed."""
+    """Invalid input is an error on the page."""
     User.objects.create(username="ada")
     url = reverse("admin:django_ratelimit_lua_inspect")
     asked = {"address": "203.0.113.9", "path": "/search", "method": "GET"}
@@ -571,7 +575,9 @@ def test_the_inspector_finds_users_headers_and_call_sites(operator: Client) -> N
 
 
 def test_the_history_shows_and_restores_changes(operator: Client) -> None:
-    """What changed, by whom, old and new; an earlier version restored, a deleted rule too."""
+    """The history shows old and new values and the operator. An earlier version and a deleted rule
+    can be restored.
+    """
     operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=5))
     rule = RateLimitRule.objects.get()
     operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", limit=1, name="renamed"))
@@ -596,8 +602,8 @@ def test_the_history_shows_and_restores_changes(operator: Client) -> None:
 
 
 def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
-    """Who may only look changes nothing; who may only block changes no rule; every change is a POST
-    with a token.
+    """A user who may view changes nothing, and a user who may block changes no rule. Every change
+    needs a POST with a CSRF token.
     """
     rule = RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=2, unit="h", mode="shadow"
@@ -647,7 +653,7 @@ def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
 
 @pytest.mark.parametrize("permissions", [("change",), ("view",), ("add", "change"), ("add",)])
 def test_pages_offer_only_permitted_actions(permissions: tuple[str, ...]) -> None:
-    """Whatever a list or a history offers somebody, the page behind it answers them."""
+    """Every action that a list or a history offers to a user is permitted."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     rule.limit = 2
     rule.save()
@@ -672,7 +678,9 @@ def test_pages_offer_only_permitted_actions(permissions: tuple[str, ...]) -> Non
 def test_the_inspector_links_only_to_visible_pages_and_lists_unevaluated_code(
     settings: Any,
 ) -> None:
-    """Who sees rules alone gets no link to overrides; a function that finds addresses is named."""
+    """Without the permission for overrides, the page has no link to them. A function in
+    `RATELIMIT_IP_META_KEY` is mentioned.
+    """
     override = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     asks = {"path": "/ok", "method": "GET", "address": "203.0.113.9"}
     for permission, name in (
@@ -696,8 +704,8 @@ def whence(request: HttpRequest) -> str:
 
 
 def test_multiline_texts_are_kept_by_form_and_file_alike(operator: Client) -> None:
-    """The form shows a file's lines, and saving it again, with line breaks as browsers send them,
-    changes nothing.
+    """The form shows the lines of the file. Saving it with the line breaks of a browser changes
+    nothing.
     """
     text = (
         '- {name: site, path: /ok, key: ip, rate: 5/h, message: "One.\\nTwo.", description: '
@@ -719,7 +727,9 @@ def test_multiline_texts_are_kept_by_form_and_file_alike(operator: Client) -> No
 def test_many_overrides_are_ended_in_few_statements(
     operator: Client, django_assert_max_num_queries: Any
 ) -> None:
-    """As many as for one, and each is in Django's log."""
+    """The number of queries does not grow with the overrides, and Django's log has an entry for
+    each.
+    """
     users = User.objects.bulk_create([User(username=f"user {number}") for number in range(60)])
     RateLimitOverride.objects.bulk_create(
         [RateLimitOverride(user=user, effect="block") for user in users]
@@ -734,7 +744,7 @@ def test_many_overrides_are_ended_in_few_statements(
 def test_the_admin_works_while_redis_is_unavailable(
     operator: Client, settings: Any, monkeypatch: Any
 ) -> None:
-    """And says so."""
+    """Every page opens, and reports that Redis is unavailable."""
 
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     settings.CACHES = {
@@ -759,7 +769,7 @@ def test_the_admin_works_while_redis_is_unavailable(
 def test_a_save_that_is_not_published_is_reported(
     operator: Client, settings: Any, prefix: str, direct: redis.Redis
 ) -> None:
-    """Redis is away; or another database owns the prefix, whose rules are not ours."""
+    """Redis is unavailable, or the prefix belongs to another database."""
     working, url = settings.CACHES, f"{RULES}add/"
     form = given(limit=2, key="ip", path="/ok", groups=[], methods=[])
     settings.CACHES = {"default": {**working["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
@@ -809,7 +819,9 @@ def test_changes_in_the_transaction_of_a_test_case_are_published(
 def test_methods_without_a_choice_in_the_form_are_kept(
     operator: Client, methods: list[str]
 ) -> None:
-    """A rule for them is never widened to others by being saved; only by unticking them."""
+    """Saving the form does not extend such a rule to other methods. A method is removed only by
+    clearing its box.
+    """
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=0, methods=methods)
     url = f"{RULES}{rule.pk}/change/"
     page = operator.get(url).content.decode()

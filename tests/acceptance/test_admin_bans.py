@@ -1,5 +1,4 @@
-"""The page of bans: what it shows is what real requests have earned, and what it does,
-they obey."""
+"""The page of bans shows the bans of real requests, and its actions apply to them."""
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ def site(settings: Any) -> None:
 
 
 def text_of(response: Any) -> str:
-    """A page as it is read."""
+    """Return the text of a page."""
     page = re.sub(r"<(script|style)\b.*?</\1>", "", response.content.decode(), flags=re.S)
     return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)))
 
@@ -118,13 +117,13 @@ def attack(
 
 
 def act(operator: Client, action: str, **more: str) -> Any:
-    """Press a button of the one ban that there is."""
+    """Press a button of the only ban."""
     (active,) = active_bans()
     return operator.post(BANS, {"action": f"{action}:{active.key.decode()}", **more}, follow=True)
 
 
 def block(operator: Client, duration: str = "3600") -> Any:
-    """Block the one banned client, on its page, where *Block* leads."""
+    """Block the only banned client on the page that *Block* links to."""
     (active,) = active_bans()
     links = re.findall(r'href="([^"]*ask=block)"', operator.get(BANS).content.decode())
     assert [unescape(link).partition("&")[0] for link in links] == [
@@ -136,7 +135,7 @@ def block(operator: Client, duration: str = "3600") -> Any:
 
 
 def test_the_page_shows_the_client_and_the_reason(operator: Client) -> None:
-    """By which limit, until when, what the next one would be, and the offences with path and user
+    """It shows the limit, the end, the length of the next ban, and the offences with path and user
     agent.
     """
     assert "No client is banned." in text_of(operator.get(BANS))
@@ -148,8 +147,8 @@ def test_the_page_shows_the_client_and_the_reason(operator: Client) -> None:
 
 
 def test_unbanning_takes_effect_immediately(operator: Client) -> None:
-    """For the next request; whoever offends again is banned for longer, unless earlier bans were
-    forgotten. It stands in the history by whom.
+    """It applies to the next request. The next ban is longer, unless earlier bans are forgotten.
+    The history names the operator.
     """
     assert attack().status_code == 429
     page = act(operator, "lift")
@@ -171,7 +170,7 @@ def test_unbanning_takes_effect_immediately(operator: Client) -> None:
 def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
     operator: Client, settings: Any, shows: str
 ) -> None:
-    """By the digest, for at most 30 days, which are chosen first."""
+    """The block uses the digest, and lasts at most 30 days."""
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     RateLimitRule.objects.create(
         name="banned-by-both", rate="1/h", key="ip+post:username", ban_after=2, ban_for="10m"
@@ -202,9 +201,7 @@ def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
 
 
 def test_a_block_of_a_banned_client_uses_the_key_of_the_ban(operator: Client) -> None:
-    """Whoever offends as one of several users of an address: the address is banned, and then
-    blocked.
-    """
+    """If the ban is of an address, the block is of the address as well."""
     attack("/wider/", username="ada")
     block(operator)
     act(operator, "forget")
@@ -216,9 +213,8 @@ def test_a_block_of_a_banned_client_uses_the_key_of_the_ban(operator: Client) ->
 def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
     settings: Any, shows: str, direct: redis.Redis, prefix: str
 ) -> None:
-    """What a client sends in a field is blocked, and stands nowhere: not on the pages of who may
-    block but not see names, nor in the override, nor in the history, nor in Redis where names are
-    masked.
+    """A secret value is blocked, but is not on the pages, in the override or in the history. It is
+    in Redis only if identities are shown in full.
     """
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     client = Client(REMOTE_ADDR=ATTACKER, headers={"x-api-key": "s3cr3t-of-ada"})
@@ -244,7 +240,9 @@ def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
 def test_operators_cannot_ban_or_block_themselves(
     operator: Client, settings: Any, where: str, secrets: list[str]
 ) -> None:
-    """By a ban of their own address, user or both, also from before the secret was changed."""
+    """This holds for bans of their address, user or both, also from before the key secret was
+    changed.
+    """
     settings.RATELIMIT_KEY_SECRET = ["old"]
     for _ in range(3):
         operator.post(where)
@@ -254,15 +252,15 @@ def test_operators_cannot_ban_or_block_themselves(
 
 
 def test_a_limit_with_a_long_name_supports_bans_and_blocks(operator: Client) -> None:
-    """As one of a short name."""
+    """The client is banned and blocked as under a short name."""
     attack("/long/")
     assert "is blocked for 1 hour." in text_of(block(operator))
     assert attack("/long/", times=1).status_code == 429
 
 
 def test_a_user_without_permission_sees_less(operator: Client) -> None:
-    """Buttons, names and evidence are shown by permission; whatever is sent, nothing is done
-    without it.
+    """Buttons, names and evidence depend on permissions. A request without the permission is
+    refused.
     """
     attack()
     (active,) = active_bans()
@@ -282,8 +280,8 @@ def test_a_user_without_permission_sees_less(operator: Client) -> None:
 
 
 def test_masked_clients_can_be_distinguished(operator: Client, settings: Any) -> None:
-    """Two addresses of one network: by the address itself, as long as the ban lasts, for users who
-    may see names; by a part of the digest in the history, which also contains what was forgotten.
+    """Users who may view identities see the address while the ban lasts. The history has a part of
+    the digest instead.
     """
     settings.RATELIMIT_SHOW_IDENTITIES = "masked"
     attack()
@@ -307,7 +305,7 @@ def test_masked_clients_can_be_distinguished(operator: Client, settings: Any) ->
 
 
 def test_bans_that_have_ended_are_reported_as_ended(operator: Client) -> None:
-    """Two operators, one ban; and a key that is none."""
+    """Another operator has lifted the ban, or the key is invalid."""
     attack()
     (active,) = active_bans()
     act(operator, "lift")
@@ -320,7 +318,9 @@ def test_bans_that_have_ended_are_reported_as_ended(operator: Client) -> None:
 def test_bans_are_chosen_by_rule_and_listed_in_pages(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latest first; a link of the rule leads to its own. Any number of a page shows one."""
+    """The latest bans come first, and a rule links to its own bans. An invalid page number shows a
+    page.
+    """
     monkeypatch.setattr("django_ratelimit_lua.admin.bans.SHOWN", 3)
     rule = RateLimitRule.objects.create(
         name="banned-by-ip", rate="1/h", key="ip", ban_after=2, ban_for="10m"
@@ -351,8 +351,8 @@ def test_bans_are_chosen_by_rule_and_listed_in_pages(
 
 @pytest.mark.parametrize("shows", ["plain", "masked", "off"])
 def test_bans_are_searched(operator: Client, settings: Any, shows: str) -> None:
-    """By address, also if names are not stored; by a network, the beginning of the digest, a part
-    of the limit or of the reason. An address finds no other that begins alike.
+    """A search matches an address, also if names are not stored, a network, the beginning of the
+    digest, or a part of the limit or the reason. An address matches no longer address.
     """
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     attack(address="203.0.113.1")
@@ -389,7 +389,9 @@ def test_bans_are_searched(operator: Client, settings: Any, shows: str) -> None:
 
 
 def test_several_bans_are_lifted_together(operator: Client) -> None:
-    """Those that were selected; or all that are found, after a confirmation with their number."""
+    """Selected bans are lifted, or all bans of the search after a confirmation with their
+    number.
+    """
     attackers = [f"203.0.113.{number}" for number in range(5)]
     for address in (*attackers, OFFICE):
         attack(address=address)
@@ -418,7 +420,7 @@ def test_several_bans_are_lifted_together(operator: Client) -> None:
 def test_ten_thousand_bans_are_lifted_in_few_calls(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred of them in each, whatever their number."""
+    """Each call lifts a hundred bans."""
     limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="10m", ban_on="reported")
     for number in range(250):
         limiter.offend(f"client {number}")
@@ -433,7 +435,7 @@ def test_ten_thousand_bans_are_lifted_in_few_calls(
 
 
 def test_text_from_attackers_is_escaped_on_the_page(operator: Client) -> None:
-    """Markup in a path, a user agent or a name is shown as it is written."""
+    """Markup in a path, a user agent or a name is displayed as text."""
     attack("/both/", username="<script>1</script>", agent="<img src=x onerror=alert(1)>\x1b[1m")
     page = operator.get(BANS).content.decode()
     assert "<img src=x" not in page
@@ -442,7 +444,7 @@ def test_text_from_attackers_is_escaped_on_the_page(operator: Client) -> None:
 
 
 def test_the_bans_page_is_translated_to_german(operator: Client) -> None:
-    """All of it."""
+    """No English text is left."""
     attack()
     with translation.override("de"):
         page = operator.get(BANS, headers={"accept-language": "de"})
@@ -456,7 +458,7 @@ def test_the_bans_page_is_translated_to_german(operator: Client) -> None:
 
 
 def test_the_bans_page_reports_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
-    """And nothing is done."""
+    """The page opens without Redis."""
     settings.CACHES = {
         "default": {
             "BACKEND": "django_redis.cache.RedisCache",

@@ -1,4 +1,4 @@
-"""The admin in a real browser: every step followed by a real request that shows its effect."""
+"""The admin in a real browser. A real request verifies the effect of each step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ DJANGOS = {
 
 
 def status(address: str, **headers: str) -> int:
-    """What a request of one's own is answered."""
+    """Return the status of a request."""
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as response:
             return int(response.status)
@@ -83,7 +83,7 @@ def status(address: str, **headers: str) -> int:
 
 
 def goes_on(browser: Any, act: Callable[[], Any]) -> None:
-    """Do something that leads to another page, and wait for that."""
+    """Do something that opens another page, and wait for it."""
     browser.execute_script("window.before = true")
     act()
     WebDriverWait(browser, 20, ignored_exceptions=[WebDriverException]).until(
@@ -94,14 +94,14 @@ def goes_on(browser: Any, act: Callable[[], Any]) -> None:
 
 
 def press(browser: Any, selector: str) -> None:
-    """Press a button that leads to another page."""
+    """Press a button that opens another page."""
     button = browser.find_element("css selector", selector)
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
     goes_on(browser, button.click)
 
 
 def fill(browser: Any, **fields: str) -> None:
-    """Fill in a form, by the names of its fields. Folded sections are opened for it."""
+    """Fill in a form by the names of its fields, and open collapsed sections for it."""
     for name, value in fields.items():
         field = browser.find_element("name", name)
         browser.execute_script("arguments[0].closest('details')?.setAttribute('open', '')", field)
@@ -115,7 +115,7 @@ def fill(browser: Any, **fields: str) -> None:
 
 @lru_cache
 def session_of(demo: str) -> str:
-    """The session of the operator there, who logs in once."""
+    """Return the session of the operator, who logs in once."""
     cookies = http.cookiejar.CookieJar()
     client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
     client.open(f"{demo}admin/login/")
@@ -131,21 +131,21 @@ def session_of(demo: str) -> str:
 
 
 def sign_in(browser: Any, demo: str) -> None:
-    """From now on, be logged in there."""
+    """Set the session cookie, so the browser is logged in."""
     browser.execute_cdp_cmd(
         "Network.setCookie", {"name": "sessionid", "value": session_of(demo), "url": demo}
     )
 
 
 def log_in(browser: Any, demo: str) -> None:
-    """Be logged in, at the admin's index."""
+    """Log in and open the index of the admin."""
     sign_in(browser, demo)
     browser.get(f"{demo}admin/")
 
 
 def look(browser: Any, width: int, height: int, scheme: str = "light") -> None:
-    """Look at the page that is open on such a screen, at once: nothing fades. The window of a
-    browser without a screen is never as narrow as a phone.
+    """Set the size of the screen and the color scheme, without transitions. Emulation allows a
+    narrower page than a headless window.
     """
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
@@ -162,14 +162,14 @@ def look(browser: Any, width: int, height: int, scheme: str = "light") -> None:
 
 
 def unfold(browser: Any) -> None:
-    """Open all folded sections."""
+    """Open all collapsed sections."""
     browser.execute_script(
         "document.querySelectorAll('details').forEach(each => { each.open = true })"
     )
 
 
 def previewed(browser: Any) -> str:
-    """The words of the preview, once they are there."""
+    """Return the text of the preview when it has appeared."""
     return str(
         WebDriverWait(browser, 20)
         .until(lambda page: page.find_elements("id", "ratelimit-plot-words"))[0]
@@ -178,9 +178,7 @@ def previewed(browser: Any) -> str:
 
 
 def complaints(browser: Any) -> list[str]:
-    """What the browser has to say: errors of scripts, and what the Content-Security-Policy kept
-    out.
-    """
+    """Return script errors and violations of the Content-Security-Policy."""
     said = [
         entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"
     ]  # Hints for who writes pages.
@@ -188,7 +186,9 @@ def complaints(browser: Any) -> list[str]:
 
 
 def problems_of(browser: Any, *rules: str) -> list[Any]:
-    """What axe finds on the page that is open, in what is ours; by these rules, or by all."""
+    """Return the problems that axe finds in the package's part of the page, by these rules or by
+    all.
+    """
     if not browser.execute_script("return 'axe' in window"):
         browser.execute_script(AXE)
     problems: list[Any] = browser.execute_async_script(
@@ -206,7 +206,9 @@ def problems_of(browser: Any, *rules: str) -> list[Any]:
 
 
 def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str) -> None:
-    """Create with a preview, save, change, restore, block, unblock, reset, enforce."""
+    """An operator creates a rule with a preview, changes and restores it, blocks and unblocks a
+    client, resets a count and enforces a rule.
+    """
     browser.set_window_size(1280, 1000)
     log_in(browser, demo)
     search = f"{demo}search/"
@@ -290,9 +292,8 @@ def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str)
 
 
 def test_the_rule_form_uses_words_and_hides_inapplicable_options(browser: Any, demo: str) -> None:
-    """Whom it counts is chosen and makes the key; only the options that the algorithm takes are
-    there; the name has the focus and says what it takes the place of; no error is shown before
-    anything is typed.
+    """Choices build the key, and only the options of the algorithm are visible. The name has the
+    focus, and the form names the limit that the rule replaces. No error is shown before any input.
     """
     browser.set_window_size(1280, 1000)
     sign_in(browser, demo)
@@ -376,7 +377,7 @@ def test_the_rule_form_uses_words_and_hides_inapplicable_options(browser: Any, d
 
 
 def test_a_preview_for_logged_out_users_is_labelled(browser: Any, demo: str) -> None:
-    """It is not the page that one logs in at; what was typed is still there."""
+    """The preview shows a message instead of the login page, and the input is kept."""
     log_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
     fill(browser, name="typed", limit="3")
@@ -391,9 +392,7 @@ def test_a_preview_for_logged_out_users_is_labelled(browser: Any, demo: str) -> 
 
 
 def test_slots_have_no_preview(browser: Any, demo: str) -> None:
-    """So many at once have no curve in time: nothing is drawn of them, and the fields have its
-    room.
-    """
+    """The preview is hidden for the unit of slots, and its space is used by the fields."""
     sign_in(browser, demo)
     browser.get(demo + PAGES["rule-new"])
     preview = browser.find_element("css selector", ".ratelimit-preview")
@@ -404,8 +403,8 @@ def test_slots_have_no_preview(browser: Any, demo: str) -> None:
 
 
 def test_the_form_of_a_rule_shows_its_fields_next_to_the_preview(browser: Any, demo: str) -> None:
-    """At 1280 pixels: none is under it, the label is above what is wide, and limit, period and unit
-    make one line. What an algorithm does not take is hidden with its help.
+    """At 1280 pixels, no field is below the preview, and limit, period and unit share a line.
+    Options that the algorithm does not support are hidden with their help texts.
     """
     browser.set_window_size(1280, 1000)
     sign_in(browser, demo)
@@ -445,7 +444,7 @@ return fields.filter(field => !field.closest('.results, .inline-group') &&
 
 
 def opened(browser: Any, demo: str, name: str) -> None:
-    """Open one of the pages, as far as it takes."""
+    """Open a page, and complete the steps that show its content."""
     browser.get(demo + PAGES[name])
     if name in ("rule", "rule-new"):
         WebDriverWait(browser, 20).until(
@@ -459,7 +458,7 @@ def opened(browser: Any, demo: str, name: str) -> None:
 
 
 def access_log(folder: str) -> Path:
-    """A log of two thousand requests that the first rule meets."""
+    """Write a log of two thousand requests that match the first rule."""
     log = Path(folder, "access.log")
     hits = [
         (number * 37, f"2001:db8:{number * number % 23:x}::1", "/export/") for number in range(2000)
@@ -476,8 +475,8 @@ def access_log(folder: str) -> Path:
 def test_every_page_is_accessible_in_every_size_and_color_scheme(
     name: str, browser: Any, demo: str
 ) -> None:
-    """Large and small, light and dark: axe finds nothing on our pages, a strict
-    Content-Security-Policy keeps nothing out, a phone does not scroll sideways.
+    """axe finds no problem on large and small screens in light and dark, the strict
+    Content-Security-Policy blocks nothing, and a phone does not scroll sideways.
     """
     sign_in(browser, demo)
     opened(browser, demo, name)
@@ -557,8 +556,8 @@ return [...(wide ? ["page"] : []), ...scrolled, ...outside];
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[str, str]]]:
-    """Demos with what code has put into them: the address, and what the code printed. Each is
-    started once.
+    """Yield a function that starts a demo with data from code, once, and returns its address and
+    the output of the code.
     """
     started: dict[str, tuple[tuple[Any, str, str], str]] = {}
 
@@ -594,9 +593,8 @@ LONG_PAGES = {
 
 @pytest.mark.parametrize("name", LONG_PAGES)
 def test_no_column_is_cut_off_at_any_width(name: str, browser: Any, places: Any) -> None:
-    """With names of 80 characters, in long lists, every cell and every button is on the screen; on
-    a phone, rows are cards whose values have the names of their columns. Nothing there is a digest,
-    moments are short, and a limit reads as a sentence.
+    """With long names and lists, every cell and button is on the screen. On a phone, rows are cards
+    with labelled values. No digest is displayed, and moments are short.
     """
     address, digest = places(FURNISH)
     sign_in(browser, address)
@@ -660,9 +658,7 @@ return [...new Set(read.map(text => text.replace(/\\s+/g, " ").trim()))];
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_is_translated_to_german(name: str, browser: Any, places: Any) -> None:
-    """To whose browser asks for it: no words are left that have a translation, or that the English
-    page has, too; and on a phone nothing is cut off by longer ones.
-    """
+    """For a German browser, the page has no English text, and no text is cut off on a phone."""
     demo, _printed = places(AS_IT_BEGINS)
     sign_in(browser, demo)
     opened(browser, demo, name)
@@ -705,7 +701,7 @@ return broken;
 def test_the_page_of_all_limits_breaks_lines_only_between_parts_of_names(
     browser: Any, places: Any
 ) -> None:
-    """Dotted names break after their dots, headings not at all; each limit is a card on a phone."""
+    """Dotted names break after dots, and headings do not break. Each limit is a card on a phone."""
     address, _printed = places(LIMITED)
     sign_in(browser, address)
     browser.get(f"{address}{RULES}limits/")
@@ -723,7 +719,9 @@ def test_the_page_of_all_limits_breaks_lines_only_between_parts_of_names(
 
 
 def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> None:
-    """With a link that leads there; what a search does not find is told apart from it."""
+    """The page of an empty list has a link, and distinguishes an empty list from a search without
+    results.
+    """
     address, _printed = places(EMPTY)
     sign_in(browser, address)
     for page, words, link, leads_to in (
@@ -744,7 +742,7 @@ def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> Non
 
 
 def test_the_demo_shows_edited_limits_immediately(browser: Any, demo: str) -> None:
-    """Its page leads to the rules, and its cards have the numbers of this moment."""
+    """The page links to the rules, and its cards show the current limits."""
     browser.get(demo)
     card = "label:has([value=webhook])"
     assert "4 per second" in browser.find_element("css selector", card).text
@@ -762,8 +760,8 @@ def test_the_demo_shows_edited_limits_immediately(browser: Any, demo: str) -> No
 def test_an_override_for_a_client_is_created_by_form_and_by_inspector(
     browser: Any, demo: str
 ) -> None:
-    """An address with a form field: the inspector offers its digest, the form takes one, and the
-    list shows it.
+    """The inspector offers the digest of an address with a form field, the form accepts a digest,
+    and the list shows it.
     """
     browser.set_window_size(1280, 1400)
     log_in(browser, demo)

@@ -1,4 +1,4 @@
-"""The page of a client: what is known of it by its digest, and what its buttons do."""
+"""The page of a client: its counts, bans and overrides by its digest, and its actions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def of(*identity: Any) -> str:
 
 
 def page(operator: Client, client: str, **query: str) -> str:
-    """The page of a client, as it is read."""
+    """Return the text of the page of a client."""
     response = operator.get(CLIENT, {"digest": client, **query})
     assert response.status_code == 200
     return words(response)
@@ -82,8 +82,8 @@ def statuses(where: str, times: int, address: str, **data: str) -> list[int]:
 
 
 def test_the_page_shows_the_counts_of_every_limit_that_has_some(operator: Client) -> None:
-    """Of rules and of code; of limits that have counted nothing, none. A reset holds for one or
-    all.
+    """Limits of rules and of code are shown, except those without counts. A reset applies to one
+    limit or to all.
     """
     for name, limit in (("first", 2), ("second", 9), ("elsewhere", 9)):
         RateLimitRule.objects.create(
@@ -106,7 +106,9 @@ def test_the_page_shows_the_counts_of_every_limit_that_has_some(operator: Client
 
 
 def test_a_block_keeps_the_counts_and_can_be_ended(operator: Client) -> None:
-    """Until when, once; the counts stay visible, and *Unblock* ends it for the next request."""
+    """The end of the block is shown once, and the counts stay visible. *Unblock* applies to the
+    next request.
+    """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
     assert statuses("/ok", 2, "203.0.113.1") == [200, 200]
     client = of("ip", "203.0.113.1")
@@ -128,7 +130,7 @@ def test_a_block_keeps_the_counts_and_can_be_ended(operator: Client) -> None:
 
 
 def test_a_block_of_a_network_is_found_by_the_address(operator: Client) -> None:
-    """Only a search can know the address; then the page shows what applies, and ends it."""
+    """The page knows the address only after a search. It then shows the override, and ends it."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
     block = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
     client = of("ip", "203.0.113.1")
@@ -145,7 +147,7 @@ def test_a_block_of_a_network_is_found_by_the_address(operator: Client) -> None:
 
 
 def test_bans_are_shown_with_their_evidence_and_lifted(operator: Client) -> None:
-    """The paths to who may see names."""
+    """Only users who may view identities see the paths."""
     statuses("/banning", 4, "203.0.113.1")
     evidence_notes.write(Patience(PATIENCE))
     client = of("ip", "203.0.113.1")
@@ -163,7 +165,7 @@ def test_bans_are_shown_with_their_evidence_and_lifted(operator: Client) -> None
 
 
 def test_slots_are_shown_and_released(operator: Client, settings: Any) -> None:
-    """To who may see the page of slots."""
+    """Only users who may view the page of slots see and release them."""
     settings.RATELIMIT_SLOT_SECONDS = 0.8
     exports = RateLimiter("exports", "3", algorithm="concurrency")
     client = of("user", "7")
@@ -209,7 +211,9 @@ def test_a_search_shows_every_client_with_that_user_or_address(operator: Client)
 def test_an_override_names_the_address_or_user_that_was_searched(
     operator: Client, settings: Any
 ) -> None:
-    """If the digest proves it; for IPv6, it is about the network that is counted together."""
+    """The digest has to match the searched value. For IPv6, the override names the network that is
+    counted as one.
+    """
     ada = User.objects.create_user("ada")
     for query, identity, wanted in (
         ("203.0.113.1", ("ip", "203.0.113.1"), "network=203.0.113.1"),
@@ -224,7 +228,7 @@ def test_an_override_names_the_address_or_user_that_was_searched(
 def test_the_page_reports_that_it_examined_only_some_of_many_limits(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The requested one is among them."""
+    """The limit that the link names is examined."""
     for name in ("one", "two", "three"):
         RateLimitRule.objects.create(name=name, path="/ok", key="ip", limit=9)
     statuses("/ok", 1, "203.0.113.1")
@@ -235,7 +239,7 @@ def test_the_page_reports_that_it_examined_only_some_of_many_limits(
 
 
 def test_limiters_of_one_name_share_a_ban(operator: Client) -> None:
-    """Limiters of one name and other algorithms count apart, and ban together."""
+    """Limiters of one name and other algorithms have separate counts and shared bans."""
     client = of("ip", "203.0.113.1")
     for algorithm in ("fixed_window", "token_bucket"):
         limiter = RateLimiter("shared", "1/h", algorithm=algorithm, ban_after=2, ban_for="10m")
@@ -250,7 +254,7 @@ def test_limiters_of_one_name_share_a_ban(operator: Client) -> None:
 
 
 def test_each_action_needs_its_permission(operator: Client) -> None:
-    """Seeing takes a permission, each button another; nobody blocks themselves."""
+    """Viewing and each action need separate permissions, and operators cannot block themselves."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
     client = of("ip", "203.0.113.1")
     assert staff("view_ratelimitchange", name="other").get(CLIENT).status_code == 403
@@ -275,7 +279,7 @@ def test_each_action_needs_its_permission(operator: Client) -> None:
 
 
 def test_odd_queries_are_answered(operator: Client) -> None:
-    """As a search that finds nothing; what was entered is escaped."""
+    """Such a query finds nothing, and the input is escaped."""
     for odd in (
         "<script>alert(1)</script>",
         "\x00",
@@ -295,7 +299,7 @@ def test_odd_queries_are_answered(operator: Client) -> None:
 
 
 def test_the_page_reports_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
-    """And searches nevertheless."""
+    """Searches work without Redis."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     }

@@ -1,6 +1,4 @@
-"""Rules as a file in the admin: what it would change is seen first, and done when that is
-confirmed.
-"""
+"""The file of rules in the admin: its changes are shown first, and applied after a confirmation."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def looked_at(client: Client, text: str | bytes, missing: str = "delete") -> Any
 
 
 def confirmed(client: Client, page: Any, **more: str) -> Any:
-    """What the button of the page sends."""
+    """Submit the confirmation form of the page."""
     html = page.content.decode()
     values = {name: page.context["form"].initial[name] for name in ("text", "revision", "missing")}
     assert 'name="confirm"' in html
@@ -42,7 +40,7 @@ def confirmed(client: Client, page: Any, **more: str) -> Any:
 
 
 def test_uploading_a_downloaded_file_changes_nothing(operator: Client) -> None:
-    """It is what `export` writes."""
+    """The downloaded file is the output of `export`."""
     answer = operator.get(f"{FILE}rules.yaml")
     assert answer.content.decode() == export()
     assert "attachment" in answer["Content-Disposition"]
@@ -55,8 +53,9 @@ def test_uploading_a_downloaded_file_changes_nothing(operator: Client) -> None:
 
 
 def test_a_file_is_applied_after_its_changes_are_confirmed(operator: Client) -> None:
-    """Old and new are shown before; it holds for the next request, and the history says who did
-    it."""
+    """Old and new values are shown first. The change applies to the next request, and the history
+    names the operator.
+    """
     page = looked_at(operator, export().replace("5/h", "1/h"))
     assert "rate: 5/h → 1/h" in page.content.decode()
     assert visits(2) == [200, 200]
@@ -66,7 +65,7 @@ def test_a_file_is_applied_after_its_changes_are_confirmed(operator: Client) -> 
 
 
 def test_rules_missing_in_a_file_are_deleted_only_if_confirmed(operator: Client) -> None:
-    """By somebody who may."""
+    """The deletion needs a user with the permission to delete rules."""
     text = export()
     cut = text[: text.index("- name: other")]
     page = looked_at(operator, cut)
@@ -89,7 +88,7 @@ def test_rules_missing_in_a_file_are_deleted_only_if_confirmed(operator: Client)
 
 @pytest.mark.parametrize("missing", ["keep", ""])
 def test_a_file_is_merged_unless_rules_are_to_be_replaced(missing: str, operator: Client) -> None:
-    """Rules that the file does not name stay as they are, and need no permission to delete."""
+    """Rules that are not in the file stay, so no permission to delete is needed."""
     rule = "- {name: third, path: /third, key: ip, rate: 3 per hour}"
     may_change = staff(
         "view_ratelimitrule", "add_ratelimitrule", "change_ratelimitrule", name="merges"
@@ -108,7 +107,7 @@ def test_a_file_is_merged_unless_rules_are_to_be_replaced(missing: str, operator
 
 
 def test_a_long_file_shows_its_first_changes_and_the_number_of_all(operator: Client) -> None:
-    """Those with warnings first."""
+    """Changes with warnings come first."""
     lines = [f"- {{name: r{n}, path: /r{n}, key: ip, rate: 1/h}}" for n in range(MAX_SHOWN + 4)]
     lines.append("- {name: wide, path: /wide, key: ip, rate: 0/h}")
     page = looked_at(operator, "\n".join(lines), "keep")
@@ -122,7 +121,9 @@ def test_a_long_file_shows_its_first_changes_and_the_number_of_all(operator: Cli
 
 
 def test_unexpected_effects_of_a_file_have_to_be_confirmed(operator: Client) -> None:
-    """As in the form; what a rule does already is not asked again."""
+    """Warnings are confirmed as in the form. An effect that a rule already has causes no
+    warning.
+    """
     text = export()
     wide = text.replace("rate: 5/h", "rate: 5/h\n  cost: 8")
     page = looked_at(operator, wide)
@@ -141,7 +142,7 @@ def test_unexpected_effects_of_a_file_have_to_be_confirmed(operator: Client) -> 
 
 
 def test_a_file_is_shown_again_if_rules_have_changed_since_its_preview(operator: Client) -> None:
-    """Where somebody has changed a rule meanwhile, the changes are shown anew."""
+    """If another user has changed a rule in the meantime, the changes are shown again."""
     page = looked_at(operator, export().replace("5/h", "1/h"))
     RateLimitRule.objects.filter(name="other").update(limit=8)
     answer = confirmed(operator, page)
@@ -170,7 +171,7 @@ def test_a_file_is_shown_again_if_rules_have_changed_since_its_preview(operator:
 def test_all_errors_of_a_file_are_reported_and_nothing_is_imported(
     text: str | bytes, problems: list[str], operator: Client
 ) -> None:
-    """With the lines."""
+    """Each error has its line."""
     before = export()
     html = looked_at(operator, text).content.decode()
     assert [problem for problem in problems if problem not in html] == []
@@ -180,7 +181,7 @@ def test_all_errors_of_a_file_are_reported_and_nothing_is_imported(
 
 
 def test_a_user_with_view_permission_may_only_download() -> None:
-    """And not upload; who may see no rules gets nothing."""
+    """The upload is refused, and a user without the permission to view rules gets a 403."""
     looks, nobody = staff("view_ratelimitrule", name="looks"), staff(name="nobody")
     assert looks.get(f"{FILE}rules.yaml").content.decode() == export()
     assert not re.search('type="file"', looks.get(FILE).content.decode())

@@ -1,4 +1,4 @@
-"""The page of the app: what an operator begins with. Problems come first, each with what to do."""
+"""The page of the app lists problems first, each with a remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def site(settings: Any, no_others: None) -> None:
 
 
 def shown(client: Client, **query: str) -> str:
-    """The text of the page, in one line."""
+    """Return the text of the page in one line."""
     response = client.get(HOME, query)
     assert response.status_code == 200
     page = response.content.decode().partition('id="main"')[2]
@@ -46,7 +46,7 @@ def shown(client: Client, **query: str) -> str:
 
 
 def test_the_title_of_the_app_leads_to_its_page(operator: Client) -> None:
-    """It has the state, the last changes with a link to each, and the models below."""
+    """It shows the state, the last changes with links, and the models."""
     rule = RateLimitRule.objects.create(name="search <b>", path="/search", key="ip", limit=5)
     rule.limit = 7
     rule.save()
@@ -66,7 +66,7 @@ def _html(client: Client) -> str:
 
 
 def test_an_unavailable_redis_is_listed_first(operator: Client, settings: Any) -> None:
-    """And the page opens, with what limits do meanwhile."""
+    """The page opens, and names the policy for an unavailable Redis."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     }
@@ -77,7 +77,7 @@ def test_an_unavailable_redis_is_listed_first(operator: Client, settings: Any) -
 
 
 def test_rules_that_are_not_in_force_are_a_problem(operator: Client) -> None:
-    """With the numbers of both revisions, and the way to the changes."""
+    """The page has the numbers of both revisions, and a link to the changes."""
     RateLimitRule.objects.create(name="search", path="/search", key="ip", limit=5)
     assert "Problems" not in shown(operator)
     # As a database that was written to while nothing could be published.
@@ -87,7 +87,7 @@ def test_rules_that_are_not_in_force_are_a_problem(operator: Client) -> None:
 
 
 def test_a_rule_that_is_left_out_is_a_problem(operator: Client) -> None:
-    """In its words, with the way to the rules."""
+    """The page has the description of the problem, and a link to the rules."""
     RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
     text = shown(operator)
     assert "broken" in text.partition("Problems")[2].partition("Last changes")[0]
@@ -95,7 +95,7 @@ def test_a_rule_that_is_left_out_is_a_problem(operator: Client) -> None:
 
 
 def test_messages_of_our_checks_are_listed_as_problems(operator: Client, settings: Any) -> None:
-    """With their hints, unless they are silenced; those of others are not."""
+    """They have their hints, unless they are silenced. Messages of other apps are not listed."""
     settings.RATELIMIT_NONSENSE = 1
 
     @register()
@@ -114,7 +114,7 @@ def test_messages_of_our_checks_are_listed_as_problems(operator: Client, setting
 
 
 def test_the_number_of_listed_problems_is_bounded(operator: Client, settings: Any) -> None:
-    """Of many, the others are a number."""
+    """Further problems are counted."""
     for number in range(home.MAX_PROBLEMS + 3):
         setattr(settings, f"RATELIMIT_NONSENSE_{number}", 1)
     assert "3 more" in shown(operator)
@@ -136,7 +136,7 @@ def test_users_see_only_what_their_permissions_allow() -> None:
 
 
 class Annex(Extension):
-    """An annex that adds a problem and a section."""
+    """An optional app that adds a problem and a section."""
 
     name = "test"
 
@@ -146,7 +146,7 @@ class Annex(Extension):
 
 
 def test_optional_apps_add_sections(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Problems before the others; a text that is not marked as safe is escaped."""
+    """Problems come first, and text that is not marked as safe is escaped."""
     monkeypatch.setattr(extension, "extensions", [*extension.extensions, Annex()])
     monkeypatch.setattr(home, "extensions", [*extension.extensions])
     text = shown(operator)
@@ -157,7 +157,7 @@ def test_optional_apps_add_sections(operator: Client, monkeypatch: pytest.Monkey
 def test_the_number_of_queries_does_not_grow_with_the_rules(
     operator: Client, django_assert_max_num_queries: Any
 ) -> None:
-    """Nor with overrides."""
+    """The page takes a constant number of queries."""
     User.objects.create_user("ada")
     RateLimitRule.objects.bulk_create(
         [

@@ -1,4 +1,4 @@
-"""Whatever is sent to the admin, every page and button of ours has an answer that is no failure."""
+"""No input causes a server error on the pages and buttons of the admin."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def operator() -> Client:
 
 @pytest.fixture
 def rows(operator: Client) -> None:
-    """Rows of every kind, among them such as only a script or an older version can have written."""
+    """Rows of every kind, including rows that only a script or an older version can have
+    written.
+    """
     Group.objects.create(name="pro")
     fits = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, mode="shadow")
     RateLimitRule.objects.create(name="by session", path="/", key="session", limit=5)
@@ -253,7 +255,7 @@ QUERIES = [
 
 
 class Fields(HTMLParser):
-    """What a page would send: each field with its values, and each button."""
+    """The fields and buttons of a page, with their values."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -273,7 +275,9 @@ class Fields(HTMLParser):
 
 
 def pages() -> list[str]:
-    """The pattern of every URL of our part of the admin, with its arguments in angle brackets."""
+    """Return the pattern of every URL in the package's part of the admin, with its arguments in
+    angle brackets.
+    """
     found = [reverse("admin:app_list", args=[APP])]
     for model, model_admin in admin.site._registry.items():
         if model._meta.app_label == APP:
@@ -283,7 +287,7 @@ def pages() -> list[str]:
 
 
 def filled(dice: random.Random, pattern: str) -> str:
-    """The URL with keys of rows for its arguments, or something odd."""
+    """Return the URL with primary keys or odd values for its arguments."""
 
     def argument(match: re.Match[str]) -> str:
         kind = match[1]
@@ -304,9 +308,7 @@ def filled(dice: random.Random, pattern: str) -> str:
 
 
 def sent(dice: random.Random, page: str) -> list[tuple[str, str]]:
-    """A form as nobody fills it in: most fields as they stand in the page, or chosen, some odd,
-    missing or repeated.
-    """
+    """Return form data with most values of the page, and some odd, missing or repeated ones."""
     by_name: dict[str, list[str]] = {}
     for name, value in Fields(page).fields:
         by_name.setdefault(name, []).append(value)
@@ -355,7 +357,7 @@ ACTIONS = [
 def asked(
     client: Client, dice: random.Random, patterns: Sequence[str]
 ) -> Iterator[tuple[str, str, Any, int]]:
-    """Odd requests: (method, URL, what was sent, status)."""
+    """Yield odd requests as method, URL, data and status."""
     while True:
         url = filled(dice, dice.choice(patterns))
         query = [(dice.choice(QUERIES), dice.choice(ODD)) for _ in range(dice.choice([0, 0, 1, 2]))]
@@ -388,8 +390,8 @@ def asked(
 def test_every_page_and_button_handles_odd_values(
     seed: int, zone: str, operator: Client, rows: None, settings: Any, caplog: Any
 ) -> None:
-    """Forms, actions, queries and addresses with odd values: pages, redirects, refusals, never a
-    failure.
+    """Forms, actions, queries and URLs with odd values get a page, a redirect or a refusal, but no
+    server error.
     """
     settings.TIME_ZONE = zone
     dice = random.Random(seed)
@@ -408,8 +410,8 @@ def test_every_page_and_button_handles_odd_values(
 
 
 def test_the_inspector_handles_odd_requests(operator: Client, rows: None) -> None:
-    """Rules by session, paths that are no part of a URL, call sites that need what only a real
-    request has.
+    """The requests meet rules by session, paths that are not valid in a URL, and call sites that
+    need attributes of a real request.
     """
     url = reverse(f"admin:{APP}_inspect")
     asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
@@ -435,7 +437,7 @@ def test_the_inspector_handles_odd_requests(operator: Client, rows: None) -> Non
 def test_a_filter_that_a_database_rejects_is_answered_like_other_invalid_filters(
     operator: Client, page: str
 ) -> None:
-    """Also as PostgreSQL, which refuses texts with a null character."""
+    """This includes PostgreSQL, which rejects texts with a null character."""
     path = f"/admin/django_ratelimit_lua/{page}/"
     for text in ("a%00b", "%00"):
         answer = operator.get(f"{path}?name={text}")
@@ -443,7 +445,7 @@ def test_a_filter_that_a_database_rejects_is_answered_like_other_invalid_filters
 
 
 def test_no_name_is_sent_to_a_database_that_rejects_it(operator: Client, rows: None) -> None:
-    """Every query that has a name, and every command."""
+    """This holds for every query with a name, and for every command."""
     names = ("\x00", "a\x00b")
     asked = {
         "address": "203.0.113.9",
@@ -486,7 +488,7 @@ def test_no_name_is_sent_to_a_database_that_rejects_it(operator: Client, rows: N
 
 @pytest.mark.parametrize("action", ["block:nobody", "exempt:nobody", "block:admin"])
 def test_an_override_for_a_missing_rule_is_an_error(action: str, operator: Client) -> None:
-    """And never one for all rules."""
+    """No override for all rules is created instead."""
     asked = {
         "address": "203.0.113.9",
         "path": "/ok",
@@ -502,7 +504,7 @@ def test_an_override_for_a_missing_rule_is_an_error(action: str, operator: Clien
 
 
 def test_a_header_that_is_too_long_is_an_error(operator: Client) -> None:
-    """Told on the page."""
+    """The page shows the error."""
     name = "a" * 250
     asked = {
         "header": f"{name}: b",
@@ -523,7 +525,7 @@ def test_a_header_that_is_too_long_is_an_error(operator: Client) -> None:
 
 
 def test_the_preview_explains_errors(operator: Client) -> None:
-    """A cost that cannot be; one that is only large is shown as what it is: nothing goes."""
+    """The preview reports an invalid cost. A valid but large cost allows no request."""
     form = given(
         path="/ok",
         key="ip",
@@ -544,8 +546,8 @@ def test_the_preview_explains_errors(operator: Client) -> None:
 
 
 def test_a_version_with_a_taken_name_is_not_restored(operator: Client) -> None:
-    """It says so, and overwrites nobody else's rule; a deleted rule comes back as the row that it
-    was.
+    """The page reports it, and the other rule is not overwritten. A deleted rule is restored with
+    its primary key.
     """
     one = RateLimitRule.objects.create(name="first", path="/ok", key="ip", limit=5)
     first = RateLimitChange.objects.get()
@@ -570,7 +572,9 @@ def test_a_version_with_a_taken_name_is_not_restored(operator: Client) -> None:
 def test_dates_at_the_ends_of_the_calendar_are_refused_or_clamped(
     day: str, field: str, operator: Client
 ) -> None:
-    """A form says so; what a script writes is moved to where every time zone can show it."""
+    """The form reports an error. A date that a script writes is moved to one that every time zone
+    can display.
+    """
     form = {"network": "203.0.113.9", "effect": "block", "period": 1, "unit": "m", "duration": ""}
     page = operator.post(f"{OVERRIDES}add/", {**form, f"{field}_0": day, f"{field}_1": "23:59:59"})
     assert "leave it empty" in errors(page) or "valid date" in errors(page)
@@ -596,7 +600,9 @@ def test_dates_at_the_ends_of_the_calendar_are_refused_or_clamped(
 
 
 def test_a_tier_that_does_not_fit_its_rule_is_refused_by_the_form(operator: Client) -> None:
-    """At its field, by the rule as it stands in the form; with both mended, both are saved."""
+    """The error is at the field of the tier, and depends on the rule in the form. Both are saved
+    when both are valid.
+    """
     Group.objects.create(name="pro")
     tier = {
         **NO_TIERS,
@@ -628,7 +634,7 @@ def test_a_tier_that_does_not_fit_its_rule_is_refused_by_the_form(operator: Clie
 
 
 def test_a_rule_is_checked_against_tiers_that_the_user_may_not_edit(operator: Client) -> None:
-    """Then the rule is held against the tiers that it has."""
+    """The rule is checked against its stored tiers."""
     one = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, unit="m")
     RateLimitTier.objects.create(rule=one, group="pro", limit=50, unit="m")
     client = staff("view_ratelimitrule", "change_ratelimitrule")
@@ -639,7 +645,7 @@ def test_a_rule_is_checked_against_tiers_that_the_user_may_not_edit(operator: Cl
 
 
 def test_an_invalid_rule_can_be_listed_and_switched_off(operator: Client, rows: None) -> None:
-    """The order of all can be changed, and it can be switched off."""
+    """The order of all rules can be changed, and the invalid rule can be switched off."""
     every = list(RateLimitRule.objects.all())
     form: dict[str, Any] = {
         "form-TOTAL_FORMS": len(every),
@@ -662,7 +668,7 @@ def test_an_invalid_rule_can_be_listed_and_switched_off(operator: Client, rows: 
 
 @pytest.mark.parametrize("key", ["abc", "9" * 40, "²", "1_2_3", "%00"])
 def test_a_page_for_a_missing_row_is_not_found(key: str, operator: Client) -> None:
-    """Whatever stands in its address."""
+    """The response is a 404 or a redirect for any key in the URL."""
     for page in (f"{RULES}{key}/history/", f"{RULES}restore/{key}/", f"{RULES}{key}/mode/off/"):
         assert operator.post(page).status_code in (404, 302)
     for page in ("change", "delete"):
@@ -675,6 +681,6 @@ def test_a_page_for_a_missing_row_is_not_found(key: str, operator: Client) -> No
 def test_a_filter_by_a_key_that_no_row_can_have_gets_a_page(
     name: str, key: str, operator: Client
 ) -> None:
-    """An empty list, or the whole one; links in old messages may contain anything."""
+    """The list is empty or complete."""
     for url in (RULES, OVERRIDES, CHANGES):
         assert operator.get(url, {name: key}, follow=True).status_code == 200

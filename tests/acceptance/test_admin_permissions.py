@@ -1,4 +1,4 @@
-"""Operators with few permissions: what is hidden from them, and what forged requests cannot do."""
+"""Operators with few permissions: the hidden data, and forged requests."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def treated(operator: Client) -> Treated:
 
 
 def state() -> tuple[set[bytes], set[int]]:
-    """The bans and overrides that are in force."""
+    """Return the keys of bans and overrides that are in force."""
     active = RateLimitOverride.objects.active().values_list("pk", flat=True)
     return {ban.key for ban in active_bans()}, set(active)
 
 
 def test_pages_hide_names_and_reasons_from_users_without_permission(treated: Treated) -> None:
-    """Of bans and of overrides, on the page of the client that they are about, too; a number stands
-    for an override.
+    """Bans and overrides have no names, also on the page of their client. An override is identified
+    by its number.
     """
     reader = staff("view_ratelimitrule")
     urls = [
@@ -105,7 +105,9 @@ def test_pages_hide_names_and_reasons_from_users_without_permission(treated: Tre
 
 
 def test_forged_requests_lift_and_block_nothing(treated: Treated, operator: Client) -> None:
-    """By users without the permission, by GET, without a token, and about another client."""
+    """Requests without the permission, by GET, without a token or for another client change
+    nothing.
+    """
     before = state()
     keys = {active.identity: active.key.decode() for active in active_bans()}
     reader, blocker = staff("view_ratelimitrule"), staff("block_identity", name="blocker")

@@ -16,8 +16,7 @@ from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 
 
 def test_a_limiter_without_an_identity_counts_all_callers_together(settings: Any) -> None:
-    """As a call site with that key does, which a rule replaces by its name; and nobody is
-    banned."""
+    """It is the same count as that of a call site with the key `all`. It never bans."""
     limiter = RateLimiter("everyone", "3/h", ban_after=1, ban_for="1h")
     assert [limiter.hit().allowed, limiter.hit(None).allowed, limiter.peek().remaining] == [
         True,
@@ -61,7 +60,9 @@ def test_the_key_all_cannot_be_combined_or_banned(given: dict[str, Any], problem
 
 @pytest.mark.django_db(transaction=True)
 def test_the_admin_and_the_checks_support_the_key_all(settings: Any) -> None:
-    """In the admin's words and checks; and a block needs a client."""
+    """The admin describes the key, and the checks refuse invalid combinations. A block needs a
+    client.
+    """
     rule = RateLimitRule(name="database", path="/ok", key="all", limit=500, unit="s")
     rule.full_clean()
     assert reading(rule.declared()) == "500 per second for all clients together, on /ok"

@@ -1,4 +1,4 @@
-"""What a blocked client is told."""
+"""The responses to refused clients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def blocked(client: Client, **headers: str) -> Any:
 
 
 def test_a_program_gets_the_retry_time_in_plain_text(client: Client) -> None:
-    """In words, with the reference."""
+    """The text has the retry time and the reference."""
     response = blocked(client)
     assert response["Content-Type"] == "text/plain; charset=utf-8"
     text = (
@@ -57,8 +57,9 @@ def test_a_program_gets_the_retry_time_in_plain_text(client: Client) -> None:
     "accept", ["application/json", "application/problem+json", "application/json, text/html;q=0.5"]
 )
 def test_a_client_that_accepts_json_gets_a_problem_document(accept: str, client: Client) -> None:
-    """RFC 9457, of the type that the IETF's draft has for quotas, with the names of the
-    policies."""
+    """It is a document of RFC 9457 with the type of the IETF draft for quotas and the names of the
+    policies.
+    """
     response = blocked(client, accept=accept)
     assert response["Content-Type"] == "application/problem+json"
     assert json.loads(response.content) == {
@@ -75,7 +76,7 @@ def test_a_client_that_accepts_json_gets_a_problem_document(accept: str, client:
 def test_the_violated_policies_are_named_as_in_the_headers(
     rf: RequestFactory, settings: Any
 ) -> None:
-    """Those that refuse, and no others."""
+    """Only the policies that refuse are named."""
     settings.RATELIMIT_HEADERS = "draft-10"
     view = ratelimit("search", "ip", ["9/s", "1/h", "5/d"])(lambda request: HttpResponse())
     headers = {"accept": "application/json"}
@@ -88,7 +89,9 @@ def test_the_violated_policies_are_named_as_in_the_headers(
     "accept", [BROWSER, "text/html", "TEXT/HTML", "text/html, application/json;q=0.9"]
 )
 def test_a_browser_gets_an_html_page(accept: str, client: Client) -> None:
-    """Without a template of the project: what happened, when to come back, and the reference."""
+    """Without a template of the project, the page has the reason, the retry time and the
+    reference.
+    """
     response = blocked(client, accept=accept)
     page = response.content.decode()
     assert response["Content-Type"] == "text/html; charset=utf-8"
@@ -99,7 +102,7 @@ def test_a_browser_gets_an_html_page(accept: str, client: Client) -> None:
 
 @pytest.mark.parametrize("accept", ["*/*", "image/png", "text/plain", "text/*"])
 def test_clients_without_a_preference_get_plain_text(accept: str, client: Client) -> None:
-    """curl, and whatever takes anything."""
+    """For example, curl accepts any type."""
     assert blocked(client, accept=accept)["Content-Type"].startswith("text/plain")
 
 
@@ -118,7 +121,7 @@ def test_clients_without_a_preference_get_plain_text(accept: str, client: Client
 def test_the_429_page_works_without_the_projects_templates_and_app(
     engine: Any, client: Client, settings: Any
 ) -> None:
-    """Neither its template engine nor the app: limits work without both."""
+    """The page needs neither the template engine nor the installed app."""
     settings.TEMPLATES = [] if engine is None else [engine]
     page = blocked(client, accept=BROWSER).content.decode()
     assert "<h1>Too many requests</h1>" in page
@@ -126,7 +129,9 @@ def test_the_429_page_works_without_the_projects_templates_and_app(
 
 
 def test_the_429_page_has_no_script_and_loads_nothing(client: Client) -> None:
-    """So it works under any policy for contents; where there is a nonce, its style has it."""
+    """So it works under any Content-Security-Policy. The tests below cover the nonce and the hash
+    of its style.
+    """
     page = blocked(client, accept=BROWSER).content.decode()
     assert not re.search(
         r"<script|<link|<img|<iframe|@import|url\(|https?:|\bsrc=|\bon\w+=|\bstyle=", page
@@ -137,7 +142,7 @@ def test_the_429_page_has_no_script_and_loads_nothing(client: Client) -> None:
 
 @pytest.mark.parametrize("attribute", ["csp_nonce", "_csp_nonce"])
 def test_the_style_has_the_nonce_of_the_request(attribute: str, rf: RequestFactory) -> None:
-    """Of django-csp, and of Django's own middleware."""
+    """The nonce is that of django-csp or of Django's own middleware."""
     view = ratelimit(key="ip", rate="0/m")(lambda request: None)
     request = rf.get("/", headers={"accept": BROWSER})
     setattr(request, attribute, SimpleLazyObject(lambda: "r4nd<m"))
@@ -145,7 +150,7 @@ def test_the_style_has_the_nonce_of_the_request(attribute: str, rf: RequestFacto
 
 
 def test_the_documentation_has_the_hash_of_the_style(client: Client) -> None:
-    """For policies by hash."""
+    """The documented hash can be used in a Content-Security-Policy."""
     style = re.search(
         r"<style>(.*)</style>", blocked(client, accept=BROWSER).content.decode()
     ).group(1)
@@ -155,7 +160,7 @@ def test_the_documentation_has_the_hash_of_the_style(client: Client) -> None:
 
 
 def test_texts_of_a_rule_are_escaped_in_responses(client: Client, settings: Any) -> None:
-    """And its lines stay lines."""
+    """The lines of the text are kept."""
     message = "Too many searches.\nAsk <sales@example.org>."
     settings.MIDDLEWARE = [LIMITS]
     settings.RATELIMIT_RULES = [
@@ -171,7 +176,9 @@ def test_texts_of_a_rule_are_escaped_in_responses(client: Client, settings: Any)
 def test_a_client_gets_the_message_in_its_language(
     middleware: list[str], client: Client, settings: Any
 ) -> None:
-    """Wherever `LocaleMiddleware` stands, and whoever was answered before."""
+    """This holds for every position of `LocaleMiddleware`, and for clients with different
+    languages.
+    """
     settings.MIDDLEWARE = middleware
     settings.RATELIMIT_RULES = [
         {"name": "all", "path": "/", "key": "ip", "rate": "1/d", "algorithm": "fixed_window"}
@@ -195,7 +202,7 @@ def test_a_client_gets_the_message_in_its_language(
 
 
 def test_a_site_with_one_language_answers_in_that_language(client: Client, settings: Any) -> None:
-    """Without `LocaleMiddleware` it does not matter what a browser prefers."""
+    """Without `LocaleMiddleware`, the language of the browser is ignored."""
     settings.LANGUAGE_CODE = "de"
     translation.activate("de")  # As Django does at its start.
     page = blocked(client, accept=BROWSER, **{"accept-language": "en"}).content.decode()
@@ -213,7 +220,7 @@ def templates(text: str) -> list[dict[str, Any]]:
 
 
 def test_the_projects_429_template_is_used(client: Client, settings: Any) -> None:
-    """`429.html` gets what the documentation says."""
+    """`429.html` gets the documented variables."""
     settings.TEMPLATES = templates(
         "{{ retry_after }}|{{ decision.remaining }}|{{ decision.denied_by.0 }}|{{ reason }}|{{ "
         "message }}|{{ when }}|"
@@ -229,7 +236,7 @@ def test_the_projects_429_template_is_used(client: Client, settings: Any) -> Non
 def test_the_429_template_of_another_app_precedes_the_default(
     client: Client, settings: Any, tmp_path: Path
 ) -> None:
-    """In whatever order the apps are installed, and it may extend ours."""
+    """The order of the installed apps does not matter, and the template may extend the default."""
     folder = tmp_path / "shop" / "templates"
     folder.mkdir(parents=True)
     (tmp_path / "shop" / "__init__.py").write_text("")
@@ -248,7 +255,7 @@ def test_the_429_template_of_another_app_precedes_the_default(
 def test_a_missing_template_inside_the_projects_429_template_is_an_error(
     client: Client, settings: Any
 ) -> None:
-    """Only the absence of `429.html` itself means that there is none."""
+    """Only a missing `429.html` itself leads to the default page."""
     from django.template import TemplateDoesNotExist
 
     settings.TEMPLATES = templates("{% include 'missing.html' %}")
@@ -257,7 +264,9 @@ def test_a_missing_template_inside_the_projects_429_template_is_an_error(
 
 
 def test_ratelimit_view_replaces_the_default_response(client: Client, settings: Any) -> None:
-    """`RATELIMIT_VIEW` gets the request and the exception; `Retry-After` is added."""
+    """`RATELIMIT_VIEW` gets the request and the exception, and its response gets a
+    `Retry-After`.
+    """
     settings.RATELIMIT_VIEW = "tests.acceptance.site.custom"
     responses = [client.get("/plain") for _ in range(3)]
     assert responses[-1].status_code == 418
@@ -266,7 +275,9 @@ def test_ratelimit_view_replaces_the_default_response(client: Client, settings: 
 
 
 def test_ratelimit_view_receives_the_refusal(client: Client, settings: Any) -> None:
-    """The rule's message, when to try again in the client's language, and the reference."""
+    """The exception has the rule's message, the retry time in the client's language, and the
+    reference.
+    """
     settings.MIDDLEWARE = [LIMITS, LOCALE]
     settings.RATELIMIT_RULES = [
         {
@@ -291,8 +302,8 @@ def test_ratelimit_view_receives_the_refusal(client: Client, settings: Any) -> N
 def test_an_exception_class_of_the_project_has_the_message_of_the_rule(
     rf: RequestFactory, settings: Any
 ) -> None:
-    """Where it is a `Ratelimited`; it still has it in another process. A rule without a message
-    leaves its text.
+    """A `Ratelimited` keeps the message when it is pickled. Without a message of the rule, the
+    exception has its own text.
     """
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
     settings.RATELIMIT_RULES = [
@@ -324,7 +335,9 @@ def test_an_exception_class_of_the_project_has_the_message_of_the_rule(
 def test_a_request_that_can_never_be_allowed_gets_the_reason(
     rate: Any, cost: int, detail: str, rf: RequestFactory
 ) -> None:
-    """What is too large is too large; where nothing is let in, size is not the reason."""
+    """A request can be larger than the limit. If a limit allows no request, the size is not given
+    as the reason.
+    """
     view = ratelimit(key="ip", rate=rate, cost=cost)(lambda request: None)
     response = view(rf.get("/", headers={"accept": "application/json"}))
     assert json.loads(response.content)["detail"] == detail
@@ -335,7 +348,7 @@ def test_a_request_that_can_never_be_allowed_gets_the_reason(
 def test_a_permanent_block_is_described_as_permanent(
     has_rule: bool, client: Client, settings: Any
 ) -> None:
-    """And no quota is named; who is blocked for a time is told when it ends."""
+    """The response names no quota. A temporary block has a retry time."""
     settings.MIDDLEWARE = [LIMITS]
     settings.RATELIMIT_HEADERS = "draft-10"
     if has_rule:
@@ -369,8 +382,8 @@ def test_a_permanent_block_is_described_as_permanent(
 def test_a_real_browser_renders_the_429_page(
     theme: str, browser: Any, live_server: Any, settings: Any
 ) -> None:
-    """On a desk and on a phone, light and dark; whole under the strictest policy, and accessible
-    with and without.
+    """The page is complete and accessible on large and small screens, in light and dark, with and
+    without the strictest Content-Security-Policy.
     """
     settings.MIDDLEWARE = ["tests.acceptance.test_answers.with_policy"]
     theme_feature = {"name": "prefers-color-scheme", "value": theme}
@@ -397,7 +410,7 @@ def test_a_real_browser_renders_the_429_page(
 
 
 def with_policy(get_response: Any) -> Any:
-    """A site's middleware."""
+    """A middleware of the site that sets a Content-Security-Policy."""
 
     def answer(request: Any) -> Any:
         response = get_response(request)

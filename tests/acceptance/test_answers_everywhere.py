@@ -1,5 +1,5 @@
-"""Every 429 of ours, wherever it is made and whatever it asks on its way: the same promises under
-WSGI and ASGI.
+"""Every 429 response has the same headers and content, under WSGI and ASGI, wherever the request is
+refused.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def site(settings: Any) -> None:
 
 
 def last(where: str, kind: str, cookies: Any = None, **headers: str) -> Any:
-    """The second answer."""
+    """Return the second response."""
 
     async def coroutine() -> Any:
         client = AsyncClient()
@@ -205,7 +205,9 @@ def promised(response: Any) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_a_projects_429_page_can_use_session_and_user(kind: str) -> None:
-    """The project's template asks session, user and groups of the database, whoever refuses."""
+    """The project's template reads session, user and groups from the database, under every way of
+    limiting.
+    """
     client = Client()
     client.force_login(User.objects.create(username="ada"))
     for where in DJANGO:
@@ -218,8 +220,8 @@ def test_a_projects_429_page_can_use_session_and_user(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("view", VIEWS)
 def test_ratelimit_view_may_be_sync_async_or_a_class(view: str, kind: str, settings: Any) -> None:
-    """`RATELIMIT_VIEW` may ask the database, be a coroutine, a class, or leave its page to be
-    rendered.
+    """`RATELIMIT_VIEW` may query the database, be a coroutine function or a class, or return a
+    `TemplateResponse`.
     """
     settings.RATELIMIT_VIEW = VIEWS[view]
     for where in DJANGO:
@@ -230,7 +232,9 @@ def test_ratelimit_view_may_be_sync_async_or_a_class(view: str, kind: str, setti
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_drf_views_respond_with_429(kind: str, settings: Any) -> None:
-    """A throttle, a `@ratelimit` on a method, and a `Ratelimited` however deep: 429, never 403."""
+    """A throttle, `@ratelimit` on a method, and a `Ratelimited` at any depth lead to a 429, and
+    never to a 403.
+    """
     for where in DRF:
         promised(last(where, kind))
         settings.RATELIMIT_HEADERS = "draft-10"
@@ -246,7 +250,7 @@ def test_drf_views_respond_with_429(kind: str, settings: Any) -> None:
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("where", ["/drf/throttled", "/drf/deep"])
 def test_the_drf_body_has_the_members_of_a_problem_document(where: str, kind: str) -> None:
-    """Beside its own detail: the type, which policies were violated, and the reference."""
+    """Beside DRF's `detail`, it has the type, the violated policies and the reference."""
     response = last(where, kind)
     body = response.json()
     assert body.pop("detail").startswith("Request was throttled. Expected available in 3")
@@ -259,8 +263,8 @@ def test_the_drf_body_has_the_members_of_a_problem_document(where: str, kind: st
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_the_message_of_a_rule_is_in_every_response(kind: str, settings: Any) -> None:
-    """By decorator, middleware and throttle, raised deep inside, as JSON, page, text and in DRF's
-    body.
+    """A decorator, a middleware, a throttle and a raised exception give the message as JSON, HTML,
+    text and in DRF's body.
     """
     names = ("decorated", "adecorated", "refusing", "deep")
     rules = [
@@ -280,7 +284,7 @@ def test_the_message_of_a_rule_is_in_every_response(kind: str, settings: Any) ->
 
 
 def test_an_impossible_request_is_reported_in_drf_as_well(settings: Any) -> None:
-    """A limit of 0 names no time."""
+    """The response under a limit of 0 has no retry time."""
     settings.RATELIMIT_RULES = [
         {"name": "refusing", "group": "refusing", "rate": "0/h", "message": "Closed."}
     ]
@@ -295,8 +299,8 @@ def test_an_impossible_request_is_reported_in_drf_as_well(settings: Any) -> None
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("exception", [None, Ratelimited])
 def test_a_refusal_is_logged_once(kind: str, exception: Any, settings: Any, caplog: Any) -> None:
-    """By whatever face, and where it is raised and caught again; with the reference that the client
-    has. Refused again in the same minute, nothing more is written.
+    """The log entry has the path and the reference of the response. Further refusals in the same
+    minute are not logged.
     """
     settings.RATELIMIT_EXCEPTION_CLASS = exception
     for where in ["/decorated", "/adecorated", "/class", "/deep", "/adeep", *DRF]:
@@ -315,19 +319,21 @@ def test_a_refusal_is_logged_once(kind: str, exception: Any, settings: Any, capl
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_every_form_of_the_response_forbids_caching(kind: str) -> None:
-    """Problem document and page, from every face."""
+    """This holds for problem documents, HTML and text under every way of limiting."""
     for where, accept in itertools.product(DJANGO, ["application/json", "text/html", "*/*"]):
         promised(last(where, kind, accept=accept))
 
 
 def own_handler(exc: Exception, context: Any) -> Response:
-    """A project's."""
+    """An exception handler of a project."""
     response = exception_handler(exc, context)
     return Response({"own": True}, status=response.status_code if response is not None else 500)
 
 
 def test_a_projects_own_exception_handler_is_kept(settings: Any) -> None:
-    """It is asked, and not ours; a throttle's refusal is not stored all the same."""
+    """The package's handler is not used. The response to a throttled request still
+    forbids caching.
+    """
     settings.REST_FRAMEWORK = {
         **settings.REST_FRAMEWORK,
         "EXCEPTION_HANDLER": f"{__name__}.own_handler",
@@ -342,7 +348,7 @@ def test_a_projects_own_exception_handler_is_kept(settings: Any) -> None:
 
 
 def test_other_exceptions_are_left_to_drf(settings: Any) -> None:
-    """Ours leaves them as they are."""
+    """The package's handler returns what DRF's handler returns."""
     from django_ratelimit_lua.throttling import exception_handler as ours
 
     for error in (PermissionDenied("no"), ValueError()):
@@ -353,7 +359,7 @@ def test_other_exceptions_are_left_to_drf(settings: Any) -> None:
 
 
 def test_a_request_that_can_never_be_allowed_has_no_retry_after_in_drf() -> None:
-    """No `Retry-After` in DRF's answer either."""
+    """DRF's response has no `Retry-After`."""
     from django_ratelimit_lua.throttling import exception_handler as ours
 
     response = ours(Ratelimited(Decision(False)), {})
@@ -366,7 +372,7 @@ def test_a_request_that_can_never_be_allowed_has_no_retry_after_in_drf() -> None
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_cache_headers_of_ratelimit_view_are_kept(kind: str, settings: Any) -> None:
-    """`Cache-Control` and `Retry-After` of `RATELIMIT_VIEW` are its own."""
+    """`Cache-Control` and `Retry-After` of `RATELIMIT_VIEW` are not replaced."""
 
     def own(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
         return JsonResponse(
@@ -383,7 +389,7 @@ def test_cache_headers_of_ratelimit_view_are_kept(kind: str, settings: Any) -> N
 def test_a_ratelimit_view_that_returns_none_is_named_in_the_error(
     where: str, kind: str, settings: Any
 ) -> None:
-    """By its setting."""
+    """The error names the setting."""
     settings.RATELIMIT_VIEW = lambda request, exception: None
     with pytest.raises(TypeError, match="RATELIMIT_VIEW returned None"):
         last(where, kind)

@@ -1,5 +1,5 @@
-"""Whatever rule is accepted, whatever is found in Redis, and whatever request comes: an answer,
-never a failure.
+"""Any accepted rule, any content of Redis and any request lead to a response without a server
+error.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def get(address: str = "/ok", times: int = 1) -> list[int]:
 
 
 def by_hand(direct: redis.Redis, prefix: str, *rules: Any, revision: int = 1) -> None:
-    """Rules in Redis as nobody of ours would have written them."""
+    """Write rules to Redis that the package would not write."""
     known = direct.hgetall(f"{prefix}{{rules}}")
     snapshot = {
         "format": FORMAT,
@@ -156,7 +156,7 @@ requests = st.fixed_dictionaries(
 
 
 def answer(asked: dict[str, Any]) -> int:
-    """The status of what a request is answered, through the whole stack."""
+    """Return the status of a request through the whole stack."""
     content, kind = asked["body"]
     headers = (
         {}
@@ -195,8 +195,8 @@ def test_a_valid_rule_can_be_applied_to_every_request(
     of_groups: list[dict[str, Any]],
     asked: list[dict[str, Any]],
 ) -> None:
-    """What `full_clean` takes compiles, and every request under it is answered; and the next rules
-    are found.
+    """A rule that `full_clean` accepts can be compiled, every request under it gets a response, and
+    later rules are loaded.
     """
     RateLimitRule.objects.all().delete()
     one = RateLimitRule(**fields)
@@ -253,7 +253,7 @@ def test_a_valid_rule_can_be_applied_to_every_request(
 def test_an_inapplicable_option_is_an_error_at_its_definition(
     fields: dict[str, Any], problem: str
 ) -> None:
-    """By the model, and so by every form."""
+    """The model validates the option, and so does every form."""
     one = RateLimitRule(**{"name": "site", "path": "/", "key": "ip", "limit": 5, **fields})
     with pytest.raises(ValidationError) as caught:
         one.full_clean()
@@ -282,15 +282,15 @@ def test_an_inapplicable_option_is_an_error_at_its_definition(
 def test_settings_and_files_are_checked_by_the_same_code(
     fields: dict[Any, Any], problem: str, plain: bool
 ) -> None:
-    """An error that names the field, of whatever type a value is."""
+    """The error names the field, for values of any type."""
     with pytest.raises(RuleError) as caught:
         compile_rule({"name": "site", "key": "ip", "rate": "5/m", **fields}, plain=plain)
     assert caught.value.field == problem
 
 
 def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
-    """Where it is written; and one that is in force already is left out alone: its rule goes on
-    limiting everybody.
+    """An invalid tier is an error when it is validated. A stored one is left out, and its rule
+    still limits all clients.
     """
     one = rule(algorithm="fixed_window", align="day", limit=2, unit="d")
     wrong = RateLimitTier(rule=one, group="pro", limit=5, unit="m")
@@ -355,8 +355,9 @@ def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
 def test_any_content_of_redis_is_applied_or_ignored(
     people: None, direct: redis.Redis, prefix: str, found: list[Any], asked: list[dict[str, Any]]
 ) -> None:
-    """Written by an older version or by hand: what makes sense applies, and the rest is
-    left out."""
+    """An older version or an operator has written the content. Valid rules apply, and the rest is
+    left out.
+    """
     provider.load()  # Which database is ours is known from here on.
     direct.delete(f"{prefix}{{rules}}")
     provider._ruleset = provider._snapshot = None
@@ -381,8 +382,8 @@ def test_any_content_of_redis_is_applied_or_ignored(
 def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
     key: str, stack: list[str], settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once in the log, in `check` and in health; requests go on by the other rules, and newer ones
-    are found.
+    """The log, `check` and `health` report it once. Other rules apply, and later rules
+    are loaded.
     """
     settings.MIDDLEWARE = stack
     one = rule("bad", key=key, limit=1)
@@ -409,7 +410,7 @@ def test_a_rule_that_fails_is_left_out_and_can_be_switched_off(
 def test_invalid_settings_prevent_the_middleware_from_starting(
     fields: dict[str, Any], settings: Any
 ) -> None:
-    """They are refused when the middleware is made, before any request."""
+    """The settings are validated when the middleware is created, before any request."""
     settings.RATELIMIT_RULES = [{"name": "site", "path": "/", "key": "ip", "rate": "5/m", **fields}]
     with pytest.raises(ImproperlyConfigured, match="rule 'site'"):
         RateLimitMiddleware(ok)

@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {
 
 
 class Line(NamedTuple):
-    """A request of a log."""
+    """A request in a log."""
 
     now: int
     address: str
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 
 def visitors() -> Iterator[Line]:
-    """The real ones: each host has an address here."""
+    """Yield the requests of the real log, with an address for each host."""
     addresses: dict[str, str] = {}
     lines = [
         line.split("\t")
@@ -60,8 +60,8 @@ def visitors() -> Iterator[Line]:
 
 
 def attackers(start: int) -> Iterator[Line]:
-    """The real ones, each sample two minutes after the one before, and all once more after ten.
-    Each has an address.
+    """Yield the requests of the samples, each two minutes after the one before, and all again after
+    ten minutes. Each client has an address.
     """
     addresses: dict[tuple[str, str], str] = {}
     begins: dict[str, int] = {}
@@ -77,7 +77,7 @@ def attackers(start: int) -> Iterator[Line]:
 
 
 def attacks(start: int) -> Iterator[Line]:
-    """Those that are made, from that moment on."""
+    """Yield the generated attacks, from that moment on."""
     for number in range(80):  # A scanner, all within a second.
         yield Line(
             start + number * 11_000, "12.0.0.1", f"/cgi-bin/test{number}.php", 404, "scanner"
@@ -93,7 +93,7 @@ def attacks(start: int) -> Iterator[Line]:
 
 
 def mixed() -> list[Line]:
-    """All, in the order of their times, no two at the same."""
+    """Return all requests in the order of their times, which are unique."""
     real = list(visitors())
     start = min(line.now for line in real)
     lines = sorted(
@@ -107,7 +107,7 @@ def is_bad(request: HttpRequest, response: Any) -> bool:
 
 
 class Model:
-    """The reference of one address."""
+    """The reference model of one address."""
 
     def __init__(self, rate: str, *, judges: bool) -> None:
         self.judges = judges  # An offence is what the view says; else what is refused.
@@ -115,7 +115,7 @@ class Model:
         self.limits = [reference.REFERENCES["sliding_log"](limit)]
 
     def answer(self, line: Line) -> tuple[bool, Any]:
-        """Whether it is let in, and the ban that there is then."""
+        """Return whether the request is allowed, and the ban after it."""
         allowed, _granted, (answer,) = reference.decide(self.limits, "hit", line.now, 1)
         if allowed and self.judges:
             if line.status >= 400:
@@ -128,7 +128,7 @@ class Model:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets the time by which limits go."""
+    """Return a function that sets the time of the limits."""
     return lambda now: monkeypatch.setattr(decide, "clock", lambda: now)
 
 
@@ -137,8 +137,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_attacks_trigger_exactly_the_bans_of_the_reference_model(
     clock: Callable[[int], None], *, judges: bool
 ) -> None:
-    """Each verdict, and each ban with its end, its offences and how often there was one, as it is
-    told.
+    """Each decision is equal, and so is each ban with its end, its number of offences and its
+    count.
     """
     rate = "200/m" if judges else "10/m"
     options = {**OPTIONS, "ban_on": "counted", "count_if": is_bad} if judges else OPTIONS

@@ -1,6 +1,4 @@
-"""The bans in force: what operators see of them, `manage.py ratelimit bans`, and rules of the admin
-that ban.
-"""
+"""The bans in force: their list, `manage.py ratelimit bans`, and bans by rules of the admin."""
 
 from __future__ import annotations
 
@@ -67,8 +65,8 @@ def visit(url: str = "/login", address: str = ADDRESS, times: int = 1) -> int:
 
 
 def test_active_bans_are_listed() -> None:
-    """By which limit, of whom as far as that may be shown, since when, until when, why, and how
-    long the next would be; those that end first come first.
+    """The list has the limit, the masked identity, the start, the end, the reason and the length of
+    the next ban. Bans that end first come first.
     """
     assert said("list") == "No bans.\n"
     visit(times=4)
@@ -110,7 +108,7 @@ def test_active_bans_are_listed() -> None:
 def test_banned_identities_are_shown_as_the_setting_allows(
     shows: str, who: Any, settings: Any
 ) -> None:
-    """Whole, or not at all; the digest names them."""
+    """Identities are shown in full or not at all. The digest is always shown."""
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     visit(times=4)
     (ban,) = active_bans()
@@ -125,7 +123,9 @@ def test_banned_identities_are_shown_as_the_setting_allows(
 def test_the_history_names_a_banned_client_as_the_setting_allows(
     shows: str, who: str, settings: Any
 ) -> None:
-    """The whole address is kept as long as the ban, and no longer if names are masked."""
+    """The full address is stored while the ban lasts, and longer only if the setting shows
+    identities in full.
+    """
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     visit(times=4)
     (active,) = active_bans()
@@ -135,7 +135,7 @@ def test_the_history_names_a_banned_client_as_the_setting_allows(
 
 
 def test_the_history_lists_only_the_first_of_many_banned_clients() -> None:
-    """Whose bans are lifted together; of the others it says how many."""
+    """If many bans are lifted together, the history names the first ten and counts the others."""
     limiter = RateLimiter("many", "1/h", ban_after=1, ban_for="10m")
     for number in range(13):
         limiter.ban(f"{number}-somebody")
@@ -146,7 +146,9 @@ def test_the_history_lists_only_the_first_of_many_banned_clients() -> None:
 
 
 def test_a_listed_ban_is_lifted_by_its_identity() -> None:
-    """As it is listed; the next request goes, and the history says who has done it."""
+    """The command takes a part of the listed digest. The next request is allowed, and the history
+    names the command.
+    """
     visit(times=4)
     visit(address="203.0.113.10", times=4)
     ban, _other = active_bans()
@@ -180,7 +182,7 @@ def test_a_listed_ban_is_lifted_by_its_identity() -> None:
 
 
 def test_a_reset_ends_only_the_bans_of_that_identity() -> None:
-    """Others stay banned, and stay on the list."""
+    """Bans of other identities stay in force and on the list."""
     limiter = RateLimiter("resets", "1/h", ban_after=1, ban_for="10m", ban_on="reported")
     for name in ("ada", "bob"):
         limiter.offend(name)
@@ -193,7 +195,9 @@ def test_a_reset_ends_only_the_bans_of_that_identity() -> None:
 
 
 def test_a_shadow_ban_is_reported_as_shadow() -> None:
-    """Of a limit in shadow mode, and of whom it is; where that is enforced again, it holds."""
+    """The ban of a limit in shadow mode is listed as such. It refuses requests when the rule is
+    enforced.
+    """
     rule = RateLimitRule.objects.create(
         name="login", rate="1/h", key="ip", mode="shadow", ban_after=1, ban_for="10m", group="login"
     )
@@ -216,7 +220,7 @@ def test_a_shadow_ban_is_reported_as_shadow() -> None:
 @pytest.mark.skipif(not LIBFAKETIME, reason="libfaketime (Debian: faketime) is not installed")
 @pytest.mark.parametrize("hours", [1, -1])
 def test_bans_are_listed_by_the_clock_of_redis(hours: int, settings: Any) -> None:
-    """That of Redis, however far this host's is from it."""
+    """A wrong clock of the host does not change the end of a ban."""
     with stepped(hours) as hurt:
         settings.CACHES = hurt.caches
         hurt.inject()
@@ -234,7 +238,7 @@ def test_bans_are_listed_by_the_clock_of_redis(hours: int, settings: Any) -> Non
 def test_bans_lifted_before_redis_failed_are_in_the_history(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several bans are lifted together, and Redis fails after some of them."""
+    """Redis fails after some of several bans were lifted."""
     with Server() as server:
         settings.CACHES = alias(server.url)
         limiter = RateLimiter("halfway", "1/h", ban_after=1, ban_for="10m")
@@ -256,7 +260,7 @@ def test_bans_lifted_before_redis_failed_are_in_the_history(
 
 
 def test_a_ban_of_a_removed_limit_can_be_lifted(direct: redis.Redis) -> None:
-    """By the key that it is kept under; what is known of earlier bans stays."""
+    """The ban is lifted by its key, and its earlier bans are remembered."""
     limit = RateLimiter("gone", "1/h", ban_after=1, ban_for="1m,30d")
     limit.ban("ada")
     from django_ratelimit_lua.rules.callsite import known_call_sites
@@ -273,8 +277,7 @@ def test_a_ban_of_a_removed_limit_can_be_lifted(direct: redis.Redis) -> None:
 
 
 def test_the_list_uses_the_current_limits() -> None:
-    """A ban that an edit has ended is not listed, nor one whose state is gone, or is none
-    of ours."""
+    """If a rule is edited, the list shows the shorter ban or no ban."""
     rule = RateLimitRule.objects.create(
         name="api", path="/", key="ip", rate="1/h", ban_after=1, ban_for="1h"
     )
@@ -292,7 +295,7 @@ def test_the_list_uses_the_current_limits() -> None:
 def test_invalid_entries_in_the_ban_register_are_skipped(
     damage: bytes | None, direct: redis.Redis
 ) -> None:
-    """The others are listed."""
+    """The other bans are listed."""
     visit(times=4)
     RateLimiter("mail", "1/h", ban_after=1, ban_for="1m").ban("ada")
     mail, ban = active_bans()
@@ -306,7 +309,9 @@ def test_invalid_entries_in_the_ban_register_are_skipped(
 
 
 def test_the_inspector_names_the_operator_who_made_a_ban() -> None:
-    """In one sentence, with when it ends, and the offences that have earned it."""
+    """The sentence has the end of the ban and the offences, or states that an operator made the
+    ban.
+    """
     visit(times=4)
     (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
     assert re.fullmatch(
@@ -318,7 +323,7 @@ def test_the_inspector_names_the_operator_who_made_a_ban() -> None:
 
 
 def test_rules_of_the_admin_can_ban() -> None:
-    """By the same words, which YAML takes as well; a change of them is in the history."""
+    """The rule has the same options as in YAML, and the plan of an import shows their changes."""
     rule = RateLimitRule(
         name="api",
         path="/",
@@ -352,7 +357,7 @@ def test_rules_of_the_admin_can_ban() -> None:
 
 
 def test_resetting_one_client_keeps_the_other_bans_registered() -> None:
-    """Whose counts are reset is banned no more; everybody else is, and is listed."""
+    """The bans of other clients stay registered."""
     limiter = RateLimiter("mail", "0/s", ban_after=1, ban_for="1m")
     limiter.hit("ada")
     limiter.hit("bob")
@@ -361,7 +366,7 @@ def test_resetting_one_client_keeps_the_other_bans_registered() -> None:
 
 
 def test_a_form_names_the_invalid_duration_of_a_ban() -> None:
-    """And what would be right; neither more than eight."""
+    """The error names valid durations, and the maximum number of eight."""
     rule = RateLimitRule(
         name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m,soon, 1d,0s"
     )

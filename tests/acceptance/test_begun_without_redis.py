@@ -1,4 +1,4 @@
-"""A process that starts while Redis is away goes by the database, as soon as that answers."""
+"""A process that starts while Redis is unavailable reads the rules of the database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def site(settings: Any) -> None:
 
 @pytest.fixture
 def begin(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Start anew, without Redis."""
+    """Return a function that simulates a start without Redis."""
 
     def start() -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": AWAY}}
@@ -48,7 +48,7 @@ def said(*arguments: str) -> str:
 
 @pytest.mark.parametrize("policy", ["closed", "local", "open"])
 def test_rules_and_overrides_of_the_database_apply_without_redis(policy: str, begin: Any) -> None:
-    """By each rule's policy; who is blocked is, who is exempt is, whatever the policy."""
+    """Each rule follows its policy. Blocks and exemptions apply under every policy."""
     rule(on_store_error=policy)
     RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt")
@@ -60,7 +60,7 @@ def test_rules_and_overrides_of_the_database_apply_without_redis(policy: str, be
 
 
 def test_commands_report_that_redis_is_unavailable(begin: Any) -> None:
-    """And still show the rules of the database."""
+    """The commands show the rules of the database and the settings."""
     rule()
     assert "Redis" not in said("list") + said("explain", "--path", "/ok")
     begin()
@@ -71,7 +71,9 @@ def test_commands_report_that_redis_is_unavailable(begin: Any) -> None:
 
 
 def test_a_thread_waits_for_a_slow_database(begin: Any, settings: Any, monkeypatch: Any) -> None:
-    """Requests go by the settings meanwhile, and by the database when it has answered."""
+    """Requests are limited by the settings until the database responds, and then by the rules of
+    the database.
+    """
     settings.RATELIMIT_TIMEOUT = 0.05
     rule(limit=0)
     answers, asked = threading.Event(), triggers.snapshot_of
@@ -92,7 +94,7 @@ def test_a_thread_waits_for_a_slow_database(begin: Any, settings: Any, monkeypat
 
 
 def test_an_unavailable_database_is_tried_again(begin: Any, monkeypatch: Any) -> None:
-    """Every few seconds, while there are requests."""
+    """It is tried again every few seconds while there are requests."""
     rule(limit=0)
 
     def away(using: str) -> Any:
@@ -112,7 +114,7 @@ def test_an_unavailable_database_is_tried_again(begin: Any, monkeypatch: Any) ->
 
 
 def test_published_rules_and_overrides_apply_when_redis_is_back(begin: Any, settings: Any) -> None:
-    """Also those that were edited meanwhile, and a block that was lifted."""
+    """This includes rules that were edited and a block that was removed in the meantime."""
     working = settings.CACHES
     saved = rule(limit=1)
     RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
@@ -132,7 +134,7 @@ def test_published_rules_and_overrides_apply_when_redis_is_back(begin: Any, sett
 
 
 def test_commands_report_saved_rules_that_are_not_published(begin: Any, tmp_path: Path) -> None:
-    """What was done is told as done; that nobody goes by it yet, beside it."""
+    """The command reports the change as saved, and as not published."""
     rule()
     file = tmp_path / "rules.yaml"
     file.write_text(said("export").replace("2/h", "3/h"))

@@ -1,4 +1,4 @@
-"""The benches tell what they did: one that is missing, and one that refuses, is no number."""
+"""Benchmarks report limiters that are missing or refuse, instead of numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_command_prints_the_profile_of_a_hit() -> None:
-    """It names the functions that took most, of a hit, of a request and of coroutines."""
+    """It names the functions that take the most time, for a hit, a view and coroutines."""
     told = subprocess.run(
         [sys.executable, "-m", "tests.profile_hit", "200"],
         cwd=ROOT,
@@ -47,7 +47,7 @@ def missing(limits: int) -> Any:
     "quiet"
 )  # Round trips are counted by the server: nobody else may make any.
 def test_benchmarks_report_missing_extensions() -> None:
-    """Its row says why, and the others are measured."""
+    """The result of the limiter is its error, and the others are measured."""
     limiters = [
         ours("fixed_window"),
         Limiter("missing", missing),

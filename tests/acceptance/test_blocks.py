@@ -1,4 +1,4 @@
-"""Blocks that answer 403 with a message of their own, and overrides for many networks at once."""
+"""Blocks with a status of 403 and a message, and overrides for many networks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Orders(APIView):
 
 
 def told(request: HttpRequest, exception: Any) -> HttpResponse:
-    """A project's own view."""
+    """A view for refusals in a project."""
     return HttpResponse(f"{exception.status} {exception.message}", status=exception.status)
 
 
@@ -53,7 +53,9 @@ CLIENT = {"REMOTE_ADDR": "203.0.113.9"}
 
 
 def test_a_403_block_has_no_retry_time(operator: Client) -> None:
-    """In every form of the answer, with its own message; by default it is a 429 as before."""
+    """Each form of the response has the status and the message of the block. By default, a block is
+    a 429.
+    """
     operator.post(f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.9"})
     answer = Client(**CLIENT).get("/ok")
     assert (answer.status_code, "Retry-After" in answer) == (429, True)
@@ -84,7 +86,7 @@ def test_a_403_block_has_no_retry_time(operator: Client) -> None:
 
 
 def test_a_403_block_without_a_message_has_a_default_text(operator: Client) -> None:
-    """Or what the rule has to say that the block stands in the place of."""
+    """The text is the message of the rule or, without one, a default."""
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=5, unit="h", message="Slower, please."
     )
@@ -96,7 +98,7 @@ def test_a_403_block_without_a_message_has_a_default_text(operator: Client) -> N
 
 
 def test_a_403_block_is_a_403_in_drf_and_in_ratelimit_view(operator: Client, settings: Any) -> None:
-    """DRF's body, and the exception's status."""
+    """DRF's body has the message, and the exception has the status."""
     settings.MIDDLEWARE = [one for one in settings.MIDDLEWARE if "RateLimit" not in one]
     operator.post(
         f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.9", "forbids": "on", "message": "No."}
@@ -119,7 +121,7 @@ def test_a_403_block_is_a_403_in_drf_and_in_ratelimit_view(operator: Client, set
 
 @pytest.mark.parametrize("fields", [{"forbids": "on"}, {"message": "No."}])
 def test_only_blocks_store_a_status_and_a_message(fields: dict[str, str], operator: Client) -> None:
-    """Of an exemption or another limit nobody would read it."""
+    """An exemption or a limit has no use for them."""
     answer = operator.post(
         f"{OVERRIDES}add/", {**FORM, **fields, "network": "203.0.113.9", "effect": "exempt"}
     )
@@ -127,8 +129,9 @@ def test_only_blocks_store_a_status_and_a_message(fields: dict[str, str], operat
 
 
 def test_a_list_of_networks_becomes_one_override_per_network(operator: Client) -> None:
-    """In one change, all with the same words; each is in Django's log, and can be ended
-    by itself."""
+    """All overrides are added in one change with the same fields. Each has an entry in Django's
+    log, and can be ended separately.
+    """
     before = RateLimitRevision.read("default").number
     pasted = "203.0.113.9\r\n198.51.100.128/25, 2001:db8::/48\r\n\r\n203.0.113.9"
     answer = operator.post(
@@ -163,14 +166,14 @@ def test_a_list_of_networks_becomes_one_override_per_network(operator: Client) -
 def test_a_list_with_an_invalid_network_adds_no_override(
     pasted: str, problem: str, operator: Client
 ) -> None:
-    """Which lines are wrong is said."""
+    """The error names the invalid lines."""
     answer = operator.post(f"{OVERRIDES}add/", {**FORM, "network": pasted})
     assert problem in errors(answer)
     assert not RateLimitOverride.objects.exists()
 
 
 def test_an_existing_override_is_edited_for_one_network_only(operator: Client) -> None:
-    """Several are added by a new one."""
+    """A list of networks needs a new override."""
     row = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     answer = operator.post(
         f"{OVERRIDES}{row.pk}/change/", {**FORM, "network": "203.0.113.9 203.0.113.10"}

@@ -1,5 +1,5 @@
-"""Keys by a field of the body: read where it is small, never taken from the view, no way to a count
-of one's own.
+"""Keys by a field of the body: only small bodies are read, the view still gets the body, and a
+client cannot choose its count.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def answer(method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_a_view_reads_the_same_body_as_without_the_package(name: str, way: str) -> None:
-    """However it takes it, for every kind of body and method, under both handlers. (Where it would
-    have met an error because it reads the stream twice, it may find the body instead.)
+    """This holds for every kind of body, method and way of reading it, under WSGI and ASGI. A view
+    that would fail because it reads the stream twice may get the body instead.
     """
     asked = [
         (method, f"/{way}/{take.__name__}") for method in ("POST", "PUT", "GET") for take in TAKES
@@ -116,7 +116,7 @@ def test_a_view_reads_the_same_body_as_without_the_package(name: str, way: str) 
     "name", ["form", "multipart", "multipart with a small file", "json", "upload"]
 )
 def test_drf_reads_the_same_body_as_without_the_package(method: str, name: str) -> None:
-    """Its parsers read the stream that Django kept."""
+    """DRF's parsers read the stored stream."""
     with override_settings(RATELIMIT_ENABLE=False):
         without = answer(method, "/echo", *BODIES[name])
     assert without[0] == 200
@@ -126,7 +126,7 @@ def test_drf_reads_the_same_body_as_without_the_package(method: str, name: str) 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize("name", ["form", "multipart", "multipart with a small file", "json"])
 def test_a_small_body_is_read_for_every_method(method: str, name: str, rf: RequestFactory) -> None:
-    """As DRF parses it."""
+    """The body is parsed as DRF parses it."""
     body, kind = BODIES[name]
     read = [
         compile_key(key).read("", rf.generic(method, "/", body, kind), None)
@@ -149,7 +149,7 @@ UNKNOWN = ["large form", "too many fields", "upload", "multipart without a bound
 def test_a_body_that_is_not_read_counts_as_the_address(
     name: str, key: Any, rf: RequestFactory
 ) -> None:
-    """So nobody uses up everybody's count, and nobody gains one."""
+    """So a client can neither use up the count of all others nor get another count."""
     body, kind = BODIES[name]
     address = ("ip", "127.0.0.1")
     assert compile_key(key).read("", rf.generic("POST", "/", body, kind), None) in (
@@ -159,7 +159,7 @@ def test_a_body_that_is_not_read_counts_as_the_address(
 
 
 def test_a_parsed_body_is_used_at_any_size(rf: RequestFactory) -> None:
-    """Django's CSRF check has parsed what is posted to most views, uploads as well."""
+    """Django's CSRF check parses most POST requests, including uploads."""
     for name in ("large form", "upload"):
         request = rf.generic("POST", "/", *BODIES[name])
         assert request.POST["name"] == "ada"
@@ -167,7 +167,7 @@ def test_a_parsed_body_is_used_at_any_size(rf: RequestFactory) -> None:
 
 
 def test_only_small_bodies_are_read(settings: Any, rf: RequestFactory) -> None:
-    """A body of exactly the bound is; none is that Django would refuse."""
+    """A body of the maximum size is read. A body that Django would refuse is not read."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = None
     for size, is_read in ((MAX_BYTES, True), (MAX_BYTES + 1, False)):
         body = b"name=" + b"a" * (size - 5)
@@ -180,9 +180,7 @@ def test_only_small_bodies_are_read(settings: Any, rf: RequestFactory) -> None:
     "path", ["/sync/read", "/async/read", "/async/handlers", "/sync/body", "/async/body"]
 )
 def test_a_body_that_django_would_refuse_is_not_read(path: str, settings: Any) -> None:
-    """A project that allows less than the bound: the view finds the whole stream, or Django's own
-    refusal.
-    """
+    """If the project's maximum is smaller, the view gets the whole stream, or Django's error."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
     body = multipart(name="a" * 30)
     with override_settings(RATELIMIT_ENABLE=False):
@@ -191,7 +189,7 @@ def test_a_body_that_django_would_refuse_is_not_read(path: str, settings: Any) -
 
 
 def test_a_chunked_body_that_django_would_refuse_is_not_read(settings: Any) -> None:
-    """Which does not say how long it is."""
+    """Such a body has no `Content-Length`."""
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
     scope = {
         "type": "http",
@@ -208,7 +206,7 @@ def test_a_chunked_body_that_django_would_refuse_is_not_read(settings: Any) -> N
 
 
 class Untouched(io.RawIOBase):
-    """A stream that nobody may read."""
+    """A stream that raises an error when it is read."""
 
     def readable(self) -> bool:
         return True
@@ -221,7 +219,9 @@ class Untouched(io.RawIOBase):
     "kind", [FORM, MULTIPART_CONTENT, "application/json", "text/plain", "application/octet-stream"]
 )
 def test_an_upload_is_not_read(kind: str) -> None:
-    """Not a byte of a large one, under both handlers, nor of a small one of another kind."""
+    """No byte of a large body is read, under WSGI and ASGI, and none of a small body of another
+    type.
+    """
     size = 4000 if kind.startswith(("text", "application/octet")) else 400 * 2**20
     environment = RequestFactory()._base_environ(
         REQUEST_METHOD="POST",
@@ -252,7 +252,7 @@ def test_an_upload_is_not_read(kind: str) -> None:
 
 
 def test_a_client_that_disconnects_during_the_body_causes_no_error(rf: RequestFactory) -> None:
-    """Nor is a stream that somebody has closed."""
+    """A closed stream causes no error either."""
 
     class Gone(io.RawIOBase):
         def readable(self) -> bool:
@@ -276,7 +276,7 @@ def test_a_client_that_disconnects_during_the_body_causes_no_error(rf: RequestFa
     kind=st.sampled_from([*{kind for _, kind in BODIES.values()}, "\x00", "a/b+json"]),
 )
 def test_any_body_is_read_without_an_exception(body: bytes, kind: str) -> None:
-    """Whatever it holds, and whatever it says that it is."""
+    """This holds for any bytes under any content type."""
     for method in ("POST", "PUT"):
         request = RequestFactory().generic(method, "/", body, kind)
         for field in (form_field, json_field, data_field):
@@ -286,9 +286,7 @@ def test_any_body_is_read_without_an_exception(body: bytes, kind: str) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_an_override_by_a_body_field_does_not_read_uploads() -> None:
-    """It looks at small bodies; of others nobody knows whose they are, and no override is about
-    them.
-    """
+    """Small bodies are read, and no override applies to others."""
     override = RateLimitOverride(field="post:name", effect="block", label="ada")
     override.set_value("Ada")
     override.full_clean(exclude=["subject", "kind"])
@@ -302,9 +300,7 @@ def test_an_override_by_a_body_field_does_not_read_uploads() -> None:
 
 
 def test_a_decorator_does_not_read_uploads(rf: RequestFactory) -> None:
-    """On a view that sets upload handlers of its own, forms are counted by name and uploads by
-    address.
-    """
+    """In a view with its own upload handlers, forms are counted by name and uploads by address."""
     from tests.bodies_site import handlers
 
     view = ratelimit(key="post:name", rate="2/h")(lambda request: handlers(request))
@@ -339,7 +335,7 @@ COMMANDS = {
 
 @pytest.fixture(params=COMMANDS)
 def server(request: Any, prefix: str) -> Iterator[tuple[str, int]]:
-    """A real server: its kind and its port."""
+    """Return a real server's kind and port."""
     port = free_port()
     where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
     environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
@@ -358,7 +354,7 @@ def server(request: Any, prefix: str) -> Iterator[tuple[str, int]]:
 def send(
     port: int, path: str, body: Any, kind: str = FORM, method: str = "POST"
 ) -> tuple[int, Any]:
-    """Send a body, in chunks and without a length where it is an iterator."""
+    """Send a body, in chunks and without a length if it is an iterator."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(
@@ -374,8 +370,8 @@ def send(
 
 
 def test_real_servers_count_fields_and_pass_uploads_through(server: tuple[str, int]) -> None:
-    """A name is counted with a length and in chunks; an upload passes, its stream untouched, and
-    counts as the address; a view that reads the server's own stream finds all of it.
+    """A name is counted with a length and in chunks. An upload is passed on unread and counts as
+    the address, and a view gets the whole stream of the server.
     """
     way, port = server
     view = "/sync/" if way == "wsgi" else "/async/"

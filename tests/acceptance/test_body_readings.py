@@ -1,4 +1,4 @@
-"""Who sends a body names its type and its charset: neither buys another count, nor a way past a
+"""The content type and the charset that a client sends give it no other count, and do not avoid a
 block.
 """
 
@@ -37,7 +37,7 @@ def by_name(request: HttpRequest) -> HttpResponse:
 
 
 class Method(APIView):
-    """Limited on the method, as DRF calls it."""
+    """A view with a limit on its method."""
 
     @method_decorator(ratelimit("method", key="data:name", rate="2/h"))
     def post(self, request: Request) -> Response:
@@ -51,7 +51,7 @@ def function(request: Request) -> Response:
 
 
 class Asks(APIView):
-    """Asks by itself, before and after it has read the body."""
+    """A view that calls `is_ratelimited` before and after it reads the body."""
 
     def post(self, request: Request) -> Response:
         over = is_ratelimited(request, "asks", key="data:name", rate="2/h", increment=True)
@@ -61,7 +61,7 @@ class Asks(APIView):
 
 
 class Plain(APIView):
-    """Limited by a rule of the middleware, or not at all."""
+    """A view with a rule of the middleware, or without a limit."""
 
     def post(self, request: Request) -> Response:
         return Response(request.data)
@@ -100,7 +100,7 @@ def block(**fields: Any) -> None:
 
 @pytest.mark.parametrize("where", ["/plain", "/method", "/function", "/asks"])
 def test_another_charset_allows_no_additional_guess(where: str, settings: Any) -> None:
-    """A name that is spelled anew in UTF-7, or escaped, and that DRF reads as the same."""
+    """Names in UTF-7 or with escapes, which DRF decodes to the same name, share one count."""
     settings.RATELIMIT_RULES = [
         {"name": "plain", "path": "/plain", "key": "data:name", "rate": "2/h"}
     ]
@@ -121,8 +121,7 @@ def test_another_charset_allows_no_additional_guess(where: str, settings: Any) -
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("where", ["/method", "/function", "/asks"])
 def test_a_call_site_on_a_drf_method_can_count_by_a_body_field(where: str, kind: str) -> None:
-    """Whatever the type says beside its name: each name has a count of its own, at every
-    address."""
+    """Each name has its own count for every address, whatever parameters the content type has."""
     for name in (b"ada", b"eve"):
         codes = [
             code(where, TYPES[kind] % name, kind, REMOTE_ADDR=f"192.0.2.{last}")
@@ -133,9 +132,7 @@ def test_a_call_site_on_a_drf_method_can_count_by_a_body_field(where: str, kind:
 
 @pytest.mark.parametrize("where", ["/method", "/function"])
 def test_a_rule_with_the_name_of_a_drf_call_site_counts_once(where: str, settings: Any) -> None:
-    """A rule that is named like the limit on a method of DRF's takes one unit of a request, not
-    two.
-    """
+    """The rule takes one unit per request, although the method is also limited."""
     settings.RATELIMIT_RULES = [{"name": where[1:], "path": where, "key": "ip", "rate": "4/h"}]
     body = b'{"name": "ada"}'
     assert [code(where, body, "application/json") for _ in range(5)] == [200] * 4 + [429]
@@ -144,8 +141,8 @@ def test_a_rule_with_the_name_of_a_drf_call_site_counts_once(where: str, setting
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("field", ["post:name", "data:name", "json:name"])
 def test_any_charset_is_answered_without_an_error(field: str, settings: Any) -> None:
-    """With an override by a field and a rule by it, whatever charset a stranger names: the request
-    is answered as it would be without, the address counts, and no rule is said to be broken.
+    """With an override and a rule by a field, the request gets a response, the address is counted,
+    and no rule is reported as broken.
     """
     settings.RATELIMIT_RULES = [{"name": "names", "path": "/", "key": [field], "rate": "1000/h"}]
     block(field=field)
@@ -173,7 +170,7 @@ def test_any_charset_is_answered_without_an_error(field: str, settings: Any) -> 
     ],
 )
 def test_a_block_applies_whatever_the_content_type(kind: str) -> None:
-    """DRF hands a type with a `*` in it to its first parser."""
+    """DRF parses a content type with a `*` by its first parser."""
     block(field="data:name")
     assert code("/plain", b'{"name": "eve"}', kind) == 200
     assert code("/plain", b'{"name": "ada"}', kind) == 429
@@ -182,7 +179,7 @@ def test_a_block_applies_whatever_the_content_type(kind: str) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_block_applies_whatever_the_charset() -> None:
-    """Where DRF decodes it, a block sees what the view would see."""
+    """A block reads the same text as the view if DRF decodes it."""
     block(field="data:name")
     assert code("/plain", utf_7("ada", 5), "application/json; charset=utf-7") == 429
     assert code("/plain", b"name=%5Cx61da", f"{FORM}; charset=unicode_escape") == 429
@@ -202,9 +199,7 @@ def test_a_block_applies_whatever_the_charset() -> None:
 def test_limits_that_do_not_need_the_user_work_while_the_database_is_unavailable(
     way: str, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While the database is away nobody knows who is logged in: limits that do not ask for it go
-    on, and the log says so once.
-    """
+    """Overrides by user are not applied, and the log reports it once."""
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",

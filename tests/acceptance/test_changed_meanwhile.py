@@ -1,4 +1,4 @@
-"""Two operators edit the same rules: neither overwrites a change of the other."""
+"""Two operators edit the same rules, and neither overwrites a change of the other."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def rule() -> RateLimitRule:
 
 
 def page_of(client: Client, rule: RateLimitRule) -> dict[str, Any]:
-    """What a browser would send of the form of a rule, as it is now."""
+    """Return the data of a rule's current form as a browser sends it."""
     page = client.get(f"{RULES}{rule.pk}/change/")
     return {**fields(page), **hidden(page)}
 
 
 def hidden(page: Any) -> dict[str, str]:
-    """The versions in a page."""
+    """Return the hidden versions in a page."""
     return dict(
         re.findall(
             r'<input type="hidden" name="([a-z0-9-]*version)" value="([^"]*)"',
@@ -71,7 +71,7 @@ REFUSED = "Another user changed this while you were editing it, so your changes 
 def test_a_form_is_refused_if_the_rule_was_changed_since_it_was_opened(
     operator: Client, other: Client, rule: RateLimitRule
 ) -> None:
-    """Also if it is sent a second time; after a reload it is saved."""
+    """Sending it again does not save it either. After a reload, it is saved."""
     url, stale = f"{RULES}{rule.pk}/change/", page_of(other, rule)
     assert (
         operator.post(url, {**page_of(operator, rule), "limit": 70, "methods": ["GET"]}).status_code
@@ -90,7 +90,7 @@ def test_a_form_is_refused_if_the_rule_was_changed_since_it_was_opened(
 
 
 def test_a_form_without_concurrent_changes_is_saved(operator: Client, rule: RateLimitRule) -> None:
-    """Also with lines as browsers send them."""
+    """This includes the line breaks of browsers."""
     url = f"{RULES}{rule.pk}/change/"
     answer = operator.post(url, {**page_of(operator, rule), "limit": 70})
     assert answer.status_code == 302, errors(answer)
@@ -101,7 +101,7 @@ def test_a_form_without_concurrent_changes_is_saved(operator: Client, rule: Rate
 def test_a_tier_changed_by_another_user_is_kept(
     operator: Client, other: Client, rule: RateLimitRule
 ) -> None:
-    """Tiers are a part of the rule's form."""
+    """Tiers are part of the rule's form and of its version."""
     Group.objects.create(name="pro")
     tier = RateLimitTier.objects.create(rule=rule, group="pro", limit=1000)
     url, stale = f"{RULES}{rule.pk}/change/", page_of(other, rule)
@@ -113,7 +113,7 @@ def test_a_tier_changed_by_another_user_is_kept(
 
 
 def rows(client: Client) -> dict[str, Any]:
-    """What a browser would send of the list, as it is now."""
+    """Return the data of the current list as a browser sends it."""
     page = client.get(RULES)
     formset = page.context["cl"].formset
     sent = {f"form-{name}": value for name, value in formset.management_form.initial.items()}
@@ -123,7 +123,7 @@ def rows(client: Client) -> dict[str, Any]:
 
 
 def of(sent: dict[str, Any], rule: RateLimitRule) -> str:
-    """The prefix of a rule in the list."""
+    """Return the prefix of a rule's fields in the list."""
     return next(
         name for name, value in sent.items() if name.endswith("-id") and value == rule.pk
     ).removesuffix("id")
@@ -132,7 +132,7 @@ def of(sent: dict[str, Any], rule: RateLimitRule) -> str:
 def test_the_list_is_refused_if_a_listed_rule_was_changed_since_it_was_opened(
     operator: Client, other: Client, rule: RateLimitRule
 ) -> None:
-    """Of fields that the list does not have, it overwrites none."""
+    """A change in a field that is not in the list is kept, and causes no refusal."""
     second = RateLimitRule.objects.create(name="second", path="/ok", key="ip", limit=5)
     stale = rows(other)
     operator.post(f"{RULES}{rule.pk}/change/", {**page_of(operator, rule), "limit": 70})
@@ -154,7 +154,7 @@ def test_the_list_is_refused_if_a_listed_rule_was_changed_since_it_was_opened(
 
 
 def test_a_form_without_a_version_is_saved(operator: Client, rule: RateLimitRule) -> None:
-    """As a script sends it."""
+    """A script may send a form without the version."""
     form = given(name="api", path="/ok", key="ip", limit=60)
     assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
     rule.refresh_from_db()

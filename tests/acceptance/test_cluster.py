@@ -1,4 +1,6 @@
-"""Cluster: every identity's limits in one slot, exact over all nodes, whatever moves or dies."""
+"""Redis Cluster: the limits of an identity share a hash slot, and decisions are exact while slots
+move or nodes fail.
+"""
 
 from __future__ import annotations
 
@@ -45,21 +47,21 @@ MASTERS = 3
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Cluster]:
-    """Three masters, three replicas; tests that hurt one make their own."""
+    """Run three masters and three replicas for tests that do not stop any of them."""
     with clusters.cluster() as found:
         yield found
 
 
 @pytest.fixture
 def cluster(nodes: Cluster, settings: Any) -> Cluster:
-    """Limits go there."""
+    """Use the shared cluster."""
     use(nodes, settings)
     return nodes
 
 
 @pytest.fixture
 def mortal(settings: Any) -> Iterator[Cluster]:
-    """One that this test may hurt."""
+    """Use a cluster of which this test may stop nodes."""
     with clusters.cluster() as found:
         use(found, settings)
         yield found
@@ -73,7 +75,7 @@ def use(found: Cluster, settings: Any) -> None:
 
 
 def key_of(limiter: RateLimiter, identity: str) -> bytes:
-    """The key that an identity is counted under."""
+    """Return the key of an identity's count."""
     return build_call([Charge(limiter.limits[0], digest(identity))]).keys()[0]
 
 
@@ -86,8 +88,8 @@ def sizes(found: Cluster) -> list[int]:
 
 
 def test_limits_and_the_cache_use_all_masters(cluster: Cluster) -> None:
-    """Plain and asynchronous hits of one identity share a count; identities spread; the cache works
-    as a cache.
+    """Sync and async hits of an identity share a count, identities are distributed over the
+    masters, and Django's cache works.
     """
     limiter = RateLimiter("x", "3/h")
 
@@ -119,7 +121,7 @@ def test_limits_and_the_cache_use_all_masters(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("quiet")  # It counts what the masters are asked.
 def test_several_limits_of_one_identity_are_one_call_to_one_node(cluster: Cluster) -> None:
-    """To one node, all or nothing."""
+    """The call is all or nothing."""
     both = RateLimiter("x", ["2/h", "100/h"])
     both.hit("x")
     both.reset("x")  # Its node knows the program from now on.
@@ -130,7 +132,7 @@ def test_several_limits_of_one_identity_are_one_call_to_one_node(cluster: Cluste
 
 
 def before(cluster: Cluster) -> Any:
-    """How many scripts each master has run since."""
+    """Return a function that counts the scripts of each master since now."""
 
     def calls() -> Counter[int]:
         found: Counter[int] = Counter()
@@ -152,8 +154,8 @@ ALGORITHMS = ("token_bucket", "fixed_window", "sliding_window", "sliding_log")
 def test_identities_in_several_slots_are_decided_as_on_one_server(
     seed: int, cluster: Cluster, settings: Any
 ) -> None:
-    """All or nothing across slots: costs, partial hits, shadow limits, counted refusals. Every
-    number is what a single server answers to the same calls at the same times.
+    """This holds for costs, partial hits, shadow limits and counted refusals. All numbers equal
+    those of a single server for the same calls.
     """
     chance = random.Random(seed)
     now = 1_750_000_000_000_000
@@ -205,9 +207,7 @@ def test_identities_in_several_slots_are_decided_as_on_one_server(
 
 
 def test_concurrent_hits_on_two_slots_never_exceed_the_smaller_limit(cluster: Cluster) -> None:
-    """Threads that hit two identities at once: as many go as the tighter one says; the other has
-    counted just those.
-    """
+    """Threads hit two identities together. The smaller limit decides, and both counts are equal."""
     one, other = (
         Charge(Limit("one", "40/h"), digest("one")),
         Charge(Limit("other", "90/h"), digest("other")),
@@ -223,8 +223,8 @@ def test_concurrent_hits_on_two_slots_never_exceed_the_smaller_limit(cluster: Cl
 
 @pytest.mark.usefixtures("quiet")  # It counts what the masters are asked.
 def test_a_refused_hit_takes_no_units_and_reports_every_limit(cluster: Cluster) -> None:
-    """Slots are asked in the order of the call. What was taken before the one that refuses is given
-    back; behind it the others only look, so that the numbers are those of all limits.
+    """Slots are called in the order of the charges. Units that were taken before a refusal are
+    returned, and later slots are only read, so all numbers are reported.
     """
     full, ample = (
         Charge(Limit("full", "500/h"), digest("a")),
@@ -247,7 +247,7 @@ def test_a_refused_hit_takes_no_units_and_reports_every_limit(cluster: Cluster) 
 
 
 def test_units_are_returned_if_a_later_node_is_unavailable(mortal: Cluster, settings: Any) -> None:
-    """The policy decides; nothing stays taken."""
+    """The policy decides, and no unit stays taken."""
     limits = [Limit("a", "9/h"), Limit("b", "10/h")]
     first = digest("x 0")
     home = mortal.master_of(b"{%b}" % first)
@@ -274,9 +274,7 @@ def test_units_are_returned_if_a_later_node_is_unavailable(mortal: Cluster, sett
 )  # It counts what the masters are asked, and has not heard of the edit.
 @pytest.mark.django_db(transaction=True)
 def test_edited_rules_apply_in_a_cluster_within_a_second(cluster: Cluster) -> None:
-    """The rules live in another slot: they are asked for apart, once a second, and an edit by
-    anybody is found then.
-    """
+    """The rules are in another slot, so they are compared in a separate call once a second."""
     limiter = RateLimiter("mail", "100/h")
     assert limiter.hit("x").limits[0].limit == 100
     RateLimitRule.objects.create(name="mail", limit=7, unit="h")
@@ -299,7 +297,7 @@ def test_edited_rules_apply_in_a_cluster_within_a_second(cluster: Cluster) -> No
 
 @pytest.mark.django_db(transaction=True)
 def test_overrides_apply_in_a_cluster_within_a_second(cluster: Cluster, client: Any) -> None:
-    """A block, and its end."""
+    """The change is a block, or its end."""
     addresses = (f"10.9.{number // 250}.{number % 250}" for number in itertools.count())
 
     def status() -> int:
@@ -317,8 +315,8 @@ def test_overrides_apply_in_a_cluster_within_a_second(cluster: Cluster, client: 
 def test_edited_split_rules_apply_in_a_cluster_within_a_second(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is decided in the process and what is asked apart in a cluster go by one look at the
-    rules, not by two.
+    """Decisions in the process and separate calls in the cluster share one comparison of
+    the rules.
     """
     set_part(monkeypatch, ProcessShare(0, 1))
     limiter = RateLimiter("x", "100000/h", split="equal")
@@ -334,8 +332,8 @@ def test_edited_split_rules_apply_in_a_cluster_within_a_second(
 
 
 def test_a_slot_that_moves_under_load_loses_and_repeats_no_hit(mortal: Cluster) -> None:
-    """Threads hit an identity while its slot goes to another master, and back, key by key: each hit
-    is counted once.
+    """Threads hit identities while the slot moves between masters key by key, and each hit counts
+    once.
     """
     limiter = RateLimiter("x", "100000/h", algorithm="fixed_window")
     both = RateLimiter("both", ["100000/h", "200000/h"], algorithm="fixed_window")
@@ -365,7 +363,7 @@ def test_a_slot_that_moves_under_load_loses_and_repeats_no_hit(mortal: Cluster) 
 
 
 def test_a_process_with_an_outdated_slot_map_is_redirected(mortal: Cluster) -> None:
-    """MOVED is followed within the call, and the new map learnt."""
+    """A MOVED reply is followed within the call, and the new slot map is stored."""
     limiter = RateLimiter("x", "100/h")
     limiter.hit("x")
     key = key_of(limiter, "x")
@@ -388,8 +386,8 @@ def test_a_process_with_an_outdated_slot_map_is_redirected(mortal: Cluster) -> N
 def test_a_master_that_dies_or_hangs_affects_only_its_slots(
     how: int, mortal: Cluster, settings: Any
 ) -> None:
-    """Its slots are decided by the policy until its replica has taken over, with the count it had;
-    other slots notice nothing, nobody waits beyond the deadline, and down and up are told once.
+    """The policy decides for its slots until the replica takes over with the counts. Other slots
+    are not affected, and no call lasts longer than the deadline.
     """
     settings.RATELIMIT_TIMEOUT = 0.3
     limiter = RateLimiter("x", "1000000/h")
@@ -426,9 +424,7 @@ def test_a_master_that_dies_or_hangs_affects_only_its_slots(
 def test_a_hanging_master_of_the_rules_does_not_affect_other_slots(
     mortal: Cluster, settings: Any
 ) -> None:
-    """A burst in the moment it hangs, the rules having been asked for a while ago: all other slots
-    are decided by Redis.
-    """
+    """Bursts of hits on all other slots are decided by Redis."""
     settings.RATELIMIT_TIMEOUT = 0.3
     settings.RATELIMIT_ON_STORE_ERROR = "closed"
     limiter = RateLimiter("x", "1000000/h")
@@ -468,8 +464,8 @@ def test_a_hanging_master_of_the_rules_does_not_affect_other_slots(
 
 
 def test_one_request_compares_the_rules_shortly_before_they_are_too_old() -> None:
-    """While it asks, the others go on for as long as what they know is not too old; then everybody
-    asks.
+    """The other calls continue with known rules during the comparison. When the rules are too old,
+    every call compares them.
     """
     now = time.monotonic()
     charges = [Charge(Limit("x", "1/h"), b"x" * 32)]
@@ -492,8 +488,9 @@ def test_one_request_compares_the_rules_shortly_before_they_are_too_old() -> Non
 
 
 def test_a_comparison_of_rules_that_began_before_a_change_is_ignored() -> None:
-    """An answer that is still on its way while this process publishes, or hears that
-    somebody has."""
+    """A reply from before this process published, or received a message, does not confirm the
+    rules.
+    """
     freshness, asked_at = Freshness(), time.monotonic()
     call = Call([], revision=NO_RULES, fence=b"f")
     freshness.expire()
@@ -504,9 +501,7 @@ def test_a_comparison_of_rules_that_began_before_a_change_is_ignored() -> None:
 
 
 def test_a_process_starts_while_some_nodes_are_down(mortal: Cluster, settings: Any) -> None:
-    """Any node that answers is enough to begin with; where none does, the policy decides, and
-    nothing is a 500.
-    """
+    """Any node that responds is enough. Without one, the policy decides and no error is raised."""
     clusters.kill(mortal.servers[0])
     settings.CACHES = mortal.cache(mortal.servers[0], mortal.servers[1])
     limiter = RateLimiter("x", "1000/h")
@@ -523,8 +518,8 @@ def test_a_process_starts_while_some_nodes_are_down(mortal: Cluster, settings: A
 
 
 def test_a_server_that_is_not_a_cluster_is_reported(settings: Any) -> None:
-    """Another database than 0, a Unix socket; and a single server behind the factory is a failure
-    like any other.
+    """Another database than 0 and a Unix socket are reported. A single server behind the factory is
+    a store failure.
     """
     options = {"CONNECTION_FACTORY": "django_ratelimit_lua.store.ClusterConnectionFactory"}
 
@@ -549,8 +544,8 @@ def test_a_server_that_is_not_a_cluster_is_reported(settings: Any) -> None:
 def test_settings_of_the_alias_reach_every_node(
     mortal: Cluster, settings: Any, prefix: str
 ) -> None:
-    """User and password; and such a user needs no more rights than those that are documented, even
-    while slots move.
+    """These are the user and the password. The documented rights are enough, also while
+    slots move.
     """
     rights = [f"+{command}" for command in f"{IN_SCRIPTS} {LIMITS} cluster|slots asking".split()]
     keys = f"~{prefix}*", f"&{prefix}*"
@@ -578,8 +573,8 @@ def test_settings_of_the_alias_reach_every_node(
 
 @pytest.mark.django_db(transaction=True)
 def test_bans_apply_in_every_hash_slot(cluster: Cluster, settings: Any) -> None:
-    """Earned once, by exactly so many offences, listed and lifted. A limit with a `ban_key` is
-    enforced without bans.
+    """A ban is earned once, after the exact number of offences, and can be listed and lifted. A
+    limit with a `ban_key` is enforced without bans.
     """
     own = RateLimiter("own", "1/h", ban_after=10, ban_for="1h")
     with ThreadPoolExecutor(20) as pool:

@@ -1,4 +1,4 @@
-"""`manage.py ratelimit rules`: what applies, what a request would meet, and rules as code."""
+"""`manage.py ratelimit rules`: the list, explanations, and rules as files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def said(*arguments: Any) -> str:
 
 
 def test_list_shows_rules_and_their_origin() -> None:
-    """In order, the admin's in the place of the settings'; what is skipped too."""
+    """Rules are listed in order, with skipped ones. A rule of the admin replaces the one in the
+    settings.
+    """
     RateLimitRule.objects.create(
         name="site", path="/", key="user_or_ip", limit=5, order=3, mode="shadow"
     )
@@ -86,7 +88,9 @@ def test_list_shows_rules_and_their_origin() -> None:
 
 
 def test_explain_lists_the_limits_of_a_request(settings: Any) -> None:
-    """Rules, call sites, overrides, their state; exemptions and blocks; counting nothing."""
+    """Rules, call sites, overrides, exemptions and blocks are listed with their counts, and nothing
+    is counted.
+    """
     User.objects.create(username="ada")
     Client(REMOTE_ADDR="203.0.113.9").get("/search")
     text = said("explain", "--path", "/search", "--ip", "203.0.113.9")
@@ -122,9 +126,7 @@ def test_explain_lists_the_limits_of_a_request(settings: Any) -> None:
 
 
 def test_export_and_import_are_inverse(tmp_path: Path, settings: Any) -> None:
-    """What was exported is imported without a change; a dry run says in words what would be done,
-    and does nothing.
-    """
+    """Importing an export changes nothing. A dry run describes the changes without making them."""
     settings.RATELIMIT_KEYS = {
         "tenant": "example_project.keys.tenant",
         "plan": "example_project.keys.plan",
@@ -184,7 +186,7 @@ def test_export_and_import_are_inverse(tmp_path: Path, settings: Any) -> None:
     ],
 )
 def test_an_invalid_file_changes_nothing(text: str, problem: str, tmp_path: Path) -> None:
-    """And `check` says the same."""
+    """`check` reports the same error."""
     RateLimitRule.objects.create(name="kept", path="/", key="ip", limit=5)
     file = tmp_path / "rules.yaml"
     file.write_text(text)
@@ -197,9 +199,7 @@ def test_an_invalid_file_changes_nothing(text: str, problem: str, tmp_path: Path
 
 
 def test_an_import_deletes_rules_only_with_the_option(tmp_path: Path) -> None:
-    """A file that was cut off, or is empty, lacks rules as well: nothing is changed by it, and the
-    rules are named.
-    """
+    """A truncated or empty file changes nothing, and the error names the missing rules."""
     for name in ("first", "second", "third"):
         RateLimitRule.objects.create(name=name, path="/", key="ip", limit=500)
     file = tmp_path / "rules.yaml"
@@ -225,7 +225,7 @@ def test_an_import_deletes_rules_only_with_the_option(tmp_path: Path) -> None:
 
 
 def test_an_import_keeps_the_rules_that_the_file_does_not_name(tmp_path: Path) -> None:
-    """With --merge, which is not to be used with --delete."""
+    """This is the option --merge, which excludes --delete."""
     for name in ("first", "second"):
         RateLimitRule.objects.create(name=name, path="/", key="user", limit=500)
     file = tmp_path / "rules.yaml"
@@ -250,7 +250,7 @@ def test_an_import_keeps_the_rules_that_the_file_does_not_name(tmp_path: Path) -
 def test_a_large_import_reports_its_progress_and_ends_in_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in a line for each rule, unless those are asked for."""
+    """The first changes are listed, or all with --all."""
     monkeypatch.setattr(rules_verbs, "PROGRESS_STEP", 40)
     monkeypatch.setattr(rules_yaml, "BATCH", 20)
     count = MAX_LINES + 50
@@ -269,8 +269,8 @@ def test_a_large_import_reports_its_progress_and_ends_in_a_summary(
 
 
 def test_an_import_asks_for_confirmation_unless_the_option_is_given(tmp_path: Path) -> None:
-    """The warnings name the rules; what a rule does already is not asked again, and a notice is
-    only shown.
+    """The warnings name the rules. An effect that a rule already has causes no warning, and a
+    notice needs no confirmation.
     """
     file = tmp_path / "rules.yaml"
     one = {"name": "imported one", "path": "/", "key": "user", "rate": "5/m", "cost": 6}
@@ -299,7 +299,7 @@ def test_an_import_asks_for_confirmation_unless_the_option_is_given(tmp_path: Pa
 
 
 def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
-    """Of every rule, and several of one; of a file and of the settings."""
+    """It reports all errors of each rule, in a file or in the settings."""
     file = tmp_path / "rules.yaml"
     file.write_text(
         "- {name: a, key: id, rate: 5/moon, path: api, mode: on}\n- {name: c, colour: red}\n"
@@ -333,7 +333,7 @@ def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
 
 
 def test_check_finds_problems_of_existing_rules() -> None:
-    """Also those broken by hand."""
+    """This includes rules that were edited in the database."""
     assert said("check") == "2 rules: no problem found\n"
     RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
     with pytest.raises(CommandError, match="Unknown key 'nonsense'"):
@@ -341,7 +341,7 @@ def test_check_finds_problems_of_existing_rules() -> None:
 
 
 def test_a_rule_that_locks_operators_out_is_switched_off_from_a_terminal() -> None:
-    """By name; the history says from where."""
+    """The rule is named, and the history has the command."""
     RateLimitRule.objects.create(name="all", path="/", key="ip", limit=0)
     assert Client().get("/ok").status_code == 429
     assert said("mode", "all", "off") == "all: 0 per minute per address, on /, off\n"
@@ -352,13 +352,13 @@ def test_a_rule_that_locks_operators_out_is_switched_off_from_a_terminal() -> No
 
 
 def test_a_rules_file_can_be_piped_to_import(monkeypatch: Any) -> None:
-    """`import -`."""
+    """`import -` reads standard input."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("- {name: x, key: ip, rate: 1/s, path: /x}"))
     assert "+ x: 1 per second per address, on /x" in said("import", "-")
 
 
 def test_the_command_runs_in_a_separate_process() -> None:
-    """From another process."""
+    """It exits with 0 and prints the result."""
     verb = ["ratelimit", "rules", "check", "example_project/rules.yaml"]
     command = [sys.executable, "-m", "example_project.manage", *verb]
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
@@ -411,7 +411,7 @@ declared = st.fixed_dictionaries(
 )
 @given(st.lists(declared, max_size=4, unique_by=lambda one: one["name"]))
 def test_every_rule_survives_yaml_export_and_import(rules: list[dict[str, Any]]) -> None:
-    """Whatever it says: YAML, rows, YAML are the same."""
+    """The exported YAML equals the imported YAML."""
     for one in rules:
         if not {"path", "route", "group"} & set(one):
             one["group"] = one["name"]
@@ -425,7 +425,7 @@ def test_every_rule_survives_yaml_export_and_import(rules: list[dict[str, Any]])
 
 
 def test_a_rule_error_names_its_field() -> None:
-    """So that a form can say it there."""
+    """A form can show the error at the field."""
     with pytest.raises(RuleError) as caught:
         compile_rule(
             {
@@ -515,7 +515,7 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
 def test_an_error_in_a_file_contains_the_line_the_rule_and_the_field(
     text: str, problem: str
 ) -> None:
-    """And writes nothing."""
+    """No rule is stored."""
     with pytest.raises(RuleError, match=re.compile(problem, re.DOTALL)):
         apply(plan(text))
     assert not RateLimitRule.objects.exists()
@@ -523,8 +523,8 @@ def test_an_error_in_a_file_contains_the_line_the_rule_and_the_field(
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
 def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
-    """A file that was cut off is an error; that there are to be no rules is said as an empty list,
-    as export does.
+    """A file without content is an error. An empty list means that there are no rules, as in an
+    export.
     """
     RateLimitRule.objects.create(name="site", path="/", key="ip", limit=2, unit="h")
     file = tmp_path / "rules.yaml"
@@ -539,7 +539,7 @@ def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
 
 
 def test_checking_ten_thousand_rules_takes_linear_time(monkeypatch: Any) -> None:
-    """Whether two have one name is found in one pass, and said of each once."""
+    """Duplicate names are found in one pass, and reported once each."""
     items = [(number, {"name": f"rule {number % 9_999}"}) for number in range(20_000)]
     monkeypatch.setattr(yaml_text, "read_items", lambda text, source: items)
     monkeypatch.setattr(rules_yaml, "build_rule", lambda given, where: (RateLimitRule(), []))
@@ -553,8 +553,8 @@ def test_checking_ten_thousand_rules_takes_linear_time(monkeypatch: Any) -> None
 
 
 def test_explain_lists_values_that_it_cannot_evaluate(settings: Any) -> None:
-    """An address that is none is an error; a function that finds addresses may not see the one that
-    is given.
+    """An invalid address is an error. If a function determines the address, the output says that it
+    may not use the given one.
     """
     for wrong in ("999.1", "", "localhost"):
         with pytest.raises(CommandError, match="is not an address"):
@@ -569,9 +569,7 @@ def whence(request: HttpRequest) -> str:
 
 
 def test_yaml_aliases_and_endless_files_are_refused_before_parsing(tmp_path: Path) -> None:
-    """A few hundred bytes that stand for gigabytes, and a file without an end, are refused before
-    they are read.
-    """
+    """They are refused before they are loaded, so memory stays bounded."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -588,7 +586,9 @@ def test_yaml_aliases_and_endless_files_are_refused_before_parsing(tmp_path: Pat
 
 
 def test_synonyms_and_field_orders_survive_yaml_export_and_import() -> None:
-    """Synonyms, orders of methods and numbers come back as what they mean."""
+    """Synonyms, repeated methods and other spellings of a rate are exported in their
+    normal form.
+    """
     (item,) = load(
         "- {name: x, path: /, key: [ip, user], rate: 5/1m, algorithm: gcra, method: [post, GET, "
         "POST]}"
@@ -609,7 +609,7 @@ def test_synonyms_and_field_orders_survive_yaml_export_and_import() -> None:
 def test_every_rule_that_the_form_accepts_survives_yaml_export_and_import(
     rows: list[tuple[dict[str, Any], list[dict[str, Any]]]],
 ) -> None:
-    """Rows, YAML, rows: the same rules, however odd."""
+    """Exporting, deleting and importing odd rules gives the same rules."""
     RateLimitRule.objects.all().delete()
     for fields, of_groups in rows:
         rule = RateLimitRule(**fields)
@@ -683,7 +683,7 @@ texts = st.one_of(
 )
 @given(texts)
 def test_any_file_is_parsed_or_reported_with_a_clear_error(text: str) -> None:
-    """Never a traceback; an error names the line or the rule, and nothing is written."""
+    """An invalid file is a `RuleError` that names the line or the rule, and nothing is stored."""
     RateLimitRule.objects.all().delete()
     RateLimitRule.objects.create(name="kept", path="/", key="ip", limit=5)
     revision = RateLimitRevision.read("default")
@@ -714,14 +714,14 @@ def test_any_file_is_parsed_or_reported_with_a_clear_error(text: str) -> None:
 def test_a_command_that_needs_urls_reports_a_missing_urlconf(
     arguments: list[str], settings: Any
 ) -> None:
-    """A project of workers alone has no `ROOT_URLCONF`."""
+    """For example, a project of workers has no `ROOT_URLCONF`."""
     del settings.ROOT_URLCONF
     with pytest.raises(CommandError, match="set ROOT_URLCONF"):
         call_command(*arguments)
 
 
 def test_other_commands_need_no_urls(settings: Any, tmp_path: Path) -> None:
-    """They show the limits that are not on views."""
+    """They work without a URLconf."""
     del settings.ROOT_URLCONF
     rules = tmp_path / "rules.yaml"
     rules.write_text("- {name: new, path: /, key: ip, rate: 5/m}\n")

@@ -1,5 +1,6 @@
-"""What would refuse or admit everybody has to be confirmed, and everything else is saved
-unasked."""
+"""A change that would refuse or admit all clients has to be confirmed. Any other change is saved
+without a confirmation.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ site = test_admin.site
 def test_a_rule_that_limits_the_admin_has_to_be_confirmed(
     fields: dict[str, Any], operator: Client, settings: Any
 ) -> None:
-    """It would lock its author out; not where the admin is exempt, by the settings or by another
-    rule.
+    """It might lock its author out. If the settings or another rule exempt the admin, no
+    confirmation is needed.
     """
     settings.RATELIMIT_RULES = []
     form = given(**{"key": "ip", "limit": 1000, **fields})
@@ -63,14 +64,14 @@ def test_a_rule_that_limits_the_admin_has_to_be_confirmed(
 def test_a_rule_that_does_not_limit_the_admin_needs_no_confirmation(
     fields: dict[str, Any], operator: Client, settings: Any
 ) -> None:
-    """Whatever its path looks like."""
+    """This depends on the rule, and not on the form of its path."""
     settings.RATELIMIT_RULES = []
     answer = operator.post(f"{RULES}add/", given(**{"key": "ip", "limit": 1000, **fields}))
     assert answer.status_code == 302, errors(answer)
 
 
 def test_a_limit_of_0_has_to_be_confirmed_in_any_field(operator: Client) -> None:
-    """As the limit, and as a further one."""
+    """This includes the first limit and further rates."""
     form = given(path="/ok", key="ip", limit=1)
     for fields in ({"limit": 0}, {"more_rates": "0/s"}):
         answer = operator.post(f"{RULES}add/", {**form, **fields})
@@ -94,7 +95,7 @@ def test_a_limit_of_0_has_to_be_confirmed_in_any_field(operator: Client) -> None
 def test_a_block_of_a_known_proxy_has_to_be_confirmed(
     trusted: Any, network: str, is_asked: bool, settings: Any
 ) -> None:
-    """Known by the settings, or because the operator comes through it."""
+    """A proxy is known by the settings, or because the operator's request came through it."""
     settings.RATELIMIT_TRUSTED_PROXIES = trusted
     client = Client(REMOTE_ADDR="192.0.2.1", headers={"x-forwarded-for": OPERATOR})
     client.force_login(User.objects.create_superuser("grace"))
@@ -124,7 +125,7 @@ WIDE = "is a large part of the whole internet"
 def test_an_unlikely_override_needs_a_confirmation(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
-    """Also for an hour; then it can be meant."""
+    """A temporary override needs it as well. After the confirmation it is saved."""
     form = {"period": 1, "unit": "m", **fields}
     assert problem in errors(operator.post(f"{OVERRIDES}add/", form))
     assert not RateLimitOverride.objects.exists()
@@ -133,13 +134,13 @@ def test_an_unlikely_override_needs_a_confirmation(
 
 
 def test_a_network_of_a_usual_size_needs_no_confirmation(operator: Client) -> None:
-    """It is added at once."""
+    """The overrides are added without a question."""
     form = {"effect": "block", "period": 1, "unit": "m", "network": "10.0.0.0/9 2001:db8::/32"}
     assert operator.post(f"{OVERRIDES}add/", form).status_code == 302
 
 
 def test_changing_an_ended_override_needs_no_confirmation(operator: Client) -> None:
-    """Its end is not what was changed."""
+    """The end in the past was not changed."""
     row = RateLimitOverride.objects.create(
         network="203.0.113.9", effect="block", ends=timezone.now()
     )
@@ -166,7 +167,7 @@ def test_changing_an_ended_override_needs_no_confirmation(operator: Client) -> N
 
 
 def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
-    """Neither goes before the other unsaid."""
+    """The form accepts either a duration or an end."""
     form = {
         "effect": "block",
         "period": 1,
@@ -182,7 +183,9 @@ def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
 def test_a_rule_that_loses_a_rate_of_the_settings_has_to_be_confirmed(
     operator: Client, settings: Any
 ) -> None:
-    """It replaces that one by its name. Another number for the same period loses nothing."""
+    """The rule replaces the one in the settings by its name. Another number for the same period
+    loses no rate.
+    """
     settings.RATELIMIT_RULES += [
         {"name": "posts", "path": "/ok", "key": "ip", "rate": ["5/m", "50/d"]}
     ]
@@ -195,8 +198,9 @@ def test_a_rule_that_loses_a_rate_of_the_settings_has_to_be_confirmed(
 
 @pytest.mark.parametrize("words", [{"algorithm": "fixed_window"}, {}])
 def test_counts_that_restart_are_reported(words: dict[str, str], operator: Client) -> None:
-    """When a rule comes in the place of the code, and when it is changed; in a form and
-    in a file."""
+    """This includes a rule that replaces a limit in code and a changed rule, in a form and in a
+    file.
+    """
     site = CallSite.of(
         call_site("counted", "ip", "500/h", ALL, 1, {"algorithm": "token_bucket"}), "counted"
     )
@@ -220,7 +224,9 @@ def test_counts_that_restart_are_reported(words: dict[str, str], operator: Clien
 def test_only_the_override_warnings_that_were_shown_are_confirmed(
     operator: Client,
 ) -> None:
-    """A box that was ticked beforehand, or for another network, confirms nothing."""
+    """A confirmation without the version of the warnings, or for another network, is not
+    accepted.
+    """
     form = {"period": 1, "unit": "m", "network": "0.0.0.0/0", "effect": "exempt"}
     answer = operator.post(f"{OVERRIDES}add/", {**form, "confirm": "on"})
     assert WIDE in errors(answer)
@@ -236,7 +242,7 @@ def test_only_the_override_warnings_that_were_shown_are_confirmed(
 
 @pytest.mark.parametrize("hidden", ["\u200b", "\u202e", "\u2028", "\x07", "\ufeff"])
 def test_a_name_has_no_invisible_characters(hidden: str, operator: Client) -> None:
-    """By them two rules could look the same; the error says which they are."""
+    """Two rules could look the same otherwise. The error names the reason."""
     answer = operator.post(f"{RULES}add/", given(name=f"a{hidden}b", path="/ok", key="ip", limit=5))
     assert "Enter the text without spaces at its ends, and without invisible characters." in errors(
         answer

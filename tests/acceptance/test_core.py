@@ -1,4 +1,4 @@
-"""django-ratelimit's functions, for those who change only their imports."""
+"""The functions of django-ratelimit, for projects that change only their imports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def view(request: HttpRequest) -> HttpResponse:
 
 
 def test_usage_contains_the_count_and_the_reset_time(rf: RequestFactory) -> None:
-    """With `increment` each call counts; the refused one shows as one more than the limit."""
+    """With `increment`, each call counts. A refused call has a count of one more than the limit."""
     usages = [
         get_usage(rf.get("/"), group="g", key="ip", rate="2/h", increment=True) for _ in range(3)
     ]
@@ -32,9 +32,7 @@ def test_usage_contains_the_count_and_the_reset_time(rf: RequestFactory) -> None
 
 
 def test_get_usage_without_increment_counts_nothing(rf: RequestFactory) -> None:
-    """And the answer is what one more would be told: the pattern of counting failures only does
-    block.
-    """
+    """The result is that of one further call, as code that counts only failures needs it."""
     ask = {"request": rf.get("/"), "group": "login", "key": "ip", "rate": "2/h"}
     assert [is_ratelimited(**ask) for _ in range(5)] == [False] * 5
     for _ in range(2):
@@ -44,14 +42,14 @@ def test_get_usage_without_increment_counts_nothing(rf: RequestFactory) -> None:
 
 
 def test_get_usage_reads_the_count_of_the_decorator(rf: RequestFactory) -> None:
-    """For the same group, key, rate and method; or the view itself as `fn`."""
+    """The group, key, rate and method have to be equal. `fn` may be the view itself."""
     ratelimit(key="ip", rate="2/h", method=UNSAFE)(view)(rf.post("/"))
     assert get_usage(rf.post("/"), fn=view, key="ip", rate="2/h", method=UNSAFE)["count"] == 1
     assert get_usage(rf.post("/"), fn=view, key="ip", rate="2/h")["count"] == 0
 
 
 def test_get_usage_without_a_limit_returns_none(rf: RequestFactory, settings: Any) -> None:
-    """No rate, another method, or switched off."""
+    """There is no limit without a rate, for another method, or if the site is disabled."""
     assert get_usage(rf.get("/"), group="g", key="ip", rate=None) is None
     assert get_usage(rf.get("/"), group="g", key="ip", rate=lambda group, request: None) is None
     assert get_usage(rf.get("/"), group="g", key="ip", rate="1/h", method="POST") is None
@@ -60,12 +58,12 @@ def test_get_usage_without_a_limit_returns_none(rf: RequestFactory, settings: An
 
 
 def test_time_left_is_minus_one_if_the_limit_never_resets(rf: RequestFactory) -> None:
-    """As django-ratelimit says where it does not know."""
+    """django-ratelimit also returns -1 in this case."""
     assert get_usage(rf.get("/"), group="g", key="ip", rate="0/s")["time_left"] == -1
 
 
 def test_get_usage_without_group_or_function_is_an_error(rf: RequestFactory) -> None:
-    """As in django-ratelimit."""
+    """The same call is an error in django-ratelimit."""
     with pytest.raises(ImproperlyConfigured, match="group"):
         get_usage(rf.get("/"), key="ip", rate="1/h")
 

@@ -1,4 +1,4 @@
-"""A site with the core alone has nothing of any annex."""
+"""A site with only the core has no part of an optional app."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ TABLES = {
 
 @pytest.fixture(scope="module")
 def site() -> Any:
-    """What there is in a site with the core alone, after requests, commands and visits to the
-    admin.
+    """Return the tables, pages, keys and modules of a site with only the core, after requests,
+    commands and visits to the admin.
     """
     environment = {
         name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
@@ -53,35 +53,35 @@ def site() -> Any:
 
 
 def test_the_core_works_without_optional_apps(site: Any) -> None:
-    """Pages of the admin answer, and an override blocks."""
+    """The pages of the admin respond, and an override blocks."""
     assert site["statuses"].pop("blocked") == 429
     assert {*site["statuses"].values()} == {200}
 
 
 def test_the_core_creates_no_table_of_an_optional_app(site: Any) -> None:
-    """All tables but those of Django."""
+    """The tables are exactly those of the core."""
     assert {table for table in site["tables"] if "ratelimit" in table} == TABLES
 
 
 @pytest.mark.parametrize("what", ["columns", "URLs", "settings", "threads", "keys", "verbs"])
 def test_the_core_has_no_part_of_an_optional_app(what: str, site: Any) -> None:
-    """Columns of rules, URLs, settings, threads, keys in Redis, verbs of the command."""
+    """It has none of its columns, URLs, settings, threads, keys or commands."""
     assert site[what]
     assert [name for name in site[what] if OF_ANNEXES.search(name)] == []
 
 
 def test_the_core_runs_no_task_of_an_optional_app(site: Any) -> None:
-    """The store's own breaker is of the core."""
+    """The circuit breaker of the store is part of the core."""
     assert [name for name in site["tasks"] if name != "breaker" and OF_ANNEXES.search(name)] == []
 
 
 def test_the_core_admin_does_not_mention_optional_apps(site: Any) -> None:
-    """Neither a link nor a field nor a column."""
+    """The pages have no link, field or column of an optional app."""
     assert [found[0] for page in site["pages"] if (found := OF_ANNEXES.search(page))] == []
 
 
 def test_the_core_imports_no_module_of_an_optional_app(site: Any) -> None:
-    """Nor what only annexes need."""
+    """Dependencies of optional apps are not imported either."""
     named = ("django_ratelimit_lua.contrib.", "grpc", "prometheus_client", "tqdm")
     assert [name for name in site["modules"] if name.startswith(named)] == []
 

@@ -1,5 +1,5 @@
-"""The first request after a save was heard of obeys it, also in a process that asked nothing else
-and met no rule.
+"""The first request after a change was received obeys it, even if no rule applied to earlier
+requests of the process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Ask = Callable[[Any], Any]
 
 @pytest.fixture
 def other(prefix: str) -> Iterator[Ask]:
-    """Another process, which does what it is told and nothing else."""
+    """Return a function that sends a task to another process, which does nothing else."""
     environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
     process = subprocess.Popen(
@@ -70,8 +70,8 @@ def other(prefix: str) -> Iterator[Ask]:
 
 
 def rules(face: str) -> st.SearchStrategy[list[dict[str, Any]]]:
-    """Rules in the place of call sites, beside them, and for paths; for some methods and some
-    people.
+    """Return rules that replace call sites, add to them or limit paths, for some methods
+    and users.
     """
     sites = FACES[face] or ["none"]
     rule = st.fixed_dictionaries(
@@ -91,7 +91,7 @@ def rules(face: str) -> st.SearchStrategy[list[dict[str, Any]]]:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Any, ...]:
-    """Rules, a request that meets them, other rules, and the first request after these."""
+    """Return rules, a request, other rules, and the first request after these."""
     face = draw(st.sampled_from(list(FACES)))
     first, second = (
         {
@@ -114,9 +114,7 @@ def save(declared: list[dict[str, Any]], block: bool) -> None:
 
 
 def hear(other: Ask) -> None:
-    """Wait until the other process, if it has any rules, has heard of the save, as mostly it has by
-    now.
-    """
+    """Wait until the other process has received the change, if it has rules."""
     saved, end = RateLimitRevision.read("default").number, time.monotonic() + 1
     while other("revision") not in (None, saved):
         assert time.monotonic() < end
@@ -126,8 +124,8 @@ def hear(other: Ask) -> None:
 def test_the_first_request_after_a_save_obeys_it_in_any_process(
     other: Ask,
 ) -> None:
-    """Whatever the rules were and are, and whatever asks: it is answered as by a process that has
-    just started.
+    """For any rules before and after and any kind of limit, the response equals that of a process
+    that has forgotten its rules.
     """
     RateLimitRule.objects.create(name="first", path="/first", key="ip", limit=1)
 
@@ -152,8 +150,8 @@ def test_the_first_request_after_a_save_obeys_it_in_any_process(
 
 
 def test_a_new_rule_is_obeyed_by_every_caller(other: Ask) -> None:
-    """Where nothing applied, a limit of none does: for the method, the user and the place that was
-    let through.
+    """If no rule applied before, a new limit of 0 refuses the next request, for every method, user
+    and call site.
     """
     for face, sites in FACES.items():
         save([], False)

@@ -1,4 +1,4 @@
-"""`Extension.on_decision`: what an annex is given of each decision."""
+"""`Extension.on_decision`: the arguments that an optional app gets for each decision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django_ratelimit_lua.identity.request_state import request_state
 
 @pytest.fixture
 def decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What a hook was called with."""
+    """Return the arguments of each call of a hook."""
     found: list[tuple[Any, ...]] = []
     for module in (decide, holding):
         monkeypatch.setattr(module, "decision_hooks", [lambda *given: found.append(given)])
@@ -25,7 +25,7 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_decision_hooks_receive_each_hit_with_its_request(
     decisions: list[Any], rf: RequestFactory
 ) -> None:
-    """Charges and states stand in the same order; a peek and a refund are no hits."""
+    """Charges and states have the same order. Peeks and refunds are not hits."""
 
     @ratelimit(group="outer", key="ip", rate="9/m")
     @ratelimit(group="inner", key="ip", rate="5/m")
@@ -52,7 +52,7 @@ def test_decision_hooks_receive_each_hit_with_its_request(
 
 
 def test_a_call_that_waits_for_a_slot_is_reported_once_to_hooks(decisions: list[Any]) -> None:
-    """However often the queue is asked; with the time that the waiting took."""
+    """The call tries several times. The reported duration includes the wait."""
     exports = RateLimiter("exports", "1", algorithm="concurrency")
     with exports.slot():
         slot = exports.slot(timeout=0.2)

@@ -1,4 +1,4 @@
-"""The log of decisions: a record for each, if its logger is on."""
+"""The log of decisions has a record for each decision if its logger is enabled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Records = Callable[[], list[logging.LogRecord]]
 
 @pytest.fixture
 def records(caplog: pytest.LogCaptureFixture) -> Records:
-    """The records so far; the logger is on."""
+    """Enable the logger, and return a function that returns the records."""
     caplog.set_level(logging.DEBUG, logger.name)
     return lambda: [record for record in caplog.records if record.name == logger.name]
 
@@ -40,7 +40,9 @@ def of(record: logging.LogRecord) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("quiet")
 def test_each_decision_is_logged_with_its_numbers(records: Records, settings: Any) -> None:
-    """Those of the decision and of each limit, whoever decided: as text and as attributes."""
+    """The record has the numbers of the decision and of each limit, as text and as attributes, for
+    every source.
+    """
     settings.RATELIMIT_DENY_CACHE_SECONDS = 60
     mail = RateLimiter("mail", ["1/h", "9/d"], algorithm="sliding_log")
     mail.hit("ada")
@@ -85,8 +87,8 @@ def test_each_decision_is_logged_with_its_numbers(records: Records, settings: An
 
 @pytest.mark.django_db(transaction=True)
 def test_no_log_record_names_a_client(records: Records) -> None:
-    """By digests alone, also if an override blocks a client, with or without a limit; no object of
-    the request is on the record.
+    """Clients are identified by digests, also if an override blocks them. The record has no object
+    of the request.
     """
 
     @ratelimit(group="search", key=("ip", "header:X-Api-Key"), rate="9/h")
@@ -116,7 +118,7 @@ def test_no_log_record_names_a_client(records: Records) -> None:
 def test_a_disabled_decision_log_creates_no_records(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As it is unless somebody sets the level: no record, and no look at the decision for one."""
+    """By default, no record is created and the decision is not read."""
     made: list[Any] = []
     monkeypatch.setattr(decide, "log_decision", lambda *given: made.append(given))
     mail = RateLimiter("mail", "1/h")

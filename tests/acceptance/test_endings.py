@@ -1,4 +1,4 @@
-"""How a process ends, and what it does where it can have no thread."""
+"""The end of a process, and processes that cannot start threads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print("ends", flush=True)
 
 @pytest.fixture
 def own(settings: Any) -> Iterator[Server]:
-    """A server that this test may stop."""
+    """Run a server that this test may stop."""
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         settings.CACHES = {
             "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
@@ -64,9 +64,7 @@ def own(settings: Any) -> Iterator[Server]:
 
 
 def test_a_silent_redis_does_not_delay_the_end_of_a_process(own: Server) -> None:
-    """All that a process has still to say when it ends has one second in all, however many leases
-    it holds.
-    """
+    """All final writes of a process share one second, for any number of leases."""
     command = [sys.executable, "-c", ENDS, own.url, str(own.pid)]
     with subprocess.Popen(
         command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
@@ -114,8 +112,8 @@ async def fails_to_start(scope: Any, receive: Any, send: Any) -> None:
     ids=lambda application: getattr(application, "__name__", "django"),
 )
 def test_the_asgi_lifespan_is_answered_once_and_ends_cleanly(application: Any) -> None:
-    """Each event is answered once: by an application that supports them, also if it fails, or for
-    one that does not. The last answer is sent when nothing runs any more beside requests.
+    """Each event gets one reply, whether the application supports the lifespan, fails or ignores
+    it. The last reply is sent when no background task is running.
     """
     limiter, sent = RateLimiter("plain", "100/h"), []
     events = iter(["lifespan.startup", "lifespan.shutdown"])
@@ -162,8 +160,8 @@ ASGI_SERVERS = {
 def test_workers_of_an_asgi_server_end_cleanly(
     kind: str, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
-    """With `finish_at_shutdown`: workers that have served enough, that are replaced (HUP) and that
-    are terminated have released the slot of a view that runs on in a thread.
+    """With `finish_at_shutdown`, workers that reach their maximum, are replaced or are terminated
+    release the slot of a running view.
     """
     settings.RATELIMIT_CACHE_PREFIX = prefix
     slots, port = SlotsInUse(direct, prefix, prefix), free_port()
@@ -209,9 +207,7 @@ def test_workers_of_an_asgi_server_end_cleanly(
 def test_a_process_without_threads_decides_and_detects_when_redis_is_back(
     own: Server, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that may start no thread decides all the same, also in an outage, and asks Redis
-    again once it may.
-    """
+    """It decides in an outage as well, and uses Redis again when it is available."""
     settings.RATELIMIT_TIMEOUT = 0.1
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     plain, leased = (
@@ -236,9 +232,7 @@ def test_a_process_without_threads_decides_and_detects_when_redis_is_back(
 
 
 def test_background_tasks_end_and_restart(direct: redis.Redis) -> None:
-    """No thread is left, and no connection that hears of changes; the next decision starts what it
-    needs.
-    """
+    """No thread or subscription is left, and the next decision starts the tasks again."""
     limiter = RateLimiter("part", "100/h", split="equal")
 
     def hearers() -> int:
@@ -259,7 +253,7 @@ def test_background_tasks_end_and_restart(direct: redis.Redis) -> None:
 
 
 def test_a_server_with_an_endless_script_can_be_stopped() -> None:
-    """It takes no signal that asks; nothing of it stays behind a test that was stopped."""
+    """It ignores a polite signal. No process is left after a test that was interrupted."""
     server = Server().start()
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b'EVAL "while true do end" 0\r\n')

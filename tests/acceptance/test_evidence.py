@@ -1,4 +1,4 @@
-"""What is known of a ban: the last offences, and how many people share the address."""
+"""The evidence of a ban: the last offences."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def request(
 
 
 class User:
-    """Who is signed in."""
+    """A signed-in user."""
 
     is_authenticated = True
 
@@ -56,7 +56,7 @@ class User:
 
 
 def login(**options: Any) -> Any:
-    """A view that bans who is refused too often."""
+    """Return a view that bans clients that are refused too often."""
     given = {
         "group": "login",
         "key": "ip",
@@ -74,7 +74,7 @@ def login(**options: Any) -> Any:
 
 
 def only_key(direct: redis.Redis, prefix: str) -> bytes:
-    """The key of the one ban that there is, or that may come."""
+    """Return the key of the only ban."""
     keys = list(direct.scan_iter(f"{prefix}*:ban"))
     assert len(keys) == 1
     return keys[0]
@@ -85,8 +85,8 @@ def written() -> None:
 
 
 def test_the_last_offences_are_stored_with_the_ban(direct: redis.Redis, prefix: str) -> None:
-    """Which paths and which user agents, the earliest first; neither what was allowed nor what the
-    ban refused.
+    """Their paths and user agents are stored in order. Allowed requests, and refusals by the ban,
+    are not stored.
     """
     view = login()
     for number in range(9):
@@ -104,7 +104,7 @@ def test_the_last_offences_are_stored_with_the_ban(direct: redis.Redis, prefix: 
 
 
 def test_evidence_ends_with_the_ban(direct: redis.Redis, prefix: str) -> None:
-    """Before there is one, it is kept as long as an offence counts."""
+    """Before the ban, it is kept as long as an offence counts."""
     view = login(ban_window="1m")
     for _ in range(3):
         view(request())
@@ -120,7 +120,7 @@ def test_evidence_ends_with_the_ban(direct: redis.Redis, prefix: str) -> None:
 def test_refused_requests_that_are_not_offences_are_not_recorded_as_evidence(
     direct: redis.Redis, prefix: str
 ) -> None:
-    """Only offences are, also when the clock was set back since the last one."""
+    """Only offences are recorded, also after the clock was set back."""
     limiter = RateLimiter("mail", "5/h", ban_after=3, ban_for="10m", ban_on="reported")
     with move_clock() as clock:
         limiter.offend("ada")
@@ -137,9 +137,7 @@ def test_refused_requests_that_are_not_offences_are_not_recorded_as_evidence(
 def test_evidence_stays_in_order_when_the_clock_is_set_back(
     direct: redis.Redis, prefix: str
 ) -> None:
-    """As the ban does: what comes afterwards is later than what was before, and the last ten are
-    kept.
-    """
+    """Later offences have later times, as in the ban, and the last ten are kept."""
     limiter = RateLimiter("mail", "0/s", ban_after=20, ban_for="2h")
     with move_clock() as clock:
         for _ in range(10):
@@ -161,7 +159,7 @@ def test_evidence_stays_in_order_when_the_clock_is_set_back(
 
 
 def test_the_last_ten_offences_of_all_processes_are_kept(direct: redis.Redis, prefix: str) -> None:
-    """Those of the last moments, however many there were and whoever writes first."""
+    """The last ten are kept for any number of offences and any order of writes."""
     view = login(ban_after=100)
     for number in range(25):
         view(request(f"/{number}"))
@@ -175,7 +173,7 @@ def test_the_last_ten_offences_of_all_processes_are_kept(direct: redis.Redis, pr
 
 
 def test_client_text_in_evidence_is_escaped_and_cut(direct: redis.Redis, prefix: str) -> None:
-    """It is cut, and what cannot be printed is escaped; a key of another type is none."""
+    """Text is cut and unprintable characters are escaped. A key of another type is ignored."""
     view = login(ban_after=50)
     for _ in range(2):
         view(request())
@@ -200,9 +198,7 @@ def test_client_text_in_evidence_is_escaped_and_cut(direct: redis.Redis, prefix:
 def test_evidence_of_a_ban_has_a_maximum_in_bytes(
     direct: redis.Redis, prefix: str, letter: str
 ) -> None:
-    """Names, texts and escapes together, whatever a client sends; the latest offences are kept, as
-    many as fit.
-    """
+    """The maximum includes names, texts and escapes. The latest offences that fit are kept."""
     view = login(ban_after=50, rate="0/s")
     for number in range(25):
         asked = request(agent=f"{number}{letter * 5000}")
@@ -239,9 +235,7 @@ class WrittenMeanwhile(WSGIRequest):
 def test_no_evidence_is_lost_while_other_evidence_is_written(
     quiet: None, direct: redis.Redis, prefix: str
 ) -> None:
-    """An offence that is recorded while its table is being written belongs to one of the two
-    tables.
-    """
+    """An offence that is recorded during a write is in one of the two tables."""
     view = login(rate="0/s", ban_after=50)
     for number in range(3):
         asked = request(f"/{number}")
@@ -252,7 +246,7 @@ def test_no_evidence_is_lost_while_other_evidence_is_written(
 
 
 def test_evidence_costs_the_decision_no_round_trip(quiet: None, direct: redis.Redis) -> None:
-    """It is written by the background, all of a second in one call."""
+    """It is written in the background, in one call per second."""
     view = login(ban_after=50, rate="0/s")
     view(request())
     before = direct.info("stats")["total_commands_processed"]
@@ -267,7 +261,7 @@ def test_evidence_costs_the_decision_no_round_trip(quiet: None, direct: redis.Re
 
 @pytest.mark.django_db
 def test_the_command_shows_evidence(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the list, for people and for programs."""
+    """It is printed with the list, as text and as JSON."""
     view = login()
     for number in range(5):
         view(request(f"/login/{number}", "sqlmap\x1b[2J", user=User(1)))
@@ -281,7 +275,7 @@ def test_the_command_shows_evidence(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_evidence_of_a_limiter_contains_only_the_time(direct: redis.Redis, prefix: str) -> None:
-    """Where there is no request, evidence says when."""
+    """A limiter has no request, so the other fields are empty."""
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
     for _ in range(2):
         limiter.hit("ada")
@@ -293,7 +287,7 @@ def test_evidence_of_a_limiter_contains_only_the_time(direct: redis.Redis, prefi
 def test_evidence_waits_for_redis_and_is_bounded(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What could not be written is written later; of too many identities, some are left out."""
+    """It is written later. Above the maximum number of identities, some are left out."""
     monkeypatch.setattr("django_ratelimit_lua.engine.evidence.MAX_NOTED", 3)
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
     for number in range(5):
@@ -326,7 +320,7 @@ def test_evidence_waits_for_redis_and_is_bounded(
 
 
 def test_an_offence_during_a_write_is_kept() -> None:
-    """A request notes one while the background writes those before it."""
+    """A request records an offence while the background writes earlier ones."""
     noted, is_over = _Noted(b"key"), threading.Event()
 
     def offend() -> None:
@@ -345,7 +339,7 @@ def test_an_offence_during_a_write_is_kept() -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_the_ban_signal_contains_the_evidence(told: list[dict[str, Any]], is_async: bool) -> None:
-    """Of all processes, the offence that has earned the ban among them."""
+    """It has the offences of all processes, including the one that earned the ban."""
     view, expected = login(), [f"/{number}" for number in range(2, 5)]
     if is_async:
 
@@ -365,7 +359,7 @@ def test_the_ban_signal_contains_the_evidence(told: list[dict[str, Any]], is_asy
 
 
 def test_a_lifted_ban_leaves_no_evidence(direct: redis.Redis, prefix: str) -> None:
-    """What had earned it is not held against anybody again."""
+    """The offences of the lifted ban do not count again."""
     limiter = RateLimiter("mail", "0/s", ban_after=2, ban_for="1m")
     for _ in range(2):
         limiter.hit("ada")
@@ -380,7 +374,7 @@ def test_a_lifted_ban_leaves_no_evidence(direct: redis.Redis, prefix: str) -> No
 
 
 def test_reported_offences_leave_evidence(direct: redis.Redis, prefix: str) -> None:
-    """Where the view says what is one, it is the request that it was about."""
+    """If the view decides which requests are offences, the evidence has these requests."""
     view = login(
         rate="100/h", ban_on="counted", count_if=lambda request, response: "wrong" in request.path
     )

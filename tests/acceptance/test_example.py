@@ -1,5 +1,4 @@
-"""The example as its visitors meet it: the real demo process, in a real browser where there is
-one."""
+"""The demo as a real process, in a real browser if there is one."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from tests.server import url
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_demos_redis_ends_with_the_demo(signal_number: int) -> None:
-    """After Ctrl-C, after a polite end and after a rude one."""
+    """This holds after Ctrl-C, SIGTERM and SIGKILL."""
     process, _, address = start()
     assert answers(address)
     process.send_signal(signal_number)
@@ -38,7 +37,7 @@ def test_the_demos_redis_ends_with_the_demo(signal_number: int) -> None:
 
 
 def test_the_demo_uses_an_existing_redis_and_does_not_stop_it() -> None:
-    """`REDIS_URL`."""
+    """Its address is in `REDIS_URL`."""
     process, _, address = start(REDIS_URL=url())
     assert address == url()
     process.terminate()
@@ -47,7 +46,7 @@ def test_the_demo_uses_an_existing_redis_and_does_not_stop_it() -> None:
 
 
 def told(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What the demo says that does not come to serve."""
+    """Return the result of a demo that does not start to serve."""
     return subprocess.run(
         [sys.executable, "-m", "example_project", *arguments],
         cwd=ROOT,
@@ -59,7 +58,7 @@ def told(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_the_demo_reports_a_busy_port_before_it_starts() -> None:
-    """In one line, with the way out; no address is shown that leads nowhere."""
+    """The message has one line with a remedy, and no unusable address is shown."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -76,7 +75,7 @@ def test_the_demo_reports_a_busy_port_before_it_starts() -> None:
 
 
 def test_the_help_option_of_the_demo_prints_its_limits() -> None:
-    """With --help, which starts nothing; and an argument that it does not know is an error."""
+    """`--help` starts nothing, and an unknown argument is an error."""
     found = told("--help")
     assert (found.returncode, found.stderr) == (0, "")
     for name in ("PORT", "REDIS_URL", "EXAMPLE_DATABASE"):
@@ -87,9 +86,7 @@ def test_the_help_option_of_the_demo_prints_its_limits() -> None:
 
 
 def test_a_block_with_status_403_works_in_the_demo(tmp_path: Path) -> None:
-    """Its own answer has the status that the block has, and no time to come back; in the reader's
-    language.
-    """
+    """The response has the status and no retry time, in the language of the client."""
     process, site, redis_url = start(EXAMPLE_DATABASE=str(tmp_path / "db.sqlite3"))
     block = (
         "from django_ratelimit_lua.models import RateLimitOverride as Override\n"
@@ -135,7 +132,9 @@ def burst(browser: Any, target: str, count: int) -> str:
 
 @pytest.mark.alone
 def test_the_demo_shows_how_many_requests_were_allowed(browser: Any, demo: str) -> None:
-    """Every target, without an error in the console; and on a phone without scrolling sideways."""
+    """This holds for every target, without an error in the console. On a phone, the page does not
+    scroll sideways.
+    """
     browser.set_window_size(1280, 1000)
     browser.get(demo)
     expected = {
@@ -170,9 +169,7 @@ def test_the_demo_shows_how_many_requests_were_allowed(browser: Any, demo: str) 
 
 
 def test_the_login_form_of_the_demo_limits_guesses(browser: Any, demo: str) -> None:
-    """The sixth guess meets a page that says when to come back; nobody is locked out under another
-    name.
-    """
+    """The sixth guess gets a page with the retry time. Another name is not locked out."""
     browser.get(demo)
     forget(browser)
     for guess in range(6):
@@ -187,7 +184,7 @@ def test_the_login_form_of_the_demo_limits_guesses(browser: Any, demo: str) -> N
 def test_the_demo_shows_the_counted_address_and_the_reason(
     size: tuple[int, int], browser: Any, demo: str
 ) -> None:
-    """For whoever sets up a proxy."""
+    """It helps to configure a proxy."""
     browser.set_window_size(*size)
     browser.get(demo + "address/")
     text = browser.find_element("tag name", "main").text
@@ -200,7 +197,7 @@ def test_the_demo_shows_the_counted_address_and_the_reason(
 
 
 def test_the_browsable_api_shows_the_remaining_units(browser: Any, demo: str) -> None:
-    """A page for people, and the headers of throttles and rules together."""
+    """The page is the browsable API, and its headers have throttles and rules together."""
     browser.get(demo)
     forget(browser)
     browser.get(demo + "api/")
@@ -216,8 +213,8 @@ def test_the_browsable_api_shows_the_remaining_units(browser: Any, demo: str) ->
 
 
 def burst_at_once(browser: Any, target: str, count: int, expected: str) -> str:
-    """A burst from nothing; sent again, at most twice, where a machine that stood still has spread
-    it over seconds.
+    """Send a burst with empty counts, and repeat it at most twice if a busy machine spreads it over
+    seconds.
     """
     for _ in range(3):
         forget(browser)

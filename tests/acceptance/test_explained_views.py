@@ -1,5 +1,5 @@
-"""Why a request was refused is found out for views of every kind: what is explained is what is
-counted, and what is reset lets the real request go.
+"""Explanations of requests to views of every kind have the limits that are counted, and a reset
+allows the next real request.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ async def coroutine(request: HttpRequest) -> HttpResponse:
 
 
 def careless(view: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that does not say what it wraps."""
+    """A decorator without `functools.wraps`."""
 
     def wrapper(request: HttpRequest) -> Any:
         return view(request)
@@ -200,9 +200,7 @@ by = {name: ratelimit(key=("ip", key), rate="2/h")(fine) for name, key in PARTS.
 
 
 class Case(NamedTuple):
-    """A view, how many limits a request meets there, and what the request is described by beside
-    the path.
-    """
+    """A view, the number of its limits, and the description of a request."""
 
     view: Any
     count: int
@@ -306,8 +304,8 @@ def visit(case: Case, name: str) -> int:
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_explained_limits_are_the_counted_limits(name: str) -> None:
-    """Each limit of the view with the units it has counted, and the refusal with the limit that
-    refuses; what is reset lets the next real request go.
+    """Each limit has its used units, and the refusal names the limit that refuses. After a reset,
+    the next real request is allowed.
     """
     User.objects.create(username="ada")
     case = VIEWS[name]
@@ -338,7 +336,7 @@ def test_explained_limits_are_the_counted_limits(name: str) -> None:
 
 @pytest.mark.parametrize("has_middleware", [True, False])
 def test_rules_are_explained_only_if_they_apply(has_middleware: bool, settings: Any) -> None:
-    """By the middleware or by a throttle; where nobody applies them, that is said."""
+    """They apply by the middleware or by a throttle. If neither applies them, a note says so."""
     settings.MIDDLEWARE = (
         ["django_ratelimit_lua.middleware.RateLimitMiddleware"] if has_middleware else []
     )
@@ -360,7 +358,7 @@ def test_rules_are_explained_only_if_they_apply(has_middleware: bool, settings: 
 
 
 def test_a_rule_that_replaces_a_call_site_is_explained() -> None:
-    """The group that the rule names is the one that the running view counts under."""
+    """The rule's group equals the group of the running view."""
     name = f"{__name__}.OnClass.dispatch"
     assert [stack.group for stack in on_view(OnClass.as_view(), "GET").stacks] == [name]
     RateLimitRule.objects.create(name=name, limit=1, unit="h")
@@ -373,7 +371,7 @@ def test_a_rule_that_replaces_a_call_site_is_explained() -> None:
 
 
 def test_a_user_authenticated_by_the_view_is_explained_correctly() -> None:
-    """By the headers that its authentication reads; or the user that was entered."""
+    """The user is that of the authentication headers, or the one that was entered."""
     ada = User.objects.create(username="ada")
     statuses = [
         Client(REMOTE_ADDR=ADDRESS, headers={"X-Name": "ada"}).get("/known/").status_code
@@ -387,8 +385,9 @@ def test_a_user_authenticated_by_the_view_is_explained_correctly() -> None:
 
 
 def test_code_that_cannot_be_evaluated_is_named() -> None:
-    """Functions of the project, throttles that count elsewhere, and those that decide
-    themselves."""
+    """These are functions of the project, throttles with another store, and throttles that decide
+    themselves.
+    """
     explanation = explain(build_request("/host/", address=ADDRESS, host="one.example"))
     assert [note.partition(" (")[0] for note in explanation.notes] == [
         f"Not checked: the input of the function {__name__}.host"
@@ -409,7 +408,9 @@ def test_code_that_cannot_be_evaluated_is_named() -> None:
 
 
 def test_a_limit_that_cannot_be_found_is_reported_as_unknown() -> None:
-    """Never "no limit": by the function, the command and, in what the code limits, by its name."""
+    """The function and the command report it as unknown instead of "no limit", and the limits in
+    code are found by name.
+    """
     explanation = explain(build_request("/hides/", address=ADDRESS))
     assert (explanation.met, explanation.unknown) == ([], ["OnMethod.get"])
     note = "Unknown: whether the view calls OnMethod.get, which has limits."
@@ -452,8 +453,8 @@ urlpatterns += [
 
 
 def test_a_request_that_the_site_refuses_is_explained() -> None:
-    """What a key raises, of which Django makes an answer, is no failure of the page; nor is too
-    long a header.
+    """An exception of a key that Django turns into a response, and a header that is too long, cause
+    no error of the page.
     """
     assert Client(headers={"host": "a b"}).get("/host/").status_code == 400
     (problem,) = explain(build_request("/host/", host="a b")).problems
@@ -463,8 +464,8 @@ def test_a_request_that_the_site_refuses_is_explained() -> None:
 
 
 def test_custom_throttles_are_named() -> None:
-    """One that decides itself whether it asks is not asked; one that says whom it counts is, and
-    its function named.
+    """A throttle with its own `allow_request` is not evaluated. A throttle with its own key is
+    evaluated, and its function is named.
     """
     explanation = explain(build_request("/picky/"))
     assert explanation.met == []
@@ -479,7 +480,7 @@ def test_custom_throttles_are_named() -> None:
 def test_limits_behind_a_login_are_explained_for_signed_in_users_only(
     name: str, settings: Any
 ) -> None:
-    """For nobody else, real requests lead to the login form, and what is explained says so."""
+    """Without a user, real requests lead to the login page, and the explanation says so."""
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -497,7 +498,7 @@ def test_limits_behind_a_login_are_explained_for_signed_in_users_only(
 
 
 def test_an_advisory_limit_is_explained_as_not_refusing() -> None:
-    """It is shown as one over its limit that does not refuse."""
+    """The limit is exceeded, but does not refuse."""
     assert [Client(REMOTE_ADDR=ADDRESS).get("/advice/").status_code for _ in range(3)] == [200] * 3
     explanation = explain(build_request("/advice/", address=ADDRESS))
     (limit,) = explanation.met
@@ -506,6 +507,6 @@ def test_an_advisory_limit_is_explained_as_not_refusing() -> None:
 
 
 def test_methods_that_have_more_limits_are_suggested() -> None:
-    """Only for a method that has fewer."""
+    """A method is suggested only if the chosen one has fewer limits."""
     assert explain(build_request("/posted/")).other_methods == ["POST"]
     assert explain(build_request("/posted/", "POST")).other_methods == []

@@ -1,6 +1,4 @@
-"""The page "Extending" is followed to the letter: a made-up algorithm works in a copy of the
-package.
-"""
+"""The page "Extending": an example algorithm works in a copy of the package."""
 
 from __future__ import annotations
 
@@ -67,14 +65,14 @@ print("works")
 
 
 def shown_files() -> list[Path]:
-    """The files that the page's section about algorithms shows."""
+    """Return the files in the page's section about algorithms."""
     section = (DOCS / "extending.rst").read_text().partition("Add an algorithm\n")[2]
     return [DOCS / name for name in re.findall(r"\.\. literalinclude:: (\S+)", section)]
 
 
 def test_an_algorithm_can_be_added_as_documented(tmp_path: Path) -> None:
-    """With two files and two lines, and without a migration: `RateLimiter`, rules and the rule form
-    have it.
+    """It needs two files, two lines and no migration. `RateLimiter`, rules and the rule form
+    support it.
     """
     copy = tmp_path / "django_ratelimit_lua"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -122,7 +120,7 @@ DEFAULTS = {
 
 
 def test_no_module_names_an_algorithm_except_as_a_default() -> None:
-    """What the others need to know is an attribute of the algorithm."""
+    """Other modules read attributes of the algorithm instead."""
     found: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         place = path.relative_to(PACKAGE).as_posix()
@@ -140,7 +138,7 @@ def test_no_module_names_an_algorithm_except_as_a_default() -> None:
 
 @pytest.mark.parametrize("name", ["key", "algorithm"])
 def test_fields_of_models_have_no_choices_of_keys_or_algorithms(name: str) -> None:
-    """So neither a key of the site nor an algorithm needs a migration."""
+    """So no migration is needed for a key of the site or an algorithm."""
     from django_ratelimit_lua.models import RateLimitRule
 
     assert RateLimitRule._meta.get_field(name).choices is None

@@ -1,4 +1,4 @@
-"""Every fault of the table in the documentation, under load: `make faults` prints it."""
+"""Each fault of the table in the documentation, under load. `make faults` prints the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_ONCE = 3
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> dict[str, Future[faults.Outcome]]:
-    """Those of the tests that are run, over by now: the first test waits for all of them."""
+    """Run the faults of the selected tests, and return their outcomes."""
     names = [
         item.callspec.params["name"] for item in request.session.items if item.path == request.path
     ]
@@ -33,8 +33,8 @@ def lacks_clock(name: str) -> bool:
 def test_faults_cause_no_500_and_exceed_no_limit(
     name: str, runs: dict[str, Future[faults.Outcome]]
 ) -> None:
-    """Never a 500; nothing beyond the limit unless the server forgot it, and then no more than it
-    forgot; nobody waits much longer than the deadline.
+    """No response is a 500. More than the limit is admitted only if the server lost data, and then
+    no more than it lost. Calls last little longer than the deadline.
     """
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")
@@ -54,9 +54,8 @@ def test_faults_cause_no_500_and_exceed_no_limit(
 
 @pytest.mark.parametrize("name", holders.FAULTS)
 def test_a_slot_limit_is_kept_when_processes_with_slots_fail(name: str) -> None:
-    """Never more than there are, and no more run than those and one that lives and was hurt; the
-    next one gets its slot when the time of the lost one is over, and whoever lives and has lost one
-    is told, once.
+    """The number of held slots is at most the limit, and a lost slot is granted again when it
+    expires. A live holder that has lost its slot is notified once.
     """
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")

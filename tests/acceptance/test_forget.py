@@ -1,6 +1,4 @@
-"""`ratelimit forget`: nothing of one identity is left, in Redis, in the database, or in another
-process.
-"""
+"""`ratelimit forget` erases an identity from Redis, the database and other processes."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ IP = ("ip", ADDRESS)
 
 
 def in_redis(server: redis.Redis, prefix: str) -> str:
-    """All keys and values under a prefix, as one text."""
+    """Return all keys and values under a prefix as text."""
     found = []
     for key in sorted(server.scan_iter(f"{prefix}*")):
         kind = server.type(key)
@@ -65,7 +63,7 @@ def in_redis(server: redis.Redis, prefix: str) -> str:
 
 
 def in_database() -> str:
-    """All rows of this package and of the admin's log, as one text."""
+    """Return all rows of the package and of the admin's log as text."""
     models = [
         model for model in apps.get_models() if model.__module__.startswith("django_ratelimit_lua")
     ]
@@ -75,7 +73,7 @@ def in_database() -> str:
 
 
 def traces(server: redis.Redis, prefix: str, *words: str) -> list[str]:
-    """The lines that contain one of these words."""
+    """Return the lines that contain one of the words."""
     lines = [
         *in_redis(server, prefix).splitlines(),
         *in_database().replace("}, {", "},\n{").splitlines(),
@@ -85,12 +83,12 @@ def traces(server: redis.Redis, prefix: str, *words: str) -> list[str]:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other process writes anything here."""
+    """Skip the wait for other processes."""
     monkeypatch.setattr(forgetting, "IN_FLIGHT_SECONDS", 0.0)
 
 
 def use_everything(identity: Any = IP) -> None:
-    """Counts of several algorithms, a ban with its evidence, statistics."""
+    """Create counts of several algorithms, a ban with evidence, and statistics."""
     RateLimiter("counted", "1/h").hit(identity)
     banning = RateLimiter("banning", "1/h", ban_after=2, ban_for="1d")
     for _ in range(4):
@@ -110,8 +108,8 @@ def erased(text: str) -> dict[str, int]:
 def test_forgetting_an_address_leaves_no_trace(
     direct: redis.Redis, prefix: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts, bans, slots, statistics, overrides, their history and the admin's log, under earlier
-    secrets as well; all of others stays.
+    """Counts, bans, slots, overrides, their history and the admin's log are erased, under earlier
+    secrets as well. Data of other identities stays.
     """
     monkeypatch.setattr("django_ratelimit_lua.engine.slots.HeldSlots.interval", 0.1)
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
@@ -164,7 +162,7 @@ def test_forgetting_an_address_leaves_no_trace(
 def test_data_of_throttles_and_expired_bans_is_forgotten(
     soon: None, direct: redis.Redis, prefix: str
 ) -> None:
-    """DRF's classes count by texts of their own; the register of bans may outlive a ban."""
+    """DRF's throttles count by other texts, and the register of bans may outlive a ban."""
     user = User.objects.create(username="grace")
     factory = APIRequestFactory()
     for cls, who in ((AnonRateThrottle, AnonymousUser()), (UserRateThrottle, user)):
@@ -184,7 +182,7 @@ def test_data_of_throttles_and_expired_bans_is_forgotten(
 
 
 def test_history_of_rules_with_tiers_can_be_searched(soon: None) -> None:
-    """Their history holds lists of objects."""
+    """The history of a rule with tiers contains lists of objects."""
     rule = RateLimitRule.objects.create(name="tiered", path="/", key="ip", limit=1, unit="h")
     RateLimitTier.objects.create(rule=rule, group="gold", limit=2, unit="h")
     RateLimiter("counted", "1/h").hit(IP)
@@ -193,7 +191,9 @@ def test_history_of_rules_with_tiers_can_be_searched(soon: None) -> None:
 
 
 def test_forget_deletes_overrides_only_with_its_option(soon: None) -> None:
-    """Without a terminal, the command reports what it kept, and the option that deletes it."""
+    """Without a terminal, the command reports the remaining overrides and the option that deletes
+    them.
+    """
     said("block", "--ip", ADDRESS)
     text = said("forget", "--ip", ADDRESS)
     assert "not erased: overrides about the identity: 1 (--overrides deletes them)" in text
@@ -203,7 +203,7 @@ def test_forget_deletes_overrides_only_with_its_option(soon: None) -> None:
 
 
 def test_a_terminal_asks_about_overrides(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a yes deletes them."""
+    """Overrides are deleted only after a yes."""
     said("block", "--ip", ADDRESS)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -216,7 +216,9 @@ def test_a_terminal_asks_about_overrides(soon: None, monkeypatch: pytest.MonkeyP
 def test_a_user_is_forgotten_as_an_author_as_well(
     soon: None, direct: redis.Redis, prefix: str
 ) -> None:
-    """The name goes from the history and from what they have written; undo of rules works on."""
+    """The name is removed from the history and from overrides. Changes of rules can still be
+    undone.
+    """
     ada = User.objects.create(username="ada")
     with acting(ada):
         rule = RateLimitRule.objects.create(
@@ -246,8 +248,8 @@ def test_a_user_is_forgotten_as_an_author_as_well(
 def test_values_of_fields_and_combinations_are_forgotten(
     soon: None, direct: redis.Redis, prefix: str
 ) -> None:
-    """However a limit reads the value; several options together are the identity of a key that
-    combines them.
+    """A value is erased for every kind of key that reads it. Several options together name a
+    combined identity.
     """
     field, combined = ("data", "username", "ada"), (("post", "username", "ada"), IP)
     for identity in (field, combined, IP):
@@ -278,7 +280,7 @@ def test_values_of_fields_and_combinations_are_forgotten(
 def test_an_identity_that_cannot_be_forgotten_is_an_error(
     arguments: tuple[str, ...], problem: str
 ) -> None:
-    """It says what would be right."""
+    """The error names valid options."""
     with pytest.raises(CommandError, match=problem):
         call_command("ratelimit", "forget", *arguments)
 
@@ -323,12 +325,12 @@ def forget_what_another_process_knows(
 def test_another_process_forgets_a_cached_refusal_within_a_second(
     direct: redis.Redis, prefix: str, tmp_path: Path
 ) -> None:
-    """A refusal that it remembers."""
+    """The other process had cached the refusal."""
     forget_what_another_process_knows(direct, prefix, tmp_path)
 
 
 def test_forgetting_leaves_no_data_on_any_cluster_node(cluster: Cluster, soon: None) -> None:
-    """Every master is searched."""
+    """All masters are searched."""
     use_everything()
     time.sleep(1.5)
     before = get_store().find_keys(b"", b"*" + digest(IP) + b"*")

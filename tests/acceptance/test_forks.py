@@ -1,5 +1,4 @@
-"""A process that is forked: its child decides by itself, whatever the parent's threads
-were doing."""
+"""A forked child decides on its own, whatever the threads of its parent were doing."""
 
 from __future__ import annotations
 
@@ -61,13 +60,13 @@ BOUND = 20
 
 
 def of_a_process(*more: object) -> list[tuple[str, Any]]:
-    """Everything that the package keeps, of the kinds that a child must have for itself."""
+    """Return all objects of the package that must not be shared with a child."""
     return [(way, found) for way, found in kept(*more) if isinstance(found, OF_A_PROCESS)]
 
 
 @pytest.fixture
 def own(settings: Any) -> Iterator[Server]:
-    """A server that this test may stop."""
+    """Run a server that this test may stop."""
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         settings.CACHES = {
             "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
@@ -81,8 +80,8 @@ def own(settings: Any) -> Iterator[Server]:
 
 @pytest.fixture
 def ours_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No locks but this package's: a child may find for ever locked what threads of its parent were
-    at, such as a file that Python logs to, and Django's translations.
+    """Replace locks outside the package, which a child could find locked: those of Python's logging
+    and Django's translations.
     """
     monkeypatch.setattr("django.utils.translation.trans_real._active", threading.local())
     logger = logging.getLogger("django_ratelimit_lua")
@@ -100,9 +99,9 @@ def view(request: HttpRequest) -> HttpResponse:
 
 
 def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
-    """Decide in every way there is: by views and limiters, blocking and not, from Redis, leases,
-    parts, the deny cache and shares; load rules, and forget. Where Redis is there: say that this
-    process is.
+    """Return a function that decides in every way: sync and async, with views and limiters, from
+    Redis, leases, splits, the deny cache and local shares. It also loads rules, resets counts and,
+    if Redis is available, sends a heartbeat.
     """
     limiters = [
         RateLimiter("plain", "3/h"),
@@ -129,7 +128,7 @@ def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
 
 
 def child_of(work: Callable[[], object]) -> int:
-    """Fork; the child does that and tells by its code whether it came to an end."""
+    """Fork a child that runs the function, and exits with 0 when it returns."""
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
@@ -140,7 +139,7 @@ def child_of(work: Callable[[], object]) -> int:
 
 
 def ended(children: list[int]) -> list[int | None]:
-    """The codes of children; None of one that hangs, which is killed."""
+    """Return the exit codes of the children, and None for a child that hangs, which is killed."""
     until = time.monotonic() + BOUND
     codes: dict[int, int | None] = dict.fromkeys(children)
     while None in codes.values() and time.monotonic() < until:
@@ -158,8 +157,8 @@ def ended(children: list[int]) -> list[int | None]:
 def test_children_decide_when_forked_during_decisions(
     redis_is: str, own: Server, settings: Any, ours_alone: None
 ) -> None:
-    """Thirty children are forked at any moment of four threads' decisions, also during an outage:
-    none hangs.
+    """Thirty children are forked during the decisions of four threads, also in an outage, and none
+    hangs.
     """
     limit_exceeded.connect(refuse)
     works = [everything(f"thread {number}", redis_is) for number in range(4)]
@@ -197,9 +196,7 @@ def test_children_decide_when_forked_during_decisions(
 
 
 def test_a_child_decides_whatever_lock_was_held_at_the_fork(own: Server, settings: Any) -> None:
-    """Every lock of the package that can be found is held by another thread in the moment of the
-    fork.
-    """
+    """Another thread holds every lock of the package when the child is forked."""
     limit_exceeded.connect(refuse)
     everything("x")()
     asyncio.run(sync_to_async(int)())  # Its thread is only in this process, for good.
@@ -236,8 +233,8 @@ def test_a_child_decides_whatever_lock_was_held_at_the_fork(own: Server, setting
 
 
 def test_a_child_forked_in_an_event_loop_opens_its_own_connections(own: Server) -> None:
-    """A child that is forked in a coroutine decides in a loop of its own; the parent's goes on with
-    its connection.
+    """A child that is forked in a coroutine uses its own event loop. The parent keeps its
+    connection.
     """
     limiter = RateLimiter("x", "100/h")
 
@@ -260,8 +257,8 @@ def test_a_child_forked_in_an_event_loop_opens_its_own_connections(own: Server) 
 
 
 def test_a_child_uses_no_object_of_its_parents_process(own: Server) -> None:
-    """No lock, thread, timer, loop, socket or connection that the package leads to in a child was
-    the parent's.
+    """No lock, thread, timer, event loop, socket or connection of the package is shared with the
+    parent.
     """
     import_all()
     more = [Cluster([("127.0.0.1", 1)])]
@@ -296,8 +293,8 @@ def test_a_child_uses_no_object_of_its_parents_process(own: Server) -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs Linux's list of descriptors")
 def test_a_child_closes_the_connections_of_its_parent(own: Server) -> None:
-    """Neither of requests nor of what runs in the background: if a child lives longer than its
-    parent, the server would send messages to it that nobody reads.
+    """This includes connections of requests and of background tasks. Otherwise the server would
+    send messages that the child never reads.
     """
     everything("x")()
     listener.wait(BOUND)
@@ -316,7 +313,7 @@ def test_a_child_closes_the_connections_of_its_parent(own: Server) -> None:
 
 
 def connections_to(port: int) -> int:
-    """The open descriptors that are connections to that port."""
+    """Return the number of open descriptors that are connections to the port."""
     found = 0
     for number in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:

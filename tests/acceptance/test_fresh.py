@@ -1,5 +1,4 @@
-"""The first requests of a new process, and what a header in front of a real server does
-to a path."""
+"""The first requests of a new process, and the effect of a `SCRIPT_NAME` header on paths."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ def environment(prefix: str, rules: list[dict[str, object]]) -> dict[str, str]:
 
 @contextmanager
 def server(kind: str, prefix: str, rules: list[dict[str, object]]) -> Iterator[int]:
-    """The port of a server whose one process has answered nothing yet."""
+    """Run a server with a process that has not handled a request yet, and yield its port."""
     port = free_port()
     where = f"127.0.0.1:{port}" if kind == "wsgi" else str(port)
     process = subprocess.Popen(
@@ -104,7 +103,7 @@ def visit(port: int, path: str, headers: dict[str, str] | None = None) -> int:
 
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_a_health_check_is_exempt_from_the_first_request_on(kind: str, prefix: str) -> None:
-    """A server that was just started knows who is exempt before any of its views was asked for."""
+    """A new process knows the exempt views before it has called any of them."""
     with server(kind, prefix, REFUSED) as port:
         assert [visit(port, "/function/") for _ in range(3)] == [200, 200, 200]
         assert visit(port, "/limited/") == 429
@@ -113,8 +112,8 @@ def test_a_health_check_is_exempt_from_the_first_request_on(kind: str, prefix: s
 @pytest.mark.skipif(os.name == "nt", reason="forks")
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_every_kind_of_exempt_view_is_exempt_on_its_first_request(kind: str, prefix: str) -> None:
-    """Functions, classes, DRF's views, `as_view()`, included and lazily imported URLs: each in a
-    process of its own.
+    """Functions, classes, DRF's views, `as_view()`, and included and lazily imported URLs are each
+    tested in a separate process.
     """
     command = [sys.executable, "-c", FIRST, kind, *EXEMPT, "limited"]
     done = subprocess.run(
@@ -125,7 +124,7 @@ def test_every_kind_of_exempt_view_is_exempt_on_its_first_request(kind: str, pre
 
 
 def test_a_check_finds_wrong_dotted_paths_in_unimported_views(prefix: str) -> None:
-    """`check --tag caches` in a new process finds a dotted path that leads nowhere."""
+    """`check --tag caches` in a new process finds a dotted path that cannot be imported."""
     code = (
         "from tests import fresh_site; from django.core.management import "
         "execute_from_command_line as run; "
@@ -139,8 +138,8 @@ def test_a_check_finds_wrong_dotted_paths_in_unimported_views(prefix: str) -> No
 
 
 def test_a_script_name_in_a_header_evades_no_rule(prefix: str) -> None:
-    """gunicorn takes it from who is on the same host; rules by path, glob, route and key meet the
-    view all the same.
+    """gunicorn reads the header from a client on the same host. Rules by path, pattern, route and
+    key still match the view.
     """
     rules: list[dict[str, object]] = [
         {"name": "prefix", "path": "/api/", "key": "ip", "rate": "3/h"},

@@ -37,7 +37,7 @@ from django_ratelimit_lua import RateLimiter
 def run(
     prefix: str, code: str, first: str = PATCH, then: str = "", annexes: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run this in a process of a site that is patched first."""
+    """Run code in a process of a site, after `first`."""
     given = f"PREFIX, URL, ANNEXES = {prefix!r}, {url()!r}, {annexes!r}\n"
     environment = {
         name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"
@@ -53,8 +53,8 @@ def run(
 
 
 def test_two_hundred_greenlets_admit_exactly_n_and_get_their_own_replies(prefix: str) -> None:
-    """Also while others are killed in the middle of a decision; slots are free again, and the
-    process ends.
+    """This holds while other greenlets are killed during a decision. Their slots are released, and
+    the process ends.
     """
     done = run(
         prefix,
@@ -100,7 +100,7 @@ print(slots.peek("ada").limits[0].used)
 
 
 def test_slots_of_greenlets_are_renewed(prefix: str) -> None:
-    """By greenlets in the background."""
+    """Greenlets in the background renew them."""
     done = run(
         prefix,
         """
@@ -115,7 +115,7 @@ with slots.slot("ada") as held:
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_patching_a_process_too_late_is_an_error(library: str, prefix: str) -> None:
-    """Instead of standing still: its locks were made for threads."""
+    """Otherwise the process would hang, because its locks were created for threads."""
     pytest.importorskip(library)
     patch = PATCH if library == "gevent" else "import eventlet; eventlet.monkey_patch()\n"
     done = run(prefix, "RateLimiter('late', '1/h').hit('ada')\n", first="", then=patch)
@@ -145,7 +145,7 @@ application = WSGIHandler()
 def test_gunicorn_preloads_an_application_that_is_patched_first(
     prefix: str, tmp_path: Path
 ) -> None:
-    """Two workers admit exactly N, and end when they are told to."""
+    """Two workers admit exactly the limit, and end after SIGTERM."""
     import concurrent.futures
     import socket
     import urllib.error

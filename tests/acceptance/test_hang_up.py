@@ -1,4 +1,4 @@
-"""Who hangs up in the middle of a view pays for it all the same: real clients of a real server."""
+"""Clients that disconnect during a view are charged: real clients of a real server."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MIDDLEWARE = {"plain": "", "blocking": "tests.hangup_site.Blocking"}
 
 @pytest.fixture(scope="module", params=list(MIDDLEWARE))
 def site(request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
-    """The port of uvicorn with one process, and the prefix of its counts; with middleware that runs
-    on the event loop, and with one that does not.
+    """Yield the port of uvicorn with one process, and the prefix of its counts, with async
+    middleware and with sync middleware.
     """
     port, prefix = free_port(), PREFIX.format(request.param)
     environment = {
@@ -70,7 +70,7 @@ def used(name: str, who: str) -> int:
 
 
 def hang_up(port: int, kind: str, name: str, who: str, seconds: float) -> None:
-    """Ask for a view that takes so long, and go when it has begun."""
+    """Request a view of this duration, and disconnect when it has begun."""
     before = used(name, who)
     with socket.create_connection((ADDRESS, port)) as client:
         client.sendall(
@@ -88,9 +88,9 @@ def settled(name: str, who: str, units: int) -> bool:
 def test_an_expensive_view_is_charged_if_its_client_disconnects(
     site: tuple[int, str], kind: str, settings: Any
 ) -> None:
-    """Whoever starts an expensive view again and again, and hangs up each time, is refused when the
-    cost is used up: a view that is cancelled has cost what `cost_after` says, and one that cannot
-    be goes on to its end.
+    """A client that repeatedly starts an expensive view and disconnects is refused when its units
+    are used. A cancelled view costs the units of `cost_after`, and a view in a thread runs to its
+    end.
     """
     port, settings.RATELIMIT_CACHE_PREFIX = site
     who, seconds = f"mallory-{kind}", 60 if kind == "async" else 0.2
@@ -110,8 +110,8 @@ UNITS = {"counts": (1, 0), "acounts": (1, 0), "returns": (0, 1), "resets": (0, 1
 def test_a_view_whose_client_disconnects_has_an_outcome(
     site: tuple[int, str], name: str, settings: Any
 ) -> None:
-    """An asynchronous view ends with what cancelled it: by that, units are kept, given back or
-    cleared, once. A view in a thread ends as if its client were there.
+    """An async view ends with the cancellation, by which units are kept, refunded or reset once. A
+    view in a thread has the outcome that it has for a connected client.
     """
     port, settings.RATELIMIT_CACHE_PREFIX = site
     hung_up, stayed = UNITS[name]

@@ -1,4 +1,4 @@
-"""Health, for an endpoint and for a person."""
+"""Health checks, for an endpoint and as a command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AT_TIMES = {"breaker", "errand"}
 
 
 def test_health_reports_that_limits_can_be_decided(direct: redis.Redis, prefix: str) -> None:
-    """By a decision, which counts nothing."""
+    """The check is a decision that counts nothing."""
     found = health()
     assert (found.ok, found.error, found.revision, found.is_paused) == (True, None, 0, False)
     assert 0 < found.seconds < 10
@@ -32,7 +32,7 @@ def test_health_reports_that_limits_can_be_decided(direct: redis.Redis, prefix: 
 
 
 def test_health_reports_problems_within_the_deadline(settings: Any) -> None:
-    """Within the deadline, and that asking is paused; the command exits with 1."""
+    """The result also says whether calls are paused. The command fails."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     }
@@ -46,9 +46,7 @@ def test_health_reports_problems_within_the_deadline(settings: Any) -> None:
 
 
 def test_the_health_command_shows_the_state() -> None:
-    """In one line; and then what the process does in the background, with the same words for all of
-    it.
-    """
+    """The first line has the state, and each further line has a background task."""
     output = io.StringIO()
     call_command("ratelimit", "health", stdout=output, stderr=io.StringIO())
     first, *tasks = output.getvalue().splitlines()
@@ -64,7 +62,7 @@ def test_the_health_command_shows_the_state() -> None:
 
 
 def test_every_background_task_is_listed() -> None:
-    """Whatever is made of a task has a name there; and what fails says why."""
+    """Each task has a name in the list, and a failed task has its error."""
     task = Task("heartbeat", lambda: 1 / 0)
     task.start()
     end = time.monotonic() + 10
@@ -81,7 +79,7 @@ def test_every_background_task_is_listed() -> None:
 
 
 def test_a_task_restarts_if_it_is_started_while_it_ends() -> None:
-    """Whoever has something to do for it starts it afterwards; it is done, and by one thread."""
+    """Work that is added while the task ends is done, by the same thread."""
     left, done = [3], []
     threads = set()
 
@@ -105,7 +103,7 @@ def test_a_task_restarts_if_it_is_started_while_it_ends() -> None:
 def test_a_failing_task_is_logged_once_and_its_recovery_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever it fails of, and however often; with what holds meanwhile."""
+    """This holds for any number of errors. The warning names the consequences of the failure."""
     errors = [ValueError("first"), KeyError("second"), None, None, OSError("third"), None]
 
     def step() -> float | None:

@@ -1,5 +1,5 @@
-"""Slots of requests: held until the response is closed, by every face, whatever becomes of the
-request.
+"""Slots of requests are held until the response is closed, in every kind of view and for every
+outcome of the request.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def slots(direct: redis.Redis, prefix: str) -> Iterator[SlotsInUse]:
 
 
 def begin(path: str, method: str = "GET") -> tuple[int, Any]:
-    """What a WSGI server does with a request: its status, and the body, which is to be closed."""
+    """Handle a request as a WSGI server does, and return its status and its open body."""
     environ = RequestFactory().generic(method, path).environ
     environ["wsgi.input"] = BytesIO()
     said: list[str] = []
@@ -95,8 +95,8 @@ def end(body: Any) -> bytes:
 def test_a_slot_is_held_until_the_response_is_closed(
     slots: SlotsInUse, face: str, ending: str
 ) -> None:
-    """By every face, of every kind of response: one slot while it is open, also when its body is at
-    its end; none afterwards. What a view raises is over by then.
+    """In every kind of view, the slot is held after the end of the body, and released when the
+    response is closed. If a view raises, its slot is released earlier.
     """
     status, body = begin(f"/{face}/{ending}/?who=ada")
     assert status == (500 if ending in ("nothing", "raises") else 200)
@@ -110,8 +110,8 @@ def test_a_slot_is_held_until_the_response_is_closed(
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_client_is_refused_while_all_slots_are_held(slots: SlotsInUse, face: str) -> None:
-    """N may be open at once, by every face; the next is refused, holds nothing, and gets in when
-    one is closed.
+    """In every kind of view, N responses may be open. The next request is refused and holds no
+    slot, and one is admitted after a response is closed.
     """
     bodies = [begin(f"/{face}/plain/?who=ada") for _ in range(N)]
     assert [status for status, _ in bodies] == [200] * N
@@ -133,7 +133,7 @@ def test_a_client_is_refused_while_all_slots_are_held(slots: SlotsInUse, face: s
 def test_responses_without_a_body_release_their_slot(
     slots: SlotsInUse, face: str, method: str
 ) -> None:
-    """HEAD and OPTIONS take a slot, and release it."""
+    """HEAD and OPTIONS requests take a slot and release it."""
     _, body = begin(f"/{face}/plain/?who=ada", method)
     body.close()
     assert slots.held == 0
@@ -144,8 +144,8 @@ def test_responses_without_a_body_release_their_slot(
 def test_an_exception_that_stops_a_view_releases_its_slot(
     slots: SlotsInUse, face: str, ending: str
 ) -> None:
-    """`SystemExit`, `KeyboardInterrupt` and `GeneratorExit` pass Django, which makes no response of
-    them: the slot is released as they go by.
+    """Django makes no response for `SystemExit`, `KeyboardInterrupt` and `GeneratorExit`. The slot
+    is released as the exception passes.
     """
     with pytest.raises(BaseException) as stopped:  # noqa: PT011 - which of them depends on the ending
         begin(f"/{face}/{ending}/?who=ada")
@@ -155,7 +155,7 @@ def test_an_exception_that_stops_a_view_releases_its_slot(
 
 @pytest.mark.parametrize("face", FACES)
 def test_a_body_that_is_interrupted_releases_its_slot(slots: SlotsInUse, face: str) -> None:
-    """A generator that raises in the middle, and a client that goes there: the server closes the
+    """A generator raises in the middle, or the client disconnects there. The server closes the
     response.
     """
     _, body = begin(f"/{face}/stream/?who=ada&breaks")
@@ -174,7 +174,7 @@ def test_a_body_that_is_interrupted_releases_its_slot(slots: SlotsInUse, face: s
 def test_an_unclosed_response_holds_its_slot_until_it_is_garbage(
     slots: SlotsInUse, face: str, settings: Any
 ) -> None:
-    """With the response goes what it holds: the background releases it."""
+    """The background releases the slot after the response is garbage-collected."""
     settings.RATELIMIT_SLOT_SECONDS = 0.8
     _, body = begin(f"/{face}/plain/?who=ada")
     assert slots.held == 1
@@ -187,7 +187,7 @@ def test_an_unclosed_response_holds_its_slot_until_it_is_garbage(
 def test_a_propagated_exception_releases_the_slot(
     slots: SlotsInUse, face: str, settings: Any
 ) -> None:
-    """Where `DEBUG_PROPAGATE_EXCEPTIONS` is set there is no response to what a view raises."""
+    """With `DEBUG_PROPAGATE_EXCEPTIONS`, there is no response if a view raises."""
     settings.DEBUG_PROPAGATE_EXCEPTIONS = True
     with pytest.raises(ValueError, match="raised by the view"):
         begin(f"/{face}/raises/?who=ada")
@@ -204,8 +204,8 @@ async def asgi(
     until_true: Callable[[], bool] | None = None,
     gone: asyncio.Event | None = None,
 ) -> Messages:
-    """What an ASGI server does with a request, whose client goes after so many messages, or when
-    that is true.
+    """Handle a request as an ASGI server does, and return the sent messages. The client disconnects
+    after a number of messages, or when a condition is true.
     """
     sent: Messages = []
     begun, gone = False, gone or asyncio.Event()
@@ -248,7 +248,7 @@ async def asgi(
 def test_under_asgi_a_slot_is_released_with_the_response(
     slots: SlotsInUse, face: str, ending: str
 ) -> None:
-    """By every face, of every kind of response."""
+    """This holds in every kind of view, for every kind of response."""
     sent = asyncio.run(asgi(f"/{face}/{ending}/?who=ada"))
     assert sent[0]["status"] == (500 if ending in ("nothing", "raises") else 200)
     assert slots.held == slots.running("ada") == 0
@@ -258,8 +258,8 @@ def test_under_asgi_a_slot_is_released_with_the_response(
 def test_under_asgi_a_client_that_leaves_holds_the_slot_until_the_view_ends(
     slots: SlotsInUse, face: str, middleware: list[str], settings: Any
 ) -> None:
-    """A coroutine is cancelled, and a thread runs on to its end: the slot goes with it, not before,
-    not later.
+    """A coroutine is cancelled, and a thread runs to its end. The slot is held until then, and no
+    longer.
     """
     settings.MIDDLEWARE = middleware
     running_unheld: list[int] = []
@@ -290,7 +290,7 @@ def test_under_asgi_a_client_that_leaves_holds_the_slot_until_the_view_ends(
 def test_under_asgi_a_client_that_leaves_during_the_body_releases_the_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
-    """The rest of the body is made for nobody."""
+    """The slot is released although the body may still be generated."""
     settings.MIDDLEWARE = middleware
     sent = asyncio.run(asgi(f"/{face}/{ending}/?who=ada&seconds=0.4", until_sent=3))
     assert len(sent) < CHUNKS + 2 or ending == "stream"
@@ -302,7 +302,9 @@ def test_under_asgi_a_client_that_leaves_during_the_body_releases_the_slot(
 def test_under_asgi_a_body_that_raises_releases_its_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
-    """Django's handler closes no response whose body raises; the slot is released all the same."""
+    """Django's handler does not close a response whose body raises. The slot is released
+    nevertheless.
+    """
     settings.MIDDLEWARE = middleware
     with pytest.raises(ValueError, match="in the middle"):
         asyncio.run(asgi(f"/{face}/{ending}/?who=ada&breaks"))
@@ -310,7 +312,7 @@ def test_under_asgi_a_body_that_raises_releases_its_slot(
 
 
 class HangUp:
-    """The client hangs up when the request waits for the time of that number."""
+    """The number of the wait during which the client disconnects."""
 
     number = 0
     gone: asyncio.Event
@@ -319,7 +321,7 @@ class HangUp:
 
 @async_only_middleware
 def hang_up(get_response: Any) -> Any:
-    """A middleware in front of all others."""
+    """A middleware before all others."""
 
     async def middleware(request: HttpRequest) -> Any:
         interrupted = Interrupted(
@@ -338,8 +340,8 @@ def hang_up(get_response: Any) -> Any:
 def test_under_asgi_a_client_that_leaves_at_any_moment_holds_no_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
-    """Above all while Redis is asked for the slot: Django cancels coroutines then, and threads run
-    on.
+    """This includes the call to Redis for the slot. Django then cancels coroutines, and threads
+    continue.
     """
     settings.MIDDLEWARE = [f"{__name__}.hang_up", *middleware]
 
@@ -360,8 +362,7 @@ def test_under_asgi_a_client_that_leaves_at_any_moment_holds_no_slot(
 def test_a_request_that_is_stopped_at_any_point_holds_no_slot(
     slots: SlotsInUse, how: How, middleware: bool
 ) -> None:
-    """By whatever calls an asynchronous view, or the middleware: at each point at which
-    they wait."""
+    """The caller stops an async view or the middleware at each point at which it waits."""
 
     async def view(request: Any) -> HttpResponse:
         await asyncio.sleep(0.001)
@@ -382,7 +383,7 @@ def test_a_request_that_is_stopped_at_any_point_holds_no_slot(
 def test_a_request_cancelled_by_the_server_releases_its_slot(
     slots: SlotsInUse, face: str, settings: Any
 ) -> None:
-    """Django has no response then, and does not tell that the request is over."""
+    """Django then has no response, and sends no signal at the end of the request."""
     settings.RATELIMIT_SLOT_SECONDS = 0.8
 
     async def cancelled() -> None:
@@ -400,14 +401,14 @@ def test_a_request_cancelled_by_the_server_releases_its_slot(
 
 
 def called(view: Any, who: str = "ada", **headers: str) -> tuple[HttpRequest, Any]:
-    """A view, called by itself: its request is to be closed."""
+    """Call a view, and return its open request and its response."""
     request = RequestFactory().get("/", {"who": who}, headers=headers)
     return request, view(request)
 
 
 def test_slots_and_rates_on_a_view_are_one_decision(slots: SlotsInUse) -> None:
-    """In one list, and in decorators on top of each other: who is refused by one has taken nothing
-    of the other.
+    """This holds for a list of rates and for stacked decorators. A refusal by one limit takes no
+    units of the other.
     """
 
     @ratelimit("listed", "get:who", ["100/h", "1"], algorithm="sliding_log")
@@ -437,7 +438,7 @@ def test_slots_and_rates_on_a_view_are_one_decision(slots: SlotsInUse) -> None:
 def test_a_request_holds_one_slot_of_a_limit_even_if_decided_twice(
     slots: SlotsInUse,
 ) -> None:
-    """A view that calls another with the same limit needs no second slot."""
+    """A view that calls another view with the same limit needs no second slot."""
     once = ratelimit("nested", "get:who", "1", algorithm="concurrency")
 
     @once
@@ -457,7 +458,7 @@ def test_a_request_holds_one_slot_of_a_limit_even_if_decided_twice(
 
 
 def test_an_advisory_limit_lets_a_view_run_without_a_slot(slots: SlotsInUse) -> None:
-    """With `block=False` it is told, and holds none."""
+    """With `block=False`, `request.limited` is true, and no slot is held."""
 
     @ratelimit("advice", "get:who", "1", algorithm="concurrency", block=False)
     def advised(request: HttpRequest) -> HttpResponse:
@@ -474,9 +475,7 @@ def test_an_advisory_limit_lets_a_view_run_without_a_slot(slots: SlotsInUse) -> 
 
 
 def test_the_option_count_if_refunds_rates_but_no_slots(slots: SlotsInUse) -> None:
-    """`count_if` beside slots gives back the rate's unit, and not the slot, whose response is open
-    still.
-    """
+    """The unit of the rate is refunded, but the slot is held until the response is closed."""
 
     @ratelimit(
         "counted",
@@ -509,7 +508,7 @@ ANSWERS = {
 def test_the_response_explains_that_all_slots_are_in_use(
     slots: SlotsInUse, accept: str, settings: Any
 ) -> None:
-    """Too many at the same time: in each form of the answer, with a guess when to try again."""
+    """Each form of the response has the reason and an estimated retry time."""
     settings.RATELIMIT_HEADERS = "draft-10"
 
     @ratelimit("told", "get:who", "1", algorithm="concurrency")
@@ -531,7 +530,9 @@ def test_the_response_explains_that_all_slots_are_in_use(
 
 
 def test_a_throttle_explains_that_all_slots_are_in_use(slots: SlotsInUse) -> None:
-    """In DRF's words, of our handler; a rate of the other kind is named with its scope."""
+    """The package's handler puts the reason into DRF's body. A throttle with an invalid rate is an
+    error that names its scope.
+    """
     bodies = [begin("/drf/plain/?who=ada") for _ in range(N)]
     status, refused = begin("/drf/plain/?who=ada")
     assert (status, b"".join(refused)[:45]) == (
@@ -557,8 +558,8 @@ def test_a_throttle_explains_that_all_slots_are_in_use(slots: SlotsInUse) -> Non
 
 @pytest.mark.parametrize("face", FACES)
 def test_without_redis_requests_hold_slots_of_this_process(face: str, settings: Any) -> None:
-    """Those that it holds from before count; each is free again when its response is closed, and
-    Redis, when it is back, is told of what is held still.
+    """Slots that are already held are counted, and each is released when its response is closed.
+    When Redis is back, it gets the slots that are still held.
     """
     settings.RATELIMIT_ON_STORE_ERROR, settings.RATELIMIT_SLOT_SECONDS = "local", 2
     with Server() as server:
@@ -589,7 +590,7 @@ def test_without_redis_requests_hold_slots_of_this_process(face: str, settings: 
 
 
 def test_operators_see_the_purpose_of_a_slot(slots: SlotsInUse, settings: Any) -> None:
-    """Method and path, as they fit on a line: no line break of a client's is among it."""
+    """It is the method and the path, shortened and in one line."""
     settings.RATELIMIT_SLOT_SECONDS = 0.8
     _, body = begin(f"/sync/plain%0A{'x' * 1000}/?who=ada&secret=1")
     until(lambda: len(holders()) == 1, "it is told", 20)

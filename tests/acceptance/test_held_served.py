@@ -1,4 +1,4 @@
-"""Slots of requests, under real servers: who streams, who hangs up, and what dies meanwhile."""
+"""Slots of requests under real servers, with streams, disconnects and crashes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def site(request: pytest.FixtureRequest, client: redis.Redis) -> Iterator[tuple[
 
 
 def get(port: int, path: str, method: str = "GET") -> int:
-    """The status of a response, which is read to its end."""
+    """Read a response to its end, and return its status."""
     connection = http.client.HTTPConnection(ADDRESS, port, timeout=60)
     try:
         connection.request(method, path)
@@ -88,8 +88,8 @@ def get(port: int, path: str, method: str = "GET") -> int:
     "face", ["sync", "async", "class", "drf", "middleware", "middleware/async"]
 )
 def test_never_more_than_n_requests_run_at_once(site: tuple[str, Site], face: str) -> None:
-    """Fifty clients at a time, with bodies of every kind: N views and bodies run at the same time,
-    measured inside them, and never more; all others are refused; afterwards nothing is held.
+    """Fifty clients send requests for bodies of every kind. The number of views and bodies that run
+    simultaneously, measured inside them, is the limit. Afterwards no slot is held.
     """
     kind, (port, _, slots) = site
     for ending in BODIES[kind]:
@@ -108,7 +108,9 @@ def test_never_more_than_n_requests_run_at_once(site: tuple[str, Site], face: st
 
 
 def hang_up(port: int, path: str, when: Callable[[], bool], most: int = 0) -> None:
-    """Ask for something, and go when that is true, with so many bytes of the answer read."""
+    """Send a request, and disconnect when the condition is true, after reading some bytes of the
+    response.
+    """
     with socket.create_connection((ADDRESS, port)) as client:
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         until(when, "it runs", 20)
@@ -120,7 +122,7 @@ def hang_up(port: int, path: str, when: Callable[[], bool], most: int = 0) -> No
 def test_a_client_that_disconnects_during_the_body_holds_no_slot(
     site: tuple[str, Site], face: str
 ) -> None:
-    """The server finds nobody to send to, and closes the response."""
+    """The server detects the disconnect, and closes the response."""
     kind, (port, _, slots) = site
     who = f"gone-{face}"
     path = f"/{face}/{'stream' if kind == 'wsgi' else 'astream'}/?who={who}&seconds=1&size=3000000"
@@ -134,7 +136,7 @@ def test_a_client_that_disconnects_during_the_body_holds_no_slot(
 def test_a_client_that_disconnects_during_the_view_holds_no_slot_afterwards(
     site: tuple[str, Site], face: str
 ) -> None:
-    """Whether the view is cancelled or runs on to its end: its slot is released with it."""
+    """The slot is released when the view is cancelled or returns."""
     _, (port, _, slots) = site
     who = f"early-{face}".replace("/", "-")
     hang_up(port, f"/{face}/plain/?who={who}&seconds=0.5", lambda: slots.running(who) == 1)
@@ -143,8 +145,7 @@ def test_a_client_that_disconnects_during_the_view_holds_no_slot_afterwards(
 
 
 def test_head_requests_and_failing_requests_hold_no_slot_afterwards(site: tuple[str, Site]) -> None:
-    """HEAD, an exception, and a view that returns nothing, again and again: none leaves
-    anything."""
+    """A HEAD request, an exception and a view without a response leave no slot, in any number."""
     _, (port, _, slots) = site
     for _ in range(N + 1):
         assert get(port, "/sync/stream/?who=head", "HEAD") in (200, 500)
@@ -162,8 +163,8 @@ def workers(pid: int) -> list[int]:
 def test_the_slots_of_a_killed_process_end_within_their_lifetime(
     kind: str, client: redis.Redis
 ) -> None:
-    """A process that is killed releases nothing: its slots end by themselves, within
-    `RATELIMIT_SLOT_SECONDS`; while it lived, it had them for longer than that.
+    """Its slots expire within `RATELIMIT_SLOT_SECONDS`. Before that, the process held them for
+    longer.
     """
     process, (port, pid, slots) = start(kind, client)
     try:
@@ -186,7 +187,7 @@ def test_the_slots_of_a_killed_process_end_within_their_lifetime(
 
 @pytest.mark.parametrize("kind", list(COMMANDS))
 def test_a_stopping_server_releases_its_slots(kind: str, client: redis.Redis) -> None:
-    """What a worker still holds when it ends is free at once, as nobody runs there any more."""
+    """A worker releases its slots when it ends."""
     process, (port, _, slots) = start(kind, client)
     with socket.create_connection((ADDRESS, port)) as asking:
         asking.sendall(b"GET /async/plain/?who=ended&seconds=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")

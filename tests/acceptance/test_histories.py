@@ -1,5 +1,5 @@
-"""Histories by dice: whatever happens to Redis and to databases, what the database has is what
-holds.
+"""Random histories of faults in Redis and in databases, after which the rules in force are those of
+the database.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ machine may be busy.
 
 
 class Histories(RuleBasedStateMachine):
-    """Edits that are published hold for each process's next request at once. What nobody can
-    notice, such as a database that was restored without an edit, holds when one process has looked,
-    which happens every few seconds.
+    """Published edits apply to the next request of each process. A change that no process can
+    notice, such as a restored database, applies after the comparison that a process makes every few
+    seconds.
     """
 
     workers: dict[str, list[Worker]]
@@ -70,20 +70,20 @@ class Histories(RuleBasedStateMachine):
 
     @rule(site=sites, process=processes, limit=st.integers(10**6, 10**6 + 9))
     def edit(self, site: str, process: int, limit: int) -> None:
-        """A rule is made or changed."""
+        """Create or change a rule."""
         self._process(site, process)(f"edit({limit}) or rule(limit={limit})")
         self._published(site)
 
     @rule(site=sites, process=processes, who=blocked)
     def block(self, site: str, process: int, who: int) -> None:
-        """Somebody is blocked."""
+        """Block a client."""
         whom = "key='secret'" if who == 2 else f"network='203.0.113.{who}'"
         self._process(site, process)(f"block({whom})")
         self._published(site)
 
     @rule(site=sites, process=processes)
     def unblock(self, site: str, process: int) -> None:
-        """The last block goes."""
+        """Remove the last block."""
         if self._process(site, process)(
             "[one.delete() for one in RateLimitOverride.objects.order_by('-pk')[:1]]"
         ):
@@ -91,39 +91,39 @@ class Histories(RuleBasedStateMachine):
 
     @rule(site=sites, process=processes)
     def roll_back(self, site: str, process: int) -> None:
-        """Redis is emptied, and rules are published and asked for, in the middle of what is rolled
-        back.
+        """Roll back a transaction during which Redis is emptied and rules are published
+        and read.
         """
         self._process(site, process)("in_a_transaction(5, commits=False)")
         self._published(site)
 
     @rule(site=sites, process=processes, limit=st.integers(10**6, 10**6 + 9))
     def die_before_publishing(self, site: str, process: int, limit: int) -> None:
-        """A process is killed between the commit and the publication."""
+        """Kill a process between the commit and the publication."""
         self._process(site, process)(f"die_after('edit({limit}) or rule(limit={limit})')")
         self.unseen.add(site)
 
     @rule()
     def empty_redis(self) -> None:
-        """It was restarted without persistence."""
+        """Empty Redis, like a restart without persistence."""
         self.direct.delete(*self.direct.keys(f"{self.prefix}*"), "nothing")
 
     @rule(site=sites, process=processes, at=st.integers(1, 8))
     def empty_redis_meanwhile(self, site: str, process: int, at: int) -> None:
-        """It is, while everything is published anew."""
+        """Empty Redis while everything is published again."""
         self._process(site, process)(f"publish_with({at})")
         self._published(site)
 
     @rule()
     def back_redis_up(self) -> None:
-        """Its dump is kept, or its replica stops to follow."""
+        """Store a dump of Redis, or let its replica fall behind."""
         self.kept = {
             key: self.direct.dump(key) for key in self.direct.keys(f"{self.prefix}{{rules}}*")
         }
 
     @rule()
     def restore_redis(self) -> None:
-        """It comes back as it was, or its replica takes over."""
+        """Restore the dump of Redis, or promote the replica."""
         self.empty_redis()
         for key, value in self.kept.items():
             self.direct.restore(key, 0, value)
@@ -131,18 +131,18 @@ class Histories(RuleBasedStateMachine):
 
     @rule(site=sites)
     def back_database_up(self, site: str) -> None:
-        """A backup is made, or its replica stops to follow."""
+        """Make a backup of the database, or let its replica fall behind."""
         copy(self.databases[site], self._backup(site))
 
     @rule(site=sites)
     def restore_database(self, site: str) -> None:
-        """The backup is restored, or the replica takes over, while the processes go on."""
+        """Restore the backup or promote the replica while the processes run."""
         copy(self._backup(site), self.databases[site])
         self.unseen.add(site)
 
     @rule(site=sites, process=processes)
     def restart(self, site: str, process: int) -> None:
-        """A process starts, and is asked."""
+        """Start a process, and send it a request."""
         worker = self._process(site, process)
         worker("begin()")
         worker("ask()")
@@ -150,20 +150,20 @@ class Histories(RuleBasedStateMachine):
 
     @rule(site=sites, process=processes)
     def ask(self, site: str, process: int) -> None:
-        """A request, whenever."""
+        """Send a request."""
         self._process(site, process)("ask()")
 
     @rule(site=sites)
     def look(self, site: str) -> None:
-        """Some seconds go by, and it is this process's turn to look."""
+        """Let some seconds pass, so that this process compares the rules."""
         self.direct.delete(*self.direct.keys(f"{self.prefix}*:looked"), "nothing")
         self.workers[site][0]("look()")
         self._published(site)
 
     @invariant()
     def what_the_database_has_holds(self) -> None:
-        """For every process, as soon as it has heard of it, unless something went on that nobody
-        has seen yet.
+        """Rules in force match the database in every process that has received them, unless a
+        change is unnoticed so far.
         """
         for site, workers in self.workers.items():
             if site not in self.unseen:
@@ -172,7 +172,7 @@ class Histories(RuleBasedStateMachine):
                     assert time.monotonic() < until, (site, met, due)
 
     def teardown(self) -> None:
-        """When things have quieted down, it is so everywhere."""
+        """Compare the rules once more, and check all processes."""
         if hasattr(self, "unseen"):
             for site in SITES:
                 self.look(site)
@@ -182,7 +182,7 @@ class Histories(RuleBasedStateMachine):
 
 @pytest.fixture
 def histories(tmp_path: Path) -> Any:
-    """The machine, with processes that stay for all of its histories."""
+    """Yield the state machine, with processes for all of its histories."""
     migrated(tmp_path / "empty.sqlite3")
     empty, databases, workers = {}, {}, {}
     for site, count in SITES.items():
@@ -200,8 +200,8 @@ def histories(tmp_path: Path) -> Any:
 
 
 def test_rules_in_force_match_the_database_after_any_history(histories: Any) -> None:
-    """Edits, rollbacks, killed processes, an emptied or restored Redis at any moment, a restored
-    database, a replica that takes over.
+    """The histories have edits, rollbacks, killed processes, an emptied or restored Redis, a
+    restored database and promoted replicas.
     """
     run_state_machine_as_test(
         histories,

@@ -1,5 +1,5 @@
-"""Thousands of rules: an edit reads again what has changed, and no request waits longer than it may
-for that.
+"""Thousands of rules: an edit compiles only the changed rule, and no request waits longer than its
+timeout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def site(settings: Any) -> None:
 
 
 def declared(count: int, limit: int, edit: int = 0) -> list[dict[str, Any]]:
-    """Rules that differ from those of another edit, and one that is for /ok."""
+    """Return rules that differ from those of another edit, and a rule for /ok."""
     others = [
         {
             "id": n,
@@ -45,7 +45,7 @@ def declared(count: int, limit: int, edit: int = 0) -> list[dict[str, Any]]:
 
 
 def put(direct: redis.Redis, prefix: str, rules: list[dict[str, Any]]) -> Revision:
-    """Publish them, past the database."""
+    """Publish rules without the database, and return the revision."""
     key = f"{prefix}{{rules}}"
     known = json.loads(direct.hget(key, "rules"))
     number = int(known["revision"].partition("-")[0]) + 1
@@ -61,7 +61,7 @@ def put(direct: redis.Redis, prefix: str, rules: list[dict[str, Any]]) -> Revisi
 
 
 def test_an_edit_compiles_only_the_changed_rule() -> None:
-    """Of a thousand rules, the others stay the very same."""
+    """The other compiled rules are the same objects."""
     before = Ruleset((), {"rules": declared(1000, 5)})
     edited = declared(1000, 5)
     edited[7]["rate"] = "1/m"
@@ -76,8 +76,8 @@ def test_an_edit_compiles_only_the_changed_rule() -> None:
 def test_the_old_rules_stay_until_all_new_ones_are_compiled(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request waits for as long as leaves it time to decide; the new rules hold as soon as a
-    thread has read them.
+    """A request waits no longer than leaves time for its decision. The new rules apply when a
+    thread has compiled them.
     """
     rule("first", limit=1)
     put(direct, prefix, declared(6000, 1000))
@@ -110,7 +110,9 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
 
 
 def test_up_to_a_thousand_rules_apply_on_the_next_request(direct: redis.Redis, prefix: str) -> None:
-    """Up to a thousand without a thread; and of many, where they are there in time, too."""
+    """Up to a thousand rules are compiled without a thread. More rules apply immediately as well,
+    if they are compiled in time.
+    """
     rule("first", limit=1)
     for count in (provider.MANY, provider.MANY + 1):
         put(direct, prefix, declared(count, 1000))
@@ -125,7 +127,7 @@ def test_up_to_a_thousand_rules_apply_on_the_next_request(direct: redis.Redis, p
 def test_a_process_forked_during_loading_loads_the_rules_itself(
     direct: redis.Redis, prefix: str
 ) -> None:
-    """The thread is its parent's."""
+    """The loading thread belongs to the parent."""
     rule("first", limit=1)
     put(direct, prefix, declared(provider.MANY + 1, 1000))
     another_process()
@@ -144,7 +146,7 @@ def test_a_process_forked_during_loading_loads_the_rules_itself(
 def test_a_process_without_threads_compiles_in_the_caller(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old rules do not go on for good."""
+    """Otherwise it would use the old rules forever."""
     rule("first", limit=1)
     put(direct, prefix, declared(provider.MANY + 1, 1000))
     another_process()
@@ -158,7 +160,7 @@ def test_a_process_without_threads_compiles_in_the_caller(
 def test_rules_compiled_under_other_settings_are_not_used(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever a thread was reading when settings changed."""
+    """The settings change while a thread is loading rules."""
     rule("first", limit=1)
     another_process()
     fetch = provider._fetch

@@ -1,6 +1,4 @@
-"""The inspector tells the truth: what real requests have used up is what it shows, and what it
-does, they obey.
-"""
+"""The inspector shows the used units of real requests, and its actions apply to real requests."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def site(settings: Any) -> None:
 
 
 def text_of(response: Any) -> str:
-    """A page as it is read."""
+    """Return the text of a page."""
     page = re.sub(r"<(script|style)\b.*?</\1>", "", response.content.decode(), flags=re.S)
     return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)))
 
@@ -55,7 +53,7 @@ def shown(operator: Client, description: dict[str, Any]) -> str:
 
 
 def pressed(operator: Client, description: dict[str, Any], **buttons: str) -> str:
-    """What the page says after a button."""
+    """Press a button of the page, and return the text of the result."""
     return text_of(operator.post(f"{INSPECTOR}?{urlencode(description)}", buttons, follow=True))
 
 
@@ -67,8 +65,8 @@ def post(username: str = "ada", address: str = ADDRESS, **meta: Any) -> int:
 
 @pytest.mark.parametrize("name", ["function", "both", "scoped", "form", "json", "header"])
 def test_the_inspector_shows_the_used_units_and_resets_them(name: str, operator: Client) -> None:
-    """Of what was explained: real requests until one is refused, the page, its button, and the real
-    request again.
+    """Real requests are sent until one is refused. After a reset on the page, the next real request
+    is allowed.
     """
     User.objects.create(username="ada")
     case = VIEWS[name]
@@ -90,7 +88,7 @@ def test_the_inspector_shows_the_used_units_and_resets_them(name: str, operator:
 
 
 def test_the_inspector_reports_an_undetected_limit_as_unknown(operator: Client) -> None:
-    """The page never says that there is none."""
+    """The page does not report that no rule applies."""
     page = shown(operator, {"path": "/hides/", "address": ADDRESS})
     assert f"{ALLOWED}, as far as known" in page
     assert "Unknown: whether the view calls OnMethod.get" in page
@@ -98,8 +96,8 @@ def test_the_inspector_reports_an_undetected_limit_as_unknown(operator: Client) 
 
 
 def test_the_inspector_unlocks_a_customer(operator: Client) -> None:
-    """As support does it: the path, the method that the page proposes, the field that the limit
-    counts by, and one button.
+    """The operator enters the path, the suggested method and the counted field, and resets the
+    counts with a button.
     """
     assert [post() for _ in range(3)] == [200, 200, 429]
     page = shown(operator, {"path": "/posted/", "address": ADDRESS})
@@ -121,7 +119,7 @@ def test_the_inspector_unlocks_a_customer(operator: Client) -> None:
 
 
 def test_a_link_to_the_inspector_shows_the_same_request(operator: Client) -> None:
-    """After a button, the address of the page has what was entered, and nothing else."""
+    """After an action, the URL of the page has the entered request, and nothing else."""
     description = {
         **POSTED,
         "header": "X-API-Key: k",
@@ -143,8 +141,8 @@ def test_a_link_to_the_inspector_shows_the_same_request(operator: Client) -> Non
 
 
 def test_an_exemption_shows_the_limits_it_applies_to(operator: Client) -> None:
-    """Of a user it does nothing for a form that nobody is logged in at, and the page says so; of
-    the form's field it does.
+    """An exemption of a user does not apply to a login form, and the page explains that. An
+    exemption of the form's field applies.
     """
     User.objects.create(username="ada")
     RateLimitRule.objects.create(
@@ -172,8 +170,9 @@ def test_an_exemption_shows_the_limits_it_applies_to(operator: Client) -> None:
 
 
 def test_permanent_blocks_and_exemptions_have_to_be_confirmed(operator: Client) -> None:
-    """Nothing is done before; then it is done for as long as it says, and can be ended on the
-    page."""
+    """Nothing is changed before the confirmation. The override then lasts as confirmed, and can be
+    ended on the page.
+    """
     description = {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"}
     for action, duration, words in (
         ("block", "3600", "Block 203.0.113.0/24 for 1 hour?"),
@@ -203,7 +202,9 @@ def test_permanent_blocks_and_exemptions_have_to_be_confirmed(operator: Client) 
 
 
 def test_overrides_that_affect_most_clients_have_to_be_confirmed(operator: Client) -> None:
-    """A large part of the internet, also if it is exempt for an hour only."""
+    """A network that is a large part of the internet needs a confirmation, even for a temporary
+    override.
+    """
     description, button = (
         {**POSTED, "address": "0.0.0.0/0"},
         {"action": "exempt", "subject": "address", "duration": "3600"},
@@ -218,7 +219,7 @@ def test_overrides_that_affect_most_clients_have_to_be_confirmed(operator: Clien
 
 
 def test_the_client_of_the_refusing_limit_is_preselected(operator: Client) -> None:
-    """Two quick clicks free one customer, and not the whole office."""
+    """So an operator exempts one customer by default, and not the whole office."""
     description = {**POSTED, "post": "username=ada"}
     assert (
         '<option value="address">203.0.113.9'
@@ -232,7 +233,7 @@ def test_the_client_of_the_refusing_limit_is_preselected(operator: Client) -> No
 
 
 def test_a_value_stored_as_a_digest_may_have_a_label(operator: Client) -> None:
-    """It goes through the question, and stands in the list; an address needs none."""
+    """The label is kept by the confirmation and shown in the list. An address needs no label."""
     description = {**POSTED, "post": "username=ada"}
     assert 'name="label"' in operator.get(INSPECTOR, description).content.decode()
     button = {"action": "block", "subject": "post:username", "label": " the partner "}
@@ -247,7 +248,7 @@ def test_a_value_stored_as_a_digest_may_have_a_label(operator: Client) -> None:
 
 
 def test_an_operator_cannot_block_their_own_address(operator: Client) -> None:
-    """By user, by address, or by a network around it."""
+    """The operator is recognized by user, by address and by network."""
     description = {"path": "/ok/", "user": "grace", "address": "198.51.100.0/24"}
     for subject in ("user", "address"):
         page = pressed(operator, description, action="block", subject=subject, confirm="yes")
@@ -256,7 +257,7 @@ def test_an_operator_cannot_block_their_own_address(operator: Client) -> None:
 
 
 def test_the_inspector_uses_the_first_address_of_a_network(operator: Client) -> None:
-    """And the page says so."""
+    """A note names the address."""
     assert [post(address="203.0.113.0") for _ in range(3)] == [200, 200, 429]
     page = shown(operator, {**POSTED, "address": "203.0.113.0/24", "post": "username=ada"})
     assert "Shown for 203.0.113.0, the first address of 203.0.113.0/24." in page
@@ -279,12 +280,12 @@ def test_the_inspector_uses_the_first_address_of_a_network(operator: Client) -> 
 def test_an_impossible_request_is_an_error_of_its_field(
     entered: dict[str, str], said: str, operator: Client
 ) -> None:
-    """And no page fails."""
+    """The page shows the error at the field."""
     assert said in shown(operator, {"path": "/ok/", **entered})
 
 
 def test_the_admin_index_links_to_the_inspector(operator: Client) -> None:
-    """For those who may see it."""
+    """Users who may view the inspector get the link."""
     entry = "/admin/django_ratelimit_lua/inspector/"
     assert f'href="{entry}"' in operator.get("/admin/").content.decode()
     assert (
@@ -305,7 +306,7 @@ def test_the_admin_index_links_to_the_inspector(operator: Client) -> None:
 
 
 def test_actions_in_the_inspector_are_logged(operator: Client) -> None:
-    """Overrides, ends of overrides and resets of rules, by whom."""
+    """Overrides, their ends and resets of counts are in the log, with the user."""
     RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=1, unit="h")
     Client(REMOTE_ADDR=ADDRESS).get("/ok/")
     description = {"path": "/ok/", "address": ADDRESS}
@@ -323,7 +324,7 @@ def test_actions_in_the_inspector_are_logged(operator: Client) -> None:
 
 
 def test_the_inspector_is_translated_to_german(operator: Client) -> None:
-    """With the same words for the same things."""
+    """The translation uses the terms of the other pages."""
     assert [post() for _ in range(3)] == [200, 200, 429]
     with translation.override("de"):
         page = text_of(
@@ -339,8 +340,8 @@ NETWORK = {"path": "/posted/", "address": "203.0.113.0/24"}
 
 
 def test_the_inspector_shows_all_overrides_that_overlap_a_network(operator: Client) -> None:
-    """About it, about larger ones and about parts; neither what is beside it nor what has ended.
-    Each can be ended.
+    """It shows overrides of the network, of larger networks and of parts, but no adjacent or ended
+    ones. Each can be ended.
     """
     made = {
         network: RateLimitOverride.objects.create(network=network, effect=effect)
@@ -383,7 +384,7 @@ def test_the_inspector_shows_all_overrides_that_overlap_a_network(operator: Clie
 def test_the_inspector_shows_a_blocked_network_at_refused_requests(
     overrides: list[tuple[str, Any]], blocked_by: str | None, operator: Client
 ) -> None:
-    """By what goes before the others, where a rule is."""
+    """The override with the highest precedence decides, as for a request under a rule."""
     RateLimitRule.objects.create(name="site", path="/", key="ip", limit=100)
     for network, effect in overrides:
         RateLimitOverride.objects.create(network=network, effect=effect)
@@ -394,7 +395,7 @@ def test_the_inspector_shows_a_blocked_network_at_refused_requests(
 
 
 def test_the_reason_of_a_refusal_is_a_sentence(operator: Client) -> None:
-    """How much is used, since when, and when it frees up."""
+    """It has the used units, their start, and the retry time."""
     RateLimitRule.objects.create(
         name="hourly",
         path="/posted/",

@@ -1,5 +1,4 @@
-"""What there is to limit: everything that the code limits, and rules that begin with what is
-there."""
+"""The page of all limits in the code, and new rules that start with their values."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def filled_in(page: Any) -> dict[str, Any]:
-    """What a browser would send of a form that nobody has changed."""
+    """Return the data that a browser sends for an unchanged form."""
     form = page.context["adminform"].form
     sent: dict[str, Any] = {}
     for bound in form:
@@ -78,7 +77,9 @@ def filled_in(page: Any) -> dict[str, Any]:
 
 
 def test_the_page_lists_all_limits_in_the_code(operator: Client) -> None:
-    """With rates, who is counted, where that stands, and the rules that retune it."""
+    """Each limit has its rates, its key, its place in the code, and the rules that replace or
+    extend it.
+    """
     RateLimitRule.objects.create(name="looks", limit=3, unit="s", more_rates=["500/h"])
     RateLimitRule.objects.create(name="slower", group="looks", key="ip", limit=1)
     page = operator.get(LIMITS).content.decode().replace("<wbr>", "")
@@ -97,7 +98,7 @@ def test_the_page_lists_all_limits_in_the_code(operator: Client) -> None:
 
 
 def test_a_rule_of_the_settings_is_copied_with_all_fields(operator: Client) -> None:
-    """Saved as it is filled in, it changes nothing."""
+    """Saving the copied values changes no limit."""
     assert f'href="{RULES}add/?settings=everything"' in operator.get(LIMITS).content.decode()
     assert f'href="{RULES}add/?settings=everything"' in operator.get(RULES).content.decode()
     form = filled_in(operator.get(f"{RULES}add/?settings=everything"))
@@ -115,7 +116,7 @@ def test_a_rule_of_the_settings_is_copied_with_all_fields(operator: Client) -> N
 
 
 def test_a_limit_that_cannot_be_copied_is_reported(operator: Client, settings: Any) -> None:
-    """A rule that names code, or one that is not there."""
+    """The rule uses a callable, or does not exist."""
     settings.RATELIMIT_RULES = [
         {"name": "code", "path": "/", "key": f"{__name__}.looks", "rate": "5/m"}
     ]
@@ -125,8 +126,8 @@ def test_a_limit_that_cannot_be_copied_is_reported(operator: Client, settings: A
 
 
 def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) -> None:
-    """In its place with all its rates, so that nothing has to be confirmed; or beside it with its
-    key.
+    """A rule that replaces the call site has all its rates, so it needs no confirmation. A rule in
+    addition has its key.
     """
     form = filled_in(operator.get(f"{RULES}add/?instead=looks"))
     answer = operator.post(f"{RULES}add/", form)
@@ -144,8 +145,8 @@ def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) ->
 
 
 def test_a_new_rule_starts_with_the_key_of_the_chosen_limit(operator: Client) -> None:
-    """If the rule would replace limits with other keys, the form names them, and the link that
-    keeps them.
+    """If the rule would replace limits with other keys, the form names them and the way to keep
+    them.
     """
     page = operator.get(LIMITS).content.decode()
     for number, words in enumerate(
@@ -179,8 +180,7 @@ def test_a_new_rule_starts_with_the_key_of_the_chosen_limit(operator: Client) ->
 
 
 def test_a_rule_without_a_key_uses_the_key_in_the_code(operator: Client) -> None:
-    """It is that of the outermost limit: it counts by that, and every other limit is named as
-    lost."""
+    """This is the key of the outermost limit. The form names every other limit as lost."""
     form = {
         "name": "signs in",
         "limit": 4,
@@ -200,7 +200,7 @@ def test_a_rule_without_a_key_uses_the_key_in_the_code(operator: Client) -> None
 
 
 def test_a_rule_is_duplicated_with_its_tiers(operator: Client) -> None:
-    """Under another name; the first stays as it is."""
+    """The copy has another name, and the original is unchanged."""
     one = RateLimitRule.objects.create(
         name="site",
         path="/ok\n/no",
@@ -228,5 +228,5 @@ def test_a_rule_is_duplicated_with_its_tiers(operator: Client) -> None:
 
 
 def test_a_name_made_at_run_time_is_listed_as_well() -> None:
-    """As far as it is known."""
+    """The name is listed as soon as the limiter exists."""
     assert "parcels in code" in known_call_sites.names()

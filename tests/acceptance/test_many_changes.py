@@ -1,4 +1,4 @@
-"""Many rows changed at once are one change; and other models are left alone."""
+"""Simultaneous changes of many rows are one revision, and other models are not affected."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Some, Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_changes_of_many_rows_are_one_revision(case: str) -> None:
-    """One revision, and a line of history for each row."""
+    """The revision has a history entry for each row."""
     make, change = CASES[case]
     for count in (1, 20):
         for model in (RateLimitOverride, RateLimitRule, User, RateLimitChange):
@@ -138,8 +138,9 @@ def test_changes_of_many_rows_are_one_revision(case: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(count: int) -> None:
-    """`bulk_update` in many statements, an import of rules as code, and the actions of
-    the admin."""
+    """These are `bulk_update` in several statements, an import of rules, and actions of
+    the admin.
+    """
     admin = User.objects.create_superuser("root", password="root")
     browser = Client()
     browser.force_login(admin)
@@ -172,7 +173,9 @@ def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(count: in
 
 
 def test_too_many_changes_are_one_history_entry() -> None:
-    """Deleting a rule with thousands of overrides: one change, and all is published."""
+    """A rule with more than a thousand overrides is deleted. The history has one entry, and all
+    changes are published.
+    """
     of_a_rule(1100)
     assert get(REMOTE_ADDR="10.0.3.7") == [429]
     RateLimitChange.objects.all().delete()
@@ -184,8 +187,8 @@ def test_too_many_changes_are_one_history_entry() -> None:
 
 
 def test_the_history_of_a_deletion_has_the_old_values() -> None:
-    """A rule with its tiers, what it took along, and a tier that went alone; whatever part of them
-    was read.
+    """It has the values of a rule with its tiers, of its overrides, and of a tier that was deleted
+    alone, whichever fields were loaded.
     """
     one = rule("whole", limit=1)
     other = rule("other", path="/other")
@@ -212,7 +215,7 @@ def test_the_history_of_a_deletion_has_the_old_values() -> None:
 
 
 def test_a_failed_deletion_is_recorded_only_when_it_succeeds() -> None:
-    """And not what it did not get to."""
+    """Rows that were not deleted are not recorded."""
     overrides(3)
     RateLimitChange.objects.all().delete()
     chosen = RateLimitOverride.objects.filter(network="10.0.0.1")
@@ -233,7 +236,7 @@ def test_a_failed_deletion_is_recorded_only_when_it_succeeds() -> None:
 
 @isolate_apps("django_ratelimit_lua")
 def test_changes_through_a_proxy_model_are_recorded() -> None:
-    """What a project derives from our models is recorded like these."""
+    """Changes through a model that a project derives are recorded and published."""
 
     class Block(RateLimitOverride):
         class Meta:
@@ -254,8 +257,8 @@ def test_changes_through_a_proxy_model_are_recorded() -> None:
 
 
 def test_other_models_of_the_site_are_not_affected() -> None:
-    """Their rows are deleted without being loaded, as Django does it without us, and no code of
-    ours hears of them.
+    """Their rows are deleted without being loaded, as Django does by default, and no signal of
+    theirs has a receiver.
     """
     soon = timezone.now() + datetime.timedelta(days=1)
     Session.objects.bulk_create(
@@ -277,7 +280,7 @@ def test_other_models_of_the_site_are_not_affected() -> None:
 
 
 def test_changes_of_a_migration_without_signals_are_published() -> None:
-    """What a migration does with its own historical models holds when all migrations are done."""
+    """Changes through historical models are published after all migrations."""
     rule("search", path="", limit=50)
     historical = (
         MigrationExecutor(connection)

@@ -1,4 +1,4 @@
-"""An operator's work takes as many queries with many rules as with a few."""
+"""The number of queries for an operator's work does not depend on the number of rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def queries(work: Callable[[], Any]) -> int:
 
 
 def with_few_and_many(work: Callable[[], Any]) -> tuple[int, int]:
-    """The queries of some work with a few rules, and with many."""
+    """Return the number of queries with few rules, and with many."""
     numbers = []
     for count in (FEW, MANY):
         rules_yaml.apply(rules_yaml.plan(rules_text(count)))
@@ -38,13 +38,13 @@ def with_few_and_many(work: Callable[[], Any]) -> tuple[int, int]:
 
 
 def test_the_list_of_rules_takes_a_constant_number_of_queries(operator: Client) -> None:
-    """A few rules, or many."""
+    """The number is equal for few and for many rules."""
     few, many = with_few_and_many(lambda: operator.get(RULES))
     assert few == many
 
 
 def test_saving_a_rule_takes_a_constant_number_of_queries(operator: Client) -> None:
-    """The rule is saved in its form."""
+    """The rule is saved in its form, with few and with many rules."""
 
     def save() -> None:
         rule = RateLimitRule.objects.get(name="rule 00001")
@@ -57,7 +57,7 @@ def test_saving_a_rule_takes_a_constant_number_of_queries(operator: Client) -> N
 
 
 def test_an_import_takes_less_than_one_query_per_ten_rules() -> None:
-    """Also of changed rules and tiers; each rule has its line of history."""
+    """This includes changed rules and tiers. Each rule has its history entry."""
     numbers: dict[str, list[int]] = {"new": [], "changed": []}
     for count in (FEW, MANY):
         RateLimitRule.objects.all().delete()

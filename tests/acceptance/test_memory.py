@@ -1,5 +1,4 @@
-"""What strangers can make a process remember: bounded in entries and in bytes, whatever
-they send."""
+"""The memory that clients can use in a process is bounded in entries and in bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +54,9 @@ limiters: list[RateLimiter] = []
 
 @pytest.fixture(autouse=True)
 def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is remembered before and after, and this process has all of what is split."""
+    """Clear everything before and after the test, and give this process the whole of
+    split limits.
+    """
     set_part(monkeypatch, ProcessShare(0, 1))
     names = dict(known_call_sites._by_name)
 
@@ -73,7 +74,7 @@ def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def odd(number: int) -> str:
-    """Something that nobody else has sent, and now and then something long."""
+    """Return a unique text, which is sometimes long."""
     return f"{number}{'' if number % 10 else LONG}"
 
 
@@ -83,7 +84,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that has a bound has a small one, so that it is soon met."""
+    """Set small bounds for everything that is bounded."""
     for _, found in kept():
         if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "most", BOUND)
@@ -195,7 +196,7 @@ WITHOUT_REDIS = (
 
 
 def size_of(found: Any) -> int | None:
-    """How many entries a container has."""
+    """Return the number of entries of a container."""
     if isinstance(found, (dict, list, set, frozenset, tuple, deque, OrderedDict, weakref.WeakSet)):
         return len(found)
     if isinstance(found, functools._lru_cache_wrapper):
@@ -204,8 +205,8 @@ def size_of(found: Any) -> int | None:
 
 
 def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
-    """The bytes of everything that is kept, and what is too large: containers that have grown
-    beyond what was in them, and texts that were sent.
+    """Return the size of all kept objects in bytes, and those that are too large: containers that
+    have grown beyond their bound, and texts of clients.
     """
     for settle in before_weighing:
         settle()
@@ -230,9 +231,9 @@ def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
 def test_memory_is_bounded_whatever_clients_send(
     attacks: tuple[Callable[[], None], ...], settings: Any
 ) -> None:
-    """Three times as many of each kind as there is room for, some of 20,000 characters: no
-    container of the package grows beyond its bound, no long text is kept, and all stays small.
-    Containers are found by walking from the modules, so that none is missed.
+    """Three times as many values as fit are sent, some of 20,000 characters. No container exceeds
+    its bound, no long text is kept, and the memory stays small. The containers are found by walking
+    from the modules, so none is missed.
     """
     import_all()
     settings.RATELIMIT_RULES = [{"name": "api", "path": "/api/", "key": "path", "rate": "0/h"}]
@@ -253,8 +254,8 @@ def test_memory_is_bounded_whatever_clients_send(
 
 
 def test_a_long_name_is_shortened_and_stays_unique() -> None:
-    """Limits whose names differ after 500 characters count apart; an override keeps what is counted
-    under the name.
+    """Limits whose names differ after 500 characters have separate counts. An override keeps the
+    count of the name.
     """
     first, second = (
         RateLimiter(f"{LONG}{number}", "1/h", algorithm="token_bucket") for number in (1, 2)
@@ -270,8 +271,9 @@ def test_a_long_name_is_shortened_and_stays_unique() -> None:
 
 
 def test_a_limiter_keeps_no_outdated_rules(settings: Any) -> None:
-    """However many limiters there are that were asked once: a thousand rules take about a
-    megabyte."""
+    """Limiters that were used once keep no ruleset alive, because a thousand rules take about a
+    megabyte.
+    """
     seen: list[weakref.ref[Any]] = []
     for number in range(10):
         settings.RATELIMIT_RULES = [

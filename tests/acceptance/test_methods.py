@@ -1,5 +1,4 @@
-"""Which methods a limit counts: GET means GET and HEAD, and a name that is no method is
-an error."""
+"""The methods that a limit counts: GET includes HEAD, and an unknown method is an error."""
 
 from __future__ import annotations
 
@@ -125,8 +124,8 @@ def asked(where: str, methods: list[str], kind: str) -> list[int]:
 @pytest.mark.parametrize("where", EVERYWHERE)
 @pytest.mark.parametrize("first", ["get", "head"])
 def test_a_limit_on_get_counts_head(where: str, kind: str, first: str) -> None:
-    """One count for both, in decorators, rules and throttles, whichever comes first: the view runs
-    twice of four.
+    """Both share a count in decorators, rules and throttles, whichever comes first. Two of four
+    requests run the view.
     """
     methods = ["get", "head"] if first == "get" else ["head", "get"]
     assert asked(where, [*methods, *methods], kind) == [200, 200, 429, 429]
@@ -151,7 +150,7 @@ def test_a_limit_on_head_counts_only_head(rf: RequestFactory) -> None:
 
 
 def test_a_throttle_may_give_head_its_own_rate() -> None:
-    """Then it is a count of its own; and names are read in any case."""
+    """HEAD then has a separate count. Names of methods are case-insensitive."""
 
     class Both(ByMethod):
         rate = {"get": "1/h", "Head": "2/h"}  # noqa: RUF012 - as users write it
@@ -163,8 +162,8 @@ def test_a_throttle_may_give_head_its_own_rate() -> None:
 
 
 def test_django_ratelimits_functions_count_head_with_get(rf: RequestFactory) -> None:
-    """`is_ratelimited` and `get_usage` with `method="GET"`, and GET and HEAD written out are the
-    same count.
+    """`method="GET"` and the list of GET and HEAD have the same count in `is_ratelimited` and
+    `get_usage`.
     """
     asked = {"group": "theirs", "key": "ip", "rate": "2/m"}
     assert not is_ratelimited(rf.head("/"), method="GET", increment=True, **asked)
@@ -176,14 +175,14 @@ def test_django_ratelimits_functions_count_head_with_get(rf: RequestFactory) -> 
 
 
 def test_a_limit_on_get_keeps_its_name(rf: RequestFactory) -> None:
-    """By GET, so that what is counted stays counted."""
+    """The name has only GET, so existing counts are kept."""
     request = rf.head("/")
     ratelimit("named", "ip", "2/m", "GET")(ok)(request)
     assert [state.name for state in request.ratelimit.limits] == ["named:GET:ip:2/m"]
 
 
 def test_webdav_methods_are_accepted(rf: RequestFactory) -> None:
-    """The methods of WebDAV are known."""
+    """A limit for methods of WebDAV counts them."""
     middleware = RateLimitMiddleware(ok)
     view = ratelimit("dav", "ip", "1/m", ["PROPFIND", "REPORT"])(middleware)
     requests = [rf.generic(method, "/") for method in ("PROPFIND", "REPORT", "GET")]

@@ -1,4 +1,4 @@
-"""A host or a server whose clock is wrong for a while changes nothing for the others."""
+"""A wrong clock of a host or a server does not affect other hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRONG = [days * DAY for days in (-15_000, -365, -40, -9, -3, -1, 1, 3, 9, 40, 36
 
 
 class WrongClock:
-    """The module `time` on a host whose wall clock is wrong by some seconds."""
+    """The module `time` on a host whose clock is wrong by some seconds."""
 
     def __init__(self, seconds: int) -> None:
         self._seconds = seconds
@@ -42,7 +42,7 @@ class WrongClock:
 
 
 def zone_at_noon() -> str:
-    """A time zone in which no day ends while a test runs."""
+    """Return a time zone in which no day ends during the test."""
     return f"Etc/GMT{datetime.now(UTC).hour - 12:+d}"
 
 
@@ -51,7 +51,9 @@ def zone_at_noon() -> str:
 def test_a_calendar_limit_admits_n_with_any_host_clocks(
     align: str, seconds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if only the wrong host asks; and no client is refused for longer than one window."""
+    """This holds if only the host with the wrong clock makes calls. No client is refused for longer
+    than one window.
+    """
     if abs(seconds) == DAY and align == "day":
         seconds //= 2  # The two hosts are in the same or in neighboring days.
     limiter = RateLimiter(
@@ -88,8 +90,7 @@ def test_a_calendar_limit_admits_n_with_any_host_clocks(
 @pytest.mark.parametrize("align", list(RATES))
 @pytest.mark.parametrize("days", [100, 365, 15_000])
 def test_a_calendar_limit_recovers_from_a_server_clock_far_ahead(align: str, days: int) -> None:
-    """What was counted stays counted in the window that is current when the clock is
-    right again."""
+    """The units count in the window that is current when the clock is correct again."""
     ask = Asker(RateLimiter("ahead", RATES[align], algorithm="fixed_window", align=align).limits[0])
     longest = {"day": 1, "week": 7, "month": 31}[align] * DAY
     assert [bool(ask(START + days * DAY * 10**6)) for _ in range(6)] == [True] * 5 + [False]
@@ -105,7 +106,7 @@ def test_a_calendar_limit_recovers_from_a_server_clock_far_ahead(align: str, day
 def test_a_lock_expires_although_the_server_clock_was_set_back(
     direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One process has it, for no longer than ever."""
+    """One process holds the lock, for no longer than under a correct clock."""
     done: list[str] = []
     monkeypatch.setattr(triggers, "publish", lambda **options: done.append("publishing"))
     monkeypatch.setattr(provider, "database", "of the tests")
@@ -119,8 +120,9 @@ def test_a_lock_expires_although_the_server_clock_was_set_back(
 def assert_turn_ends(
     look: Callable[[], object], key: bytes, done: list[str], direct: redis.Redis
 ) -> None:
-    """A process has the turn once, and once more after the server's clock was set back by
-    a year."""
+    """Check that a process gets the lock once, and once more after the server's clock was set back
+    by a year.
+    """
     look()
     lifetime = direct.pttl(key)
     look()
@@ -135,7 +137,7 @@ def assert_turn_ends(
 def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(
     direct: redis.Redis, prefix: str
 ) -> None:
-    """Its entry is from the future: it would stay until the clock has caught up."""
+    """Its entry is in the future, and would stay until the clock reaches it."""
     beat = Heartbeat()
     assert beat.beat() == 1
     listed, weights, began = (key.decode() for key in beat._all.keys)
@@ -152,7 +154,7 @@ def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(
 def test_slots_of_a_host_with_a_clock_that_is_behind_are_listed(
     settings: Any, direct: redis.Redis, prefix: str
 ) -> None:
-    """The slots of a process that has just ended are not listed."""
+    """Slots of a process that has ended are not listed."""
     settings.RATELIMIT_SLOT_SECONDS = 4
     listed = f"{prefix}{{rules}}:slots"
     direct.set(

@@ -1,4 +1,4 @@
-"""A site without time zones (`USE_TZ = False`): all that has a time works there as anywhere."""
+"""A site without time zones (`USE_TZ = False`): rules, overrides, the admin and commands work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def admin(name: str, *args: Any) -> str:
 
 
 def test_a_rule_applies_to_the_next_request() -> None:
-    """Saved, edited, and as a process sees it that has just started."""
+    """It applies after saving, after an edit, and in a process that has just started."""
     saved = rule(limit=1)
     assert get(times=2) == [200, 429]
     RateLimitRule.objects.filter(pk=saved.pk).update(limit=3)
@@ -53,7 +53,7 @@ def test_a_rule_applies_to_the_next_request() -> None:
 
 
 def test_overrides_begin_and_end_on_time() -> None:
-    """By the clock of Redis, whatever the zone of the site is."""
+    """They follow the clock of Redis in every time zone of the site."""
     now, hour = timezone.now(), datetime.timedelta(hours=1)
     for number, (starts, ends) in enumerate(
         ((now - hour, now + hour), (None, now - hour), (now + hour, None), (None, now + hour)), 1
@@ -75,7 +75,9 @@ def test_overrides_begin_and_end_on_time() -> None:
 def test_ended_overrides_are_removed(
     monkeypatch: pytest.MonkeyPatch, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
-    """From Redis with the next publication, from the database when its days are over."""
+    """They are removed from Redis by the next publication, and from the database after
+    `RATELIMIT_HISTORY_DAYS`.
+    """
     settings.RATELIMIT_HISTORY_DAYS = 30
     clock = Clock()
     monkeypatch.setattr(timezone, "now", clock)
@@ -92,7 +94,7 @@ def test_ended_overrides_are_removed(
 
 
 def test_the_admin_shows_and_saves_naive_times(root: Client) -> None:
-    """Lists, forms, filters, history, the inspector: with times and without."""
+    """Lists, forms, filters, the history and the inspector work with and without times."""
     saved = rule(limit=100)
     pages = [admin(f"{page}_changelist") for page in PAGES]
     pages += [
@@ -133,7 +135,7 @@ def test_the_admin_shows_and_saves_naive_times(root: Client) -> None:
 
 
 def test_commands_work_with_naive_times(tmp_path: Path) -> None:
-    """Each that reads or writes rules."""
+    """These are all commands that read or write rules."""
 
     def said(*arguments: str) -> str:
         output = io.StringIO()

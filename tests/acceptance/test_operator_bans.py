@@ -1,4 +1,4 @@
-"""What an operator does about bans and slots, in a real browser; real requests show its effect."""
+"""An operator's work with bans and slots in a real browser, verified by real requests."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ MINUTE, HOUR, DAY = 60, 3600, 86_400
 
 
 def is_banned_for(site: Site, seconds: int) -> bool:
-    """Whether the attacker is banned for this time, after two requests at most."""
+    """Return whether the attacker is banned for this time, after at most two requests."""
     answers = [site.ask("/address/", source=ATTACKER) for _ in range(2)]
     assert answers[-1].status == 429
     return seconds - 30 < int(answers[-1].headers["Retry-After"]) <= seconds
 
 
 def test_repeated_bans_grow(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """The operator makes them 10 minutes, an hour and a day long. A client that offends again after
-    it was let in is banned for longer, unless earlier bans are forgotten.
+    """The operator sets bans of 10 minutes, an hour and a day. A client that offends again after an
+    unban is banned for longer, unless earlier bans are forgotten.
     """
     assert site.ask("/address/", source=ATTACKER).status == 200
     hand = hand_for("bans that grow")
@@ -65,7 +65,7 @@ def test_repeated_bans_grow(site: Site, hand_for: Callable[[str], Hand]) -> None
 def test_the_bans_of_a_network_are_lifted_together(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """Found by a search among others; nobody else is let in."""
+    """The bans are found by a search. Other clients stay banned."""
     office = [f"127.0.11.{number}" for number in range(1, 5)]
     for address in (*office, "127.0.12.1"):
         assert site.statuses("/clock/", 3, address)[-1] == 429
@@ -89,8 +89,8 @@ def test_the_bans_of_a_network_are_lifted_together(
 
 
 def test_an_operator_ends_one_of_three_slots(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """The page says first what that does not do. Its place is free at once, and the list is true;
-    the report goes on.
+    """The page warns that the work continues. The slot is available immediately, and the list is
+    correct.
     """
     place = urlsplit(site.address)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What an operator does about one client, in a real browser, in so many clicks: see
+"""An operator's work with one client in a real browser, with a counted number of clicks, as in
 `test_operator_tasks`.
 """
 
@@ -30,7 +30,9 @@ NEIGHBOURS = ("127.0.9.1", "127.0.9.2", "127.0.9.3")
 def test_a_refusal_is_explained_from_its_reference(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """With the second and the limit; then the client's counts, and how often it was refused."""
+    """The page shows the time and the limit, followed by the client's counts and its number of
+    refusals.
+    """
     visitor = "127.0.6.7"
     answers = [
         site.ask("/login/", "POST", visitor, username="eve", password="guess") for _ in range(8)
@@ -61,7 +63,7 @@ def test_a_refusal_is_explained_from_its_reference(
 
 
 def test_a_blocked_client_is_unblocked(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """Found by its address; the next request is admitted."""
+    """The client is found by its address, and its next request is admitted."""
     assert site.ask("/", source="127.0.5.5").status == 429
     assert site.ask("/", source="127.0.5.6").status == 200
     hand = hand_for("unblock a blocked client")
@@ -78,7 +80,7 @@ def test_a_blocked_client_is_unblocked(site: Site, hand_for: Callable[[str], Han
 def test_one_of_several_clients_of_a_masked_network_is_blocked(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """The rows have one name and several digests; only the one that was chosen is refused."""
+    """The rows have one name and several digests, and only the chosen client is refused."""
     digests = site.printed.split()
     for number, address in enumerate(NEIGHBOURS, start=3):
         assert site.statuses("/address/", number, address) == [200, 200] + [429] * (number - 2)

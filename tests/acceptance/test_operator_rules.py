@@ -28,7 +28,9 @@ RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit
 def test_an_operator_adds_a_lower_limit_to_a_limit_in_code(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """It is offered first, and both hold: the headers have the limits of the code as well."""
+    """The page offers "Add a limit" first, and the headers have the limits in code and
+    the new one.
+    """
     visitor = "127.0.9.1"
     assert site.statuses("/search/", 3, visitor) == [200] * 3
     hand = hand_for("add a lower limit to that of the code")
@@ -49,7 +51,7 @@ def test_an_operator_adds_a_lower_limit_to_a_limit_in_code(
 
 
 def test_two_rates_are_added_on_a_path(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """The second as the summaries write it; each request has to keep both."""
+    """The second rate is written as in summaries, and each request needs both."""
     hand = hand_for("add two rates on a path")
     hand.press(".model-ratelimitrule .addlink")
     fill(hand.browser, name="exports", limit="4", more_rates="3 per 15 minutes", path="/export/")
@@ -64,8 +66,8 @@ def test_two_rates_are_added_on_a_path(site: Site, hand_for: Callable[[str], Han
 
 
 def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """A rule and a throttle of Django REST framework refuse: the inspector shows both, and the
-    override raises both. Others are limited as before.
+    """A rule and a throttle of Django REST framework refuse. The inspector shows both, and the
+    override raises both. Other clients keep the limit.
     """
     customer, other = "127.0.9.4", "127.0.9.5"
     assert site.statuses("/api/", 5, customer) == [200] * 3 + [429] * 2
@@ -93,7 +95,7 @@ def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str
 def test_rules_make_a_round_trip_as_a_file(
     site: Site, hand_for: Callable[[str], Hand], tmp_path: Path
 ) -> None:
-    """Downloaded, edited down to one rule, and merged: the other rules stay."""
+    """The file is downloaded, reduced to one rule, edited and merged. The other rules stay."""
     visitor = "127.0.9.6"
     hand = hand_for("edit rules as a file")
     hand.press(".model-ratelimitrule th a")

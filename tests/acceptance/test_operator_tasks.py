@@ -1,5 +1,5 @@
-"""What an operator does under pressure, in a real browser, in so many clicks; then, a real request
-shows its effect. See `tests/operators.py`.
+"""An operator's work under pressure in a real browser, with a counted number of clicks, verified by
+real requests. See `tests/operators.py`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ RateLimitRule.objects.create(name="tried out", path="/clock/", key="ip", limit=2
 def test_an_operator_lowers_a_limit_in_the_code(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """500 an hour become 4; the 10 a second of the same call site stay, as the answers' headers
-    say.
-    """
+    """500 per hour become 4. The headers still have the 10 per second of the same call site."""
     assert site.statuses("/search/", 5) == [200] * 5
     hand = hand_for("lower a limit of the code")
     hand.press(".model-ratelimitrule th a")
@@ -51,7 +49,9 @@ def test_an_operator_lowers_a_limit_in_the_code(
 def test_an_operator_unlocks_a_customer_at_the_login(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """By what support is told: name and address. Then the right password opens."""
+    """The operator enters the customer's name and address, and the right password works
+    afterwards.
+    """
     customer = "127.0.3.3"
     guesses = [
         site.ask("/login/", "POST", customer, username="ada", password="guess").status
@@ -74,7 +74,7 @@ def test_an_operator_unlocks_a_customer_at_the_login(
 def test_an_operator_blocks_a_network_for_an_hour(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """Everybody in it is refused at once, on every path; their neighbours are not."""
+    """Every client in the network is refused immediately on every path. Another network is not."""
     assert site.ask("/", source="127.0.4.4").status == 200
     hand = hand_for("block a network for an hour")
     hand.press(".model-ratelimitoverride .addlink")
@@ -93,7 +93,7 @@ def test_an_operator_blocks_a_network_for_an_hour(
 def test_an_operator_finds_the_limit_of_a_reference(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """Read aloud by who was refused: the limit that refused."""
+    """The customer reads the reference to the operator, who finds the limit."""
     visitor = "127.0.6.6"
     answers = [
         site.ask("/login/", "POST", visitor, username="eve", password="guess") for _ in range(6)
@@ -112,9 +112,7 @@ def test_an_operator_finds_the_limit_of_a_reference(
 def test_an_operator_takes_over_a_rule_of_the_settings(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """Everything but the numbers stays as it is: it still looks for scanners, and leaves others
-    alone.
-    """
+    """Only the numbers change: the rule still limits scanners, and no other client."""
     scanner = "127.0.7.7"
     assert site.statuses("/wp-login.php", 3, scanner) == [404] * 3
     hand = hand_for("take over a rule of the settings")
@@ -131,7 +129,7 @@ def test_an_operator_takes_over_a_rule_of_the_settings(
 def test_an_operator_restores_yesterdays_version(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """It is found by its day, and holds from the next request on."""
+    """The version is found by its date, and applies to the next request."""
     assert site.statuses("/address/", 3) == [200] * 3
     hand = hand_for("restore the version of yesterday")
     hand.press(".model-ratelimitchange th a")
@@ -151,7 +149,9 @@ def test_an_operator_restores_yesterdays_version(
 def test_an_operator_checks_and_enforces_a_shadow_rule(
     site: Site, hand_for: Callable[[str], Hand]
 ) -> None:
-    """Its numbers say what it would have refused; then it does."""
+    """The page shows the number of requests that the rule would have refused. Enforced, the rule
+    refuses.
+    """
     assert site.statuses("/clock/", 3) == [200] * 3
     assert site.statuses("/clock/", 1, "127.0.8.8") == [200]
     hand = hand_for("check and enforce a rule in shadow mode")

@@ -1,5 +1,4 @@
-"""Which of several overrides counts: one order, for rules of every mode and where no rule
-applies."""
+"""The precedence of overrides is the same for rules of every mode and without a rule."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def site(settings: Any) -> None:
 
 @dataclass(frozen=True)
 class Said:
-    """An override of the model: whom it is about, whether it names the rule, and what it does."""
+    """An override of the model: its subject, whether it names the rule, and its effect."""
 
     subject: str
     names_rule: bool
@@ -76,12 +75,12 @@ class Said:
 
 
 def counts(said: Sequence[Said]) -> str | None:
-    """The effect of the override that counts."""
+    """Return the effect of the override with the highest precedence."""
     return min(said, key=Said.rank).effect if said else None
 
 
 def row(said: Said, number: int, rule: RateLimitRule) -> RateLimitOverride:
-    """The override for the visitor of that number, each of whom has everything to themselves."""
+    """Return the override for the visitor of this number, who shares no subject with any other."""
     made = RateLimitOverride(effect=said.effect, rule=rule if said.names_rule else None)
     if said.effect == "limit":
         made.limit, made.period, made.unit = 77, 1, "h"
@@ -98,10 +97,8 @@ def row(said: Said, number: int, rule: RateLimitRule) -> RateLimitOverride:
 
 
 def test_override_precedence_is_as_documented() -> None:
-    """The more particular subject first, there what names the rule; a block for all rules also
-    where none refuses.
-
-    The inspector says the same as the site.
+    """A more specific subject comes first, then an override that names the rule. A block for all
+    rules applies without a rule that refuses. The inspector shows the same result as the site.
     """
     rules = {
         mode: RateLimitRule.objects.create(
@@ -144,7 +141,7 @@ def test_override_precedence_is_as_documented() -> None:
 
 
 def test_a_block_for_all_rules_applies_to_rules_without_an_override_of_their_own() -> None:
-    """Of two rules, an override for one lifts a block for all only there; so the request is
+    """An exemption from one of two rules lifts the block only for this rule, so the request is
     refused.
     """
     first = RateLimitRule.objects.create(name="first", path="/", key="ip", limit=5, unit="h")
@@ -156,7 +153,7 @@ def test_a_block_for_all_rules_applies_to_rules_without_an_override_of_their_own
 
 
 def test_a_rule_named_block_is_not_a_block() -> None:
-    """What refuses whatever rule there is, is told by its effect and never by a name."""
+    """A block for all rules is recognized by its effect, and not by the name of a rule."""
     RateLimitRule.objects.create(name="block", path="/free/", key="ip", limit=5, unit="h")
     RateLimitOverride.objects.create(
         network="10.0.0.7", effect="exempt", rule=RateLimitRule.objects.get()
@@ -172,7 +169,9 @@ def test_a_rule_named_block_is_not_a_block() -> None:
 
 @pytest.mark.parametrize("effect", ["exempt", "limit"])
 def test_an_override_of_a_call_site_lifts_no_block_for_all_rules(effect: str) -> None:
-    """The middleware refuses before the view is asked, and the inspector says so."""
+    """The middleware refuses the request before the view is called, and the inspector shows the
+    block.
+    """
     rule = RateLimitRule.objects.create(name="site", key="ip", limit=5, unit="h")
     RateLimitOverride.objects.create(network="10.0.0.0/8", effect="block")
     RateLimitOverride.objects.create(rule=rule, network="10.0.0.7", effect=effect, limit=3)
@@ -184,7 +183,7 @@ def test_an_override_of_a_call_site_lifts_no_block_for_all_rules(effect: str) ->
 
 
 def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
-    """Windows of the calendar have their own period: another limit per minute cannot be theirs."""
+    """A limit per minute does not fit calendar windows, which have a fixed period."""
     for name, fields in (
         ("day", {"unit": "d", "algorithm": "fixed_window", "align": "day"}),
         ("minute", {"unit": "m"}),
@@ -201,7 +200,7 @@ def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
 
 
 def test_explain_names_code_that_it_does_not_examine() -> None:
-    """Throttles that count elsewhere, and a path that leads nowhere."""
+    """The output names throttles that decide themselves, and a path without a URL pattern."""
     text = said("explain", "--path", "/throttled/")
     assert (
         "Not checked: rest_framework.throttling.AnonRateThrottle, a throttle that decides "
@@ -218,7 +217,9 @@ def test_explain_names_code_that_it_does_not_examine() -> None:
 def test_another_limit_with_a_burst_applies_to_every_algorithm(
     algorithm: str, names_rule: bool
 ) -> None:
-    """For all rules, the limit applies to each; the burst, to those that have one."""
+    """An override for all rules applies to every algorithm. Its burst applies to algorithms that
+    have one.
+    """
     rule = RateLimitRule.objects.create(
         name="api", path="/", key="ip", limit=50, unit="h", algorithm=algorithm
     )

@@ -1,5 +1,5 @@
-"""Overrides name one subject each: a user, an address or network, the value of a field, or a
-client's digest.
+"""The subject of an override is a user, an address or network, the value of a field, or a client's
+digest.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def site(settings: Any) -> None:
 
 
 def override(value: str = "", **fields: Any) -> RateLimitOverride:
-    """An override, saved; of a client's digest, for a day."""
+    """Save and return an override. An override by digest lasts for a day."""
     if "client" in fields:
         fields["client_digest"] = digest(fields.pop("client")).decode()
         fields.setdefault("ends", timezone.now() + datetime.timedelta(days=1))
@@ -118,8 +118,9 @@ def logged_in(username: str) -> Client:
 
 
 def test_a_block_by_digest_applies_to_every_limit_that_counts_the_client() -> None:
-    """At call sites, also asynchronous ones, in rules and at throttles; by a function, and by whom
-    a ban would be of. Not where another client is counted, or where nothing counts this one.
+    """It applies at sync and async call sites, to rules and throttles, to keys by functions, and to
+    the identity of a ban. It does not apply to other clients, or without a limit that counts this
+    client.
     """
     RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
     pair = (("ip", ADDRESS), ("post", "username", "ada"))
@@ -148,7 +149,7 @@ def test_a_block_by_digest_applies_to_every_limit_that_counts_the_client() -> No
 
 
 def test_the_digest_of_a_missing_value_identifies_no_client() -> None:
-    """All visitors would be blocked by it. So it is with all who visit a path."""
+    """Such a digest would block all visitors, and so would the digest of a path."""
     RateLimitRule.objects.create(name="rule", path="/rule/", key="all", limit=1000, unit="h")
     RateLimitRule.objects.create(name="path", path="/free/", key="path", limit=1000, unit="h")
     override(client=("path", "/free/"))
@@ -158,7 +159,9 @@ def test_the_digest_of_a_missing_value_identifies_no_client() -> None:
 
 
 def test_an_exemption_by_digest_precedes_a_block_of_the_user_and_the_network() -> None:
-    """It names exactly whom a limit counts. Another limit holds for the rule that it names."""
+    """It names exactly the client that a limit counts. A limit applies to the rule that
+    it names.
+    """
     rule = RateLimitRule.objects.create(
         name="rule", path="/rule/", key="user+ip", limit=1, unit="h"
     )
@@ -178,8 +181,8 @@ def test_an_exemption_by_digest_precedes_a_block_of_the_user_and_the_network() -
 
 
 def test_a_digest_and_the_user_with_that_digest_are_two_subjects() -> None:
-    """What is published about one is not published in the place of the other, one by one or all
-    anew.
+    """Publishing an override for one of them, alone or in a rebuild, does not replace that of the
+    other.
     """
     RateLimitRule.objects.create(name="rule", path="/rule/", key="user", limit=1000, unit="h")
     ada = logged_in("ada")
@@ -195,7 +198,9 @@ def test_a_digest_and_the_user_with_that_digest_are_two_subjects() -> None:
 
 
 def test_a_block_by_digest_ends_when_its_secret_key_is_removed(settings: Any) -> None:
-    """Until then it holds for rules, throttles and functions, though their counts begin afresh."""
+    """Until then it applies to rules, throttles and functions, although their counts
+    start again.
+    """
     RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
     settings.SECRET_KEY = "before"
     for client in (("ip", ADDRESS), "acme", f"throttle_anon_{ADDRESS}"):
@@ -217,8 +222,8 @@ def test_a_block_by_digest_ends_when_its_secret_key_is_removed(settings: Any) ->
 
 
 def test_a_row_with_several_subjects_is_not_saved() -> None:
-    """Whoever saves it: it would hold for more clients than was meant. So it is with one that names
-    none.
+    """It would apply to more clients than intended. An override without a subject is not saved
+    either.
     """
     row = RateLimitOverride.objects.create(network=ADDRESS, effect="block")
     user = User.objects.create(username="ada")
@@ -250,7 +255,7 @@ def test_a_changed_field_does_not_use_the_value_of_the_previous_field() -> None:
 def test_an_unknown_kind_of_subject_is_skipped(
     direct: redis.Redis, prefix: str, caplog: Any
 ) -> None:
-    """A newer version may have published it; the others hold."""
+    """A newer version may have published it. The other overrides apply."""
     key = f"{prefix}{{rules}}"
     override(network=STRANGER)
     snapshot = json.loads(direct.hget(key, "rules")) | {
@@ -264,8 +269,8 @@ def test_an_unknown_kind_of_subject_is_skipped(
 
 
 def test_only_kinds_with_overrides_are_looked_up() -> None:
-    """A process that has just started learns of the block in the call that decides; of others, it
-    learns nothing.
+    """A new process reads the block in the call that decides. For other clients it stores
+    nothing.
     """
     override(client=(("ip", ADDRESS), ("post", "username", "ada")))
     another_process()
@@ -281,14 +286,14 @@ def test_only_kinds_with_overrides_are_looked_up() -> None:
     "name", ["a & post:b", "X, post", "ä\u2028", "exact:x", "a:b", "%", "digest"]
 )
 def test_field_names_may_contain_any_characters(name: str) -> None:
-    """Whatever a request may have as a name."""
+    """The name may be any name of a request parameter."""
     override("v", field=f"get:{name}")
     assert [Client().get("/free/", {name: value}).status_code for value in ("v", "w")] == [429, 200]
 
 
 def test_overrides_by_exact_and_normalized_value_share_one_record() -> None:
-    """Who is blocked letter by letter is blocked by no other spelling; one by one and all anew,
-    both are written, however the database orders them.
+    """A client that is blocked by an exact value is not blocked by another spelling. Both overrides
+    are published, alone and in a rebuild, in any order of the database.
     """
     override("ada", field="exact:header:X-Tenant")
     for other in ("bob", "carl", "dan", "zoe"):
@@ -335,7 +340,7 @@ HEX = digest(("ip", ADDRESS)).decode()
 def test_a_form_accepts_exactly_one_subject(
     fields: dict[str, str], problem: str | None, operator: Client
 ) -> None:
-    """Else it says what is wrong, and saves nothing."""
+    """Otherwise the form shows the error, and saves nothing."""
     own = User.objects.get(username="grace").pk
     answer = operator.post(
         f"{OVERRIDES}add/", {**FORM, **fields, **({"user": own} if "user" in fields else {})}
@@ -347,7 +352,9 @@ def test_a_form_accepts_exactly_one_subject(
 def test_a_form_stores_no_value_and_does_not_overwrite_newer_changes(
     operator: Client,
 ) -> None:
-    """Which another operator did while it was open: also where that was the value alone."""
+    """Another operator changed the override while the form was open, even if only the value was
+    changed.
+    """
     assert (
         operator.post(f"{OVERRIDES}add/", {**FORM, **ADA, "label": "the loud one"}).status_code
         == 302
@@ -376,7 +383,9 @@ ASKED = {"path": "/login/", "method": "POST", "address": ADDRESS, "post": "usern
 
 
 def test_the_inspector_acts_on_the_counted_client_by_its_digest(operator: Client) -> None:
-    """The customer who is locked out at the login is let in with one button, and nobody else."""
+    """The customer who is locked out at the login is exempt after one button, and no other client
+    is.
+    """
     for name in ("ada", "bob"):
         assert [post("/login/", username=name) for _ in range(3)] == [200, 200, 429]
     page = operator.get(INSPECTOR, ASKED)
@@ -439,7 +448,9 @@ def test_the_inspector_acts_on_the_counted_client_by_its_digest(operator: Client
 def test_the_inspector_offers_the_clients_that_limits_count(
     key: str, asked: dict[str, str], whom: str | None, operator: Client
 ) -> None:
-    """Unless it was entered by itself, is several addresses, or all who visit the path."""
+    """A client is not offered if it was entered as such, if the request names several addresses, or
+    if the key counts all visitors of a path.
+    """
     User.objects.create(username="ada")
     RateLimitRule.objects.create(name="rule", path="/rule/", key=key, limit=5, unit="h")
     found = dict(operator.get(INSPECTOR, {"path": "/rule/", **asked}).context["subjects"])
@@ -447,7 +458,9 @@ def test_the_inspector_offers_the_clients_that_limits_count(
 
 
 def test_the_inspector_prevents_operators_from_blocking_themselves(operator: Client) -> None:
-    """By the digest of themselves at their own address; not of a value that they send."""
+    """This holds for the digest of the operator's user and address, but not for a value that the
+    operator enters.
+    """
     RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", limit=5, unit="h")
     asked = {"path": "/rule/", "address": OPERATOR, "user": "grace"}
     page = pressed(operator, asked, action="block", subject="user+ip", duration="3600")
@@ -459,8 +472,8 @@ def test_the_inspector_prevents_operators_from_blocking_themselves(operator: Cli
 
 
 def test_commands_accept_exactly_one_subject() -> None:
-    """`ratelimit block` and `ratelimit unblock`; the second names a block of a larger network that
-    goes on.
+    """`ratelimit block` and `ratelimit unblock` need one subject. The second names a remaining
+    block of a larger network.
     """
     for command in ("block", "unblock"):
         for options in (("--ip", ADDRESS, "--field", "username=ada"), ()):
@@ -484,8 +497,8 @@ def test_commands_accept_exactly_one_subject() -> None:
 
 
 def test_a_check_warns_about_too_many_kinds_of_subjects() -> None:
-    """Not of many overrides: those about networks of one size, and about a field of one name, are
-    one kind.
+    """Many overrides of one kind cause no warning: networks of one size are one kind, and values of
+    one field.
     """
 
     def warned() -> list[str]:

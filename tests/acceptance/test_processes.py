@@ -1,4 +1,4 @@
-"""Real servers of several processes, under load, while rules are edited."""
+"""Real servers with several processes, under load, while rules are edited."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture(params=["wsgi", "asgi"])
 def server(request: Any, prefix: str) -> Iterator[tuple[int, str]]:
-    """A server's port, and its view that tells by which revision it decided."""
+    """Run a server, and yield its port and the view that returns the revision of its decision."""
     port = free_port()
     command = COMMANDS[request.param]
     where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
@@ -94,8 +94,8 @@ def ask(port: int, path: str) -> dict[str, int]:
 def test_no_request_after_a_save_is_decided_by_older_rules(
     server: tuple[int, str], direct: redis.Redis
 ) -> None:
-    """Many edits under load; every answer tells its revision, and the limit is that of the
-    revision. Without edits, a request is one EVALSHA and nothing else.
+    """Rules are edited repeatedly under load, and the limit of every response is that of its
+    revision. Without edits, a request runs one EVALSHA and nothing else.
     """
     port, path = server
     with override_settings(RATELIMIT_TIMEOUT=10):
@@ -159,8 +159,9 @@ def test_no_request_after_a_save_is_decided_by_older_rules(
 
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
 def test_a_block_starts_and_ends_for_all_processes_at_once(server: tuple[int, str]) -> None:
-    """Blocked and unblocked many times under load: who asks after the save is refused, or
-    is not."""
+    """A client is blocked and unblocked repeatedly under load. Requests after the save are refused,
+    or not.
+    """
     port, path = server
     RateLimitRule.objects.create(name="site", path="/", key="ip", limit=10**9)
     other = RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
@@ -215,9 +216,8 @@ def test_a_block_starts_and_ends_for_all_processes_at_once(server: tuple[int, st
 def test_a_publication_is_consistent_if_others_commit_during_it(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change of a rule and its tier is committed, and not published yet, before each of the
-    statements by which another process publishes: the rule and its tier are of the revision that is
-    published.
+    """A change of a rule and its tier is committed before each statement of another process's
+    publication. The published rule and tier belong to the published revision.
     """
     monkeypatch.setattr(
         triggers, "_publish_committed", lambda: None

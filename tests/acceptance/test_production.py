@@ -1,5 +1,5 @@
-"""The settings of the guide to Redis, Sentinel and Cluster: each is loaded as it stands, but for
-the addresses, and asked.
+"""The settings in the guide to Redis, Sentinel and Cluster are loaded unchanged, except for the
+addresses.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ SERVERS = [one, tls, socket, one, sentinel, cluster]
 def test_an_example_works_as_written(
     example: str, servers: Callable[[Path], Any], settings: Any, tmp_path: Path
 ) -> None:
-    """Plain and asynchronous hits are counted where the example says."""
+    """Sync and async hits are counted on the servers of the example."""
     with servers(tmp_path) as addresses:
         for address, real in addresses.items():
             example = example.replace(address, real)

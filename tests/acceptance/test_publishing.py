@@ -1,5 +1,5 @@
-"""The way of rules from the database to Redis, on bad days: real processes, real files, and what
-happens to them.
+"""The publication of rules from the database to Redis under faults, with real processes
+and files.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from tests.worker import Worker, copy, migrated
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that was migrated, and nothing else."""
+    """Return a migrated, empty database."""
     return migrated(tmp_path_factory.mktemp("databases") / "empty.sqlite3")
 
 
 @pytest.fixture(scope="module")
 def of_sites(empty: Path) -> dict[str, Path]:
-    """Databases of three sites: each is of its own after `ratelimit rules new-id`, and nobody's
-    copy.
-    """
+    """Return databases of three sites, with separate ids by `ratelimit rules new-id`."""
     databases = {
         name: copy(empty, empty.with_name(f"{name}.sqlite3"))
         for name in ("site", "first", "second")
@@ -38,7 +36,7 @@ def of_sites(empty: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def started() -> Iterator[Any]:
-    """Starts processes that end with the test."""
+    """Yield a function that starts processes, which end with the test."""
     with ExitStack() as stack:
         yield lambda *args, **settings: stack.enter_context(Worker(*args, **settings))
 
@@ -113,8 +111,8 @@ EDITS = [
 def test_every_edit_is_published_when_reads_use_a_replica(
     empty: Path, tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """Whatever a router says, what is published is what the primary has: the replica here never
-    hears of anything.
+    """The rules of the primary are published, whatever a router returns. The replica in this test
+    never changes.
     """
     copy(empty, tmp_path / "primary.sqlite3")
     with Worker(prefix, {"default": tmp_path / "primary.sqlite3"}) as before:
@@ -133,7 +131,7 @@ def test_every_edit_is_published_when_reads_use_a_replica(
 
 
 def site(tmp_path: Path, of_sites: dict[str, Path], name: str = "site") -> dict[str, Path]:
-    """A site's database, as long as the test goes on."""
+    """Return a copy of a site's database for this test."""
     return {"default": copy(of_sites[name], tmp_path / f"{name}.sqlite3")}
 
 
@@ -143,9 +141,8 @@ MANY = {"site": 1000}
 def test_a_prefix_belongs_to_one_database(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """A second site is never limited by the rules of the first, and does not replace them: its own
-    hold as they were when they were loaded. Log, health and a check say what to change. A command
-    takes the prefix over.
+    """A second site neither uses nor replaces the rules of the first, and reloads its own. The log,
+    the health check and a system check name the remedy, and a command takes the prefix over.
     """
     first, second = site(tmp_path, of_sites, "first"), site(tmp_path, of_sites, "second")
     here, there, too = started(prefix, first), started(prefix, second), started(prefix, second)
@@ -183,7 +180,9 @@ def test_a_prefix_belongs_to_one_database(
 def test_a_site_without_its_database_uses_the_published_rules(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """And by its own as soon as it can, if that turns out to be another's."""
+    """If the published rules belong to another database, it uses its own as soon as its database is
+    available.
+    """
     first, second = site(tmp_path, of_sites, "first"), site(tmp_path, of_sites, "second")
     started(prefix, first)("rule(limit=1000)")
     with Worker(prefix, second) as before:
@@ -201,8 +200,8 @@ def test_a_site_without_its_database_uses_the_published_rules(
 def test_uncommitted_changes_are_never_published(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any, direct: Any
 ) -> None:
-    """Redis is emptied in the middle of a transaction that asks for decisions: what it has changed
-    is seen by nobody, whether it is rolled back then or committed.
+    """Redis is emptied during a transaction that makes decisions. Its changes are not published
+    before the commit, and not at all after a rollback.
     """
     databases = site(tmp_path, of_sites)
     one, other = started(prefix, databases), started(prefix, databases)
@@ -219,7 +218,7 @@ def test_uncommitted_changes_are_never_published(
 def test_no_override_is_lost_if_redis_is_emptied_during_publication(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """Before, between and after the parts in which they are written."""
+    """Redis is emptied before, between and after the parts of the publication."""
     databases = site(tmp_path, of_sites)
     one = started(prefix, databases)
     one("rule(limit=1000) ;; [block(network=f'203.0.113.{number}') for number in range(5)]")
@@ -234,8 +233,8 @@ def test_no_override_is_lost_if_redis_is_emptied_during_publication(
 def test_published_rules_of_a_lost_history_are_replaced(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """A backup is restored, and comes past the number that is published before anything is
-    published again: a block of the history that is lost does not stay with it.
+    """A restored backup reaches the published revision number before it is published. A block of
+    the lost history does not stay in force.
     """
     databases = site(tmp_path, of_sites)
     one, other = started(prefix, databases), started(prefix, databases)
@@ -258,14 +257,14 @@ ADA = "{'key': 'secret'}, {'user': 'ada'}, {'address': '203.0.113.9'}, {'address
 def test_rotating_the_key_lifts_no_block(
     setting: str, of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """Neither while old and new processes serve side by side, whoever edits, nor after that; and a
-    check says which values of fields find nobody when the last key that knew them has gone.
+    """No block is lifted while old and new processes run together, whichever of them edits, or
+    afterwards. A check counts the field values that match no client when the last key for them is
+    removed.
     """
     databases = site(tmp_path, of_sites)
 
     def keys(*keys: str) -> dict[str, Any]:
-        """The settings by which the first of these is the current one, and the others are
-        accepted."""
+        """Return settings with the first key as the current one and the others accepted."""
         if setting == "SECRET_KEY":
             return {"SECRET_KEY": keys[0], "SECRET_KEY_FALLBACKS": list(keys[1:])}
         return {setting: keys[0] if len(keys) == 1 else list(keys)}
@@ -308,7 +307,7 @@ def test_rotating_the_key_lifts_no_block(
 def test_a_block_by_digest_applies_until_its_key_is_removed(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """Whichever of them showed the digest, and whichever edits."""
+    """It applies for digests that the old or the new process shows, and whichever of them edits."""
     databases = site(tmp_path, of_sites)
     old = started(prefix, databases, SECRET_KEY="old")
     shown = "digest(('ip', '%s')).decode()"
@@ -329,7 +328,9 @@ def test_a_block_by_digest_applies_until_its_key_is_removed(
 def test_users_and_networks_are_found_after_a_key_rotation_without_fallbacks(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
-    """They are digested anew when the first process with the new key starts, without an edit."""
+    """Their digests are computed again when the first process with the new key starts, without an
+    edit.
+    """
     databases = site(tmp_path, of_sites)
     with Worker(prefix, databases, SECRET_KEY="old") as old:
         old(

@@ -1,5 +1,4 @@
-"""Recipes of the documentation, run as they are written, against those who want to get around
-them."""
+"""Recipes of the documentation are run as written, against clients that try to avoid them."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def recipe(page: str, name: str) -> dict[str, Any]:
-    """What the code block of a page defines in which that name is; it is run as a
-    reader's module."""
+    """Run the code block of a page that defines the name, and return its definitions."""
     text = (DOCS / page).read_text()
     blocks = re.findall(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", text, re.MULTILINE)
     (block,) = (
@@ -45,7 +43,7 @@ def recipe(page: str, name: str) -> dict[str, Any]:
 
 
 def settings_of(page: str) -> dict[str, Any]:
-    """Run the code block of a page that begins with `# settings.py`."""
+    """Run the code block of a page that begins with `# settings.py`, and return its names."""
     (block,) = re.findall(
         r"^   # settings\.py\n((?:   .*\n|\n)+)", (DOCS / page).read_text(), re.MULTILINE
     )
@@ -63,8 +61,8 @@ def settings_of(page: str) -> dict[str, Any]:
 def test_viewing_a_login_form_locks_no_client_out(
     page: str, view: str, field: str, method: str, settings: Any
 ) -> None:
-    """Sixty look at the form, from one address and from many: nobody is refused, neither they nor
-    who logs in then.
+    """Sixty clients view the form, from one address and from many. No request is refused, and a
+    login afterwards is allowed.
     """
     names = recipe(page, view)
     login = names[view] if view == "login" else names[view].as_view()
@@ -85,8 +83,8 @@ def test_viewing_a_login_form_locks_no_client_out(
 
 
 def test_similar_user_names_allow_no_more_guesses_than_the_address(settings: Any) -> None:
-    """Logging in as ADA clears the failures at ada from that address, as the page says, but no
-    other limit: thirty guesses in all; without `reset_if`, five.
+    """A login as ADA resets the failures for ada from that address, as the page states, but no
+    other limit: thirty guesses are made in all, or five without `reset_if`.
     """
     names = recipe("how-to/count-by-outcome.rst", "login")
 
@@ -136,7 +134,7 @@ ROWS = st.one_of(
 
 
 def test_the_cost_of_rows_is_bounded_whatever_a_client_sends() -> None:
-    """Never free, never more than the bucket holds, never an error."""
+    """The cost is from 1 to the size of the bucket, and no value causes an error."""
     rows = recipe("how-to/api-by-plan.rst", "export")["rows"]
 
     @hypothesis_settings(
@@ -171,8 +169,8 @@ def test_the_cost_of_rows_is_bounded_whatever_a_client_sends() -> None:
 
 
 def test_invalid_row_numbers_use_units_like_valid_ones() -> None:
-    """A bucket of fifty: of seventy who ask for odd rows, fifty or so are served, and none meets an
-    error.
+    """A bucket of fifty serves about fifty of seventy requests with invalid numbers, and none
+    causes an error.
     """
     export = recipe("how-to/api-by-plan.rst", "export")["export"]
     odd = ["-100", "abc", "", "-200", "9" * 40]
@@ -189,8 +187,8 @@ def test_invalid_row_numbers_use_units_like_valid_ones() -> None:
     "cost", [-1, -(10**40), 0.5, 1.0, "1", None, True, MAX_COST + 1, [], float("nan")]
 )
 def test_an_invalid_cost_is_a_developers_error_and_serves_no_request(cost: Any) -> None:
-    """Of a callable, of a throttle and of a view: nothing is served, and the message says what is
-    right.
+    """The cost of a callable or of a throttle view is checked before any request is served, and the
+    message names the valid values.
     """
     from rest_framework.test import APIRequestFactory
     from rest_framework.views import APIView
@@ -220,7 +218,7 @@ def test_an_invalid_cost_is_a_developers_error_and_serves_no_request(cost: Any) 
 
 
 def test_a_host_has_one_count_in_every_spelling() -> None:
-    """Capitals, a port, a dot at the end: one count."""
+    """Capitals, a port and a final dot do not change the count."""
     read_host = recipe("how-to/tenants.rst", "read_host")["read_host"]
     hosts = [
         "site.example",
@@ -238,7 +236,7 @@ def test_a_host_has_one_count_in_every_spelling() -> None:
 
 
 def test_text_from_a_callable_is_case_sensitive() -> None:
-    """As the page on keys says: a callable decides itself what is the same."""
+    """The text is used as it is, as the page on keys states."""
     view = ratelimit(key=lambda group, request: request.GET["k"], rate="1/m")(
         lambda request: HttpResponse("ok")
     )

@@ -1,6 +1,4 @@
-"""What a client was shown with a 429 is opened: what refused, and when; and a request is compared
-with it.
-"""
+"""The reference of a refusal identifies the limit, the time and, by comparison, the client."""
 
 from __future__ import annotations
 
@@ -96,7 +94,7 @@ def site(settings: Any) -> None:
 
 
 def refused(where: str, **meta: Any) -> str:
-    """The reference that the second request is shown."""
+    """Return the reference in the response to the second request."""
     client = Client(**meta)
     client.get(where)
     response = client.get(where)
@@ -130,7 +128,7 @@ def only(opened: OpenedReference) -> tuple[str, str]:
     ],
 )
 def test_a_reference_finds_the_limit_in_the_code(where: str, name: str) -> None:
-    """The one of several limits, by decorators, throttles and `RateLimiter`s."""
+    """It finds the limit that refused among those of decorators, throttles and `RateLimiter`s."""
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     opened = open_reference(refused(where))
     assert only(opened) == (name, "code")
@@ -151,8 +149,7 @@ def test_a_reference_finds_the_limit_in_the_code(where: str, name: str) -> None:
     ],
 )
 def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
-    """Under the name that statistics count by: exactly the client that was refused, and
-    no other."""
+    """Under the name in the statistics, exactly the refused client is found."""
     refused(where, REMOTE_ADDR="203.0.113.1")
     prefix = open_reference(refused(where, REMOTE_ADDR="203.0.113.77")).digest_prefix
     met = explain(build_request(where, address="203.0.113.77")).met
@@ -176,7 +173,7 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
 
 
 def test_a_reference_finds_the_current_rule() -> None:
-    """With what it says now; one that is gone is not known."""
+    """It has the current text of the rule. A deleted rule is unknown."""
     rule = RateLimitRule.objects.create(
         name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
     )
@@ -194,7 +191,7 @@ def test_a_reference_finds_the_current_rule() -> None:
 
 
 def test_a_reference_finds_a_call_site_with_a_changed_rate() -> None:
-    """What stands there now, and that it is not the one."""
+    """It finds the current limits of the call site, and reports that the limit was replaced."""
     earlier = ratelimit("search", "ip", lambda group, request: "1/w")(ok)
     answers = [earlier(RequestFactory().get("/")) for _ in range(2)]
     opened = open_reference(answers[-1][HEADER])
@@ -205,7 +202,7 @@ def test_a_reference_finds_a_call_site_with_a_changed_rate() -> None:
 
 @pytest.mark.parametrize("has_rule", [True, False])
 def test_a_reference_finds_a_block_with_its_override(has_rule: bool) -> None:
-    """Whether a rule is there or not; and that it is gone."""
+    """The override is found with or without a rule. A deleted override is reported."""
     if has_rule:
         RateLimitRule.objects.create(name="all", key="ip", limit=5, period=60, path="/")
     ends = timezone.now() + datetime.timedelta(hours=1)
@@ -223,7 +220,7 @@ def test_a_reference_finds_a_block_with_its_override(has_rule: bool) -> None:
 
 
 def test_an_earlier_secret_still_opens_a_reference(settings: Any) -> None:
-    """As long as the earlier one is a fallback; but no request can be compared with it."""
+    """The earlier secret has to be a fallback. No request can be compared with such a reference."""
     reference = refused("/decorated")
     before, settings.SECRET_KEY = settings.SECRET_KEY, "another"
     with pytest.raises(BadReferenceError):
@@ -237,7 +234,7 @@ def test_an_earlier_secret_still_opens_a_reference(settings: Any) -> None:
 
 
 def test_an_invalid_reference_is_an_error_of_the_command() -> None:
-    """With what is wrong with it."""
+    """The message names the error."""
     for text, problem in (
         ("hello", "a reference has 20 letters"),
         ("X" * 20, "this text is mistyped"),
@@ -247,8 +244,8 @@ def test_an_invalid_reference_is_an_error_of_the_command() -> None:
 
 
 def test_another_process_opens_a_reference(prefix: str, tmp_path: Path) -> None:
-    """One that serves nobody, of the same site; it need not have refused anybody. Another site
-    cannot.
+    """Another process of the site opens it without having refused a request. Another site cannot
+    open it.
     """
     databases = {"default": migrated(tmp_path / "db.sqlite3")}
     view = f"__import__('importlib').import_module('{__name__}')"
@@ -297,7 +294,7 @@ def admin_site(settings: Any) -> None:
 
 @pytest.mark.usefixtures("admin_site")
 def test_the_inspector_opens_a_reference_and_resets_the_client() -> None:
-    """It shows the rule and the second; the described request has the counts, and is reset."""
+    """It shows the rule and the time. The described request has its counts, and can be reset."""
     rule = RateLimitRule.objects.create(
         name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
     )
@@ -319,7 +316,7 @@ def test_the_inspector_opens_a_reference_and_resets_the_client() -> None:
 
 @pytest.mark.usefixtures("admin_site")
 def test_the_inspector_explains_an_invalid_reference() -> None:
-    """Or that what refused is not there any more."""
+    """A removed limit or block is reported as well."""
     client = desk("view_ratelimitoverride")
     assert "A reference has 20 letters and digits, but this text has 5" in page(client, "ABCDE")
     assert "This field is required." in page(client, "")
@@ -339,7 +336,7 @@ def test_the_inspector_explains_an_invalid_reference() -> None:
 @pytest.mark.usefixtures("admin_site")
 @pytest.mark.parametrize("is_block", [True, False])
 def test_the_inspector_compares_the_client_of_a_reference(is_block: bool) -> None:
-    """Of whom one has in mind: who is counted as the refused one was, or met by the same block. No
+    """It compares the described client with the refused one, or with the one that met the block. No
     digest is shown.
     """
     RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")

@@ -1,6 +1,4 @@
-"""A refusal's cost is bounded and small, whatever a client sends: by the processor's time, large
-against small.
-"""
+"""The CPU time of a refusal is bounded and small, for a large request compared with a small one."""
 
 from __future__ import annotations
 
@@ -60,8 +58,8 @@ urlpatterns = [
 
 
 def sends(name: str, piece: str, end: str = "") -> Callable[[int], HttpRequest]:
-    """A header that repeats a piece up to a length; another one each time, as what was read before
-    is remembered.
+    """Return a function that makes requests with a long header, which differs each time because
+    parsed values are cached.
     """
     return lambda size: rf.get(
         "/plain/", **{name: f"{next(serial)}{(piece * (size // len(piece) + 1))[:size]}{end}"}
@@ -163,9 +161,7 @@ CASES: dict[str, tuple[Callable[[int], HttpRequest], dict[str, Any], dict[str, A
 
 
 def spent(answer: Callable[[Any], Any], make: Callable[[int], Any], size: int) -> float:
-    """Seconds of the processor's time that a refusal takes at best; making the request is the
-    server's and Django's.
-    """
+    """Return the minimum CPU time of a refusal, without creating the request."""
     times = []
     for request in [make(size) for _ in range(3)]:
         started = time.thread_time()
@@ -180,8 +176,8 @@ def spent(answer: Callable[[Any], Any], make: Callable[[int], Any], size: int) -
 
 
 def assert_as_cheap(answer: Callable[[Any], Any], make: Callable[[int], Any], *sizes: int) -> None:
-    """A machine may be busy for a while: what is dear by nature is dear each time, and fails after
-    the last.
+    """Compare the costs repeatedly, because the machine may be busy. A cost that is too high fails
+    each time.
     """
     spent(answer, make, FEWEST)
     small = spent(answer, make, FEWEST)
@@ -192,7 +188,9 @@ def assert_as_cheap(answer: Callable[[Any], Any], make: Callable[[int], Any], *s
 
 @pytest.mark.parametrize("case", CASES)
 def test_refusing_a_large_request_costs_no_more_than_a_small_one(case: str, settings: Any) -> None:
-    """Within a wide margin, for whatever part of a request we read, from 4 KB to 800 KB."""
+    """This holds within a wide margin for every part of a request that is read, from 4 KB to 800
+    KB.
+    """
     make, rule, given = CASES[case]
     for name, value in given.items():
         setattr(settings, name, value)
@@ -207,7 +205,7 @@ def test_refusing_a_large_request_costs_no_more_than_a_small_one(case: str, sett
 def test_a_throttle_refuses_large_requests_at_the_same_cost(
     name: str, proxies: int | None, settings: Any
 ) -> None:
-    """Under DRF, which parses `Accept` by itself."""
+    """DRF parses `Accept` itself."""
     settings.REST_FRAMEWORK = {**settings.REST_FRAMEWORK, "NUM_PROXIES": proxies}
     assert_as_cheap(Api.as_view(), sends(name, "1.2.3.4,"), MAX_ENTRIES)
 
@@ -241,8 +239,8 @@ READ = {
 
 
 def test_the_list_of_bounded_values_is_complete() -> None:
-    """Every part of a request that the core looks at is in the list, and is made large; outside of
-    the admin.
+    """Every part of a request that the core reads is in the list with a case that makes it large.
+    The admin is not included.
     """
     found = parts_read(PACKAGE, "admin", "contrib", "testing.py", "pytest_plugin.py", "preview.py")
     assert found - set(READ) == set(), "add a case that makes it large"
@@ -311,8 +309,8 @@ def parts_read(folder: Path, *without: str) -> set[str]:
 
 
 def test_an_oversized_value_is_a_bad_request(settings: Any) -> None:
-    """Where a rule reads it, as Django answers too many parameters; where none does, it is nobody's
-    business.
+    """It is a bad request if a rule reads the value, like too many parameters in Django. Otherwise
+    it has no effect.
     """
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]

@@ -41,7 +41,7 @@ ADDRESS = "203.0.113.9"
 
 
 def tenant(request: HttpRequest) -> str | None:
-    """The first part of the host, as of acme.example.org; or a header."""
+    """Return the first part of the host, as in acme.example.org, or a header."""
     name, dot, _ = request.get_host().partition(".")
     return name if dot else request.headers.get("x-tenant")
 
@@ -51,7 +51,7 @@ def plan_of(request: HttpRequest, user: Any) -> str:
 
 
 def groups_of(request: HttpRequest, user: Any) -> str:
-    """Asks the database, which Django refuses in an event loop."""
+    """Query the database, which Django refuses in an event loop."""
     return ",".join(user.groups.values_list("name", flat=True)) or "none"
 
 
@@ -113,14 +113,16 @@ def rule(**fields: Any) -> RateLimitRule:
 
 
 def test_a_rule_can_count_by_tenant() -> None:
-    """From its save on, and each tenant by itself."""
+    """The rule applies after it was saved, and each tenant has its own count."""
     rule()
     assert [get("acme") for _ in range(3)] == [200, 200, 429]
     assert get("globex") == 200
 
 
 def test_a_key_is_read_again_if_the_view_authenticates_another_user() -> None:
-    """DRF finds the user only in its view, after the middleware has read the plan of a visitor."""
+    """DRF authenticates the user in the view, after the middleware has read the plan of an
+    anonymous user.
+    """
     request = build_request("/ok/")
     plans = [
         compile_key("plan").read("", request, user)
@@ -130,7 +132,7 @@ def test_a_key_is_read_again_if_the_view_authenticates_another_user() -> None:
 
 
 def test_a_view_can_count_by_tenant_and_address(rf: Any) -> None:
-    """Alone and in a combination, plain and async. Without a value, requests share a count."""
+    """The key works alone and in a combination. Requests without a value share a count."""
 
     def view(name: str) -> Any:
         return ratelimit(name, key=("tenant", "ip"), rate="1/h")(ok)
@@ -149,7 +151,9 @@ def test_a_view_can_count_by_tenant_and_address(rf: Any) -> None:
 
 
 def test_a_key_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
-    """To the developer of the view; a rule of the admin is left out, and the request goes on."""
+    """The developer of the view gets the error. A rule of the admin is left out, and the request is
+    served.
+    """
     with pytest.raises(LimitError, match=r"RATELIMIT_KEYS\['broken'\] returned a object"):
         ratelimit("broken", key="broken", rate="1/h")(ok)(rf.get("/"))
     rule(key="broken", limit=0)
@@ -176,7 +180,7 @@ def test_a_key_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> 
 def test_an_invalid_key_setting_is_an_error_of_the_check(
     keys: Any, problem: str, settings: Any
 ) -> None:
-    """It names the setting, and the key."""
+    """The message names the setting and the key."""
     settings.RATELIMIT_KEYS = keys
     with pytest.raises(ImproperlyConfigured, match=problem):
         registered_keys()
@@ -187,7 +191,7 @@ def test_an_invalid_key_setting_is_an_error_of_the_check(
 
 
 def test_the_rule_form_offers_registered_keys(operator: Client) -> None:
-    """With their labels; an unknown key is an error."""
+    """The keys have their labels, and an unknown key is an error."""
     page = operator.get(f"{RULES}add/").content.decode()
     assert '<option value="tenant">Tenant</option>' in page
     assert '<option value="plan">Plan</option>' in page
@@ -205,12 +209,12 @@ def test_the_rule_form_offers_registered_keys(operator: Client) -> None:
 
 
 def test_a_registered_key_needs_no_migration(capsys: pytest.CaptureFixture[str]) -> None:
-    """Fields of models have no choices of keys."""
+    """The model fields have no choices of keys."""
     call_command("makemigrations", check=True, dry_run=True, verbosity=0)
 
 
 def test_rules_with_registered_keys_survive_yaml_export_and_import() -> None:
-    """With their key, and tiers for its values."""
+    """This includes the key and the tiers for its values."""
     row = rule()
     RateLimitTier.objects.create(rule=row, group="plan:pro", limit=5)
     text = export()
@@ -219,7 +223,7 @@ def test_rules_with_registered_keys_survive_yaml_export_and_import() -> None:
 
 
 def test_a_tenant_can_be_blocked_and_exempt_by_overrides() -> None:
-    """Also at rules that count by something else, and where no rule is."""
+    """An override applies to rules with other keys, and without a rule."""
     rule(key="ip", limit=100)
     block = RateLimitOverride(field="tenant", effect="block")
     block.set_value("acme")
@@ -241,7 +245,7 @@ def test_an_override_needs_a_key_and_a_value() -> None:
 @pytest.mark.parametrize(("field", "value"), [("plan", "pro"), ("groups", "gold")])
 @pytest.mark.parametrize("url", ["/ok/", "/aok/"])
 def test_keys_that_use_the_user_work_under_wsgi_and_asgi(field: str, value: str, url: str) -> None:
-    """Rules, tiers and overrides use the signed-in user, and may ask the database, under WSGI and
+    """Rules, tiers and overrides use the signed-in user and may query the database, under WSGI and
     ASGI.
     """
     user = User.objects.create(username="pro")
@@ -270,7 +274,7 @@ def test_keys_that_use_the_user_work_under_wsgi_and_asgi(field: str, value: str,
 
 
 def test_an_override_by_plan_reports_a_missing_middleware(settings: Any, caplog: Any) -> None:
-    """It names the middleware that is missing, and the request goes on."""
+    """The log names the missing middleware, and the request is served."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     block = RateLimitOverride(field="plan", effect="block")
     block.set_value("pro")
@@ -281,7 +285,7 @@ def test_an_override_by_plan_reports_a_missing_middleware(settings: Any, caplog:
 
 
 def test_a_plan_can_be_the_audience_of_a_tier() -> None:
-    """Without a Django group, and beside one."""
+    """A tier by a key needs no Django group, and works beside one."""
     row = rule(key="user_or_ip", limit=1)
     RateLimitTier.objects.create(rule=row, group="plan:pro", limit=3)
     RateLimitTier.objects.create(rule=row, group="gold", limit=4)
@@ -299,7 +303,7 @@ def test_a_plan_can_be_the_audience_of_a_tier() -> None:
 
 
 def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
-    """Nor a middleware that finds one; async as well."""
+    """It needs no middleware for users, and works in async views."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     row = rule(key="ip", path="/aok/", limit=1)
     RateLimitTier.objects.create(rule=row, group="tenant:acme", limit=3)
@@ -337,7 +341,7 @@ def test_tiers_with_keys_are_edited_in_the_form(operator: Client) -> None:
 
 
 def test_the_inspector_accepts_the_value_of_a_key(operator: Client) -> None:
-    """A block holds for it; without a value, the page names the key."""
+    """A block of the value applies. Without a value, the page names the key."""
     rule(limit=1)
     get("acme")
     asked = {"path": "/ok/", "keys": "tenant=acme"}
@@ -356,7 +360,7 @@ def test_the_inspector_accepts_the_value_of_a_key(operator: Client) -> None:
 def test_commands_accept_a_tenant(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`ratelimit explain`, `block` and `forget`."""
+    """The commands are `ratelimit explain`, `block` and `forget`."""
 
     def said(*arguments: str) -> str:
         output = io.StringIO()
@@ -381,7 +385,7 @@ def test_commands_accept_a_tenant(
 
 
 def test_a_tenant_can_be_banned_and_is_shown(operator: Client) -> None:
-    """By its offences, and by an operator who enters the value."""
+    """A tenant is banned by its offences, and the page of bans shows it masked."""
     rule(limit=1, ban_after=2, ban_for="10m")
     assert [get("acme") for _ in range(4)] == [200, 429, 429, 429]
     assert sum(bans_active().values()) == 1
@@ -391,7 +395,7 @@ def test_a_tenant_can_be_banned_and_is_shown(operator: Client) -> None:
 
 
 def test_a_key_masks_its_values(settings: Any) -> None:
-    """Where identities are masked; a value that is missing stays missing."""
+    """The function of the key masks its values, except missing ones."""
     assert shown(("plan", "pro")) == [("plan", "secret")]
     assert shown(("plan", None)) == [("plan", "—")]
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
@@ -401,7 +405,7 @@ def test_a_key_masks_its_values(settings: Any) -> None:
 def test_rules_with_a_removed_key_are_skipped_and_reported(
     caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
-    """Others go on, and the check of the site names nothing else."""
+    """Other rules apply, and the log names the unknown key."""
     rule()
     rule(name="plain", key="ip", limit=1)
     settings.RATELIMIT_KEYS = {}
@@ -410,8 +414,8 @@ def test_rules_with_a_removed_key_are_skipped_and_reported(
 
 
 def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -> None:
-    """By the check with the database, and on the list of rules; a tier of it is left out, and its
-    rule is not.
+    """The check with the database and the list of rules report it. A tier by the removed key is
+    left out, but its rule is not.
     """
     rule()
     RateLimitTier.objects.create(
@@ -440,7 +444,7 @@ def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -
 def test_a_tier_with_an_unknown_key_is_an_error_in_files_and_settings(
     group: str, settings: Any
 ) -> None:
-    """The error shows the form, and the keys of the site."""
+    """The error has the form of a tier by a key, and the keys of the site."""
     declared = {
         "name": "api",
         "path": "/ok/",
@@ -460,7 +464,9 @@ def test_a_tier_with_an_unknown_key_is_an_error_in_files_and_settings(
 def test_the_inspector_takes_a_value_that_a_middleware_would_set(
     settings: Any, operator: Client
 ) -> None:
-    """The explanation names the key whose function fails on a request that is only described."""
+    """Without the value, the explanation names the key whose function fails on the described
+    request.
+    """
     settings.RATELIMIT_KEYS = {"tenant": lambda request: request.tenant}
     rule(limit=1)
     assert "tenant" in explain(build_request("/ok/")).problems[0]
@@ -471,7 +477,7 @@ def test_the_inspector_takes_a_value_that_a_middleware_would_set(
 
 
 def test_an_ended_override_of_a_tenant_is_ignored() -> None:
-    """As of any subject."""
+    """The override has ended, so the tenant is admitted."""
     block = RateLimitOverride(
         field="tenant", effect="block", ends=datetime.datetime.now(datetime.UTC)
     )

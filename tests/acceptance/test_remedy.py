@@ -1,5 +1,5 @@
-"""Staff whom a rule locks out of the admin are told the way out; nobody else is, and it costs a
-flood nothing.
+"""Staff who are refused by a rule in the admin get the command that switches it off. Other clients
+do not, and a flood costs no query.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("accept", ["text/html", "*/*"])
 def test_the_suggested_command_switches_the_rule_off(accept: str, operator: Client) -> None:
-    """On every page of the admin, as it is written there."""
+    """Every page of the admin has the command, which works as it is printed."""
     answer = operator.get(RULES, headers={"accept": accept})
     assert answer.status_code == 429
     text = answer.content.decode().replace("&#x27;", "'").replace("&quot;", '"')
@@ -44,9 +44,7 @@ def test_the_suggested_command_switches_the_rule_off(accept: str, operator: Clie
 def test_clients_other_than_staff_get_no_hint(
     operator: Client, django_assert_num_queries: Any
 ) -> None:
-    """Neither on other pages, nor strangers, nor who is no staff; strangers are not even looked
-    for.
-    """
+    """Other pages and other clients have no hint. Anonymous clients cost no query."""
     stranger, customer = Client(), Client()
     customer.force_login(User.objects.create_user("ada"))
     for client, page in ((operator, "/ok"), (stranger, "/admin/"), (customer, "/admin/")):
@@ -57,7 +55,7 @@ def test_clients_other_than_staff_get_no_hint(
 
 
 def test_under_asgi_the_hint_names_a_rule_of_the_settings(operator: Client, settings: Any) -> None:
-    """There is no command for that one."""
+    """No command can switch off a rule of the settings."""
     client = AsyncClient()
     client.cookies = operator.cookies
 

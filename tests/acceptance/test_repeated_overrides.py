@@ -1,4 +1,4 @@
-"""The same override is added once, however often it is sent, and one that is ended has ended."""
+"""An override that is submitted repeatedly is added once, and ending it ends every equal one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORM = {"effect": "block", "period": 1, "unit": "m", "network": ADDRESS, "durati
 
 
 def test_a_form_sent_twice_adds_one_override(operator: Client) -> None:
-    """The page says so, and nothing else is said to be added."""
+    """The page reports that the override is already present, and no addition."""
     assert (
         "was added successfully"
         in operator.post(f"{OVERRIDES}add/", FORM, follow=True).content.decode()
@@ -63,7 +63,7 @@ def test_a_form_sent_twice_adds_one_override(operator: Client) -> None:
     ],
 )
 def test_different_overrides_are_added(fields: dict[str, str], operator: Client) -> None:
-    """In whom it is about, in what it does, or in how long."""
+    """They differ in their subject, their effect or their duration."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     operator.post(f"{OVERRIDES}add/", FORM)
     operator.post(
@@ -73,7 +73,7 @@ def test_different_overrides_are_added(fields: dict[str, str], operator: Client)
 
 
 def test_overrides_with_different_numbers_are_different(operator: Client) -> None:
-    """Another limit is another override; one that has ended is none any more."""
+    """Another limit is another override. One that has ended does not count as present."""
     limit = {**FORM, "effect": "limit", "limit": 5}
     for number, fields in (
         (1, limit),
@@ -89,7 +89,7 @@ def test_overrides_with_different_numbers_are_different(operator: Client) -> Non
 
 
 def test_concurrent_equal_requests_add_one_override() -> None:
-    """Each is told of the one that is there."""
+    """Each request gets the same override."""
 
     def block(_number: int) -> Any:
         try:
@@ -103,7 +103,7 @@ def test_concurrent_equal_requests_add_one_override() -> None:
 
 
 def test_a_repeated_button_or_command_adds_one_override(operator: Client) -> None:
-    """Each says that it is there."""
+    """The page and the command report that the override is already present."""
     asked = {"path": "/ok", "address": ADDRESS}
     for action in ("exempt", "block"):
         for page in [
@@ -121,8 +121,8 @@ def test_a_repeated_button_or_command_adds_one_override(operator: Client) -> Non
 
 
 def test_an_override_ended_in_the_inspector_refuses_no_more(operator: Client) -> None:
-    """Also where there are two blocks of an address, as for another time; what is by a rule, or
-    another's, stays.
+    """If there are two blocks of the address, both end. Blocks by a rule or of another address
+    stay.
     """
     rule = RateLimitRule.objects.create(name="other", path="/other", key="ip", limit=100, unit="h")
     later = timezone.now() + datetime.timedelta(hours=1)

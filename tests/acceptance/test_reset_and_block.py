@@ -1,6 +1,4 @@
-"""`ratelimit reset`, `ratelimit block` and `ratelimit unblock`: what a terminal does, the next
-request obeys.
-"""
+"""`ratelimit reset`, `ratelimit block` and `ratelimit unblock` apply to the next request."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ def status(path: str = "/ok/", address: str = ADDRESS, **meta: Any) -> int:
     "name", ["both", "throttled", "form", "json", "header", "cookie", "query", "data", "host"]
 )
 def test_a_reset_lets_the_next_request_pass(name: str) -> None:
-    """Described by options, several of each; first `explain` says that it would be refused."""
+    """The request is described by options. `explain` first reports that it would be refused."""
     case = VIEWS.get(name) or explained.Case(
         None, 1, "host/", sends={"headers": {"host": "one.example"}}
     )
@@ -78,7 +76,7 @@ def test_a_reset_lets_the_next_request_pass(name: str) -> None:
 
 
 def test_a_reset_without_effect_is_reported() -> None:
-    """And what would find more: another method."""
+    """The output names other methods that have more limits."""
     text = said("reset", "--path", "/posted/", "--method", "POST", "--ip", ADDRESS)
     assert "Nothing was reset: this request has no count under tests.acceptance" in text
     text = said("reset", "--path", "/posted/")
@@ -88,8 +86,8 @@ def test_a_reset_without_effect_is_reported() -> None:
 
 
 def test_one_of_several_limits_can_be_reset() -> None:
-    """By its name; one that such a request does not meet is an error with the names of those that
-    it meets.
+    """The limit is named. A name of another limit is an error with the names of those
+    that apply.
     """
     assert [status("/both/") for _ in range(3)] == [200, 200, 429]
     names = [f"{explained.__name__}.OnBoth.get:*:ip:{rate}" for rate in ("2/h", "5/h")]
@@ -105,7 +103,7 @@ def test_one_of_several_limits_can_be_reset() -> None:
 
 
 def test_block_and_unblock_commands_work_for_every_subject() -> None:
-    """An address, a network, a user, or whoever sends a value; an hour, as long as is said, or for
+    """The subject is an address, a network, a user or a value, for an hour, for a given time or for
     good.
     """
     User.objects.create(username="ada")
@@ -136,7 +134,7 @@ def test_block_and_unblock_commands_work_for_every_subject() -> None:
 
 
 def test_a_block_under_an_earlier_secret_is_unblocked(settings: Any) -> None:
-    """Whoever it is about."""
+    """This holds for every kind of subject."""
     settings.RATELIMIT_KEY_SECRET = "old"
     User.objects.create(username="ada")
     asked = (
@@ -156,7 +154,7 @@ def test_a_block_under_an_earlier_secret_is_unblocked(settings: Any) -> None:
 
 
 def test_a_block_of_a_large_network_has_to_be_confirmed(settings: Any) -> None:
-    """And that of a proxy, which everybody comes through."""
+    """This includes a block of a proxy, which all clients come through."""
     settings.RATELIMIT_TRUSTED_PROXIES = ["192.0.2.0/24"]
     for network, problem in (
         ("0.0.0.0/0", "large part of the whole internet"),
@@ -172,7 +170,7 @@ def test_a_block_of_a_large_network_has_to_be_confirmed(settings: Any) -> None:
 
 
 def test_a_block_for_one_rule_refuses_only_its_requests() -> None:
-    """And nowhere else."""
+    """Other paths are not affected."""
     RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=100, unit="h")
     assert "is blocked by the rule site until" in said("block", "--ip", ADDRESS, "--rule", "site")
     assert (status("/ok/"), status("/plain/")) == (429, 200)
@@ -181,7 +179,9 @@ def test_a_block_for_one_rule_refuses_only_its_requests() -> None:
 
 
 def test_unblock_lists_the_blocks_that_it_did_not_end() -> None:
-    """Where no block is about them; and the blocked networks that an address is in."""
+    """It reports that there is no block of the subject, and the blocked networks that contain the
+    address.
+    """
     said("block", "--ip", "203.0.112.0/20")
     text = said("unblock", "--ip", ADDRESS)
     assert f"Nothing was ended: there is no block for {ADDRESS}." in text
@@ -210,7 +210,7 @@ def test_unblock_lists_the_blocks_that_it_did_not_end() -> None:
     ],
 )
 def test_errors_of_block_and_reset_are_explained(arguments: tuple[str, ...], problem: str) -> None:
-    """With what would be right, and nothing is done."""
+    """The error names valid values, and nothing is changed."""
     with pytest.raises(CommandError, match=problem):
         said(*arguments)
     assert not RateLimitOverride.objects.exists()

@@ -1,6 +1,4 @@
-"""A process that counts by itself, with more identities than it has room for: through the front
-door.
-"""
+"""Counting in the process with more identities than its memory holds, through the public API."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from tests.parts import set_part
 
 @pytest.fixture(autouse=True)
 def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is the only one, has counted nothing, and has little room, so that few
-    identities fill it.
-    """
+    """Make this process the only one, without counts and with memory for few identities."""
     monkeypatch.setattr(heartbeat, "count", 1)
     set_part(monkeypatch, ProcessShare(0, 1))
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", 1_000)
@@ -42,7 +38,7 @@ def test_an_active_identity_is_never_evicted() -> None:
 def test_in_an_outage_a_full_memory_evicts_the_oldest_count(
     settings: Any,
 ) -> None:
-    """Not one hit earlier."""
+    """The count is kept until another identity needs its place."""
     settings.CACHES = {
         "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
     }

@@ -1,5 +1,5 @@
-"""Rules meet what Django's URL resolver meets: in every language, by whatever URLconf, however a
-path is written.
+"""Rules match the paths that Django's URL resolver matches: in every language, with any URLconf and
+in any spelling.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def health(request: HttpRequest) -> HttpResponse:
 
 
 class Refusing:
-    """A converter that says 404 in its own words."""
+    """A converter that raises `Http404`."""
 
     regex = "[0-9]+"
 
@@ -61,13 +61,13 @@ urlpatterns = [*plain, *i18n_patterns(account, monday)]
 
 
 class Unprefixed:
-    """The default language has no prefix."""
+    """URL patterns without a prefix for the default language."""
 
     urlpatterns = [*plain, *i18n_patterns(account, monday, prefix_default_language=False)]  # noqa: RUF012
 
 
 class Elsewhere:
-    """Another site, that a later middleware chooses: the same paths, other views."""
+    """Another URLconf that a later middleware selects, with the same paths and other views."""
 
     urlpatterns = [  # noqa: RUF012
         path("plain/", ok, name="account"),
@@ -110,7 +110,9 @@ def site(settings: Any) -> Any:
 def asked(
     paths: list[str], kind: str, before: list[str | None] | None = None, **headers: str
 ) -> list[int]:
-    """The statuses, each asked for by a thread or loop that served another language before."""
+    """Return the statuses of requests, each after the thread or event loop has served another
+    language.
+    """
 
     def sync() -> list[int]:
         client, found = Client(), []
@@ -140,8 +142,8 @@ def asked(
 def test_alternating_languages_share_a_limit(
     conf: Any, middleware: list[str], kind: str, settings: Any
 ) -> None:
-    """By one count, wherever the middleware stands, and whichever language the thread served
-    before.
+    """They share a count wherever the middleware stands, and whatever language the thread has
+    served before.
     """
     settings.ROOT_URLCONF, settings.MIDDLEWARE = conf, middleware
     settings.RATELIMIT_RULES = [{"name": "account", "route": "account", "key": "ip", "rate": "6/h"}]
@@ -166,7 +168,7 @@ def test_alternating_languages_share_a_limit(
 def test_every_request_that_reaches_the_view_counts_in_any_order_of_languages(
     data: list[tuple[str, str]], unprefixed: bool, accept: str
 ) -> None:
-    """As many as the limit says reach the view, and the rest of those that would are refused."""
+    """The number of requests that reach the view is the limit, and later ones are refused."""
     rules = [{"name": f"account{new_number()}", "route": "account", "key": "ip", "rate": "2/h"}]
     with override_settings(ROOT_URLCONF=Unprefixed if unprefixed else __name__, RATELIMIT_RULES=()):
         paths = [f"{prefix}account/" for prefix, _ in data]
@@ -184,14 +186,13 @@ _numbers = iter(range(10**9))
 
 
 def new_number() -> int:
-    """A name of its own for each example."""
+    """Return a unique name for each example."""
     return next(_numbers)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_urlconf_that_is_chosen_later_decides_the_rules(kind: str, settings: Any) -> None:
-    """Rules by route, keys by route and argument, and exemptions go by the view that
-    Django finds."""
+    """Rules by route, keys by route and argument, and exemptions use the view that Django finds."""
     settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.elsewhere"]
     settings.RATELIMIT_RULES = [
         {"name": "account", "route": "account", "key": "ip", "rate": "1/h"},
@@ -211,8 +212,8 @@ def test_a_urlconf_that_is_chosen_later_decides_the_rules(kind: str, settings: A
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_early_resolution_does_not_set_resolver_match(kind: str, settings: Any) -> None:
-    """`request.resolver_match` is Django's: between the middleware and the view there is none, nor
-    on a 404.
+    """Between the middleware and the view, and for a 404, `request.resolver_match` is unset, as in
+    Django.
     """
     settings.MIDDLEWARE = [MIDDLEWARE, f"{__name__}.looking"]
     settings.RATELIMIT_RULES = [
@@ -225,8 +226,8 @@ def test_early_resolution_does_not_set_resolver_match(kind: str, settings: Any) 
 def test_a_correctly_predicted_view_is_decided_once(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Together with the rules by path, in one call: only what was not foreseen is decided just
-    before the view.
+    """It is decided together with the rules by path, in one call. Only a wrong prediction leads to
+    a second call.
     """
     from django_ratelimit_lua import middleware
 
@@ -244,7 +245,7 @@ def test_a_correctly_predicted_view_is_decided_once(
 
 
 def test_a_converter_that_raises_404_is_a_404(settings: Any) -> None:
-    """As Django takes it; rules by path count it."""
+    """Rules by path count such a request."""
     settings.RATELIMIT_RULES = [
         {"name": "x", "route": "plain", "key": "ip", "rate": "9/h"},
         {"name": "y", "path": "/none/", "key": "ip", "rate": "2/h"},
@@ -257,7 +258,7 @@ def passed(request: HttpRequest, **kwargs: Any) -> HttpResponse:
 
 
 class Paths:
-    """One view, by patterns of every kind."""
+    """URL patterns of every kind for one view."""
 
     urlpatterns = [  # noqa: RUF012
         path("api/", include([path("", passed, name="v"), path("<str:a>/", passed, name="v")])),
@@ -310,8 +311,8 @@ PIECES = [
 def test_every_path_that_django_resolves_to_the_view_matches_its_rules(
     pieces: list[str], script: str, quoted: bool
 ) -> None:
-    """However the path is written and whatever script it is said to be below: by route, by prefix
-    and by glob.
+    """Rules by route, prefix and pattern match, however the path is written and whatever its
+    `SCRIPT_NAME` is.
     """
     tail = "".join(pieces)
     raw = "/api" + (quote(tail) if quoted else tail)
@@ -344,7 +345,7 @@ def test_every_path_that_django_resolves_to_the_view_matches_its_rules(
 
 
 def test_the_key_path_is_the_resolved_path(settings: Any) -> None:
-    """Whatever script a request is said to be below, it is one count."""
+    """The `SCRIPT_NAME` of a request does not change its count."""
     settings.ROOT_URLCONF = Paths
     settings.RATELIMIT_RULES = [{"name": "x", "path": "/", "key": "path", "rate": "3/h"}]
     middleware = RateLimitMiddleware(passed)

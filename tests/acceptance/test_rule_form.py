@@ -1,5 +1,5 @@
-"""The form of a rule: whatever is typed has an answer, and what would refuse everybody is asked
-about.
+"""The form of a rule reports every invalid value, and asks for a confirmation of rules that would
+refuse all requests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ site = test_admin.site
 def test_an_invalid_limit_is_an_error_of_its_field(
     name: str, fields: dict[str, Any], field: str, operator: Client
 ) -> None:
-    """Also in the place of a call site, where it would be compared with what the code says."""
+    """This holds for a rule that replaces a call site, whose limits are compared as well."""
     answer = operator.post(
         f"{RULES}add/", given(**{"name": name, "path": "/ok", "key": "ip", "limit": 5, **fields})
     )
@@ -73,14 +73,14 @@ def test_an_invalid_limit_is_an_error_of_its_field(
     ],
 )
 def test_an_invalid_further_limit_is_explained(text: str, problem: str, operator: Client) -> None:
-    """For each reason there is."""
+    """Each kind of error has its message."""
     answer = operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=5, more_rates=text))
     (found,) = answer.context["adminform"].form.errors["more_rates"]
     assert found.startswith(problem)
 
 
 def test_a_tier_deleted_by_another_user_is_reported(operator: Client) -> None:
-    """And not that its hidden id is no valid choice."""
+    """The form names the tier instead of reporting an invalid hidden id."""
     Group.objects.create(name="pro")
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5)
     tier = rule.tiers.create(group="pro", limit=50)
@@ -98,7 +98,7 @@ def test_a_tier_deleted_by_another_user_is_reported(operator: Client) -> None:
 
 
 def test_the_browser_gets_the_bounds_of_the_limit(operator: Client) -> None:
-    """And not which numbers the database can store."""
+    """The bounds are those of limits, and not those of the database field."""
     widget = operator.get(f"{RULES}add/").context["adminform"].form.fields["limit"].widget
     assert (widget.attrs["min"], widget.attrs["max"]) == (0, 10**12)
 
@@ -198,7 +198,7 @@ def test_the_browser_gets_the_bounds_of_the_limit(operator: Client) -> None:
 def test_errors_name_their_field(
     fields: dict[str, Any], field: str, problem: str, operator: Client
 ) -> None:
-    """With the labels of the form; a duration says how long it may be."""
+    """The message has the labels of the form and the bounds of the value."""
     answer = operator.post(
         f"{RULES}add/", given(**{"path": "/ok", "key": "ip", "limit": 2, **fields})
     )
@@ -209,7 +209,7 @@ def test_errors_name_their_field(
 
 
 def test_all_errors_are_reported_together(operator: Client) -> None:
-    """Each at its field, and in the language of the operator."""
+    """Each error is at its field, in the language of the operator."""
     form = given(path="ok", key="id", limit=2, burst=5)
     answer = operator.post(f"{RULES}add/", form)
     assert sorted(answer.context["adminform"].form.errors) == ["burst", "key", "path"]
@@ -229,7 +229,7 @@ def test_all_errors_are_reported_together(operator: Client) -> None:
 def test_a_rule_that_refuses_every_request_has_to_be_confirmed(
     fields: dict[str, Any], status: int, operator: Client, client: Client
 ) -> None:
-    """What need not be confirmed lets a request in."""
+    """A rule that needs no confirmation admits a request."""
     form = given(**{"path": "/ok", "key": "ip", "limit": 2, **fields})
     assert operator.post(f"{RULES}add/", form).status_code == status
     if status == 302:
@@ -240,7 +240,9 @@ def test_a_rule_that_refuses_every_request_has_to_be_confirmed(
 
 
 def test_only_the_warnings_that_were_shown_are_confirmed(operator: Client) -> None:
-    """A box that was ticked before anything was shown, or for other warnings, confirms nothing."""
+    """A confirmation without the version of the warnings, or for other warnings, is not
+    accepted.
+    """
     add, form = f"{RULES}add/", given(key="ip", limit=0, path="/zzz/")
     answer = operator.post(add, {**form, "confirm": "on"})
     assert "A limit of 0, or one below the cost, refuses every request" in errors(answer)
@@ -264,7 +266,7 @@ FOLDED = {
 
 
 def folded(answer: Any) -> set[str]:
-    """The titles of the sections that are folded."""
+    """Return the titles of the collapsed sections."""
     return {str(each.name) for each in answer.context["adminform"] if each.is_collapsible}
 
 
@@ -274,8 +276,8 @@ def tiers_are_folded(answer: Any) -> bool:
 
 
 def test_the_form_begins_with_name_limit_key_and_place(operator: Client) -> None:
-    """Everything else is folded, and nothing is there that is not asked for: no confirmation, and
-    no field of an annex that is not installed.
+    """All other sections are collapsed. There is no confirmation, and no field of an optional app
+    that is not installed.
     """
     answer = operator.get(f"{RULES}add/")
     sections = list(answer.context["adminform"])
@@ -315,7 +317,9 @@ def test_the_form_begins_with_name_limit_key_and_place(operator: Client) -> None
 def test_a_section_with_a_value_is_open(
     fields: dict[str, Any], opened: set[str], operator: Client
 ) -> None:
-    """In the form of a rule, of its copy, and for users who may only view it."""
+    """This holds for the form of a rule, the form of its copy, and the page for users who may only
+    view it.
+    """
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, **fields)
     looks = test_admin.staff("view_ratelimitrule", name="looks")
     pages = (
@@ -327,7 +331,7 @@ def test_a_section_with_a_value_is_open(
 
 
 def test_a_section_with_an_error_is_open(operator: Client) -> None:
-    """So are values that were entered and not saved, and tiers."""
+    """Sections with unsaved values and with tiers are open as well."""
     form = given(path="/ok", key="ip", limit=2, ban_after=5, description="typed", algorithm="x")
     answer = operator.post(f"{RULES}add/", form)
     assert folded(answer) == {"Methods, audience and call site", "Advanced"}
@@ -337,7 +341,7 @@ def test_a_section_with_an_error_is_open(operator: Client) -> None:
 
 
 def test_a_confirmation_is_shown_below_the_warning_that_asks_for_it(operator: Client) -> None:
-    """In the forms of rules and of overrides."""
+    """This holds for the forms of rules and of overrides."""
     overrides = RULES.replace("ratelimitrule", "ratelimitoverride")
     forms = {
         f"{RULES}add/": given(path="/zzz", key="ip", limit=0),
@@ -352,7 +356,7 @@ def test_a_confirmation_is_shown_below_the_warning_that_asks_for_it(operator: Cl
 
 
 def test_a_rate_can_be_entered_in_the_notation_of_summaries(operator: Client) -> None:
-    """It is stored as rules write it."""
+    """The rate is stored in the notation of rules."""
     form = given(path="/ok", key="ip", limit=2, more_rates="20 per day\n5 per 15 minutes")
     assert operator.post(f"{RULES}add/", form).status_code == 302
     rule = RateLimitRule.objects.get()
@@ -361,7 +365,9 @@ def test_a_rate_can_be_entered_in_the_notation_of_summaries(operator: Client) ->
 
 
 def test_a_rule_named_after_a_call_site_offers_its_limit(operator: Client) -> None:
-    """Until a rule has the name; a rule of the settings can only be replaced."""
+    """The limit is offered until a rule has the name. Users who may only view rules get
+    no offer.
+    """
     url = f"{RULES}call-site/"
     page = operator.get(url, {"name": "search"}).content.decode()
     assert "Replaces the limits in the code:" in page

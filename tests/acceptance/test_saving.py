@@ -1,6 +1,4 @@
-"""What is saved is live, whatever other apps do then; and what was broken by hand can be switched
-off.
-"""
+"""A saved change is published whatever other apps do, and an invalid row can be switched off."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ def site(settings: Any) -> None:
 
 
 def test_a_change_is_published_whatever_other_on_commit_callbacks_do() -> None:
-    """Django runs no callback after one that fails; whoever's fails, ours has run, and never before
-    the commit.
+    """Django runs no callback after one that raises. The change is published nevertheless, and
+    never before the commit.
     """
     saved = rule(limit=100)
     assert get() == [200]
@@ -69,7 +67,9 @@ def test_a_change_is_published_whatever_other_on_commit_callbacks_do() -> None:
 def test_an_invalid_row_can_be_switched_off(
     column: str, value: str, admin_client: Client, settings: Any
 ) -> None:
-    """In the list of the admin and by the command, whatever is in the other fields."""
+    """It can be switched off in the list of the admin and by the command, whatever the other fields
+    contain.
+    """
     for switch in ("admin", "command"):
         saved = rule(switch)
         with connection.cursor() as cursor:

@@ -1,4 +1,4 @@
-"""Sentinel: decisions go to the master, whoever that is at the moment."""
+"""Redis Sentinel: decisions are made by the current master."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.clusters import SERVICE, Watched, client
 
 @pytest.fixture
 def watched(settings: Any) -> Iterator[Watched]:
-    """A master, two replicas and three sentinels on loopback."""
+    """Run a master, two replicas and three sentinels."""
     with clusters.watched() as found:
         settings.RATELIMIT_TIMEOUT = 2
         settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
@@ -26,8 +26,8 @@ def watched(settings: Any) -> Iterator[Watched]:
 
 
 def test_decisions_follow_the_master(watched: Watched) -> None:
-    """One sentinel that is not there costs nothing; the master is asked; when it dies, the next one
-    is, and no request is a failure for longer than the failover takes.
+    """A sentinel that is down has no effect. When the master fails, the next one decides, and calls
+    fail no longer than the failover takes.
     """
     limiter = RateLimiter("x", "1000000/h")
 
@@ -55,8 +55,8 @@ def test_decisions_follow_the_master(watched: Watched) -> None:
 
 
 def test_a_ban_survives_a_failover(watched: Watched) -> None:
-    """While there is no master by what this process knows, and afterwards by what the new one has
-    heard, to the same moment; who was let in meanwhile is let in still, and a ban is lifted there.
+    """The ban has the same end while there is no master, and on the next one, where it can also be
+    lifted.
     """
     limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=1, ban_for="1h")
     until = [limiter.hit("ada").banned_until for _ in range(3)][-1]
@@ -84,7 +84,7 @@ def test_a_ban_survives_a_failover(watched: Watched) -> None:
 
 
 def test_a_demoted_master_decides_nothing(watched: Watched) -> None:
-    """Neither what it would only have to read, nor what it may not write."""
+    """It decides neither a peek nor a hit."""
     limiter = RateLimiter("x", "1/h")
     limiter.hit("x")
     port = watched.master().port

@@ -1,6 +1,4 @@
-"""`key="session"`: only a session that its store knows, and that the client has brought, has a
-count of its own.
-"""
+"""`key="session"`: only a session that is stored and that the client has sent has its own count."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def visits(request: HttpRequest) -> HttpResponse:
-    """Writes its session, as a page does that greets those who come again."""
+    """Write to the session, as a page that counts visits does."""
     request.session["visits"] = request.session.get("visits", 0) + 1
     return HttpResponse("ok")
 
@@ -80,7 +78,7 @@ def backend(request: Any, settings: Any) -> str:
 
 
 def get(url: str, cookie: str | None = None, address: str = "192.0.2.1") -> Any:
-    """One request, in the way of its view."""
+    """Send a request to a sync or an async view."""
     is_async, headers = "/a" in url, {"x-forwarded-for": address}
 
     async def ask() -> Any:
@@ -98,7 +96,7 @@ def get(url: str, cookie: str | None = None, address: str = "192.0.2.1") -> Any:
 
 
 def started() -> str:
-    """The cookie of a session that the site has begun."""
+    """Return the cookie of a session that the site has created."""
     return str(get("/start").cookies["sessionid"].value)
 
 
@@ -114,8 +112,8 @@ URLS = ["/plain", "/aplain", "/ruled/ok", "/ruled/aok"]
 def test_a_made_up_session_cookie_creates_no_count(
     url: str, order: list[str], backend: str, settings: Any
 ) -> None:
-    """All of one address share one, with any cookie and without; no session is made of it; others
-    are apart.
+    """All requests of an address share its count, with any cookie and without one. No session is
+    created. Another address has its own count.
     """
     settings.MIDDLEWARE = order
     cookies = [made_up(), None, made_up(), "", "x", "a:b:c", made_up() + "\u00e4"]
@@ -132,8 +130,8 @@ def test_a_made_up_session_cookie_creates_no_count(
 def test_an_existing_session_has_its_own_count(
     url: str, order: list[str], backend: str, settings: Any
 ) -> None:
-    """Wherever it comes from. Where sessions are kept in cookies, whose keys do not last, the
-    address counts.
+    """The count does not depend on the address. The address is counted if sessions are stored in
+    cookies, which have no lasting key.
     """
     settings.MIDDLEWARE = order
     one, other = started(), started()
@@ -145,7 +143,7 @@ def test_an_existing_session_has_its_own_count(
 
 @pytest.mark.parametrize("url", ["/visits", "/avisits"])
 def test_a_client_with_a_new_session_per_request_is_limited(url: str, backend: str) -> None:
-    """One who keeps the cookies, and one who drops them or brings back the oldest."""
+    """This holds for a client that keeps the cookies, and for one that drops them."""
     newest: Any = None
     codes = []
     for _ in range(6):
@@ -158,8 +156,9 @@ def test_a_client_with_a_new_session_per_request_is_limited(url: str, backend: s
 
 
 def test_a_flushed_session_does_not_identify_a_client(backend: str, rf: RequestFactory) -> None:
-    """Nor is one that is empty, or that an earlier middleware has begun for whoever comes
-    without."""
+    """An empty session, and one that an earlier middleware has created, do not identify a client
+    either.
+    """
     from importlib import import_module
 
     from django.conf import settings
@@ -194,7 +193,7 @@ def test_a_flushed_session_does_not_identify_a_client(backend: str, rf: RequestF
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30)
 )
 def test_any_cookie_is_read_without_an_exception(cookie: str, backend: str) -> None:
-    """Whatever it holds: the address counts."""
+    """For an invalid cookie, the address is counted."""
     from importlib import import_module
 
     from django.conf import settings
@@ -207,7 +206,7 @@ def test_any_cookie_is_read_without_an_exception(cookie: str, backend: str) -> N
 
 
 def test_without_sessions_the_address_is_counted(settings: Any, rf: RequestFactory) -> None:
-    """No request fails, and the check says what is missing, for rules and for views."""
+    """No request fails. The check names the missing middleware for rules and for views."""
     settings.MIDDLEWARE = [OURS]
     assert [get("/ruled/ok", made_up()).status_code for _ in range(3)] == [200, 200, 429]
     assert [get("/aplain", made_up()).status_code for _ in range(3)] == [200, 200, 429]
@@ -222,7 +221,7 @@ def test_without_sessions_the_address_is_counted(settings: Any, rf: RequestFacto
 
 
 def test_the_session_is_loaded_once(settings: Any, django_assert_num_queries: Any) -> None:
-    """The one time that the view would load it anyway; and not at all for who brings no cookie."""
+    """It is loaded once, as the view would load it, and not at all without a cookie."""
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.db"
     cookie = started()
     with django_assert_num_queries(1):
@@ -232,6 +231,6 @@ def test_the_session_is_loaded_once(settings: Any, django_assert_num_queries: An
 
 
 def test_a_rule_by_session_is_explained_by_the_address(settings: Any, capsys: Any) -> None:
-    """A request that is only imagined has no session: it is explained as one of its address."""
+    """A described request has no session, so its address is used."""
     call_command("ratelimit", "rules", "explain", "--path", "/ruled/ok", "--ip", "192.0.2.1")
     assert "ruled (settings)" in capsys.readouterr().out

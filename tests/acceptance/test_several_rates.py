@@ -1,6 +1,4 @@
-"""A rule holds several rates, as a call site does; and what it takes the place of is not lost
-unasked.
-"""
+"""A rule with several rates, and the confirmation if it would lose a limit in code."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def asked(times: int = 1, where: str = "/finds", **extra: Any) -> list[int]:
 
 
 def test_all_rates_of_a_rule_replace_those_of_a_call_site(operator: Client) -> None:
-    """The one that is full refuses, whichever it is."""
+    """A request is refused if any of the rates is used up."""
     operator.post(f"{RULES}add/", given(name="finds", limit=100, unit="s", more_rates="500/h\n3/d"))
     rule = RateLimitRule.objects.get()
     assert rule.rate == ["100/s", "500/h", "3/d"]
@@ -68,14 +66,14 @@ def test_all_rates_of_a_rule_replace_those_of_a_call_site(operator: Client) -> N
 
 
 def test_a_rule_with_several_rates_replaces_a_limiter() -> None:
-    """All of them."""
+    """All rates of the rule apply to the limiter."""
     RateLimitRule.objects.create(name="several.post", limit=5, unit="m", more_rates=["2/d"])
     assert [post.hit("ada").allowed for _ in range(3)] == [True, True, False]
 
 
 def test_a_rule_continues_the_counts_of_a_limiters_rates() -> None:
-    """So who lowers one of them in the admin gives nobody a fresh start; nor does who changes a
-    number in the code.
+    """So lowering one of the rates in the admin, or changing a number in the code, does not start
+    the counts again.
     """
     limiter = RateLimiter("several.mail", ["10/m", "12/h"])
     assert [limiter.hit("ada").remaining for _ in range(5)] == [9, 8, 7, 6, 5]
@@ -92,8 +90,8 @@ def test_a_rule_continues_the_counts_of_a_limiters_rates() -> None:
 
 
 def test_counts_are_kept_whichever_rate_changes() -> None:
-    """A rate is told from the others by its period alone: a lower number, or a shorter rate beside,
-    forgets nothing.
+    """A rate is identified by its period. A lower number, or an additional shorter rate, keeps the
+    counts.
     """
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=3, unit="h")
     assert asked(2, "/ok") == [200, 200]
@@ -113,8 +111,8 @@ def of_pages(group: str, request: HttpRequest) -> str | None:
     "rates", [[of_pages, "3/h"], ["3/h", of_pages], [of_pages, lambda group, request: "3/h"]]
 )
 def test_a_rate_from_a_function_has_its_own_count(rates: list[Any], settings: Any) -> None:
-    """Also for the same period, and whether or not it says anything of a request: 3 an hour are
-    never more.
+    """Its count is separate even for the same period, and whether or not the function returns a
+    rate. So 3 per hour are never exceeded.
     """
     settings.RATELIMIT_RULES = [{"name": "site", "path": "/ok", "key": "ip", "rate": rates}]
     client = Client(REMOTE_ADDR="203.0.113.9")
@@ -124,7 +122,7 @@ def test_a_rate_from_a_function_has_its_own_count(rates: list[Any], settings: An
 
 
 def test_tiers_can_have_several_rates(operator: Client) -> None:
-    """In the form, in the database and for who is in the group."""
+    """They work in the form, in the database and for users in the group."""
     Group.objects.create(name="pro")
     tier = {
         **NO_TIERS,
@@ -146,7 +144,7 @@ def test_tiers_can_have_several_rates(operator: Client) -> None:
 
 
 def test_several_rates_survive_export_import_and_restore() -> None:
-    """What is exported is what is imported; an earlier version comes back with all its rates."""
+    """Importing an export changes nothing. A restored version has all its rates."""
     text = (
         '- {name: site, path: /ok, key: ip, rate: ["10/s", "500/hour"], tiers: [{group: a, '
         'rate: ["20/s", "9/m"]}]}'
@@ -175,7 +173,9 @@ def test_several_rates_survive_export_import_and_restore() -> None:
     ],
 )
 def test_contradicting_rates_are_refused(rates: Any, problem: str) -> None:
-    """At their field, by the model; and what somebody wrote by hand leaves the site as it is."""
+    """The model reports the error at the field. A row that was saved without validation does not
+    affect the site.
+    """
     rule = RateLimitRule(name="site", path="/ok", key="ip", limit=1, unit="h", more_rates=rates)
     with pytest.raises(ValidationError) as raised:
         rule.clean()
@@ -191,7 +191,7 @@ def test_contradicting_rates_are_refused(rates: Any, problem: str) -> None:
 
 
 def test_an_invalid_rate_line_is_explained_with_the_labels_of_the_form(operator: Client) -> None:
-    """Which line, and what would be right; the lines stay as they were typed."""
+    """The error names the line and valid values, and the entered lines are kept."""
     answer = operator.post(
         f"{RULES}add/", given(path="/ok", key="ip", limit=1, more_rates="500/h\nmany")
     )
@@ -214,7 +214,7 @@ def test_an_invalid_rate_line_is_explained_with_the_labels_of_the_form(operator:
 def test_a_rule_that_loses_a_limit_in_code_has_to_be_confirmed(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
-    """Said with its place; a tick is enough."""
+    """The warning names the place of the limit. After a confirmation the rule is saved."""
     form = given(name="finds", **fields)
     answer = operator.post(f"{RULES}add/", form)
     assert problem in errors(answer)
@@ -237,13 +237,13 @@ def test_a_rule_that_loses_a_limit_in_code_has_to_be_confirmed(
 def test_a_rule_that_keeps_the_limits_in_code_needs_no_confirmation(
     fields: dict[str, Any], operator: Client
 ) -> None:
-    """All rates are there, or implied, or the rule stands beside."""
+    """The rule has all rates, implies them, or applies in addition."""
     answer = operator.post(f"{RULES}add/", given(**{"name": "finds", **fields}))
     assert answer.status_code == 302, errors(answer)
 
 
 def test_the_form_shows_the_call_sites_that_a_name_replaces(operator: Client) -> None:
-    """The rates, who is counted and where that stands; a slip of the finger is asked about."""
+    """The form shows the rates, the key and the place in the code, and suggests a similar name."""
     url = f"{RULES}call-site/"
     page = operator.get(url, {"name": "finds"}).content.decode()
     assert "Replaces the limits in the code" in page
@@ -265,8 +265,8 @@ def test_the_form_shows_the_call_sites_that_a_name_replaces(operator: Client) ->
 
 
 def test_the_preview_simulates_all_rates(operator: Client) -> None:
-    """The smaller of a burst decides, and the preview says where it ends too early to show the
-    other.
+    """The smallest rate decides a burst. A note reports that the preview is shorter than the
+    longest period.
     """
     form = given(path="/ok", key="ip", limit=4, unit="s", more_rates="9/m")
     page = operator.post(

@@ -1,4 +1,4 @@
-"""Slots in operators' hands: who holds them, on a page and by a command; and ending one."""
+"""Slots for operators: the holders on a page and by a command, and the release of a slot."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HERE = "/admin/django_ratelimit_lua/slots/"
 
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
-    """A site with an admin, whose slots are told soon."""
+    """A site with an admin and short slots."""
     settings.ROOT_URLCONF = __name__
     settings.RATELIMIT_SLOT_SECONDS = 0.8
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
@@ -41,7 +41,7 @@ def site(settings: Any) -> None:
 
 @pytest.fixture
 def held() -> Iterator[tuple[RateLimiter, RateLimiter]]:
-    """Two limiters, of whose slots some are held, and told."""
+    """Hold slots of two limiters until they are reported."""
     exports = RateLimiter("exports", "3", algorithm="concurrency")
     imports = RateLimiter("imports", ["100/h", "2"])
     with (
@@ -58,8 +58,8 @@ def id_of(what: str) -> str:
 
 
 def test_the_slot_page_lists_the_holders(held: tuple[RateLimiter, RateLimiter]) -> None:
-    """What for, of which limit, whose, how many of how many, since when and in which process; by
-    rule, if asked.
+    """It shows the purpose, the limit, the client, the units, the start and the process, and can be
+    filtered by rule.
     """
     RateLimitRule.objects.create(
         name="exports", limit=3, unit="x", algorithm="concurrency", key="user"
@@ -93,8 +93,8 @@ def test_the_slot_page_lists_the_holders(held: tuple[RateLimiter, RateLimiter]) 
 def test_names_of_holders_require_the_permission_to_view_identities(
     held: tuple[RateLimiter, RateLimiter],
 ) -> None:
-    """Others see a part of the digest, and of paths the first part; who may not see rules sees
-    nothing, and the index has no entry for them.
+    """Other users see a part of the digest and the first part of paths. Without the permission to
+    view rules, the page is a 403.
     """
     page = staff("view_ratelimitrule", name="ada").get(HERE).content.decode()
     assert "user, 7" not in page
@@ -106,7 +106,7 @@ def test_names_of_holders_require_the_permission_to_view_identities(
 
 
 def test_releasing_a_slot_affects_every_process(held: tuple[RateLimiter, RateLimiter]) -> None:
-    """Its place is free at once, and it is in the history by whom; it stays released."""
+    """The slot is available immediately and stays released. The history names the operator."""
     exports, _ = held
     ada = staff("view_ratelimitrule", "block_identity", "view_ratelimitchange", name="ada")
     assert exports.peek(("user", "7")).remaining == 2
@@ -135,9 +135,8 @@ def test_releasing_a_slot_affects_every_process(held: tuple[RateLimiter, RateLim
 
 
 def test_a_slot_is_released_once(direct: redis.Redis) -> None:
-    """What is told of a slot that was released meanwhile, or has ended by itself, is not what is
-    so: whoever releases it hears that nobody holds it, on the page as by the command, and the
-    history has no entry of that.
+    """A slot that was released or has ended cannot be released again, on the page or by the
+    command, although a process still reports it. The history has one entry.
     """
     exports = RateLimiter("exports", "3", algorithm="concurrency")
     listed = conf.CACHE_PREFIX + b"{rules}:slots"
@@ -159,8 +158,8 @@ def test_a_slot_is_released_once(direct: redis.Redis) -> None:
 
 
 def test_the_list_is_correct_right_after_a_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the processes have reported last: neither the released slot is listed, nor one whose
-    work has ended. The page says before the click what a release does not do.
+    """It does not depend on the last reports: neither the released slot is listed, nor one whose
+    work has ended. The page explains before the click what a release does not do.
     """
     exports = RateLimiter("exports", "3", algorithm="concurrency")
     ada = staff("view_ratelimitrule", "block_identity", name="ada")
@@ -185,7 +184,9 @@ def _assert_nobody_holds(client: Client, slot: str) -> None:
 
 
 def test_the_slot_page_shows_an_empty_list_and_an_outage(settings: Any) -> None:
-    """An empty page says what gives slots; one without Redis says that, and nothing of slots."""
+    """Without slots, the page reports that none is held. Without Redis, it reports only
+    the outage.
+    """
     ada = staff("view_ratelimitrule", name="ada")
     assert "No slot is held." in ada.get(HERE).content.decode()
     settings.CACHES = {
@@ -200,7 +201,7 @@ def test_the_slot_page_shows_an_empty_list_and_an_outage(settings: Any) -> None:
 
 
 def test_the_command_lists_slots_and_releases_one(held: tuple[RateLimiter, RateLimiter]) -> None:
-    """By rule, and by an id or how it begins; what is not there is an error."""
+    """The list can be filtered by rule, and an id can be shortened. An unknown id is an error."""
     exports, _ = held
     said = StringIO()
     call_command("ratelimit", "slots", "list", "--rule", "exports", stdout=said)
@@ -220,7 +221,7 @@ def test_the_command_lists_slots_and_releases_one(held: tuple[RateLimiter, RateL
 
 
 def test_a_released_slot_is_not_in_flight(settings: Any) -> None:
-    """As what is in flight, by limits."""
+    """The number of slots in flight by limit decreases."""
     with RateLimiter("short", "3", algorithm="concurrency").slot("ada"):
         until(lambda: in_flight() == {"short": 1}, "it is told", 20)
     until(lambda: in_flight() == {}, "it is told no more", 20)

@@ -1,5 +1,4 @@
-"""Rules of so many at once: written in the admin, and met by requests; and the demo's
-slow report."""
+"""Rules with a number of slots in the admin, and the slow report of the demo."""
 
 from __future__ import annotations
 
@@ -66,8 +65,8 @@ def ada(settings: Any) -> Client:
 
 @SITE
 def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -> None:
-    """It reads as a sentence, holds the slots of open responses, is explained by what is in use,
-    leads to who holds them, and comes back from a file as it was.
+    """The rule has a sentence, holds slots of open responses, is explained by the slots in use,
+    links to the holders, and survives an export and import.
     """
     assert ada.post(f"{RULE}add/", FORM).status_code == 302
     rule = RateLimitRule.objects.get()
@@ -109,7 +108,7 @@ def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -
 def test_contradicting_slot_options_are_refused_at_their_field(
     ada: Client, changed: dict[str, str]
 ) -> None:
-    """Slots of a period, of another algorithm, or with an option that is for rates."""
+    """A slot has no period and no other algorithm, and options for rates do not apply."""
     page = ada.post(f"{RULE}add/", FORM | changed)
     assert page.status_code == 200
     assert re.search(r'class="errorlist" id="id_\w+_error"', page.content.decode())
@@ -118,15 +117,13 @@ def test_contradicting_slot_options_are_refused_at_their_field(
 
 @SITE
 def test_slots_of_a_call_site_continue_under_the_rule_that_replaces_it(ada: Client) -> None:
-    """By the same key, they go on to be counted, so nothing is asked."""
+    """The key is the same, so the counts continue and no confirmation is needed."""
     form = FORM | {"name": "slow exports", "path": ""}
     assert ada.post(f"{RULE}add/", form).status_code == 302
 
 
 def test_the_form_has_no_period_for_concurrency_limits(browser: Any, demo: str) -> None:
-    """The unit and the algorithm go together, whichever is chosen, and the period is hidden
-    meanwhile.
-    """
+    """Choosing the unit or the algorithm of slots sets the other one and hides the period."""
     browser.get(f"{demo}admin/login/?next={RULE}add/")
     for name, value in (("username", "grace"), ("password", "hopper")):
         browser.find_element("name", name).send_keys(value)
@@ -154,7 +151,7 @@ def test_the_form_has_no_period_for_concurrency_limits(browser: Any, demo: str) 
 
 
 def test_the_demo_report_holds_a_slot_until_it_is_sent(demo: str) -> None:
-    """Two are sent at the same time; the third is refused, and gets in when one has hung up."""
+    """Two reports are sent simultaneously. The third is refused until a client has disconnected."""
 
     def ask() -> Any:
         return urllib.request.urlopen(f"{demo}report/", timeout=30)

@@ -1,4 +1,4 @@
-"""Slots, whatever dies: never more than N by what Redis knows, and none that stays for good."""
+"""Slots under faults: Redis never grants more than the limit, and no slot is held forever."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ BEGIN = (
 
 @pytest.fixture(autouse=True)
 def short(settings: Any) -> None:
-    """Slots last for a second."""
+    """Set the lifetime of slots to a second."""
     settings.RATELIMIT_SLOT_SECONDS = SLOT_SECONDS
 
 
 @pytest.fixture
 def limiter() -> RateLimiter:
-    """Two slots for each."""
+    """Return a limiter with two slots per client."""
     return RateLimiter("exports", "2", algorithm="concurrency")
 
 
 @pytest.fixture
 def lost() -> Iterator[list[dict[str, Any]]]:
-    """What `slot_lost` tells in this process."""
+    """Return the arguments of the signal `slot_lost` in this process."""
     told: list[dict[str, Any]] = []
 
     def hear(**arguments: Any) -> None:
@@ -80,7 +80,7 @@ def lost() -> Iterator[list[dict[str, Any]]]:
 
 @contextlib.contextmanager
 def worker(prefix: str, at: str = "") -> Iterator[Worker]:
-    """A process that holds a slot of Ada's."""
+    """Run a process that holds a slot of Ada's."""
     with Worker(prefix, {}, at=at, RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process:
         process(BEGIN)
         process(HOLD)
@@ -96,7 +96,7 @@ def ends(ready: Callable[[], Any], what: str) -> None:
 
 
 def test_a_slot_is_renewed_beyond_its_lifetime(limiter: RateLimiter, lost: list[Any]) -> None:
-    """As long as its process does: it is renewed."""
+    """It is held as long as its process runs."""
     with limiter.slot("ada"):
         end = time.monotonic() + 2.5 * SLOT_SECONDS
         while time.monotonic() < end:
@@ -107,7 +107,7 @@ def test_a_slot_is_renewed_beyond_its_lifetime(limiter: RateLimiter, lost: list[
 
 
 def test_the_slots_of_a_killed_process_expire(prefix: str, limiter: RateLimiter) -> None:
-    """Within `RATELIMIT_SLOT_SECONDS`, and not before another would have to go."""
+    """They expire within `RATELIMIT_SLOT_SECONDS`."""
     with worker(prefix) as process:
         assert used(limiter) == 1
         os.kill(process._process.pid, signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_the_slots_of_a_killed_process_expire(prefix: str, limiter: RateLimiter)
 def test_a_process_that_ends_releases_its_slots(
     prefix: str, limiter: RateLimiter, settings: Any
 ) -> None:
-    """At once, and not when they would have ended."""
+    """They are released at the end of the process, before they expire."""
     settings.RATELIMIT_SLOT_SECONDS = 3600
     with Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=3600) as process:
         process(BEGIN)
@@ -129,8 +129,8 @@ def test_a_process_that_ends_releases_its_slots(
 
 
 def test_a_resumed_process_detects_its_lost_slots(prefix: str, limiter: RateLimiter) -> None:
-    """Others have its slot meanwhile; it does not come back where there is no room, and does where
-    there is.
+    """Other clients took the slots in the meantime. The process gets its slot back only if there is
+    room.
     """
     with worker(prefix) as process:
         pid = process._process.pid
@@ -161,8 +161,8 @@ def test_a_resumed_process_detects_its_lost_slots(prefix: str, limiter: RateLimi
 def test_a_slot_that_is_released_too_late_is_reported_as_lost(
     prefix: str, limiter: RateLimiter
 ) -> None:
-    """The process was stopped for longer than its slot lasts, and releases it before the next
-    renewal: that releases no slot of others.
+    """The process was stopped for longer than the slot lasts, and releases it before the next
+    renewal. The release affects no slot of another holder.
     """
     with Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process:
         process(BEGIN)
@@ -188,7 +188,7 @@ def test_a_slot_that_is_released_too_late_is_reported_as_lost(
 
 
 def test_a_child_process_does_not_hold_its_parents_slots(limiter: RateLimiter) -> None:
-    """It neither renews nor releases what the parent holds, and its own slots are its own."""
+    """It neither renews nor releases the slots of its parent, and has its own slots."""
     slot = limiter.slot("ada")
     with slot as held:
         child = os.fork()
@@ -208,7 +208,7 @@ def test_a_child_process_does_not_hold_its_parents_slots(limiter: RateLimiter) -
 
 
 def test_a_child_process_that_ends_releases_no_slot_of_its_parent(limiter: RateLimiter) -> None:
-    """Also not what is garbage there."""
+    """This includes a slot that is garbage-collected in the child."""
     slot = limiter.slot("ada")
     slot.__enter__()
     child = os.fork()
@@ -227,8 +227,8 @@ def test_a_child_process_that_ends_releases_no_slot_of_its_parent(limiter: RateL
 def test_a_garbage_collected_slot_is_released_without_waiting_for_a_lock(
     limiter: RateLimiter,
 ) -> None:
-    """It is collected anywhere, also by who has a lock that a release takes: the slot is released
-    all the same.
+    """A slot may be collected in a thread that holds the lock of a release. It is released
+    nevertheless.
     """
 
     def work() -> Iterator[None]:
@@ -255,8 +255,8 @@ def test_a_garbage_collected_slot_is_released_without_waiting_for_a_lock(
 def test_an_isolated_process_loses_the_slot_and_is_notified(
     limiter: RateLimiter, settings: Any, prefix: str
 ) -> None:
-    """Without an answer from Redis: by the time its slot lasts. What it comes back to is decided by
-    the room there is.
+    """Without replies from Redis, the process loses the slot after its lifetime. It does not get
+    the slot back if there is no room.
     """
     with Server() as server:
         wire = Wire(server.port)
@@ -277,7 +277,7 @@ def test_an_isolated_process_loses_the_slot_and_is_notified(
 def test_the_holders_of_slots_that_redis_has_lost_are_notified(
     limiter: RateLimiter, lost: list[dict[str, Any]], settings: Any
 ) -> None:
-    """Each of them once, within a renewal."""
+    """Each holder gets the signal once, within a renewal interval."""
     with Server() as server, redis.Redis(port=server.port) as direct:
         settings.CACHES = alias(server.url)
         first, second = limiter.slot("ada", what="first"), limiter.slot("ada", what="second")
@@ -293,7 +293,7 @@ def test_the_holders_of_slots_that_redis_has_lost_are_notified(
 
 
 def test_a_slow_signal_receiver_delays_no_renewal(limiter: RateLimiter) -> None:
-    """What is lost is told, and what is held stays so meanwhile."""
+    """While a receiver handles the signal, other slots are still renewed."""
     begun, may_go = threading.Event(), threading.Event()
 
     def hear(**arguments: Any) -> None:
@@ -317,8 +317,8 @@ def test_a_slow_signal_receiver_delays_no_renewal(limiter: RateLimiter) -> None:
 
 
 def test_operators_list_slots_and_end_one(prefix: str, limiter: RateLimiter) -> None:
-    """All processes' that are held for longer than a renewal; one that was ended is free at once
-    and is not taken again, and whoever held it is told.
+    """Slots of all processes are listed. An ended slot is available immediately and is not taken
+    again, and its holder is notified.
     """
     with worker(prefix) as process:
         ends(holders, "the slot is shown")
@@ -343,7 +343,7 @@ def test_operators_list_slots_and_end_one(prefix: str, limiter: RateLimiter) -> 
 
 
 def test_an_operator_ends_a_slot_on_a_server_that_forbids_the_time_command(settings: Any) -> None:
-    """With `RATELIMIT_CLOCK = "client"`."""
+    """This is possible with `RATELIMIT_CLOCK = "client"`."""
     settings.RATELIMIT_CLOCK = "client"
     with Server() as server, redis.Redis(port=server.port) as direct:
         settings.CACHES = alias(server.url)
@@ -357,7 +357,7 @@ def test_an_operator_ends_a_slot_on_a_server_that_forbids_the_time_command(setti
 
 
 def test_a_queue_continues_when_a_waiting_caller_dies(prefix: str) -> None:
-    """Who comes next is served when the one before has not asked for two seconds."""
+    """The next caller is served when the earlier one has made no call for two seconds."""
     limiter = RateLimiter("exports", "1", algorithm="concurrency")
     with Worker(prefix, {}, RATELIMIT_SLOT_SECONDS=SLOT_SECONDS) as process, limiter.slot("ada"):
         process("exports = RateLimiter('exports', '1', algorithm='concurrency') ;; None")
@@ -382,8 +382,8 @@ def test_a_queue_continues_when_a_waiting_caller_dies(prefix: str) -> None:
 def test_a_clock_that_jumps_keeps_no_slot_forever(
     hours: int, limiter: RateLimiter, settings: Any
 ) -> None:
-    """A clock that jumps ahead ends them; one that is set back keeps those of a process that goes
-    on, and those of one that is gone end as they would have.
+    """A jump forwards ends slots. After a jump backwards, a running process keeps its slot, and
+    slots of a killed process expire.
     """
     with stepped(hours) as hurt:
         settings.CACHES = hurt.caches
@@ -407,9 +407,7 @@ def test_a_clock_that_jumps_keeps_no_slot_forever(
 def test_a_failover_loses_only_slots_that_the_replica_did_not_have(
     limiter: RateLimiter, settings: Any
 ) -> None:
-    """Slots that it had heard of are held on; what is held and was not heard of is taken again
-    where there is room.
-    """
+    """Replicated slots are kept. Other held slots are taken again if there is room."""
     with clusters.watched() as found:
         settings.RATELIMIT_TIMEOUT = 2
         settings.RATELIMIT_SLOT_SECONDS = 30
@@ -434,7 +432,7 @@ def test_a_failover_loses_only_slots_that_the_replica_did_not_have(
 def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
     limiter: RateLimiter, settings: Any, lost: list[Any]
 ) -> None:
-    """Each by whoever has its keys; and released there."""
+    """Each slot is renewed and released on the node of its key."""
     names = [f"user {number}" for number in range(12)]
     with clusters.cluster(replicas=False) as found:
         settings.RATELIMIT_TIMEOUT = 5
@@ -459,8 +457,8 @@ def test_slots_of_many_identities_are_renewed_on_all_nodes_of_a_cluster(
 def test_in_a_cluster_slots_survive_the_node_that_lists_them(
     is_one_gone: bool, limiter: RateLimiter, settings: Any, lost: list[Any]
 ) -> None:
-    """A node that hangs ends the slots in its own keys only, also if it has the list of holders. A
-    slot that is gone elsewhere is reported.
+    """A hanging node affects only the slots in its own keys, even if it has the list of holders. A
+    slot that is lost elsewhere is reported.
     """
     with clusters.cluster(replicas=False) as found, contextlib.ExitStack() as stack:
         settings.RATELIMIT_TIMEOUT = 5
@@ -496,8 +494,8 @@ def test_in_a_cluster_slots_survive_the_node_that_lists_them(
 
 
 def test_in_a_cluster_a_refusal_leaves_no_slot_behind(settings: Any) -> None:
-    """Of identities on several nodes: what one gave before another refused is released, and who
-    waits stands in the queue of the one that refused.
+    """The identities are on several nodes. Slots that were granted before the refusal are released,
+    and the caller waits in the queue of the limit that refused.
     """
     with clusters.cluster(replicas=False) as found:
         settings.RATELIMIT_TIMEOUT = 5
@@ -522,8 +520,8 @@ def test_in_a_cluster_a_refusal_leaves_no_slot_behind(settings: Any) -> None:
 def test_without_redis_a_process_grants_its_share_of_slots(
     limiter: RateLimiter, settings: Any, lost: list[Any]
 ) -> None:
-    """With "local"; what it holds already counts, and what it gave is its own to release. When
-    Redis is back it knows of what is held still, and never of more than there is room for.
+    """With the policy "local", slots that are already held count. When Redis is back, it gets the
+    held slots, and never more than there is room for.
     """
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     with Server() as server:
@@ -571,13 +569,13 @@ for _ in range(8):
 
 
 def run(worker: Worker) -> int:
-    """How many more of eight may run there."""
+    """Return how many of eight calls get a slot in the process."""
     return int(worker(f"exec({RUN!r}, globals()) ;; entered"))
 
 
 def test_slots_stay_within_the_limit_when_redis_comes_back_empty() -> None:
-    """What processes gave without Redis counts until Redis knows of it, also where one is the first
-    to be listed there again: four of four run, through an outage and after it.
+    """Slots that were granted without Redis count until Redis has them, even if one process
+    registers first. Four of four slots are held during and after the outage.
     """
     settings = {
         "RATELIMIT_ON_STORE_ERROR": "local",
@@ -632,8 +630,8 @@ for thread in threads:
 
 
 def test_slots_stay_within_the_limit_in_an_outage_that_loses_all_data() -> None:
-    """Under load, P processes together run N + P - 1 at most, from when what Redis gave before the
-    outage has ended.
+    """Under load, P processes together hold at most N + P - 1 slots, after the slots from before
+    the outage have ended.
     """
     settings = {"RATELIMIT_ON_STORE_ERROR": "local", "RATELIMIT_TIMEOUT": 0.5}
     with Server() as server, contextlib.ExitStack() as stack:
@@ -674,9 +672,7 @@ def test_slots_stay_within_the_limit_in_an_outage_that_loses_all_data() -> None:
 def test_shares_of_slots_apply_until_all_slots_were_renewed(
     limiter: RateLimiter, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has noticed no outage tells of what it holds with its next renewal, and not
-    before.
-    """
+    """A process that has noticed no outage reports its slots with its next renewal."""
     monkeypatch.setattr("django_ratelimit_lua.engine.fallback.BACK_SECONDS", 0.0)
     monkeypatch.setattr(heartbeat, "count", 2)
     settings.RATELIMIT_ON_STORE_ERROR = "local"
@@ -698,7 +694,9 @@ def test_shares_of_slots_apply_until_all_slots_were_renewed(
 def test_without_redis_the_policy_decides_about_slots(
     policy: str, limiter: RateLimiter, settings: Any
 ) -> None:
-    """Open: everybody runs, and holds nothing. Closed: nobody does; who waits goes on waiting."""
+    """With the policy "open", all calls run without slots. With "closed", none does, and a waiting
+    call continues to wait.
+    """
     settings.RATELIMIT_ON_STORE_ERROR = policy
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -715,8 +713,8 @@ def test_without_redis_the_policy_decides_about_slots(
 
 
 def test_a_slot_whose_reply_was_lost_is_released(limiter: RateLimiter, settings: Any) -> None:
-    """Redis gave it, and its answer was lost: it is free as soon as Redis can be told so, and not
-    only when it ends.
+    """Redis granted the slot, but the reply was lost. The slot is released as soon as Redis is
+    available, before it expires.
     """
     settings.RATELIMIT_SLOT_SECONDS = 3600
     settings.RATELIMIT_TIMEOUT = 0.3
@@ -734,7 +732,7 @@ def test_a_slot_whose_reply_was_lost_is_released(limiter: RateLimiter, settings:
 
 
 def test_an_abandoned_slot_is_released_in_the_background(limiter: RateLimiter) -> None:
-    """By the background, where nobody is left who could release it."""
+    """The background releases it after it was garbage-collected."""
     limiter.slot("ada").__enter__()
     ends(lambda: used(limiter) == 0, "a slot that was forgotten is free")
     assert held_slots.all() == []

@@ -1,5 +1,5 @@
-"""Text that clients write counts in one spelling, so that another spelling buys no count of its
-own.
+"""Text of clients is counted in a normalized spelling, so another spelling has no
+separate count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.unit.identity.test_text import SPACES
 
 
 class WithoutCase(ModelBackend):
-    """A backend as many sites have one: names without case."""
+    """An authentication backend that ignores the case of names."""
 
     def authenticate(
         self, request: Any, username: Any = None, password: Any = None, **kwargs: Any
@@ -60,9 +60,8 @@ SPELLINGS = [
 
 @pytest.mark.django_db
 def test_no_spelling_of_a_name_allows_another_guess(settings: Any) -> None:
-    """Django's login view with a backend that ignores case: three guesses are made, then nobody
-    gets in, not even with the right password; and each spelling would get in if nothing was
-    limited.
+    """The view is Django's login with a backend that ignores case. After three guesses no login is
+    allowed, even with the right password. Without limits, every spelling logs in.
     """
     settings.ROOT_URLCONF = __name__
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -1,4 +1,4 @@
-"""Splits in operators' hands: in a rule, and the processes with their parts."""
+"""Splits for operators: in a rule, and on the page of processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def site(settings: Any) -> None:
 
 
 def beat_twice() -> Heartbeat:
-    """Two processes, of which one uses a split limit. Its second heartbeat describes its part."""
+    """Send heartbeats of two processes, of which one uses a split limit. Its second heartbeat
+    describes its part.
+    """
     busy, idle = Heartbeat(), Heartbeat()
     busy.use(Limit("search<b>", "100/m", split="equal"))
     for _ in range(2):
@@ -53,7 +55,7 @@ def beat_twice() -> Heartbeat:
 
 
 def test_the_process_page_lists_processes_and_their_parts() -> None:
-    """Host, process, age and, of each split limit, the part; for those who may see rules."""
+    """It shows host, process, age and the parts of split limits, for users who may view rules."""
     ada = staff("view_ratelimitrule", name="ada")
     assert "No process has" in ada.get(HERE).content.decode()
     beat_twice()
@@ -66,7 +68,7 @@ def test_the_process_page_lists_processes_and_their_parts() -> None:
 
 
 def test_the_process_page_reports_that_redis_is_unavailable(settings: Any) -> None:
-    """It is shown without processes, and with the reason."""
+    """The page has the reason instead of the processes."""
     ada = staff("view_ratelimitrule", name="ada")
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
@@ -77,8 +79,9 @@ def test_the_process_page_reports_that_redis_is_unavailable(settings: Any) -> No
 
 
 def test_health_and_its_command_list_the_processes() -> None:
-    """As the page does; a process that said goodbye is gone, and what nobody can read is
-    left out."""
+    """They list the same processes as the page, without a process that has ended and without
+    unreadable data.
+    """
     busy = beat_twice()
     found = health().processes
     assert [(process.host, process.pid) for process in found] == [(HOST, os.getpid())] * 2
@@ -97,7 +100,9 @@ def test_health_and_its_command_list_the_processes() -> None:
 
 
 def test_a_split_in_a_rule_applies_immediately() -> None:
-    """It is in YAML and in the published rules; another word is an error at its field."""
+    """The split is in YAML and in the published rules. An invalid value is an error at
+    its field.
+    """
     limiter = RateLimiter("search", "5/h")
     rule = RateLimitRule(name="search", limit=100, unit="h", split="equal")
     rule.full_clean()
@@ -119,7 +124,7 @@ def test_a_split_in_a_rule_applies_immediately() -> None:
 def test_a_limit_first_used_in_an_outage_uses_the_share_of_all_processes(
     settings: Any,
 ) -> None:
-    """Also a process that was idle is counted there: a share is one of all processes'."""
+    """Idle processes are counted as well, so the share is that of one of all processes."""
     others = [Heartbeat() for _ in range(3)]
     for other in others:
         other.beat()

@@ -1,5 +1,6 @@
-"""Splits: each process has its part of a limit and asks nobody; all parts together are
-the limit."""
+"""Splits: each process has a part of a limit and decides without Redis, and all parts together are
+the limit.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from tests.parts import set_part
 
 @pytest.fixture
 def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is the second of three."""
+    """Make this process the second of three."""
     monkeypatch.setattr(heartbeat, "count", 3)
     set_part(monkeypatch, ProcessShare(1, 3))
 
@@ -51,7 +52,9 @@ def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_of_a_split_limit_is_admitted_without_calling_redis(
     algorithm: str, direct: redis.Redis
 ) -> None:
-    """A third; the answer says where it is from, and no limit is kept in Redis."""
+    """A third is admitted. The source of the decisions is "split", and Redis has no key of the
+    limit.
+    """
     calls = direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
     limiter = RateLimiter("split", "90/h", algorithm=algorithm, split="equal")
     decisions = [limiter.hit("x") for _ in range(60)]
@@ -69,7 +72,7 @@ def test_a_part_of_a_split_limit_is_admitted_without_calling_redis(
 
 @pytest.mark.usefixtures("three")
 def test_split_limits_support_coroutines_partial_hits_refunds_and_resets() -> None:
-    """Do what they do elsewhere."""
+    """They have the same results as under other limits."""
     limiter = RateLimiter("x", "90/h", split="equal")
 
     async def ahit() -> Any:
@@ -88,7 +91,7 @@ def test_split_limits_support_coroutines_partial_hits_refunds_and_resets() -> No
 
 @pytest.mark.usefixtures("three")
 def test_several_split_limits_are_all_or_nothing(rf: Any) -> None:
-    """What the other refuses costs the part nothing, and the other way round."""
+    """A refusal by another limit takes no units of the part, and the reverse."""
 
     @ratelimit("split", key="ip", rate="90/h", split="equal")
     @ratelimit("shared", key="ip", rate="10/h")
@@ -117,7 +120,7 @@ def test_several_split_limits_are_all_or_nothing(rf: Any) -> None:
 @pytest.mark.usefixtures("three")
 @pytest.mark.django_db(transaction=True)
 def test_edited_split_rules_apply_within_a_second() -> None:
-    """Although no limit is asked for."""
+    """The rules are compared once a second although no limit is stored in Redis."""
     limiter = RateLimiter("x", "5/h")
     RateLimitRule.objects.create(name="x", limit=900, unit="h", split="equal")
     assert sum(limiter.hit("x").allowed for _ in range(500)) == 300
@@ -127,7 +130,7 @@ def test_edited_split_rules_apply_within_a_second() -> None:
 
 @pytest.mark.usefixtures("three")
 def test_a_split_limit_continues_in_an_outage(settings: Any) -> None:
-    """It asks nobody."""
+    """Decisions need no call to Redis."""
     limiter = RateLimiter("x", "90/h", split="equal")
     assert sum(limiter.hit("x").allowed for _ in range(10)) == 10
     settings.RATELIMIT_TIMEOUT = 0.1
@@ -142,7 +145,7 @@ def test_a_split_limit_continues_in_an_outage(settings: Any) -> None:
 
 @pytest.mark.usefixtures("three")
 def test_a_limit_with_the_callers_clock_is_neither_split_nor_leased(settings: Any) -> None:
-    """Nor leased: what is decided here goes by this process's own clock."""
+    """Decisions in the process use its own clock, so such a limit is decided by Redis."""
     settings.RATELIMIT_CLOCK = "client"
     assert RateLimiter("x", "90/h", split="equal").hit("x").source == "redis"
     leased = RateLimiter("y", "1000000/h", algorithm="fixed_window", lease=1000)
@@ -151,7 +154,9 @@ def test_a_limit_with_the_callers_clock_is_neither_split_nor_leased(settings: An
 
 @pytest.mark.usefixtures("quiet")
 def test_a_part_changes_with_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When one comes, what was admitted stays counted; when one goes, there is more at once."""
+    """If a process is added, admitted units stay counted. If one is removed, more units are
+    available immediately.
+    """
     for algorithm in ("fixed_window", "token_bucket"):
         limiter = RateLimiter(algorithm, "90/h", algorithm=algorithm, split="equal")
         set_part(monkeypatch, ProcessShare(0, 1))
@@ -167,7 +172,7 @@ OTHER = Limit("other", "1000/h", split="equal")
 
 
 def beat(one: Heartbeat, *limits: Limit) -> int:
-    """A heartbeat of a process that has just used these limits."""
+    """Send a heartbeat of a process that has just used these limits."""
     for limit in limits:
         one.use(limit)
     return one.beat()
@@ -175,7 +180,7 @@ def beat(one: Heartbeat, *limits: Limit) -> int:
 
 @pytest.mark.usefixtures("quiet")
 def test_the_parts_of_processes_are_numbered() -> None:
-    """Each heartbeat returns a part of its own. A process that says goodbye is removed at once."""
+    """Each heartbeat returns a unique part. A process that ends is removed immediately."""
     several = [Heartbeat() for _ in range(4)]
     for one in several:
         beat(one, EQUAL)
@@ -190,8 +195,8 @@ def test_the_parts_of_processes_are_numbered() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_only_processes_that_use_a_limit_have_a_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are counted as processes only; one that no longer hits leaves, and comes back with its
-    next hit.
+    """Other processes are only counted. A process without hits loses its part, and gets it back
+    with its next hit.
     """
     busy, other, idle = Heartbeat(), Heartbeat(), Heartbeat()
     for _ in range(2):
@@ -214,7 +219,7 @@ def test_only_processes_that_use_a_limit_have_a_part_of_it(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("quiet")
 def test_a_process_splits_a_bounded_number_of_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a further one it has the share of one of all processes."""
+    """A further limit is decided by the share of one of all processes."""
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.MAX_SPLITS", 1)
     first, second = (RateLimiter(name, "100/h", split="equal") for name in ("first", "second"))
     assert sum(first.hit("x").allowed for _ in range(101)) == 100
@@ -226,8 +231,8 @@ def test_a_process_splits_a_bounded_number_of_limits(monkeypatch: pytest.MonkeyP
 def test_a_part_of_zero_units_refuses_only_for_a_moment(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process has the one unit, and parts change: so the client is not told never to come
-    back.
+    """Another process has the only unit, and parts may change, so the refusal has a short retry
+    time.
     """
     set_part(monkeypatch, ProcessShare(0, 3))
     limiter = RateLimiter("x", "1/h", algorithm=algorithm, split="equal")
@@ -243,8 +248,8 @@ def test_a_part_of_zero_units_refuses_only_for_a_moment(
 
 @pytest.mark.usefixtures("quiet")
 def test_the_first_hit_adds_a_process_at_once() -> None:
-    """It does not wait for the next heartbeat, and is decided by the part; so is a coroutine's.
-    Peeks add none.
+    """It needs no heartbeat before its first hit, sync or async, is decided by its part. A peek
+    adds no process.
     """
     others = [Heartbeat() for _ in range(2)]
     for other in others:
@@ -265,8 +270,7 @@ def test_the_first_hit_adds_a_process_at_once() -> None:
 
 @pytest.mark.usefixtures("quiet")
 def test_joining_a_register_in_an_outage_costs_at_most_the_deadline(settings: Any) -> None:
-    """A process that begins to use a limit while Redis hangs decides by the share of all
-    processes."""
+    """A process that first uses a limit while Redis hangs decides by its share of all processes."""
     settings.RATELIMIT_TIMEOUT = 0.2
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     with Server() as server:
@@ -284,7 +288,7 @@ def test_joining_a_register_in_an_outage_costs_at_most_the_deadline(settings: An
 
 
 def test_heartbeats_continue_until_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first use until the process ends."""
+    """They start with the first use, and stop when the process ends."""
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.BEAT_SECONDS", 0.02)
     one, other = Heartbeat(), Heartbeat()
     one.use(EQUAL)
@@ -302,8 +306,8 @@ def test_heartbeats_continue_until_the_process_ends(monkeypatch: pytest.MonkeyPa
 def test_a_smaller_number_of_processes_is_used_only_after_a_full_heartbeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If the register was lost, or other processes could not send a heartbeat, the parts stay
-    unchanged for a lifetime. A larger number of processes is used at once.
+    """If the register was lost, or heartbeats were missed, the parts stay unchanged for a lifetime.
+    A larger number of processes is used immediately.
     """
     monkeypatch.setattr("django_ratelimit_lua.engine.heartbeat.LIFETIME", 4)
     several = [Heartbeat() for _ in range(3)]
@@ -363,20 +367,20 @@ for line in sys.stdin:
 
 
 def ask(workers: list[Any], expression: str) -> list[Any]:
-    """What the expression is in each of the processes."""
+    """Return the value of an expression in each process."""
     for worker in workers:
         print(expression, file=worker.stdin, flush=True)
     return [literal_eval(worker.stdout.readline()) for worker in workers]
 
 
 def end(workers: list[Any]) -> None:
-    """Have the processes end by themselves."""
+    """Close the input of the processes, so that they end."""
     for worker in workers:
         worker.communicate()
 
 
 def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
-    """Four, in equal parts."""
+    """Four processes have equal parts."""
     workers = [Born(WORKER, prefix, host) for host in ("one", "one", "two", "four")]
     for _ in range(2):
         counts = ask(
@@ -390,8 +394,7 @@ def test_real_processes_admit_exactly_n_together(prefix: str) -> None:
 
 @pytest.mark.usefixtures("three")
 def test_a_part_of_a_split_token_bucket_supports_debt() -> None:
-    """A part of a token bucket grants any cost that may be owed, and nothing more until it is
-    paid."""
+    """The part grants any cost as a debt, and nothing more until the debt is paid."""
     limiter = RateLimiter("part", "90/h", algorithm="token_bucket", split="equal")
     assert limiter.acquire("ada", 500, timeout=0).retry_after is None
     owed = limiter.acquire("ada", 500, timeout=0, debt=True)
@@ -403,8 +406,8 @@ def test_a_part_of_a_split_token_bucket_supports_debt() -> None:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_an_idle_process_still_counts_what_it_admitted(algorithm: str) -> None:
-    """Its part is forgotten after five seconds. When it comes back, its whole part is there at
-    once, but for that.
+    """Its part is removed after five seconds. When it returns, it has its whole part without the
+    units that it had admitted.
     """
     limiter = RateLimiter("idle", "30/h", algorithm=algorithm, split="equal")
     for part in (20, 10, 0):
@@ -413,7 +416,7 @@ def test_an_idle_process_still_counts_what_it_admitted(algorithm: str) -> None:
 
 
 def test_an_idle_process_has_no_part(prefix: str) -> None:
-    """It uses another limit; beside it two busy ones have 50 each, and admit exactly 100 in a
+    """It uses another limit. Two other processes have parts of 50, and admit exactly 100 in a
     window.
     """
     workers = [Born(WORKER, prefix, "host") for _ in range(3)]
@@ -426,7 +429,7 @@ def test_an_idle_process_has_no_part(prefix: str) -> None:
 
 
 def test_the_part_of_a_killed_process_goes_to_the_others(prefix: str) -> None:
-    """Within ten seconds and two heartbeats; a busy machine needs some more."""
+    """This takes ten seconds and two heartbeats, and some more on a busy machine."""
     workers = [Born(WORKER, prefix, "host") for _ in range(2)]
     until(lambda: ask(workers, "part(window)") == [50, 50], "both have a part", 10)
     killed, left = workers

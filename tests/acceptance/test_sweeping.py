@@ -1,5 +1,5 @@
-"""However many blocks come and go, nothing grows without bound; and what is swept away is missed by
-nobody.
+"""The number of stored rows and keys is bounded for any number of overrides, and only ended
+overrides are removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIELDS = {b"revision", b"rules", b"database", b"keys", b"format", b"swept"}
 
 
 class Clock:
-    """The time of the database's rows, which is moved instead of waited for."""
+    """The clock of the database's rows, which tests move."""
 
     def __init__(self) -> None:
         self.now = timezone.now()
@@ -35,7 +35,7 @@ class Clock:
         return self.now
 
     def pass_(self, **span: float) -> None:
-        """Let so much time pass."""
+        """Move the clock by a span."""
         self.now += datetime.timedelta(**span)
 
 
@@ -60,8 +60,8 @@ def block(clock: Clock, network: str, **span: float) -> RateLimitOverride:
 def test_only_the_latest_of_many_short_blocks_is_stored(
     clock: Clock, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
-    """One a day, each of a second: in Redis the latest, in the database those of the days that are
-    kept.
+    """With a one-second block per day, Redis has the latest block, and the database has those of
+    `RATELIMIT_HISTORY_DAYS`.
     """
     settings.RATELIMIT_HISTORY_DAYS = 30
     key = f"{prefix}{{rules}}"
@@ -85,8 +85,8 @@ def test_only_the_latest_of_many_short_blocks_is_stored(
 def test_only_ended_overrides_are_removed(
     clock: Clock, direct: redis.Redis, prefix: str, settings: Any
 ) -> None:
-    """A subject that has another override keeps it; one whose override was prolonged or begins
-    later is kept.
+    """A subject with another override is kept, and so is one with a prolonged or future
+    override.
     """
     key = f"{prefix}{{rules}}"
 
@@ -117,7 +117,7 @@ def test_only_ended_overrides_are_removed(
 def test_many_overrides_that_end_at_once_are_removed_together(
     clock: Clock, direct: redis.Redis, prefix: str
 ) -> None:
-    """More than are told one by one."""
+    """There are more of them than one batch removes."""
     ends = clock() + datetime.timedelta(seconds=1)
     RateLimitOverride.objects.bulk_create(
         RateLimitOverride(network=f"10.0.{number >> 8}.{number & 255}", effect="block", ends=ends)
@@ -131,8 +131,8 @@ def test_many_overrides_that_end_at_once_are_removed_together(
 
 
 def test_history_is_kept_for_the_configured_days(clock: Clock, settings: Any) -> None:
-    """A year if they say nothing, for good with None; sweeping is no change, and costs a few
-    statements.
+    """History is kept for a year by default, and forever with None. Pruning is not a change, and
+    takes few statements.
     """
     for number in range(5):
         block(clock, f"203.0.113.{number}")
@@ -157,7 +157,7 @@ def test_history_is_kept_for_the_configured_days(clock: Clock, settings: Any) ->
 def test_an_edit_after_the_history_was_pruned_publishes_everything(
     clock: Clock, settings: Any
 ) -> None:
-    """Where the history of what is published is not there any more."""
+    """The history between the published revision and the edit has been pruned."""
     settings.RATELIMIT_HISTORY_DAYS = 1
     kept = RateLimitOverride.objects.create(network="203.0.113.7", effect="block")
     clock.pass_(days=9)
@@ -170,7 +170,7 @@ def test_an_edit_after_the_history_was_pruned_publishes_everything(
 
 
 def test_the_command_prunes_older_rows(clock: Clock, settings: Any) -> None:
-    """However long the settings keep it, after it was shown how much that is."""
+    """Rows are pruned whatever the settings keep, and `--dry-run` shows their number first."""
     settings.RATELIMIT_HISTORY_DAYS = None
     block(clock, "203.0.113.1")
     clock.pass_(days=500)

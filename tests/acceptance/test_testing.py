@@ -1,4 +1,4 @@
-"""What the tests of others are given."""
+"""The testing tools for projects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ limiter = RateLimiter("tested", "2/h")
 
 
 def test_override_ratelimits_starts_with_fresh_counts() -> None:
-    """Each use starts from nothing."""
+    """Each use starts without counts, unless `fresh` is false."""
     limiter.hit("ada", 2)
     for _ in range(2):
         with override_ratelimits():
@@ -36,8 +36,8 @@ def test_override_ratelimits_starts_with_fresh_counts() -> None:
 
 @pytest.mark.parametrize("how", ["password", "option"])
 def test_a_test_server_may_have_a_password(how: str) -> None:
-    """Of any letters; limits are decided on it by its URL alone, another server is started by its
-    options, and clients without the password are refused.
+    """The password may contain any characters. The URL of the server has it, another server can be
+    started with the options, and clients without it are refused.
     """
     secret = "p@ss/ word:ü"
     wanted: Any = {"password": secret} if how == "password" else {}
@@ -72,7 +72,7 @@ def refills(clock: Any) -> None:
 
 
 def test_override_ratelimits_decorates_functions() -> None:
-    """Settings and a clock, which it gets as an argument."""
+    """The function gets settings and, as an argument, a clock."""
     refills()
     refills()
 
@@ -83,7 +83,7 @@ async def hits() -> None:
 
 
 def test_override_ratelimits_decorates_coroutines() -> None:
-    """It may be one."""
+    """The settings apply while the coroutine runs."""
     asyncio.run(hits())
     assert limiter.peek("ada").remaining == 2
 
@@ -93,14 +93,14 @@ def test_override_ratelimits_decorates_coroutines() -> None:
     MIDDLEWARE=["django_ratelimit_lua.middleware.RateLimitMiddleware"],
 )
 class TestCaseWithRules(SimpleTestCase):
-    """Decorating a class."""
+    """A decorated test case with rules."""
 
     def test_counts_start_fresh_in_the_first_test(self) -> None:
-        """Rules apply, and each test starts afresh."""
+        """The rules apply, and the test starts without counts."""
         assert [self.client.get("/nowhere").status_code for _ in range(2)] == [404, 429]
 
     def test_counts_start_fresh_in_the_second_test(self) -> None:
-        """The same once more."""
+        """The rules apply, and the test starts without counts of the first test."""
         with override_ratelimits():
             assert self.client.get("/nowhere").status_code == 404
 
@@ -108,7 +108,7 @@ class TestCaseWithRules(SimpleTestCase):
 def test_pytest_fixtures_work(
     ratelimit_clock: Any, override_ratelimits: Any, ratelimit_server: Any
 ) -> None:
-    """The same for pytest, and a server."""
+    """The fixtures are a clock, settings and a server."""
     override_ratelimits(enabled=False)
     assert [limiter.hit("ada").allowed for _ in range(3)] == [True] * 3
     override_ratelimits(enabled=True)
@@ -120,15 +120,15 @@ def test_pytest_fixtures_work(
 
 
 def test_a_disabled_view_makes_no_call(client: Client, settings: Any) -> None:
-    """`RATELIMIT_ENABLE = False` costs a view nothing: not even a look at the cache."""
+    """With `RATELIMIT_ENABLE = False`, a view does not even read the cache setting."""
     settings.CACHES = {}
     with override_ratelimits(enabled=False):
         assert [client.get("/plain").status_code for _ in range(3)] == [200] * 3
 
 
 def published_rules() -> int:
-    """How many keys of rules tests have left in Redis. Counts of refusals, written each second, are
-    none of them.
+    """Return the number of keys of rules that tests have left in Redis, without counts of refusals,
+    which are written each second.
     """
     with redis.Redis.from_url(url()) as connection:
         keys = connection.scan_iter(f"test:{os.getpid()}:*{{rules}}*", count=10_000)
@@ -136,29 +136,29 @@ def published_rules() -> int:
 
 
 class Counts:
-    """What every decorated class has to keep: its tests know nothing of each other."""
+    """Tests that must not affect each other in a decorated class."""
 
     def test_counts_are_separate_in_the_first_test(self) -> None:
-        """The same as the second."""
+        """The counts are those of this test alone."""
         self.counts()
 
     def test_counts_are_separate_in_the_second_test(self) -> None:
-        """The same as the first."""
+        """The counts are those of this test alone."""
         self.counts()
 
     def counts(self) -> None:
-        """Under a prefix of the test's own."""
+        """Hit a limiter under the prefix of the test."""
         assert conf.CACHE_PREFIX.startswith(f"test:{os.getpid()}:".encode())
         assert [limiter.hit("ada").allowed for _ in range(3)] == [True, True, False]
 
 
 class Publishes(Counts):
-    """The same for rules of the admin, which are gone with the test."""
+    """Tests with rules of the admin, which end with the test."""
 
     client: Client
 
     def counts(self) -> None:
-        """Of the rules that others made, none applies."""
+        """Check that no rule of another test applies, and create one."""
         super().counts()
         assert RateLimitRule.objects.count() == 0
         assert [self.client.get("/nowhere").status_code for _ in range(2)] == [404, 404]
@@ -171,7 +171,7 @@ MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
 
 
 def ran(*cases: type) -> unittest.TestResult:
-    """What became of the tests of these classes, as unittest runs them."""
+    """Run the tests of these classes with unittest, and return the result."""
     load = unittest.defaultTestLoader.loadTestsFromTestCase
     result = unittest.TestResult()
     unittest.TestSuite(load(case) for case in cases).run(result)
@@ -183,8 +183,8 @@ def ran(*cases: type) -> unittest.TestResult:
 
 @pytest.mark.django_db(transaction=True)
 def test_decorated_classes_start_with_fresh_counts_and_leave_no_state() -> None:
-    """Django's and unittest's own, inherited too: no test sees another's counts or rules, nor does
-    the site.
+    """Test cases of Django and of unittest, also inherited ones, share no counts or rules with each
+    other or with the site.
     """
     before = conf.CACHE_PREFIX
     left = published_rules()
@@ -203,7 +203,7 @@ def test_decorated_classes_start_with_fresh_counts_and_leave_no_state() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_settings_of_a_decorated_class_apply_to_its_setup() -> None:
-    """Also where it is set up, which has a prefix of its own."""
+    """They also apply to `setUpTestData`, which has a separate prefix."""
     seen: list[Any] = []
 
     class Case(TestCase):
@@ -215,7 +215,7 @@ def test_settings_of_a_decorated_class_apply_to_its_setup() -> None:
             seen.append((conf.CACHE_PREFIX, conf.ALGORITHM))
 
         def test(self) -> None:
-            """Nothing more."""
+            """Run the setup only."""
 
     outside = conf.CACHE_PREFIX
     ran(override_ratelimits(RATELIMIT_ALGORITHM="fixed_window")(Case))

@@ -28,7 +28,7 @@ RATES = {"anon": None, "user": "50/h", "burst": "20/h", "uploads": "10/15m"}
 
 
 class HeaderAuthentication(BaseAuthentication):
-    """Believes a header."""
+    """An authentication that trusts a header."""
 
     def authenticate(self, request: Any) -> Any:
         name = request.headers.get("X-User")
@@ -84,9 +84,8 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_rule_with_the_name_of_a_scope_replaces_its_rate() -> None:
-    """On the next request, with the throttle's identity or another, for methods and audiences of
-    the rule's own. What the throttle has counted by that identity stays counted, by its own
-    algorithm.
+    """It applies to the next request, with the throttle's identity or another key, for the rule's
+    methods and audiences. Counts of the same identity continue, by the throttle's algorithm.
     """
     limited = view(Burst)
     assert ask(limited, user="ada") == ["burst=20"]
@@ -109,7 +108,7 @@ def test_a_rule_with_the_name_of_a_scope_replaces_its_rate() -> None:
     "rate", ["20/h", {"GET": "20/h", "*": "9/h"}], ids=["one rate", "by method"]
 )
 def test_a_throttle_and_the_rule_that_replaces_it_share_a_count(rate: Any) -> None:
-    """In both directions."""
+    """The count continues when the rule is created and when it is deleted."""
     limited = view(
         type("Kept", (UserRateThrottle,), {"scope": "burst", "rate": rate}), throttle_cost=6
     )
@@ -124,7 +123,7 @@ def test_a_throttle_and_the_rule_that_replaces_it_share_a_count(rate: Any) -> No
 
 
 def test_a_scope_without_a_rate_is_limited_by_a_rule() -> None:
-    """`None` in the settings means no limit until the admin says otherwise."""
+    """`None` in the settings means no limit, until a rule of the admin has the name."""
     limited = view(Anon)
     assert ask(limited) == []
     rule("anon", limit=1)
@@ -132,7 +131,7 @@ def test_a_scope_without_a_rate_is_limited_by_a_rule() -> None:
 
 
 def test_rules_for_scopes_keep_the_throttle_options_of_a_view() -> None:
-    """`throttle_scope` and `throttle_cost`."""
+    """The options are `throttle_scope` and `throttle_cost`."""
     rule("uploads", limit=5)
     limited = view(Scoped, throttle_scope="uploads", throttle_cost=2)
     assert [ask(limited) for _ in range(3)] == [["uploads=5"], ["uploads=5"], 429]
@@ -140,7 +139,7 @@ def test_rules_for_scopes_keep_the_throttle_options_of_a_view() -> None:
 
 
 def test_a_rule_applies_in_addition_to_a_scope() -> None:
-    """In one call, told apart."""
+    """Both limits are decided in one call, under separate names."""
     rule("burst daily", group="burst", key="ip", limit=1, unit="d")
     limited = view(Burst)
     assert [ask(limited, user="ada"), ask(limited, user="bob")] == [
@@ -151,8 +150,8 @@ def test_a_rule_applies_in_addition_to_a_scope() -> None:
 
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked, and has not heard of the change.
 def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> None:
-    """As the middleware would, with the user that DRF knows; together with other throttles in one
-    call.
+    """It applies them as the middleware does, with DRF's user, and together with other throttles in
+    one call.
     """
     settings.RATELIMIT_RULES = [{"name": "public", "path": "/public/", "exempt": True}]
     limited = view(Burst, RuleThrottle)
@@ -171,8 +170,8 @@ def test_rule_throttle_applies_the_rules(direct: redis.Redis, settings: Any) -> 
 
 
 def test_rule_throttle_holds_slots() -> None:
-    """Of a rule for so many at once: until the response is closed, or the view has raised; the next
-    one is told why.
+    """A slot is held until the response is closed or the view raises. A refused request gets the
+    reason.
     """
     rule("site", path="/", key="ip", limit=1, unit="x", algorithm="concurrency")
     fails: list[Exception] = []
@@ -210,8 +209,8 @@ def test_rule_throttle_holds_slots() -> None:
 
 
 def test_overrides_apply_to_throttles() -> None:
-    """Exempt, another limit, blocked; and a block for all needs no rule where RuleThrottle stands
-    for them.
+    """Exemptions, limits and blocks apply. With `RuleThrottle`, a block for all rules needs no
+    rule.
     """
     limited, alone = view(Burst), view(RuleThrottle)
     RateLimitOverride.objects.create(network="203.0.113.10", effect="exempt")

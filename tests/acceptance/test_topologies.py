@@ -1,5 +1,4 @@
-"""Where Redis is and how one gets in: all through `CACHES`, for plain and asynchronous
-hits alike."""
+"""Connections to Redis by any setting in `CACHES`, for sync and async hits."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def alias(location: str, **options: Any) -> dict[str, Any]:
 
 
 def used(name: str = "where") -> list[int]:
-    """What two hits have counted, one plain and one not."""
+    """Return the counts of a sync and an async hit."""
     limiter = RateLimiter(name, "100/h")
 
     async def ahit() -> Any:
@@ -72,7 +71,7 @@ def used(name: str = "where") -> list[int]:
 
 
 def test_a_unix_socket_works(settings: Any, tmp_path: Path) -> None:
-    """`unix://`."""
+    """The URL begins with `unix://`."""
     path = tmp_path / "redis.sock"
     with Server(None, "--unixsocket", str(path)):
         settings.CACHES = alias(f"unix://{path}?db=0")
@@ -80,7 +79,7 @@ def test_a_unix_socket_works(settings: Any, tmp_path: Path) -> None:
 
 
 def test_the_number_of_the_database_is_used(settings: Any) -> None:
-    """It is the last part of the URL."""
+    """The number is the last part of the URL."""
     with Server() as server:
         settings.CACHES = alias(server.url.replace("/0", "/7"))
         assert used() == [1, 2]
@@ -101,7 +100,7 @@ def test_a_server_with_a_password_is_used(settings: Any) -> None:
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A private key, a certificate for 127.0.0.1, and who signed it."""
+    """Return a private key, a certificate for 127.0.0.1, and the certificate of its authority."""
     return issued(tmp_path)
 
 
@@ -127,7 +126,7 @@ async def hit_and_stop(server: Server) -> None:
 def test_tls_works_and_rejects_untrusted_certificates(
     settings: Any, tmp_path: Path, certificates: tuple[Path, Path, Path]
 ) -> None:
-    """`rediss://`, and a certificate that nobody vouches for is refused."""
+    """The URL begins with `rediss://`. A certificate of an unknown authority is refused."""
     key, chain, signer = certificates
     with Server() as somewhere:
         port = somewhere.port
@@ -150,7 +149,7 @@ def test_tls_works_and_rejects_untrusted_certificates(
 
 
 def create_documented_user(direct: redis.Redis, prefix: str) -> None:
-    """Run the `ACL SETUSER` command of the deployment guide, with another prefix; the password is
+    """Run the `ACL SETUSER` command of the deployment guide with another prefix. The password is
     "password".
     """
     command = "ACL SETUSER" + GUIDE.partition("ACL SETUSER")[2].partition("\n\n")[0].replace(
@@ -161,7 +160,7 @@ def create_documented_user(direct: redis.Redis, prefix: str) -> None:
 
 @pytest.fixture
 def least(settings: Any) -> Iterator[redis.Redis]:
-    """A user with no right that is not needed."""
+    """Use a Redis user with only the documented rights."""
     with Server(session_server.binary) as server, redis.Redis.from_url(server.url) as direct:
         create_documented_user(direct, settings.RATELIMIT_CACHE_PREFIX)
         settings.CACHES = alias(server.url.replace("//", "//limiter:password@"))
@@ -171,8 +170,8 @@ def least(settings: Any) -> Iterator[redis.Redis]:
 @pytest.mark.engine
 @pytest.mark.django_db(transaction=True)
 def test_a_redis_user_with_minimal_rights_can_decide(least: redis.Redis, prefix: str) -> None:
-    """Limits of every algorithm, rules, overrides, health: nothing more is needed than what is
-    documented.
+    """The documented rights are enough for limits of every algorithm, rules, overrides and the
+    health check.
     """
     assert used() == [1, 2]
     for algorithm in BY_RATE:
@@ -192,7 +191,7 @@ def test_a_redis_user_with_minimal_rights_can_decide(least: redis.Redis, prefix:
 
 
 def assert_nothing_was_missed(least: redis.Redis, prefix: str) -> None:
-    """No command was refused, and no key is without the prefix."""
+    """Check that no command was refused, and that every key has the prefix."""
     # redis-py would like to tell its name, and does without.
     missed = {str(entry["object"]) for entry in least.acl_log()}
     assert missed <= {"client|setinfo", "client"}
@@ -201,7 +200,7 @@ def assert_nothing_was_missed(least: redis.Redis, prefix: str) -> None:
 
 @pytest.mark.parametrize("command", sorted({*LIMITS.split(), *IN_SCRIPTS.split()}))
 def test_a_missing_right_is_a_store_failure(command: str, least: redis.Redis) -> None:
-    """Decided by the policy, never a 500."""
+    """The policy decides, and no call raises an exception."""
     least.execute_command("ACL", "SETUSER", "limiter", f"-{command}")
     for algorithm in BY_RATE:
         limiter = RateLimiter(algorithm, "2/h", algorithm=algorithm)
@@ -215,8 +214,8 @@ def test_a_missing_right_is_a_store_failure(command: str, least: redis.Redis) ->
 def test_counts_are_reset_on_a_server_that_forbids_the_time_command(
     least: redis.Redis, settings: Any
 ) -> None:
-    """The ACL of the server may forbid the command TIME if the clock of the client is used. The
-    message about the reset has no moment in that case.
+    """The ACL of the server may forbid TIME if the client's clock is used. The message about the
+    reset has no time then.
     """
     settings.RATELIMIT_CLOCK = "client"
     least.execute_command("ACL", "SETUSER", "limiter", "-time")
@@ -234,7 +233,7 @@ def test_counts_are_reset_on_a_server_that_forbids_the_time_command(
 
 
 def asked_for() -> set[str]:
-    """All commands that stand in the package, in scripts and in Python."""
+    """Return all Redis commands in the package's scripts and Python code."""
     package = Path(program.__file__).parents[1]
     text = "".join(
         path.read_text() for path in package.rglob("*") if path.suffix in (".lua", ".py")
@@ -251,8 +250,7 @@ def asked_for() -> set[str]:
 
 
 def test_the_minimal_rights_are_those_in_the_documentation() -> None:
-    """Word by word; and what the programs call, and the package asks for anywhere, is
-    among them."""
+    """The documented rights equal the commands of the scripts and of the package."""
     text = program.PROGRAM.source.decode()
     called = {found.lower() for found in re.findall(r"(?:rcall|pcall)\('([A-Z]+)'", text)}
     assert called == set(IN_SCRIPTS.split())

@@ -1,4 +1,4 @@
-"""The tutorial does what it says, followed to the letter."""
+"""The tutorial works as written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tutorial import follow
     "chromium-driver)",
 )
 def test_the_tutorial_leads_to_a_429_an_edited_rule_and_statistics(tmp_path: Path) -> None:
-    """As it is written, in an empty folder, with a server, a site and a browser."""
+    """It is followed in an empty folder, with a server, a site and a browser."""
     assert list(follow(tmp_path)) == [
         "the first 429",
         "the first request after an edited rule",

@@ -1,5 +1,5 @@
-"""The app is installed, and nobody has migrated yet: said once, with the remedy, and nothing goes
-on trying.
+"""An installed app without migrations is reported once with the remedy, and publishing is not
+retried.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ REMEDY = "manage.py migrate"
 
 @pytest.fixture
 def unmigrated(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """A process that has just started, on a database without our tables; how often it asks that."""
+    """Simulate a new process with a database without the package's tables, and return its attempts
+    to publish.
+    """
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     settings.RATELIMIT_RULES = [{"name": "site", "path": "/", "key": "ip", "rate": "2/h"}]
@@ -60,8 +62,8 @@ def get() -> int:
 def test_a_missing_migration_is_logged_once_and_not_retried_forever(
     unmigrated: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Requests go by the rules of the settings; after `migrate`, the next edit holds, and health is
-    well again.
+    """Requests are limited by the rules of the settings. After `migrate`, the next edit applies and
+    the health check is good.
     """
     assert [get() for _ in range(20)] == [200, 200] + [429] * 18
     threading.Event().wait(0.2)
@@ -82,7 +84,7 @@ def test_a_missing_migration_is_logged_once_and_not_retried_forever(
 def test_a_migration_by_another_process_is_detected(
     unmigrated: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its first edit."""
+    """This process detects it with its first edit."""
     assert get() == 200
     known = provider.problems.database
     call_command("migrate", "django_ratelimit_lua", verbosity=0)
@@ -97,7 +99,7 @@ def test_a_migration_by_another_process_is_detected(
 def test_migrate_prints_no_warning_about_itself(
     unmigrated: list[int], settings: Any, no_others: None
 ) -> None:
-    """It runs the checks of the database before it mends what they would report."""
+    """`migrate` runs the checks of the database before it creates the tables."""
     settings.SILENCED_SYSTEM_CHECKS = ["admin.E408", "admin.E409", "admin.E410"]
     output = io.StringIO()
     call_command("migrate", "django_ratelimit_lua", skip_checks=False, stdout=output, stderr=output)
@@ -106,7 +108,7 @@ def test_migrate_prints_no_warning_about_itself(
 
 
 def test_commands_report_the_missing_migration(unmigrated: list[int]) -> None:
-    """And never show a traceback."""
+    """Each command names the remedy, without a traceback."""
     for command in ("check", "export", "publish", "mode site off"):
         with pytest.raises(CommandError, match=REMEDY):
             said(*command.split())

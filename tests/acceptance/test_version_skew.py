@@ -1,5 +1,5 @@
-"""What other versions publish, and what is garbage: no request fails of it, and no limit is lifted
-by it.
+"""Snapshots of other versions, and invalid data in Redis, make no request fail and lift
+no limit.
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ def site(settings: Any) -> None:
 
 
 class Published:
-    """What is published, to be changed behind everybody's back, as another version would
-    write it."""
+    """The published rules, which tests change as another version would."""
 
     def __init__(self, direct: redis.Redis, prefix: str) -> None:
         self.direct, self.key = direct, f"{prefix}{{rules}}"
@@ -87,7 +86,7 @@ class Published:
         return found
 
     def put(self, text: bytes | str) -> None:
-        """Put that there, as of a new revision."""
+        """Store a text as the snapshot of a new revision."""
         self._edits += 1
         number = int(self.direct.hget(self.key, "revision").partition(b"-")[0]) + 1
         revision = f"{number}-{self._edits:016x}"
@@ -101,7 +100,7 @@ class Published:
         freshness.expire()  # As where it is heard of: who goes by no rule for a path asks nobody.
 
     def put_rule(self, called: str, /, **words: Any) -> None:
-        """Give one rule these words, too; None takes one away."""
+        """Change fields of a rule, and remove those that are None."""
         snapshot = self.snapshot()
         for one in snapshot["rules"]:
             if one["name"] == called:
@@ -142,8 +141,8 @@ def get(address: str, times: int = 1, ip: str = FIRST) -> list[int]:
 def test_a_rule_that_becomes_invalid_keeps_its_last_valid_version(
     words: dict[str, Any], published: Published
 ) -> None:
-    """A process that knows the rule as it was uses that, and another one leaves the rule out. The
-    other rules hold.
+    """A process that has loaded the valid version uses it, and another process leaves the rule out.
+    The other rules apply.
     """
     rule("odd", path="/odd", limit=3)
     rule("good", path="/good", limit=2)
@@ -175,9 +174,7 @@ def test_a_rule_that_becomes_invalid_keeps_its_last_valid_version(
 def test_an_invalid_snapshot_leaves_the_last_valid_rules_in_force(
     text: str, published: Published, caplog: Any
 ) -> None:
-    """It is logged once; requests cost what they always do; a process that has just started reads
-    the database.
-    """
+    """It is logged once, and requests cost the same. A new process reads the database."""
     rule("good", path="/good", limit=2)
     assert get("/good", 1) == [200]
     published.put(text)
@@ -201,8 +198,8 @@ def test_an_invalid_snapshot_leaves_the_last_valid_rules_in_force(
 def test_an_older_version_never_overwrites_a_newer_snapshot(
     published: Published, caplog: Any
 ) -> None:
-    """Nor does it try again and again: its edits are saved, and said to be published by the newer
-    version. After going back to the older version for good, one publication is told to take over.
+    """It saves its edits without retrying, and a newer version publishes them. After a return to
+    the older version, one publication takes over.
     """
     rule("good", path="/good", limit=2)
     newer = json.dumps({**published.snapshot(), "format": 99, "rules": {"good": 2}})
@@ -225,7 +222,7 @@ def test_an_older_version_never_overwrites_a_newer_snapshot(
 def test_an_edit_by_a_newer_version_applies_when_the_database_replies(
     is_new: bool, published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However late. What was asked before another edit is not taken for what is there after it."""
+    """The reply may be late. A reply from before another edit is not used."""
     settings.RATELIMIT_TIMEOUT = 0.05
     rule("good", path="/good", limit=2)
     assert get("/good", 1) == [200]
@@ -264,8 +261,8 @@ def test_an_edit_by_a_newer_version_applies_when_the_database_replies(
 def test_a_late_reply_of_the_database_is_used(
     published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, by a process that has just started as well: who is blocked gets in for no longer
-    than that takes.
+    """It is used immediately, also by a new process, so a blocked client is admitted no longer than
+    until the reply.
     """
     settings.RATELIMIT_TIMEOUT = 0.05
     rule("good", path="/good", limit=2)
@@ -297,7 +294,7 @@ NEWER = (
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, Worker]]:
-    """A process of the older version, and one of the newer."""
+    """Run a process of an older version and one of a newer version."""
     databases = {"default": migrated(tmp_path_factory.mktemp("databases") / "site.sqlite3")}
     with Worker("older:", databases) as older, Worker("newer:", databases) as newer:
         older(OLDER)
@@ -307,7 +304,9 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker
 
 @pytest.fixture
 def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, Worker]:
-    """Both, as they have just started, with a rule that the newer one has published."""
+    """Return both processes as they have just started, with a rule that the newer one has
+    published.
+    """
     older, newer = processes
     newer(f"begin({prefix!r}) ;; RateLimitOverride.objects.all().delete()")
     newer("RateLimitRule.objects.all().delete() ;; rule(limit=50, more_rates=['30/m'])")
@@ -318,8 +317,9 @@ def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, 
 def test_an_edit_by_an_older_process_is_published_by_a_newer_one(
     older_newer: tuple[Worker, Worker], published: Published
 ) -> None:
-    """When it looks, as one does every ten seconds; with everything that the older one does not
-    know. Until then, and after it, the older one uses what it understands of the database.
+    """A newer process publishes it when it compares the rules, every ten seconds, with all fields
+    that the older one does not know. The older process uses the database as far as it knows its
+    fields.
     """
     older, newer = older_newer
     rates = newer("ask()")
@@ -339,8 +339,8 @@ def test_an_edit_by_an_older_process_is_published_by_a_newer_one(
 def test_an_older_process_reports_that_its_edit_is_not_published(
     older_newer: tuple[Worker, Worker], published: Published, prefix: str
 ) -> None:
-    """In its health and once in its log, until a process of the newer version looks, as one does
-    every ten seconds.
+    """Its health check and, once, its log report it, until a process of the newer version compares
+    the rules.
     """
     older, newer = older_newer
     newer(f"begin({prefix + 'elsewhere:'!r}) ;; ask()")
@@ -360,7 +360,7 @@ def test_an_older_process_reports_that_its_edit_is_not_published(
 def test_rules_of_an_older_version_are_republished_before_use(
     knows_rules: bool, older_newer: tuple[Worker, Worker], published: Published
 ) -> None:
-    """Where Redis was emptied, nothing tells an older version that there is a newer one."""
+    """After Redis was emptied, an older version cannot detect a newer one."""
     older, newer = older_newer
     if knows_rules:
         newer("ask()")
@@ -371,8 +371,8 @@ def test_rules_of_an_older_version_are_republished_before_use(
 
 
 def test_a_new_field_raises_the_snapshot_format() -> None:
-    """Where this fails, the database or the snapshot has something that an older version would
-    leave out: raise `FORMAT`, so that none publishes without it, and write both down here.
+    """If this test fails, the database or the snapshot has a field that an older version would
+    omit. Raise `FORMAT`, so that no older version publishes, and update both values here.
     """
     published = (RateLimitRule, RateLimitTier, RateLimitOverride)
     words = [
@@ -386,7 +386,7 @@ def test_a_new_field_raises_the_snapshot_format() -> None:
 
 
 class Annex(Extension):
-    """An annex that publishes one number."""
+    """An optional app that publishes a number."""
 
     name = "annex"
 
@@ -399,7 +399,7 @@ class Annex(Extension):
 
 @pytest.fixture
 def annex() -> Iterator[Annex]:
-    """It is installed."""
+    """Install the app."""
     extension = Annex()
     extensions.append(extension)
     yield extension
@@ -409,7 +409,7 @@ def annex() -> Iterator[Annex]:
 def test_an_optional_app_keeps_its_last_version_if_new_data_is_unreadable(
     annex: Annex, published: Published, caplog: Any
 ) -> None:
-    """The rules are read, and the problem is reported."""
+    """The rules are loaded, and the problem is reported."""
     rule("good", path="/good", limit=2)
     provider.reload()
     published.put(json.dumps({**published.snapshot(), "parts": {"annex": []}}))
@@ -420,7 +420,7 @@ def test_an_optional_app_keeps_its_last_version_if_new_data_is_unreadable(
 
 
 def junk() -> st.SearchStrategy[Any]:
-    """Any JSON."""
+    """Generate any JSON value."""
     leaves = (
         st.none()
         | st.booleans()
@@ -453,7 +453,7 @@ def junk() -> st.SearchStrategy[Any]:
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to every value in a JSON value."""
+    """Return the path to every value in a JSON value."""
     inner = (
         value.items()
         if isinstance(value, dict)
@@ -466,8 +466,8 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def mutations(draw: st.DrawFn, text: bytes) -> tuple[bytes, bool]:
-    """What was published, with something dropped, added, or made of another type; or cut off. And
-    whether the good rule is still in it as it was.
+    """Generate a snapshot with removed, added or changed values, or a truncated one, and whether
+    the good rule is unchanged.
     """
     value = json.loads(text)
     good = (
@@ -519,13 +519,13 @@ def mutations(draw: st.DrawFn, text: bytes) -> tuple[bytes, bool]:
 
 
 def ask(address: str, ip: str) -> int:
-    """The status, with every exception raised."""
+    """Return the status of a request, and raise every exception."""
     return Client(REMOTE_ADDR=ip, headers={"x-key": "k"}).get(address).status_code
 
 
 def test_a_damaged_snapshot_makes_no_request_fail(published: Published) -> None:
-    """Snapshots changed at random: dropped, added and retyped values at any depth, cut off, or no
-    JSON at all.
+    """Snapshots are changed at random, with removed, added and changed values at any depth,
+    truncated or without valid JSON.
     """
     logging.getLogger("django_ratelimit_lua").setLevel(logging.CRITICAL)
     one = rule("good", path="/good", limit=1)
@@ -577,7 +577,7 @@ def test_a_damaged_snapshot_makes_no_request_fail(published: Published) -> None:
 
 
 def test_a_damaged_override_record_makes_no_request_fail(published: Published) -> None:
-    """Records of overrides changed at random; a block that is still one blocks."""
+    """Records of overrides are changed at random, and requests of other clients are admitted."""
     logging.getLogger("django_ratelimit_lua").setLevel(logging.CRITICAL)
     rule("good", path="/good", limit=1000)
     RateLimitOverride.objects.create(network=FIRST, effect="block")
@@ -634,8 +634,8 @@ def test_a_damaged_override_record_makes_no_request_fail(published: Published) -
 def test_a_block_with_unknown_fields_stays_a_block(
     words: Any, status: int, published: Published
 ) -> None:
-    """What a newer version has made of it, or who wrote by hand; a process that knows nothing of it
-    keeps the block if it is one, and lifts no limit.
+    """A newer version has changed the override, or an operator has edited it. A process keeps the
+    known block, and a new process keeps it if it can be read.
     """
     rule("good", path="/good", limit=1000)
     RateLimitOverride.objects.create(network=FIRST, effect="block")
@@ -656,9 +656,7 @@ def test_a_block_with_unknown_fields_stays_a_block(
 def test_a_limit_decides_whatever_bytes_its_state_has(
     algorithm: str, direct: redis.Redis, prefix: str
 ) -> None:
-    """Bytes of any length, or a key of another type: one that is none of its states is no state,
-    and is replaced.
-    """
+    """Any bytes, or a key of another type, that are not a state of the algorithm are replaced."""
     limiter = RateLimiter(
         "odd",
         "5/h",
@@ -720,9 +718,9 @@ def test_a_limit_decides_whatever_bytes_its_state_has(
 def test_a_new_state_format_has_a_new_key(
     algorithm: str, form: str, direct: redis.Redis, prefix: str
 ) -> None:
-    """What versions of before have written under a key, and go on to write while versions change.
-    Where this fails, the algorithm needs another `suffix`: else each version takes the other's
-    state for none, and nobody is refused.
+    """Earlier versions write the state under this key while versions change. If this test fails,
+    the algorithm needs another `suffix`. Otherwise each version would ignore the state of the
+    other, and no client would be refused.
     """
     asked = Call(
         [Charge(Limit("form", "40/h", algorithm=algorithm), b"0" * 32)], prefix=prefix.encode()

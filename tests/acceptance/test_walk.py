@@ -1,6 +1,4 @@
-"""How far a reader has to walk who follows one request: counted, so that it does not grow
-unnoticed.
-"""
+"""The number of functions and files that a decision passes through is bounded."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ from tests.walk import walks
 
 @pytest.mark.django_db(transaction=True)
 def test_a_decision_passes_through_few_functions_and_files(settings: Any, no_others: None) -> None:
-    """From `@ratelimit` to Redis and back: functions that are entered, and files that
-    they are in."""
+    """The bound is for the functions from `@ratelimit` to Redis and back, and for their files."""
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     warm, stale = walks()
     newer = sys.version_info >= (3, 12)  # Which enters a few functions more.
@@ -30,9 +27,7 @@ def test_a_decision_passes_through_few_functions_and_files(settings: Any, no_oth
 
 
 def test_the_guided_tour_lists_existing_functions() -> None:
-    """Every function that the documentation leads through is in the file that it names, and no more
-    than there are.
-    """
+    """Every function in the documentation exists in the named file, and their number is bounded."""
     *stations, counts = (Path(__file__).parents[2] / "docs" / "walk.txt").read_text().splitlines()
     assert len(stations) == int(counts.split()[0]) <= 42
     for station in stations:

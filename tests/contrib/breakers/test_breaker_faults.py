@@ -1,5 +1,6 @@
-"""Every fault of the table in the documentation, while breakers are open: `make faults`
-prints it."""
+"""Each fault of the table in the documentation, while breakers are open. `make faults` prints the
+table.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ pytestmark = pytest.mark.faults
 
 @pytest.mark.parametrize("name", probers.FAULTS)
 def test_a_breaker_recovers_from_every_fault(name: str) -> None:
-    """It is never stuck, and no call raises anything but `CircuitOpen`; where nothing is lost, each
-    change is signalled once.
+    """The breaker closes again, and no call raises another exception than `CircuitOpen`. If no data
+    is lost, each change of state is signalled once.
     """
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")

@@ -1,5 +1,5 @@
-"""Circuit breakers in operators' hands: rows retune and force them, by the admin and a command,
-everywhere at once.
+"""Operators change the thresholds of breakers and force states, in the admin and by a command, in
+all processes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def until(ready: Callable[[], bool], seconds: float = 20.0) -> None:
 
 @pytest.fixture
 def payments() -> Iterator[Callable[..., str]]:
-    """Pays for whom is named: "paid" or "open"; with an error where there is to be one."""
+    """Yield a function that makes a call through the breaker and returns "paid" or the reason of
+    the refusal.
+    """
     payments = CircuitBreaker("payments", minimum=10, open_for="30s")
 
     def pay(identity: Any = None, *, fails: bool = False) -> str:
@@ -85,7 +87,7 @@ def operator() -> Client:
 
 
 def test_a_forced_state_ends_by_itself(payments: Callable[..., str]) -> None:
-    """Open, closed whatever happens, and by its own state when the time is over."""
+    """The breaker is open, or closed despite failures, and returns to its own state at the end."""
     force(
         "payments",
         "open",
@@ -105,7 +107,7 @@ def test_a_forced_state_ends_by_itself(payments: Callable[..., str]) -> None:
 
 
 def test_code_can_read_the_forced_state(payments: Callable[..., str]) -> None:
-    """As long as it lasts, and beside the state that the breaker has by itself."""
+    """`forced` is the forced state until it ends, and `state` is the breaker's own state."""
     breaker = CircuitBreaker("payments", minimum=10, open_for="30s")
     assert (breaker.forced, breaker.state) == ("", "closed")
     force("payments", "open", until=timezone.now() + datetime.timedelta(seconds=1.5))
@@ -118,7 +120,9 @@ def test_code_can_read_the_forced_state(payments: Callable[..., str]) -> None:
 
 
 def test_a_row_changes_thresholds_and_keeps_the_counts(payments: Callable[..., str]) -> None:
-    """Live; and what the row does not say is as in the code."""
+    """The thresholds change while the process runs. Empty fields of the row keep the values in the
+    code.
+    """
     for _ in range(4):
         payments(fails=True)
     until(lambda: circuits.by_name["payments"].answer.failures == 4)
@@ -134,7 +138,7 @@ def test_a_row_changes_thresholds_and_keeps_the_counts(payments: Callable[..., s
 
 
 def test_an_invalid_row_is_ignored(payments: Callable[..., str]) -> None:
-    """A row that was edited by hand: the thresholds of the code hold."""
+    """The row was edited by hand, so the thresholds in the code apply."""
     RateLimitBreaker.objects.create(name="payments", minimum=7)
     until(lambda: circuits.by_name["payments"].by.minimum == 7)
     RateLimitBreaker.objects.update(window="soon")
@@ -144,7 +148,7 @@ def test_an_invalid_row_is_ignored(payments: Callable[..., str]) -> None:
 def test_forced_states_and_thresholds_are_in_the_history(
     payments: Callable[..., str], operator: Client
 ) -> None:
-    """Who, what and why; in words, on the page of the history."""
+    """The page of the history shows the operator, the change and the reason."""
     operator.post(
         f"{HERE}one/?name=payments", {"how": "open", "period": "1h", "why": "the bank is down"}
     )
@@ -163,7 +167,7 @@ def test_forced_states_and_thresholds_are_in_the_history(
 def test_the_history_shows_seconds_for_two_moments_of_one_minute(
     payments: Callable[..., str],
 ) -> None:
-    """With seconds."""
+    """The moments are shown with their seconds."""
     ends = datetime.datetime(2037, 5, 6, 14, 5, 10, tzinfo=datetime.UTC)
     force("payments", "open", until=ends)
     force("payments", "open", until=ends + datetime.timedelta(seconds=30))
@@ -175,7 +179,7 @@ def test_the_history_shows_seconds_for_two_moments_of_one_minute(
 def test_the_list_shows_all_breakers_and_their_states(
     payments: Callable[..., str], operator: Client
 ) -> None:
-    """Those without a row as well; states and numbers are those of all processes."""
+    """Breakers without a row are listed as well. States and counts are those of all processes."""
     for _ in range(10):
         payments(fails=True)
     until(lambda: breaker("payments").state == "open")
@@ -191,8 +195,8 @@ def test_the_list_shows_all_breakers_and_their_states(
 def test_the_pages_begin_with_the_state_in_force(
     payments: Callable[..., str], operator: Client
 ) -> None:
-    """Forced, until when and why; the state that the breaker has by itself follows. So does the
-    command.
+    """The forced state, its end and its reason come first, followed by the breaker's own state. The
+    command has the same order.
     """
     payments(fails=True)
     until(lambda: breaker("payments").failures == 1)
@@ -225,7 +229,7 @@ def test_the_pages_begin_with_the_state_in_force(
 def test_an_operator_forces_a_breaker_in_the_admin(
     payments: Callable[..., str], operator: Client
 ) -> None:
-    """With an end; an error is shown beside its field."""
+    """The forced state has an end, and an error is shown at its field."""
     wrong = operator.post(f"{HERE}one/?name=payments", {"how": "ajar", "period": "1h"})
     assert "ajar is not one of the available choices" in wrong.content.decode()
     assert not RateLimitBreaker.objects.exists()
@@ -242,7 +246,7 @@ def test_an_operator_forces_a_breaker_in_the_admin(
 
 
 def test_a_user_without_permission_to_force_can_only_view(payments: Callable[..., str]) -> None:
-    """Viewing, changing thresholds and forcing are permissions of their own."""
+    """Viewing, changing thresholds and forcing are separate permissions."""
     user = User.objects.create_user("viewer", is_staff=True)
     user.user_permissions.add(Permission.objects.get(codename="view_ratelimitbreaker"))
     client = Client()
@@ -260,7 +264,7 @@ def test_a_user_without_permission_to_force_can_only_view(payments: Callable[...
 def test_thresholds_in_the_admin_are_checked(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
-    """As in the code, with the problem at its field."""
+    """They are checked as in the code, and the error is shown at its field."""
     wrong = admin_client.post(
         f"{HERE}add/", {"name": "payments", "window": "soon", "failure_ratio": "0.5"}
     )
@@ -272,7 +276,7 @@ def test_thresholds_in_the_admin_are_checked(
 def test_all_errors_of_thresholds_are_reported_together(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
-    """Each at its field."""
+    """Each error is at its own field."""
     wrong = {
         "failure_ratio": "1.5",
         "failures": "0",
@@ -287,7 +291,7 @@ def test_all_errors_of_thresholds_are_reported_together(
 def test_errors_are_in_the_language_of_the_operator(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
-    """Each field's problem, in German as well."""
+    """The error of each field is translated to German."""
     wrong = {
         "failure_ratio": "1.5",
         "failures": "0",
@@ -311,7 +315,7 @@ def test_errors_are_in_the_language_of_the_operator(
 def test_thresholds_that_contradict_the_code_are_refused(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
-    """They would be left out by every process, and only the log would say so."""
+    """Otherwise every process would ignore the row, and only the log would report it."""
     page = admin_client.post(f"{HERE}add/", {"name": "payments", "open_max": "1s"})
     assert page.status_code == 200
     assert set(page.context["adminform"].form.errors) == {"open_max"}
@@ -327,7 +331,7 @@ def test_thresholds_that_contradict_the_code_are_refused(
 def test_the_form_shows_the_thresholds_in_the_code(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
-    """As what applies if a field is empty; and the names of the breakers there are."""
+    """They are the placeholders of empty fields. The form also lists the names of the breakers."""
     force("payments", "open")
     row = RateLimitBreaker.objects.get()
     page = admin_client.get(f"{HERE}{row.pk}/change/")
@@ -345,7 +349,7 @@ def test_the_form_shows_the_thresholds_in_the_code(
 
 
 def test_a_breaker_has_at_most_one_row(payments: Callable[..., str], admin_client: Client) -> None:
-    """One that was forced once has a row, and no threshold in it yet."""
+    """A breaker that was forced has a row without thresholds, and its form can be edited."""
     force("payments", "open")
     force("payments", "")
     there = f"{HERE}{RateLimitBreaker.objects.get().pk}/change/"
@@ -358,7 +362,7 @@ def test_a_breaker_has_at_most_one_row(payments: Callable[..., str], admin_clien
 def test_the_form_warns_about_a_breaker_that_is_not_in_the_code(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
-    """Once it is saved, with the one that may be meant."""
+    """The warning appears after the row was saved, with a similar name."""
     page = admin_client.post(f"{HERE}add/", {"name": "payment", "failures": "7"}, follow=True)
     assert "the row has no effect. Did you mean “payments”?" in page.content.decode()
     assert RateLimitBreaker.objects.exists()
@@ -371,7 +375,7 @@ def run(*arguments: str) -> str:
 
 
 def test_the_command_lists_and_forces_breakers(payments: Callable[..., str]) -> None:
-    """With a time or for good, and a reason; by its own state again with `auto`."""
+    """A state is forced for a time or for good, with a reason. `auto` ends it."""
     assert "payments: closed; " in run("list")
     assert "forced open until " in run(
         "open", "payments", "--for", "10m", "--reason", "the bank is down"
@@ -403,8 +407,8 @@ FILE = """
 
 
 def test_thresholds_are_exported_and_imported_with_the_rules(payments: Callable[..., str]) -> None:
-    """They come and go with the file of the rules; what is forced stays as it is, and a file
-    without breakers leaves them alone.
+    """They are part of the file of the rules. A forced state stays, and a file without breakers
+    changes none.
     """
     assert "payments" not in rules_yaml.export()
     changes = rules_yaml.plan(FILE)
@@ -430,7 +434,7 @@ def test_thresholds_are_exported_and_imported_with_the_rules(payments: Callable[
 
 @pytest.mark.parametrize("wrong", ["window: soon", "minimum: 0", "forced: open", "mood: blue"])
 def test_a_file_with_an_invalid_breaker_is_refused(wrong: str) -> None:
-    """All or nothing, with the line."""
+    """The error names the line, and no breaker of the file is stored."""
     with pytest.raises(RuleError, match="line 2"):
         rules_yaml.apply(rules_yaml.plan(f"\n- breaker: payments\n  {wrong}\n"))
     with pytest.raises(RuleError, match="two breakers"):
@@ -453,13 +457,13 @@ def test_a_file_with_an_invalid_breaker_is_refused(wrong: str) -> None:
     ],
 )
 def test_a_wrong_type_in_a_file_is_refused_at_its_field(wrong: str, said: str) -> None:
-    """What a row would have made a number of, too."""
+    """A row would convert the value to a number, but a file may not."""
     with pytest.raises(RuleError, match=re.escape(f"line 2: breaker 'payments': {said}")):
         rules_yaml.load(f"\n- breaker: payments\n  {wrong}\n")
 
 
 def test_all_errors_of_a_breaker_in_a_file_are_reported() -> None:
-    """Unknown words as well; a time may be a number of seconds, as in the code."""
+    """Unknown members are reported as well. A time may be a number of seconds, as in the code."""
     with pytest.raises(RuleError) as raised:
         rules_yaml.load(
             "- breaker: 5\n  mood: blue\n  failures: 0\n  window: soon\n  open_for: 2d\n"
@@ -473,7 +477,7 @@ def test_all_errors_of_a_breaker_in_a_file_are_reported() -> None:
 
 
 def test_the_file_in_the_documentation_is_valid() -> None:
-    """As written."""
+    """The block is valid as it is written."""
     text = (Path(__file__).parents[3] / "docs" / "how-to" / "circuit-breaker.rst").read_text()
     (block,) = re.findall(r"code-block:: yaml\n\n((?:   .*\n)+)", text)
     shown = textwrap.dedent(block)
@@ -483,7 +487,7 @@ def test_the_file_in_the_documentation_is_valid() -> None:
 
 
 def said(*arguments: str) -> str:
-    """What `manage.py ratelimit rules` says, warnings as well."""
+    """Return the output and the warnings of `manage.py ratelimit rules`."""
     out = StringIO()
     call_command("ratelimit", "rules", *arguments, stdout=out, stderr=out)
     return out.getvalue()
@@ -492,7 +496,7 @@ def said(*arguments: str) -> str:
 def test_rules_and_breakers_are_counted_separately(
     payments: Callable[..., str], tmp_path: Path
 ) -> None:
-    """By check, by import, and where some would be deleted."""
+    """The check, the import and the warning about deletions count them separately."""
     file = tmp_path / "rules.yaml"
     file.write_text(FILE)
     assert said("check", str(file)) == "1 rule and 1 breaker: no problem found\n"
@@ -510,7 +514,9 @@ def test_rules_and_breakers_are_counted_separately(
 def test_a_breaker_that_is_not_in_the_code_is_reported(
     payments: Callable[..., str], tmp_path: Path
 ) -> None:
-    """As for rules that do nothing; of what is there already, it is not said again."""
+    """The import warns as for rules without an effect. An unchanged name causes no second
+    warning.
+    """
     file = tmp_path / "rules.yaml"
     file.write_text("- breaker: payment\n  failures: 7\n")
     told = said("import", str(file))
@@ -527,7 +533,7 @@ def test_a_breaker_that_is_not_in_the_code_is_reported(
 def test_an_upload_in_the_admin_shows_the_same_warning(
     payments: Callable[..., str], admin_client: Client
 ) -> None:
-    """And says how many rules and how many breakers it has changed."""
+    """The page also shows the numbers of changed rules and breakers."""
     file = "/admin/django_ratelimit_lua/ratelimitrule/file/"
     text = FILE.replace("payments", "payment")
     page = admin_client.post(file, {"file": SimpleUploadedFile("rules.yaml", text.encode())})
@@ -541,7 +547,7 @@ def test_an_upload_in_the_admin_shows_the_same_warning(
 
 
 def scraped() -> dict[tuple[str, ...], float]:
-    """The metrics as they are now."""
+    """Return the current metrics."""
     return {
         (metric.name, *labels): number
         for metric in METRICS
@@ -550,7 +556,7 @@ def scraped() -> dict[tuple[str, ...], float]:
 
 
 def test_metrics_contain_the_state_of_each_breaker(payments: Callable[..., str]) -> None:
-    """1 for the state that it has, 0 for the others."""
+    """The value is 1 for the current state, and 0 for the others."""
     until(lambda: circuits.by_name["payments"].noted_at > 0)
     states = ("closed", "half_open", "open")
     assert [scraped()["breaker_state", "payments", state] for state in states] == [1, 0, 0]
@@ -560,8 +566,9 @@ def test_metrics_contain_the_state_of_each_breaker(payments: Callable[..., str])
 
 
 def test_metrics_contain_forced_states(payments: Callable[..., str]) -> None:
-    """As long as it lasts, of a breaker that nobody has called as well; and beside its
-    own state."""
+    """The metric lasts as long as the forced state, and exists for breakers without calls as well.
+    The own state has another metric.
+    """
 
     def told(name: str) -> list[float]:
         return [scraped()["breaker_forced", name, how] for how in ("open", "closed")]
@@ -580,7 +587,7 @@ def test_metrics_contain_forced_states(payments: Callable[..., str]) -> None:
 def test_a_breaker_declared_twice_with_different_thresholds_is_a_warning(
     payments: Callable[..., str],
 ) -> None:
-    """Where it is the same, nothing is said."""
+    """Equal thresholds cause no warning."""
 
     def warnings() -> list[str | None]:  # Other tests of this process have other breakers.
         return [message.id for message in check_breakers() if "'payments'" in message.msg]
@@ -592,7 +599,7 @@ def test_a_breaker_declared_twice_with_different_thresholds_is_a_warning(
 
 
 def test_breakers_of_other_processes_are_listed(payments: Callable[..., str]) -> None:
-    """As they have noted in Redis, though nothing of them is imported here."""
+    """They are read from Redis, although this process has not imported them."""
     until(lambda: circuits.by_name["payments"].noted_at > 0)
     of_others = circuits.by_name.pop("payments")
     try:
@@ -629,7 +636,7 @@ class Paying(View):
 
 @pytest.fixture
 def guarded(settings: Any) -> None:
-    """A site that answers 503 where a breaker raises, and whose breaker is closed."""
+    """A site whose middleware responds with 503 for an open breaker. Its breaker is closed."""
     settings.MIDDLEWARE = [
         *settings.MIDDLEWARE,
         "django_ratelimit_lua.middleware.RateLimitMiddleware",
@@ -638,7 +645,7 @@ def guarded(settings: Any) -> None:
 
 
 def explained(path: str = "/checkout/?who=ada") -> str:
-    """What the command says of a request."""
+    """Return the output of `rules explain` for a request."""
     out = StringIO()
     call_command("ratelimit", "rules", "explain", "--path", path, stdout=out)
     return out.getvalue()
@@ -646,8 +653,8 @@ def explained(path: str = "/checkout/?who=ada") -> str:
 
 @pytest.mark.usefixtures("guarded")
 def test_explain_shows_the_effect_of_the_breakers_of_a_view(client: Client) -> None:
-    """What they are like, and what would come of it, which is what comes of it; nothing is counted
-    by asking.
+    """The output has the states and the outcome, which the next request confirms. The command
+    counts nothing.
     """
     assert client.get("/checkout/?who=ada").status_code == 200
     assert "breaker checkout: closed\n" in explained()
@@ -681,7 +688,7 @@ def test_explain_shows_the_effect_of_the_breakers_of_a_view(client: Client) -> N
 
 @pytest.mark.usefixtures("guarded")
 def test_the_inspector_shows_the_breakers_of_a_view(client: Client) -> None:
-    """And leads to them, whoever may see them."""
+    """The breakers have links for users who may view them."""
     client.force_login(User.objects.create_superuser("grace"))
     inspector, asked = (
         "/admin/django_ratelimit_lua/ratelimitoverride/inspect/",

@@ -1,4 +1,4 @@
-"""Circuit breakers of several processes: one state for all, whatever happens to any of them."""
+"""Circuit breakers of several processes share one state, through crashes, forks and outages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(prefix: str, template: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts so many processes that have called the service once, and hear of changes."""
+    """Return a function that starts processes, which have made a call and receive messages."""
     database = copy(template, tmp_path / "site.sqlite3")
     with ExitStack() as stack:
 
@@ -53,15 +53,15 @@ def start(prefix: str, template: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 def signals_of(workers: list[Worker], shared: bool = True) -> list[str]:
-    """What the processes were told by signals, all together."""
+    """Return the signals of all processes."""
     return [
         name for worker in workers for name, *_, is_shared in worker("heard") if is_shared is shared
     ]
 
 
 def test_a_breaker_opens_in_all_processes_within_milliseconds(start: Start) -> None:
-    """Of the failure that is too many, in one of them; the push tells the others, which ask nobody.
-    The signal is sent once.
+    """It opens with the last failure in one process. The others receive a message and make no call
+    to Redis. The signal is sent once.
     """
     workers = start(5)
     late = []
@@ -83,7 +83,7 @@ def test_a_breaker_opens_in_all_processes_within_milliseconds(start: Start) -> N
 
 
 def test_failures_of_many_processes_count_together(start: Start) -> None:
-    """None of them has seen enough to open it by itself."""
+    """No process has enough failures to open the breaker alone."""
     workers = start(4)
     for _ in range(4):
         for worker in workers:
@@ -94,7 +94,7 @@ def test_failures_of_many_processes_count_together(start: Start) -> None:
 
 
 def test_calls_that_hang_in_many_processes_count_together(start: Start) -> None:
-    """Each hangs in one call and makes no other; a process that is killed then has been counted."""
+    """Each process hangs in a single call. The call of a killed process was counted before."""
     *hanging, other = start(4, "pay(slow='0.2s', slow_ratio=0.2, minimum=9, open_for='1m')")
     for number, worker in enumerate(
         hanging
@@ -133,7 +133,9 @@ def test_exactly_the_configured_number_of_probes_runs_in_all_processes(start: St
 
 
 def test_a_killed_probe_does_not_keep_the_breaker_half_open(start: Start) -> None:
-    """Its slot ends by itself; then others probe, and it closes. Each change is signalled once."""
+    """The slot of the killed process expires. Another probe succeeds and the breaker closes, with
+    one signal for each change.
+    """
     options = "failures=1, open_for='0.2s', probes=1"
     workers = start(3, f"pay({options})")
     victim, *others = workers
@@ -155,8 +157,8 @@ def test_a_killed_probe_does_not_keep_the_breaker_half_open(start: Start) -> Non
 
 
 def test_without_redis_each_process_opens_a_breaker_by_its_own_outcomes(start: Start) -> None:
-    """Killed: a process that sees failures opens for itself, and no other; back, all go by the
-    shared state again, and calls were never errors.
+    """A process that records failures opens its own breaker, and another process does not. When
+    Redis is back, both use the shared state. No call fails because of the outage.
     """
     with Server() as server, ExitStack() as stack:
         workers = start(
@@ -181,8 +183,8 @@ def test_without_redis_each_process_opens_a_breaker_by_its_own_outcomes(start: S
 
 
 def test_a_silent_redis_costs_a_breaker_at_most_the_deadline(start: Start) -> None:
-    """Hung: the failure that would open waits for the answer as long as a decision may, and then
-    opens here.
+    """The failure that opens the breaker waits for Redis until the deadline, and then opens it in
+    this process.
     """
     with Server() as server:
         (worker,) = start(1, "pay(failures=2, open_for='1m')", at=server.url, RATELIMIT_TIMEOUT=0.1)
@@ -201,9 +203,7 @@ def test_a_silent_redis_costs_a_breaker_at_most_the_deadline(start: Start) -> No
 
 
 def test_a_forked_child_reports_only_its_own_counts(start: Start) -> None:
-    """What the parent counted is told by the parent alone; the child hears of the state as any
-    process.
-    """
+    """The parent reports its own counts. The child reads the shared state as any process does."""
     workers = start(2, "pay(failures=5, open_for='1m')")
     first, other = workers
     first("[pay('failed') for _ in range(4)]")
@@ -223,7 +223,7 @@ def test_a_forked_child_reports_only_its_own_counts(start: Start) -> None:
 
 
 def test_a_forked_child_does_not_count_its_parents_calls(start: Start) -> None:
-    """The parent counts those that hang."""
+    """The parent counts its hanging calls."""
     (worker,) = start(1, "pay(slow='1m')")
     worker("threading.Thread(target=pay, kwargs={'seconds': 30}, daemon=True).start()")
     until(lambda: worker("len(circuits.by_name['payments'].running)") == 1)
@@ -237,7 +237,7 @@ def test_a_forked_child_does_not_count_its_parents_calls(start: Start) -> None:
 
 
 def test_without_redis_a_hanging_probe_keeps_its_slot(start: Start) -> None:
-    """It counts as failed, and the next call is made when it has ended."""
+    """The probe counts as failed, and the next probe begins when it has ended."""
     with Server() as server:
         (worker,) = start(
             1, "pay(failures=1, slow='50ms', open_for='0.1s', probes=1)", at=server.url
@@ -258,7 +258,7 @@ def test_without_redis_a_hanging_probe_keeps_its_slot(start: Start) -> None:
 
 
 def test_a_process_that_ends_writes_its_counts(start: Start) -> None:
-    """The last second is not lost."""
+    """The counts of the last second are written."""
     first, other = start(2, "pay(minimum=1000)")
     first("[pay('failed') for _ in range(7)]")
     first.__exit__()
@@ -269,8 +269,8 @@ def test_a_process_that_ends_writes_its_counts(start: Start) -> None:
 
 
 def test_a_forced_state_applies_everywhere_immediately(start: Start) -> None:
-    """In processes that call all the time, and in the next call of one that has called nobody for
-    long; and what is retuned is so as well.
+    """It applies in processes that make calls continuously, and to the next call of an idle
+    process.
     """
     workers = start(4)
     first, idle, *others = workers

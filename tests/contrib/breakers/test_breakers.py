@@ -1,5 +1,5 @@
-"""Circuit breakers in one process: what counts, what is let through, and what answers in the place
-of a call.
+"""Circuit breakers in one process: the counted outcomes, the admitted calls, and the results of
+stopped calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROBLEM = "application/problem+json"
 
 
 class Service:
-    """What is called: well, or sick in one way or another."""
+    """A callable resource with a result or a failure that the test chooses."""
 
     def __init__(self) -> None:
         self.called = 0
@@ -63,7 +63,7 @@ def service() -> Service:
 
 @pytest.fixture
 def told() -> Iterator[list[Any]]:
-    """The signals of breakers, by name."""
+    """Return the signals of breakers, by name."""
     found: list[Any] = []
     receivers = []
     for name, signal in (
@@ -160,7 +160,7 @@ def test_a_failed_probe_opens_the_breaker_for_longer(
 
 
 def test_slow_calls_open_a_breaker(service: Service, told: list[Any]) -> None:
-    """The calls succeed."""
+    """Slow calls count although they succeed."""
     service.does = lambda: time.sleep(0.02)
     pay = CircuitBreaker("reports", slow="15ms", slow_ratio=0.8, minimum=5, open_for="30s")(service)
     assert [outcome(pay) for _ in range(6)] == [None] * 5 + ["open"]

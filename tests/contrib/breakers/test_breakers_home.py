@@ -20,7 +20,9 @@ def test_breakers_that_are_not_closed_are_listed(
     payments: Callable[..., str],  # noqa: F811
     operator: Client,
 ) -> None:
-    """The state in force, for users who may see breakers; closed ones are not."""
+    """The state in force is listed for users who may view breakers. Closed breakers are
+    not listed.
+    """
     words = "Breakers that are not closed"
     assert words not in shown(operator)
     for _ in range(30):
@@ -38,7 +40,7 @@ def test_breakers_that_are_not_closed_are_listed(
 
 
 def test_an_optional_app_without_tables_is_named(operator: Client) -> None:
-    """The page opens all the same."""
+    """The page of the app can be opened without the tables."""
     call_command("migrate", "ratelimit_breakers", "zero", verbosity=0)
     try:
         assert "breakers is not migrated. Run “manage.py migrate”." in shown(operator)

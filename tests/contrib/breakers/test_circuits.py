@@ -1,5 +1,6 @@
-"""A breaker's program beside its exact models, and the simpler breaker of a process
-without Redis."""
+"""The script of a breaker compared with its exact models, and the simpler breaker of a process
+without Redis.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ BEGIN = 1_700_000_000 * SECOND
 
 
 class Script:
-    """The program, at moments of the test's choice, on keys of its own."""
+    """The script, at moments that the test chooses, on separate keys."""
 
     def __init__(self, server: redis.Redis) -> None:
         key = f"circuits:{{{secrets.token_hex(8)}}}"
@@ -161,8 +162,8 @@ def test_the_script_and_the_model_agree(by: Thresholds, steps: list, chance: int
 def test_a_breaker_opens_by_the_outcomes_of_the_window(
     by: Thresholds, told: list[tuple[int, tuple[int, int, int]]]
 ) -> None:
-    """Held against all outcomes one by one: those of the last window count, and of what is older at
-    most a tenth of a window more: a bucket goes as a whole, never early.
+    """States, counts, slots of probes and pauses are equal to the microsecond, for any reports,
+    requests and changes of thresholds.
     """
     with redis.Redis.from_url(url()) as server:
         script, now, all_of_them = Script(server), BEGIN, []
@@ -206,8 +207,8 @@ def opened(script: Script, by: Thresholds, now: int = BEGIN) -> Answer:
 
 
 def test_a_half_open_breaker_grants_its_probes_and_always_leaves_the_state(script: Script) -> None:
-    """Of many who ask, as many get a slot as there are probes; slots whose processes are gone end
-    by themselves, and others get them.
+    """The configured number of probes gets a slot. The slot of a process that has ended expires,
+    and another probe gets it.
     """
     by = Thresholds(probes=3, open_us=10 * SECOND)
     now = BEGIN + opened(script, by).wait
@@ -224,9 +225,8 @@ def test_a_half_open_breaker_grants_its_probes_and_always_leaves_the_state(scrip
 
 
 def test_a_hanging_probe_keeps_its_slot(script: Script) -> None:
-    """It counts as failed while it goes on, and the next opening leaves it its place. The place
-    lasts for as long as its process reports that it runs; what was given back is not taken again by
-    such a report.
+    """It counts as failed while it runs, and keeps its slot as long as its process reports it. A
+    report after the end does not take the slot again.
     """
     by = Thresholds(probes=1, open_us=SECOND)
     now = BEGIN + opened(script, by).wait
@@ -247,7 +247,7 @@ def test_a_hanging_probe_keeps_its_slot(script: Script) -> None:
 
 
 def test_a_breaker_closes_when_all_probes_have_succeeded(script: Script) -> None:
-    """Calls that were let through before it opened say nothing any more."""
+    """Calls that were admitted before the breaker opened are not counted after it closed."""
     by = Thresholds(probes=2, minimum=20)
     now = BEGIN + opened(script, by).wait
     for name, state in (("a", "half-open"), ("b", "closed")):
@@ -278,8 +278,8 @@ def test_pauses_grow_with_repeated_failures_up_to_a_maximum(script: Script) -> N
 
 @pytest.mark.parametrize("step", [-3600, -1, 3600])
 def test_a_clock_that_jumps_loses_no_counts_and_stops_no_breaker(script: Script, step: int) -> None:
-    """Backwards, time goes on from where it was; forwards, what is older than the window is gone,
-    and what was open may be probed.
+    """After a jump backwards, time continues from the earlier value. After a jump forwards, older
+    outcomes expire and an open breaker grants probes.
     """
     by = Thresholds(minimum=10)
     script.call(BEGIN, by, era=0, outcomes=Outcomes(9, 4))
@@ -295,8 +295,8 @@ def test_a_clock_that_jumps_loses_no_counts_and_stops_no_breaker(script: Script,
 
 
 def test_differences_between_clocks_do_not_prolong_a_window(script: Script) -> None:
-    """With clocks of clients: a hundred calls in turns, of two that are five seconds apart, take no
-    longer than they do.
+    """Two processes whose clocks differ by five seconds report a hundred calls each in turns. All
+    calls are in the window.
     """
     by = Thresholds(minimum=1000)
     for turn in range(100):
@@ -308,8 +308,8 @@ def test_differences_between_clocks_do_not_prolong_a_window(script: Script) -> N
 
 
 def test_changed_thresholds_keep_the_state_and_the_counts(script: Script) -> None:
-    """Another window, another width of its parts, other ratios: what was counted goes on; and a
-    pause is never longer than the new settings have it.
+    """Counts are kept under another window, bucket width or ratio. A pause is never longer than the
+    new maximum.
     """
     by = Thresholds(minimum=100, window_us=30 * SECOND)
     script.call(BEGIN, by, era=0, outcomes=Outcomes(40, 30))
@@ -324,16 +324,14 @@ def test_changed_thresholds_keep_the_state_and_the_counts(script: Script) -> Non
 
 
 def test_pauses_have_random_lengths(script: Script) -> None:
-    """Up to a tenth longer, by chance."""
+    """A pause is up to a tenth longer than configured."""
     by = Thresholds()
     answer = script.call(BEGIN, by, era=0, outcomes=Outcomes(20, 20), chance=999)
     assert 10 * SECOND < answer.wait < 11 * SECOND
 
 
 def test_the_key_of_an_unused_breaker_expires(script: Script, direct: redis.Redis) -> None:
-    """A closed breaker's; one that is open stays until it has been probed, or nobody has asked
-    about it for a week.
-    """
+    """The key of a closed breaker expires after a day, and that of an open breaker after a week."""
     script.call(BEGIN, Thresholds(), era=0, outcomes=Outcomes(1))
     assert 0 < direct.ttl(script.keys[0]) <= 86_400 + 60
     opened(script, Thresholds())
@@ -341,8 +339,8 @@ def test_the_key_of_an_unused_breaker_expires(script: Script, direct: redis.Redi
 
 
 def test_without_redis_one_call_at_a_time_is_a_probe() -> None:
-    """After `open_for`; a failure opens it again, a success closes it; what ended before it opened
-    counts no more.
+    """A probe is granted after `open_for`. A failure opens the breaker again, and a success closes
+    it. A call that began before the breaker opened is not counted.
     """
     by, circuit, failed = (
         Thresholds(failures=2, window_us=10 * SECOND),

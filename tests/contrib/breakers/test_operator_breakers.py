@@ -1,4 +1,4 @@
-"""An operator forces a breaker in a real browser, and real requests obey."""
+"""An operator forces a breaker in a real browser, and real requests are stopped."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SCREEN = "desktop"
 
 
 def pays(site: Site) -> list[int]:
-    """What three payments are answered."""
+    """Return the statuses of three payments."""
     return [site.ask("/payments/pay/", "POST").status for _ in range(3)]
 
 
 def test_a_breaker_is_forced_open_and_released(site: Site, browser: Any) -> None:
-    """For ten minutes, with a reason. The list and the page begin with that; every payment is
-    stopped until the breaker is automatic again.
+    """It is forced for ten minutes, with a reason that the list and the page show first. Every
+    payment is stopped until the breaker is automatic again.
     """
     assert pays(site) == [200] * 3
     hand = Hand(browser, site, "force a breaker")

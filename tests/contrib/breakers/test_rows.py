@@ -1,4 +1,4 @@
-"""Breakers as they are declared."""
+"""Thresholds and rows of breakers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from django_ratelimit_lua.contrib.breakers.rows import (
 
 
 def test_declared_thresholds_can_be_parsed_again() -> None:
-    """Thresholds in words are the same thresholds."""
+    """Parsing the declared form of thresholds returns equal thresholds."""
     odd = thresholds(
         "x",
         {"slow": "1.5s", "failure_ratio": 0.125, "failures": 7, "window": "90s", "open_for": 0.25},
@@ -28,8 +28,8 @@ def test_declared_thresholds_can_be_parsed_again() -> None:
 
 
 def test_the_code_sets_the_thresholds_that_a_row_leaves_empty() -> None:
-    """What a row leaves out stays as it is in the code; the longest pause is never shorter than the
-    first.
+    """An empty field of a row keeps the value in the code. The longest pause is at least
+    the first.
     """
     code = thresholds("x", {"slow": "2s", "minimum": 50})
     row = read_row({"name": "x", "minimum": 10, "open_for": "10m"})
@@ -39,7 +39,7 @@ def test_the_code_sets_the_thresholds_that_a_row_leaves_empty() -> None:
 
 
 def test_a_forced_state_is_parsed() -> None:
-    """How, and until when."""
+    """The row has the forced state and its end."""
     row = read_row({"name": "x", "forced": "open", "until": 5})
     assert (row.forced, row.is_forced(4), row.is_forced(5)) == ("open", True, False)
     assert not read_row({"name": "x"}).is_forced(0)
@@ -56,6 +56,6 @@ def test_a_forced_state_is_parsed() -> None:
     ],
 )
 def test_an_invalid_row_is_refused(given: dict[str, Any]) -> None:
-    """With the name of what is wrong."""
+    """The row raises a `BreakerError`."""
     with pytest.raises(BreakerError):
         read_row(given)

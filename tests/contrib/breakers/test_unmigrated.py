@@ -1,4 +1,4 @@
-"""An annex that is installed, but not migrated."""
+"""An optional app that is installed but not migrated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINE = "not migrated: django_ratelimit_lua.contrib.breakers. Run `manage.py migr
 
 @pytest.mark.django_db(transaction=True)
 def test_an_optional_app_without_tables_is_named_by_commands() -> None:
-    """By those that need its tables, and by `ratelimit health`."""
+    """Commands that need its tables, and `ratelimit health`, name the app."""
     call_command("migrate", "ratelimit_breakers", "zero", verbosity=0)
     try:
         with pytest.raises(CommandError, match=LINE):

@@ -1,5 +1,5 @@
-"""Breakers on views: where they are found, what the inspector says, and which mistakes are
-reported.
+"""Breakers on views: how they are found, what the inspector shows, and which declarations are
+errors.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Guarded(View):
     ],
 )
 def test_breakers_on_a_view_are_found(view: Any, found: list[str]) -> None:
-    """Around it, on its methods, between limits; outermost first, and each once."""
+    """Breakers around the view, on its methods and between limits are found once each, with the
+    outermost first.
+    """
     guards = on_view(view, "GET").marks
     assert [guard.value[0].split()[0] for guard in guards] == found
     answers = {"search": "fallback", "payments": "raises"}
@@ -106,7 +108,9 @@ SINCE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 def test_a_breaker_reports_its_effect_on_a_request(
     state: Any, passes: bool | None, words: str
 ) -> None:
-    """By its state and by what is forced; what chance or other calls decide is not foretold."""
+    """The effect depends on the state and the forced state. It is unknown if other calls or chance
+    decide.
+    """
     known = BreakerState("payments", Thresholds(), **{"row": None, "since": SINCE, **state})
     found, passed = explain(known, "raises")
     assert passed is passes
@@ -117,8 +121,8 @@ def test_a_breaker_reports_its_effect_on_a_request(
     "made", [CircuitOpen("payments", 2.5), CircuitOpen("payments", None, "forced")], ids=repr
 )
 def test_an_exception_can_be_pickled_and_copied(made: CircuitOpen) -> None:
-    """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from
-    its arguments.
+    """`pickle`, `copy` and creation from its arguments, as in Celery's JSON, keep all
+    attributes.
     """
     for again in (
         pickle.loads(pickle.dumps(made)),
@@ -134,13 +138,13 @@ def test_an_exception_can_be_pickled_and_copied(made: CircuitOpen) -> None:
     [CircuitBreaker("mistakes", fallback=later), circuit("mistakes too", fallback=later)],
 )
 def test_a_fallback_of_a_plain_function_must_be_plain(decorator: Any) -> None:
-    """A coroutine as the answer of a plain view would be an error for each client."""
+    """A coroutine as the response of a sync view would be an error for every client."""
     with pytest.raises(LimitError, match="fallback is a coroutine function"):
         decorator(fine)
 
 
 def test_decorators_keep_the_types_of_a_function() -> None:
-    """Of views and of other functions."""
+    """The decorators keep the types of views and of other functions."""
 
     @circuit("typed view")
     def view(request: HttpRequest, number: int) -> HttpResponse:
@@ -155,7 +159,9 @@ def test_decorators_keep_the_types_of_a_function() -> None:
 
 
 def test_without_the_app_a_breaker_names_the_line_to_add(monkeypatch: Any) -> None:
-    """Where it is declared; where that is before the apps are ready, at its first call."""
+    """The error is raised at the declaration or, if the apps are not ready then, at the
+    first call.
+    """
     early = CircuitBreaker("declared early")
     monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
     for use in (lambda: CircuitBreaker("declared late"), lambda: early.call(fine, None)):
@@ -166,8 +172,8 @@ def test_without_the_app_a_breaker_names_the_line_to_add(monkeypatch: Any) -> No
 
 
 def test_a_stored_public_page_can_be_the_fallback_of_a_breaker() -> None:
-    """The page on breakers: while the service fails, each client gets the stored page; without one,
-    503.
+    """This is the example of the documentation. While the service fails, clients get the stored
+    page, or a 503 without one.
     """
     names = recipe("how-to/circuit-breaker.rst", "prices")
 

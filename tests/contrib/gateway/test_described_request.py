@@ -25,8 +25,8 @@ from django_ratelimit_lua.identity.request_values import LINES
 def test_the_address_is_the_one_that_trusted_proxies_report(
     settings: Any, dialect: str, trusted: Any, chain: str, address: str
 ) -> None:
-    """Of a list, the last that is no proxy; else the one there is, also where that is in the
-    proxies' network.
+    """It is the last address of the list that is not a trusted proxy's. A single address is used,
+    even if it is in the proxies' network.
     """
     settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_TRUSTED_PROXIES = dialect, trusted
     said = {"METHOD": "GET", "URI": "/", "HOST": "shop.example", "ADDRESS": chain}
@@ -51,7 +51,9 @@ def test_the_address_is_the_one_that_trusted_proxies_report(
     "uri", ["/api/x", "/%C3%A9/%FF?a=%FF", "/a%20b?", "?a=b", "*", "http://h/é/../x#y"]
 )
 def test_a_described_request_is_complete(settings: Any, uri: str) -> None:
-    """It has what Django's own has that a server makes of the same, and no body."""
+    """It has the attributes and `META` of the `WSGIRequest` that a server would make, and
+    no body.
+    """
     settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
     said = {"METHOD": "post", "URI": uri, "HOST": "shop.example", "ADDRESS": "203.0.113.9"}
     found = read_described_request(
@@ -67,8 +69,8 @@ def test_a_described_request_is_complete(settings: Any, uri: str) -> None:
 
 
 def test_header_names_are_matched_in_every_spelling() -> None:
-    """Twice in one request, it is one list; with underscores, or too long to be remembered, it is
-    not another.
+    """Repeated headers are joined. A name with underscores is not accepted for one with hyphens,
+    and names of any length are converted.
     """
     names = [
         b"X-Original-URI",

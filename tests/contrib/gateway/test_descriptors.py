@@ -1,4 +1,4 @@
-"""Which rule a descriptor of Envoy's meets."""
+"""The rule that a descriptor of Envoy matches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ LOGIN = {"name": "login", "descriptor": ["generic_key=login", "remote_address"],
 
 
 def met(*given: dict[str, Any], domain: str = "edge", entries: str) -> str | None:
-    """The name of the rule that a descriptor meets; its entries with commas between them."""
+    """Return the name of the rule that a descriptor matches, given its entries as text
+    with commas.
+    """
     rules = compile_rules([{"rate": "5/m", **rule} for rule in given])
     pairs = tuple(
         (key, value) for key, _, value in (entry.partition("=") for entry in entries.split(","))
@@ -48,8 +50,8 @@ def met(*given: dict[str, Any], domain: str = "edge", entries: str) -> str | Non
     ],
 )
 def test_the_most_specific_rule_wins(entries: str, name: str | None) -> None:
-    """A value before text with a star, more text before less, and anything last; the keys have to
-    be the same.
+    """A value comes before a pattern, a longer pattern before a shorter one, and a key without a
+    value last. The keys have to be equal.
     """
     rules = [
         {"name": "anything", "descriptor": ["generic_key", "remote_address"]},
@@ -62,8 +64,8 @@ def test_the_most_specific_rule_wins(entries: str, name: str | None) -> None:
 
 
 def test_entries_are_compared_in_order_and_the_domain_last() -> None:
-    """As Envoy's configuration is read, from the outside; of equals, the first in the order of
-    rules.
+    """Entries are compared from the first to the last, as in Envoy's configuration. Of equal
+    patterns, the first in the order of rules wins.
     """
     first = {"name": "first", "descriptor": ["a=1", "b"]}
     second = {"name": "second", "descriptor": ["a", "b=1"]}
@@ -79,8 +81,8 @@ def test_entries_are_compared_in_order_and_the_domain_last() -> None:
 
 
 def test_a_descriptor_may_name_its_rule() -> None:
-    """As its first generic_key, where no descriptor of a rule is it; not a rule that has
-    descriptors of its own, that is off, or that exempts paths.
+    """The first `generic_key` is the rule's name if no pattern matches. Rules with their own
+    descriptors, disabled rules and exemptions are not matched by name.
     """
     api = {"name": "api", "path": "/api/", "key": "ip"}
     assert met(api, entries="generic_key=api,remote_address=203.0.113.9") == "api"
@@ -97,7 +99,7 @@ def test_a_descriptor_may_name_its_rule() -> None:
 
 
 def test_a_rule_for_descriptors_applies_to_no_django_request() -> None:
-    """Unless it has a path, too; and one that is off is for nobody."""
+    """A rule that also has a path applies to requests. A disabled rule matches no descriptor."""
     rules = compile_rules([LOGIN, {**LOGIN, "name": "both", "path": "/login/", "key": "ip"}])
     assert [rule.name for rule in Ruleset(rules)._index.matching("/login/")] == ["both"]
     assert met({**LOGIN, "mode": "off"}, entries="generic_key=login,remote_address=1") is None
@@ -105,13 +107,13 @@ def test_a_rule_for_descriptors_applies_to_no_django_request() -> None:
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=12))
 def test_a_star_matches_any_text(pattern: str, value: str) -> None:
-    """Whatever stands around it."""
+    """A pattern matches the same texts as `fnmatch`."""
     expected = re.match(fnmatch.translate(pattern), value) is not None
     assert ValuePattern(pattern).matches(value) == expected
 
 
 def test_matching_a_pattern_is_fast() -> None:
-    """However many stars it has."""
+    """The time does not depend on the number of stars."""
     assert not ValuePattern("a*" * 200 + "b").matches("a" * 100_000)
 
 
@@ -140,7 +142,7 @@ def test_matching_a_pattern_is_fast() -> None:
     ],
 )
 def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
-    """Also where it is counted by what no entry has; and a rule for paths needs a key as ever."""
+    """A key that no entry provides is an error of `key`, and a rule with a path needs a key."""
     with pytest.raises(RuleError) as raised:
         compile_rule({**LOGIN, **words})
     assert raised.value.field == field
@@ -159,13 +161,13 @@ def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
     ],
 )
 def test_a_key_reads_the_entry_of_the_same_name(key: Any, entries: list[str]) -> None:
-    """And the address is Envoy's `remote_address`."""
+    """The key `ip` reads Envoy's entry `remote_address`."""
     rule = compile_rule({**LOGIN, "key": key, "descriptor": entries})
     assert rule.extra["descriptor"] == DescriptorPattern.parse(entries)
 
 
 def test_a_rule_lists_its_descriptors() -> None:
-    """In its sentence."""
+    """The sentence of the rule has the descriptor's entries."""
     assert (
         reading(LOGIN)
         == "5 per minute per descriptor, for Envoy's descriptor generic_key=login, remote_address"
@@ -175,7 +177,7 @@ def test_a_rule_lists_its_descriptors() -> None:
 
 
 def test_an_entry_provides_the_value_of_a_registered_key(settings: Any) -> None:
-    """By the name of the key; without such an entry, the rule is refused."""
+    """The entry has the name of the key. A rule without the entry is refused."""
     settings.RATELIMIT_KEYS = {"tenant": lambda request: None}
     rule = {
         "name": "tenants",

@@ -1,6 +1,4 @@
-"""A real Envoy in front of a service that is not Django, with the configuration that the command
-prints.
-"""
+"""A real Envoy in front of a service without Django, with the printed configuration."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ SLOTS = [
 
 
 class Service(BaseHTTPRequestHandler):
-    """Answers whatever it is asked; it knows nothing of limits."""
+    """A service that responds to every request and does not know the limits."""
 
     protocol_version = "HTTP/1.1"
     asked: ClassVar[Counter[str]] = Counter()
@@ -75,11 +73,11 @@ class Service(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *args: Any) -> None:
-        """Nothing."""
+        """Write no log."""
 
 
 def more() -> str:
-    """The descriptors that the documentation adds to what is printed."""
+    """Return the descriptors that the documentation adds to the printed configuration."""
     _, _, rest = DOCS.read_text().partition("   :class: more\n\n")
     block, _, _ = rest.partition("\n\n")
     return textwrap.indent(textwrap.dedent(block), 14 * " ") + "\n"
@@ -87,7 +85,7 @@ def more() -> str:
 
 @contextmanager
 def serving() -> Iterator[int]:
-    """The port of the service."""
+    """Run the service, and yield its port."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -102,8 +100,8 @@ def serving() -> Iterator[int]:
 def envoy(
     folder: Path, upstream: int, gateway: Gateway, *options: str, ask: Sequence[int] = ()
 ) -> Iterator[int]:
-    """The port of an Envoy that asks this gateway, with what the command prints, and more
-    descriptors; or, without these, that asks the ports `ask`.
+    """Run an Envoy with the printed configuration and more descriptors, and yield its port. With
+    `ask`, it calls these ports instead, without more descriptors.
     """
     port = free_port()
     places = {"listen": port, "upstream": upstream, "gateway": ask[0] if ask else gateway.port}
@@ -151,7 +149,7 @@ class Site:
     def get(
         self, path: str = "/", port: int = 0, **headers: str | bytes
     ) -> tuple[int, dict[str, str], str]:
-        """Status, headers and body."""
+        """Return the status, the headers and the body."""
         connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=30)
         try:
             given = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -183,8 +181,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_a_client_over_the_limit_is_refused(site: Site) -> None:
-    """With 429, what is left, when to come again, the reference and the rule's message; the service
-    is not asked.
+    """The response is a 429 with the remaining units, the retry time, the reference and the rule's
+    message. The service gets no request.
     """
     first, second, third = (site.get("/refused", X_Api_Key="tin") for _ in range(3))
     assert [status for status, _, _ in (first, second, third)] == [200, 200, 429]
@@ -211,8 +209,8 @@ def test_a_client_over_the_limit_is_refused(site: Site) -> None:
 
 
 def test_a_limit_applies_whatever_the_headers(site: Site) -> None:
-    """Neither one that says where the client is, nor one that is no text, nor a very long one, nor
-    an upgrade. Old clients are served, and headers with underscores are dropped.
+    """A forged address, an invalid text, a long value and an upgrade do not avoid the limit.
+    HTTP/1.0 is served, and headers with underscores are dropped.
     """
     for value in (b"\xff\xfe", b"k" * 20_000):
         assert [site.get(X_Api_Key=value)[0] for _ in range(3)] == [200, 200, 429]
@@ -232,7 +230,7 @@ def test_a_limit_applies_whatever_the_headers(site: Site) -> None:
 
 
 def units_left(site: Site) -> int:
-    """What is left for the client's address."""
+    """Return the remaining units of the client's address."""
     with site.gateway.client() as client:
         look = {"entries": [("generic_key", "site"), ("remote_address", "127.0.0.1")], "hits": 0}
         remaining: int = client.ask(look, domain="site").statuses[0].limit_remaining
@@ -240,7 +238,7 @@ def units_left(site: Site) -> int:
 
 
 def test_requests_go_to_another_gateway_if_one_is_down(site: Site, tmp_path: Path) -> None:
-    """A question that could not be sent is sent to another one, and counts once."""
+    """A call that could not be sent goes to another gateway, and counts once."""
     before = units_left(site)
     with envoy(tmp_path, site.upstream, site.gateway, ask=[site.gateway.port, free_port()]) as port:
         assert [site.get(port=port)[0] for _ in range(20)] == [200] * 20
@@ -248,7 +246,9 @@ def test_requests_go_to_another_gateway_if_one_is_down(site: Site, tmp_path: Pat
 
 
 def test_a_sent_request_is_never_repeated(site: Site, tmp_path: Path) -> None:
-    """A connection that ends after the gateway has counted: 503, and one hit."""
+    """If the connection is lost after the gateway has counted, the response is a 503 and there is
+    one hit.
+    """
     before, sent, done = units_left(site), [], threading.Event()
 
     def swallow_answers() -> None:
@@ -277,7 +277,7 @@ def test_a_sent_request_is_never_repeated(site: Site, tmp_path: Path) -> None:
 
 
 def test_exactly_the_allowed_requests_pass(site: Site) -> None:
-    """Of 1,600 requests of sixteen clients."""
+    """Sixteen clients make 1,600 requests."""
     before = int(site.get()[1]["x-ratelimit-remaining"])
 
     def some(_: int) -> Counter[int]:
@@ -298,8 +298,7 @@ def test_exactly_the_allowed_requests_pass(site: Site) -> None:
 
 
 def test_sent_bytes_are_charged_after_the_response(site: Site) -> None:
-    """By the bytes of each answer, also of those that are refused meanwhile; never
-    refused itself."""
+    """The bytes of each response are charged afterwards, and this charge is never refused."""
     look = {"entries": [("generic_key", "bytes"), ("remote_address", "127.0.0.1")], "hits": 0}
     with site.gateway.client() as client:
 
@@ -313,8 +312,8 @@ def test_sent_bytes_are_charged_after_the_response(site: Site) -> None:
 
 
 def test_requests_are_decided_without_redis_and_without_the_gateway(tmp_path: Path) -> None:
-    """Then the fallback policy of the rules decides, or what Envoy's configuration says; and after
-    that all is as before.
+    """The fallback policy of the rules decides without Redis, and Envoy's configuration without the
+    gateway. Later both decide as before.
     """
     policies = [{**RULES[0], "on_store_error": "closed"}, {**RULES[1], "on_store_error": "open"}]
     with Site(tmp_path, policies, RATELIMIT_TIMEOUT=0.1) as site, ExitStack() as stack:
@@ -337,7 +336,9 @@ def slots_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def test_a_slot_is_held_while_a_request_runs(slots_site: Site) -> None:
-    """Also if its client disconnects; a refused request, or a forged lease, releases nothing."""
+    """The slot is released when the request ends or its client disconnects. A refused request or a
+    forged lease releases nothing.
+    """
     site = slots_site
     with ThreadPoolExecutor(2) as pool:
         Service.leases.clear()
@@ -379,7 +380,7 @@ def test_a_slot_is_held_while_a_request_runs(slots_site: Site) -> None:
 
 
 def seconds_held(site: Site) -> list[float]:
-    """For how long the slots of the site last."""
+    """Return the seconds until each held slot of the site expires."""
     with redis.Redis.from_url(site.gateway.redis.url) as direct:
         keys = [
             key
@@ -391,7 +392,7 @@ def seconds_held(site: Site) -> list[float]:
 
 
 def test_a_client_that_disconnects_during_the_decision_holds_no_slot(slots_site: Site) -> None:
-    """Whether the answer was never made, was on its way, or was read."""
+    """The slot is released whether the decision was pending, on its way or read."""
 
     def leave(number: int) -> None:
         with socket.create_connection(("127.0.0.1", slots_site.port)) as leaving:
@@ -408,7 +409,7 @@ def test_a_client_that_disconnects_during_the_decision_holds_no_slot(slots_site:
 
 
 def test_the_rules_in_the_documentation_are_valid(tmp_path: Path) -> None:
-    """And those for descriptors that it shows can be imported."""
+    """The rules for descriptors in the documentation can be imported."""
     _, _, rest = DOCS.read_text().partition(".. code-block:: yaml\n\n")
     block = "\n".join(line.removeprefix("   ") for line in rest.partition("\n\n- ")[0].splitlines())
     assert [rule["name"] for rule in yaml.safe_load(block)] == ["login", "site"]

@@ -1,4 +1,4 @@
-"""What Envoy is answered about descriptors, by the rules for them; in the process, without gRPC."""
+"""The responses to Envoy's descriptors, in the process and without gRPC."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ site = test_admin.site
 
 
 def described(*entries: str) -> dict[str, Any]:
-    """What `RateLimitRule.extra` has for a descriptor."""
+    """Return `RateLimitRule.extra` with a descriptor."""
     return {"gateway": {"descriptor": list(entries)}}
 
 
 def ask(*descriptors: Any, **more: Any) -> Any:
-    """The answer to a question about these."""
+    """Return the response to a request with these descriptors."""
     return asyncio.run(_answered(question(*descriptors, **more)))
 
 
@@ -64,19 +64,19 @@ def code(*descriptors: Any, **more: Any) -> int:
 
 
 def hits(number: int, **more: Any) -> dict[str, Any]:
-    """A descriptor of so many hits."""
+    """Return a descriptor with a number of hits."""
     return {"entries": [LOGIN, ADA], "hits": number, **more}
 
 
 def left(*descriptors: Any) -> list[int]:
-    """What is left for these, which is looked at only."""
+    """Return the remaining units of these descriptors, without a hit."""
     looks = [{"entries": entries, "hits": 0} for entries in descriptors or ([LOGIN, ADA],)]
     return [status.limit_remaining for status in ask(*looks).statuses]
 
 
 def test_a_status_shows_the_remaining_units(settings: Any) -> None:
-    """The limit, its unit, what remains and when it is unused again; in the order of the
-    descriptors.
+    """It has the limit, its unit, the remaining units and the time until the reset, in the order of
+    the descriptors.
     """
     settings.RATELIMIT_RULES = [LOGIN_RULE, {"name": "odd", "descriptor": ["odd"], "rate": "9/15m"}]
     found = ask([LOGIN, ADA], [("nobody", "knows")], [("odd", "1")])
@@ -94,9 +94,7 @@ def test_a_status_shows_the_remaining_units(settings: Any) -> None:
 
 
 def test_a_refusal_has_the_retry_time(settings: Any) -> None:
-    """As headers, with the reference of other refusals; and as a body, with what the rule has to
-    say.
-    """
+    """The headers have the retry time and the reference, and the body has the rule's message."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "message": "Slower."}]
     assert [code([LOGIN, ADA]) for _ in range(2)] == [OK, OK]
     found = ask([LOGIN, ADA])
@@ -117,8 +115,8 @@ def test_a_refusal_has_the_retry_time(settings: Any) -> None:
 def test_a_refusal_equals_that_of_the_gateway_over_http(
     accept: str, style: str | None, settings: Any
 ) -> None:
-    """Headers and body, by what the client accepts, where any descriptor says that; and so are the
-    headers of an answer that lets it through.
+    """Headers and body are equal for each `Accept` header in a descriptor. The headers of an
+    admitted request are equal as well.
     """
     settings.RATELIMIT_RULES = [
         {**LOGIN_RULE, "path": "/login/", "key": "ip", "rate": "1/h", "message": "Slower."}
@@ -165,8 +163,8 @@ def test_a_refusal_equals_that_of_the_gateway_over_http(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_refusal_is_in_the_language_of_the_client(settings: Any) -> None:
-    """As a page does; and its body says the status that Envoy sends, also of a block that says
-    another.
+    """The body is translated and has the status that Envoy sends, even if a block has another
+    status.
     """
     settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware"]
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "0/h"}]
@@ -182,7 +180,9 @@ def test_a_refusal_is_in_the_language_of_the_client(settings: Any) -> None:
 
 
 def test_the_descriptors_of_a_request_are_decided_all_or_nothing(settings: Any) -> None:
-    """Where one refuses, none is charged; also where two meet one count."""
+    """If one descriptor is refused, none is charged. Two descriptors with the same count are
+    charged together.
+    """
     settings.RATELIMIT_RULES = [
         LOGIN_RULE,
         {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"},
@@ -198,8 +198,8 @@ def test_the_descriptors_of_a_request_are_decided_all_or_nothing(settings: Any) 
 
 
 def test_domains_and_values_have_separate_counts(settings: Any) -> None:
-    """Where the rule names no key, each descriptor is a count; addresses as addresses count
-    everywhere.
+    """Without a key in the rule, each descriptor has its own count. Addresses are counted by their
+    network, as elsewhere.
     """
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "1/h"}]
     assert [code([LOGIN, ADA]), code([LOGIN, GRACE]), code([LOGIN, ADA], domain="other")] == [
@@ -218,14 +218,14 @@ def test_domains_and_values_have_separate_counts(settings: Any) -> None:
     ],
 )
 def test_hits_of_a_descriptor_are_applied(said: Any, taken: int, settings: Any) -> None:
-    """Of the descriptor, where it says so: then 0 takes nothing, and looks."""
+    """With 0 hits, a descriptor takes no units."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "100/h"}]
     assert code(*said) == OK
     assert left() == [100 - taken]
 
 
 def test_the_hits_of_a_request_apply_to_descriptors_without_hits(settings: Any) -> None:
-    """There, 0 is 1; and the cost of a rule is for each hit."""
+    """For these, 0 hits count as 1. The cost of a rule is multiplied by the hits."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "100/h", "cost": 2}]
     for number, remaining in ((0, 98), (5, 88)):
         assert code([LOGIN, ADA], hits=number) == OK
@@ -237,7 +237,7 @@ def test_the_hits_of_a_request_apply_to_descriptors_without_hits(settings: Any) 
 
 
 def test_negative_hits_are_refunds(settings: Any) -> None:
-    """Never more than was taken, and they are never refused."""
+    """They return at most the units that were taken, and are never refused."""
     settings.RATELIMIT_RULES = [LOGIN_RULE]
     assert [code(hits(2)), code([LOGIN, ADA])] == [OK, OVER]
     assert code(hits(1, negative=True)) == OK
@@ -247,7 +247,9 @@ def test_negative_hits_are_refunds(settings: Any) -> None:
 
 
 def test_used_units_are_charged_and_never_refused(settings: Any) -> None:
-    """Where Envoy's configuration says so by an entry; others wait until it is worked off."""
+    """The entry `charge` with the value `after` requests it. Later hits wait until the units are
+    refilled.
+    """
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "algorithm": "token_bucket"}]
     after = {"entries": [LOGIN, ADA, ("charge", "after")], "hits": 7}
     assert code(after) == OK
@@ -259,14 +261,14 @@ def test_used_units_are_charged_and_never_refused(settings: Any) -> None:
 
 
 def test_shadow_mode_counts_and_never_refuses(settings: Any) -> None:
-    """What would be left is told."""
+    """The status has the units that would remain."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "mode": "shadow"}]
     assert [code([LOGIN, ADA]) for _ in range(5)] == [OK] * 5
     assert left() == [0]
 
 
 def test_an_exempt_descriptor_is_unlimited(settings: Any) -> None:
-    """The most that a status can say remains, and there is no limit."""
+    """The status has the maximum of remaining units, and no limit."""
     rule = {
         "name": "monitor",
         "descriptor": ["generic_key=login", "remote_address=198.51.100.*"],
@@ -280,7 +282,9 @@ def test_an_exempt_descriptor_is_unlimited(settings: Any) -> None:
 
 
 def test_a_limit_in_envoys_configuration_replaces_the_rate(settings: Any) -> None:
-    """With the count of the rule; without a rule, with one of its own. All units up to years."""
+    """It uses the count of the rule or, without a rule, its own. All units up to years are
+    supported.
+    """
     settings.RATELIMIT_RULES = [
         {**LOGIN_RULE, "algorithm": "fixed_window", "align": "day", "rate": "2/d"}
     ]
@@ -302,7 +306,7 @@ def test_a_limit_in_envoys_configuration_replaces_the_rate(settings: Any) -> Non
 
 
 def test_the_status_is_that_of_the_limit_with_the_least_remaining(settings: Any) -> None:
-    """Which refuses, or has least left."""
+    """If several limits remain, it is the one that refuses or has the least remaining."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": ["2/h", "100/d"]}]
     found = [ask([LOGIN, ADA]) for _ in range(3)]
     assert [each.statuses[0].current_limit.requests_per_unit for each in found] == [2, 2, 2]
@@ -311,9 +315,7 @@ def test_the_status_is_that_of_the_limit_with_the_least_remaining(settings: Any)
 
 @pytest.mark.django_db(transaction=True)
 def test_django_and_envoy_share_one_count() -> None:
-    """Where a rule counts by a key that an entry has: what Django's views take, Envoy's clients
-    have not, and back.
-    """
+    """A rule with a key that an entry provides counts Django's requests and Envoy's together."""
     row = RateLimitRule.objects.create(
         name="site",
         path="/ok",
@@ -343,8 +345,8 @@ def test_django_and_envoy_share_one_count() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_overrides_apply_to_descriptors() -> None:
-    """A block, another limit and an exemption, of an address, a user or a header; also where no
-    rule is met.
+    """A block, a limit and an exemption apply to an address, a user or a header. A block applies
+    even if no rule matches.
     """
     RateLimitRule.objects.create(
         name="login",
@@ -370,8 +372,7 @@ def test_overrides_apply_to_descriptors() -> None:
 
 
 def test_keys_read_the_entries_of_a_descriptor(settings: Any) -> None:
-    """A user, a path, a header, a cookie and a query parameter count as they do in
-    Django's views."""
+    """A user, a path, a header, a cookie and a query parameter are counted as in Django's views."""
     names = ["user", "path", "header:X-Api-Key", "cookie:sid", "get:q"]
     for name in names:
         settings.RATELIMIT_RULES = [
@@ -383,7 +384,7 @@ def test_keys_read_the_entries_of_a_descriptor(settings: Any) -> None:
 
 @pytest.mark.django_db
 def test_a_user_counts_as_in_a_view(settings: Any) -> None:
-    """By the primary key."""
+    """Users are counted by the primary key, in any spelling."""
     settings.RATELIMIT_RULES = [
         {"name": "of user", "descriptor": ["user"], "key": "user", "rate": "2/h"}
     ]
@@ -397,7 +398,9 @@ def test_a_user_counts_as_in_a_view(settings: Any) -> None:
 
 
 def test_only_envoy_receives_the_address_of_a_client(settings: Any) -> None:
-    """But Envoy, which has seen it."""
+    """The address is that of Envoy's entry. A forwarded address from a client's header is
+    not used.
+    """
     settings.RATELIMIT_TRUSTED_PROXIES = ["203.0.113.0/24"]
     entries = ["header:x-forwarded-for", "remote_address"]
     settings.RATELIMIT_RULES = [
@@ -412,8 +415,8 @@ def test_only_envoy_receives_the_address_of_a_client(settings: Any) -> None:
 def test_a_rule_that_cannot_be_applied_is_left_out(
     settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And said once: a descriptor that names it has nothing to count by, or a function knows only
-    Django's requests.
+    """The log reports it once. For example, the descriptor has no value for the key, or the rate is
+    a function of a request.
     """
     settings.RATELIMIT_RULES = [
         {"name": "users", "path": "/", "key": "user", "rate": "1/h"},
@@ -428,7 +431,7 @@ def test_a_rule_that_cannot_be_applied_is_left_out(
 
 
 def test_signal_receivers_get_refusals(settings: Any) -> None:
-    """With a request that has what the descriptor says."""
+    """They get a request with the values of the descriptor."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "0/h"}]
     heard: list[Any] = []
 
@@ -445,7 +448,7 @@ def test_signal_receivers_get_refusals(settings: Any) -> None:
 
 
 def test_a_request_that_must_wait_is_held(settings: Any) -> None:
-    """As in a view: a leaky bucket answers when it is the client's turn."""
+    """A leaky bucket responds when it is the client's turn, as in a view."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "10/s", "algorithm": "leaky_bucket"}]
 
     async def all_at_once() -> float:
@@ -467,14 +470,14 @@ SLOTS_RULE = {
 
 
 def lease_of(found: Any) -> Any:
-    """The descriptor that gives back what an answer has taken."""
+    """Return the descriptor that releases the slot of a response."""
     (header,) = found.request_headers_to_add
     return [(header.key, header.value)]
 
 
 def test_a_lease_releases_only_its_slot(settings: Any) -> None:
-    """Once; beside others that clients have made up; whatever else was taken in the call stays
-    taken.
+    """It releases the slot once, also beside forged leases. Units that were taken in the same call
+    stay taken.
     """
     settings.RATELIMIT_RULES = [
         SLOTS_RULE,
@@ -498,7 +501,7 @@ def test_a_lease_releases_only_its_slot(settings: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_slots_are_shared_between_django_and_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request of Django's that runs takes the place of one of Envoy's, and back."""
+    """A running request of Django's holds the slot that Envoy requests, and the reverse."""
     RateLimitRule.objects.create(
         name="exports",
         path="/ok",
@@ -525,7 +528,9 @@ def test_slots_are_shared_between_django_and_envoy(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("more", [{"hits": 0}, {"hits": 2, "negative": True}, {"limit": (9, 1)}])
 def test_only_hits_take_slots(more: dict[str, Any], settings: Any) -> None:
-    """Who looks takes none, negative hits give none back, and Envoy's limits are for rates."""
+    """Peeks take no slot, negative hits release none, and limits in Envoy's configuration do not
+    apply to slots.
+    """
     settings.RATELIMIT_RULES = [SLOTS_RULE]
     held = ask([LOGIN, ADA])
     found = ask({"entries": [LOGIN, ADA], **more})
@@ -537,7 +542,7 @@ def test_only_hits_take_slots(more: dict[str, Any], settings: Any) -> None:
 def test_a_slot_that_is_not_released_expires(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a minute, of which the test waits for half a second."""
+    """It expires after a minute, which the test shortens to half a second."""
     settings.RATELIMIT_RULES = [SLOTS_RULE]
     monkeypatch.setattr(answers, "SLOT_SECONDS", 0.5)
     assert [code([LOGIN, ADA]) for _ in range(2)] == [OK, OK]
@@ -550,7 +555,9 @@ def test_a_slot_that_is_not_released_expires(
 def test_a_slot_that_envoy_does_not_confirm_ends_soon(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A confirmed one does not; and no confirmation takes a slot that has ended or was released."""
+    """A confirmed slot stays. The confirmation of a slot that has expired or was released is an
+    error.
+    """
     settings.RATELIMIT_RULES = [SLOTS_RULE]
     monkeypatch.setattr(answers, "SPARE_SECONDS", 0.5 - conf.TIMEOUT)
     confirmed, other = (lease_of(ask([LOGIN, ADA]))[0][1] for _ in range(2))
@@ -568,8 +575,9 @@ def test_a_slot_that_envoy_does_not_confirm_ends_soon(
 
 
 def test_a_slot_is_confirmed_without_redis(settings: Any) -> None:
-    """The decision that gave it stands: while Redis is unavailable, and if it was unavailable
-    then."""
+    """The decision is kept, whether Redis becomes unavailable after it or was unavailable
+    before.
+    """
     settings.RATELIMIT_RULES = [{**SLOTS_RULE, "on_store_error": "local"}]
     caches, away = (
         settings.CACHES,
@@ -585,7 +593,7 @@ def test_a_slot_is_confirmed_without_redis(settings: Any) -> None:
 def test_a_client_that_leaves_during_the_decision_holds_no_slot(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Envoy does when it has waited long enough."""
+    """Envoy cancels the call after its timeout."""
     settings.RATELIMIT_RULES = [SLOTS_RULE]
     decide = Store.adecide
 
@@ -611,7 +619,7 @@ def test_a_client_that_leaves_during_the_decision_holds_no_slot(
 
 @pytest.mark.parametrize(("policy", "expected"), [("open", OK), ("closed", OVER), ("local", OK)])
 def test_the_fallback_policy_applies_to_envoy(policy: str, expected: int, settings: Any) -> None:
-    """Where Redis is away."""
+    """The policy of the rule decides while Redis is unavailable."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     }
@@ -621,7 +629,7 @@ def test_the_fallback_policy_applies_to_envoy(policy: str, expected: int, settin
 
 
 def test_a_disabled_site_admits_every_descriptor(settings: Any) -> None:
-    """Without asking Redis."""
+    """Redis is not called."""
     settings.RATELIMIT_RULES, settings.RATELIMIT_ENABLE = [{**LOGIN_RULE, "rate": "0/h"}], False
     assert code([LOGIN, ADA]) == OK
 
@@ -641,13 +649,15 @@ def test_a_disabled_site_admits_every_descriptor(settings: Any) -> None:
     ],
 )
 def test_contradictions_in_envoys_configuration_are_errors(data: bytes, problem: str) -> None:
-    """It is a mistake of who configures Envoy."""
+    """The request is an error, because Envoy's configuration is wrong."""
     with pytest.raises(QuestionError, match=problem):
         read_question(data)
 
 
 def test_no_value_from_a_client_evades_a_limit(settings: Any) -> None:
-    """A value that is no text, or very long, is counted: an error would let it through."""
+    """Invalid and very long values are counted, because Envoy would admit the request after an
+    error.
+    """
     settings.RATELIMIT_RULES = [
         {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "1/h"}
     ]
@@ -700,7 +710,7 @@ FUZZED = [
 
 
 def _mutated(data: bytes, seed: int) -> bytes:
-    """The same with a few bytes changed, lost or doubled."""
+    """Return the data with a few bytes changed, lost or doubled."""
     dice, changed = random.Random(seed), bytearray(data)
     for _ in range(dice.randrange(4)):
         at = dice.randrange(len(changed) + 1)
@@ -709,9 +719,7 @@ def _mutated(data: bytes, seed: int) -> bytes:
 
 
 def test_every_message_gets_a_response_or_an_error(settings: Any) -> None:
-    """By an answer, or by what is wrong with the question: of bytes and of messages; ten thousand
-    of them in CI.
-    """
+    """Arbitrary bytes and messages get a response or a `QuestionError`."""
     settings.RATELIMIT_RULES = FUZZED
     seen = {"answers": 0, "errors": 0}
 

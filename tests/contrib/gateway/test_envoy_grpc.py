@@ -1,4 +1,4 @@
-"""Envoy's rate limit service over gRPC, in processes of its own."""
+"""Envoy's rate limit service over gRPC, in separate processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 
 def until(is_so: Callable[[], Any], seconds: float = 30) -> None:
-    """Wait for that."""
+    """Wait until the condition holds."""
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end
@@ -61,7 +61,7 @@ def until(is_so: Callable[[], Any], seconds: float = 30) -> None:
 
 
 def test_the_grpc_service_responds_over_a_real_connection(gateway: Gateway) -> None:
-    """Over a real connection, from whichever process."""
+    """Each of the processes responds, with shared counts."""
     with gateway.client() as one, gateway.client() as other:
         assert [client.code(LOGIN) for client in (one, other, one, other)] == [OK, OK, OVER, OVER]
 
@@ -88,7 +88,7 @@ def test_the_grpc_service_responds_over_a_real_connection(gateway: Gateway) -> N
 def test_every_invalid_request_has_a_status(
     method: str, data: bytes, status: grpc.StatusCode, gateway: Gateway
 ) -> None:
-    """Of its own, in words, without a traceback; and the next is answered."""
+    """The status is specific and has no traceback. The next request gets a response."""
     with gateway.client() as client:
         with pytest.raises(grpc.RpcError) as raised:
             client.channel.unary_unary(method)(data, timeout=20, wait_for_ready=True)
@@ -99,7 +99,7 @@ def test_every_invalid_request_has_a_status(
 
 
 def test_exactly_the_allowed_requests_pass_with_several_processes(gateway: Gateway) -> None:
-    """Of two thousand questions of sixteen clients, over as many connections to two processes."""
+    """Sixteen clients make two thousand calls over separate connections to two processes."""
 
     def some(_: int) -> Counter[int]:
         with gateway.client() as client:
@@ -110,7 +110,7 @@ def test_exactly_the_allowed_requests_pass_with_several_processes(gateway: Gatew
 
 
 def test_an_edit_applies_to_the_next_request(gateway: Gateway, tmp_path: Path) -> None:
-    """As rules are edited, in the admin or by YAML."""
+    """A rule is imported from YAML, and the next request uses it."""
     text = "- name: edited\n  descriptor:\n  - domain=edge\n  - tenant\n  rate: {}/h\n"
     file = tmp_path / "rules.yaml"
     descriptor = [("tenant", "acme")]
@@ -124,8 +124,8 @@ def test_an_edit_applies_to_the_next_request(gateway: Gateway, tmp_path: Path) -
 
 
 def test_the_health_service_follows_redis(gateway: Gateway) -> None:
-    """Who cannot decide says so, of all and of the service, and answers by the fallback policy; and
-    says so again when Redis is back.
+    """Without Redis, the health service reports NOT_SERVING and the fallback policy decides. It
+    reports SERVING when Redis is back.
     """
     with gateway.client() as client:
         stub = health_pb2_grpc.HealthStub(client.channel)
@@ -151,7 +151,7 @@ def test_the_health_service_follows_redis(gateway: Gateway) -> None:
 
 
 def test_pending_calls_are_answered_before_the_server_stops(gateway: Gateway) -> None:
-    """Also where the answer is held; then all processes are gone."""
+    """Calls that are held get their response before all processes end."""
     slow = [("generic_key", "slow")]
     with ThreadPoolExecutor(2) as pool, gateway.client() as client:
         first = client.ask(slow).statuses[0]
@@ -167,7 +167,7 @@ def test_pending_calls_are_answered_before_the_server_stops(gateway: Gateway) ->
 
 
 def test_a_tls_service_accepts_only_known_clients(tmp_path: Path) -> None:
-    """By TLS; where it is told an authority, only clients with a certificate of it."""
+    """With `--client-ca`, only clients with a certificate of this authority are served."""
     authority = trustme.CA()
     own, known = authority.issue_cert("localhost"), authority.issue_cert("envoy@example.org")
     files = {
@@ -193,9 +193,7 @@ def test_a_tls_service_accepts_only_known_clients(tmp_path: Path) -> None:
 def test_an_internal_error_is_a_status_without_details(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It stands in the log; a server in this process answers on, says how it is, and stops when it
-    is told to.
-    """
+    """The log has the details. The server continues, reports its health, and stops at SIGTERM."""
     state = {"is_healthy": True}
 
     async def is_healthy() -> bool:
@@ -242,8 +240,8 @@ def test_an_internal_error_is_a_status_without_details(
 def test_invalid_options_are_errors(
     tmp_path: Path, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command: the extra is missing, TLS is half told, a file is not there, a number is
-    none.
+    """The command reports a missing extra, incomplete TLS options, a missing file and an invalid
+    port.
     """
     for arguments, problem in (
         (["--key", __file__], "--certificate and --key"),

@@ -1,6 +1,4 @@
-"""Rules for Envoy's descriptors, as operators write them: in the admin, as YAML, and back from the
-history.
-"""
+"""Rules for Envoy's descriptors in the admin, in YAML and in the history."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ DECLARED = ["domain=edge", "generic_key=login", "remote_address"]
 
 
 def test_a_rule_for_descriptors_is_edited_and_restored_in_the_form(operator: Client) -> None:
-    """Each holds for the next question; it is for no request of Django's, and nothing about it
-    surprises.
+    """Each edit applies to the next descriptor, and to no request of Django's. The form asks for no
+    confirmation.
     """
     assert operator.post(f"{RULES}add/", given(**FORM)).status_code == 302
     rule = RateLimitRule.objects.get()
@@ -77,7 +75,7 @@ def test_a_rule_for_descriptors_is_edited_and_restored_in_the_form(operator: Cli
 def test_errors_are_shown_at_their_field(
     fields: dict[str, Any], problem: str, operator: Client, settings: Any
 ) -> None:
-    """In the operator's language."""
+    """The message is in the operator's language."""
     settings.LANGUAGE_CODE = "de"
     answer = operator.post(f"{RULES}add/", given(**{**FORM, **fields}))
     assert problem in errors(answer)
@@ -85,7 +83,7 @@ def test_errors_are_shown_at_their_field(
 
 
 def test_a_descriptor_survives_yaml_export_and_import(operator: Client) -> None:
-    """As a list of its entries."""
+    """It is exported as a list of its entries."""
     operator.post(f"{RULES}add/", given(**FORM))
     text = export()
     assert "descriptor:\n  - domain=edge\n  - generic_key=login\n  - remote_address\n" in text

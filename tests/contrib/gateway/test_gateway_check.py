@@ -1,4 +1,4 @@
-"""What a proxy asks the gateway: who is believed, what is counted, and what the answer says."""
+"""The `check` URL of the gateway: the trusted proxies, the counted values and the responses."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Check = Callable[..., Answer]
 
 
 def as_client(answer: Answer) -> Answer:
-    """The answer that the client of a proxy gets."""
+    """Return the response that the client of the proxy gets."""
     return answer._replace(status=int(answer.headers.get("x-ratelimit-status", answer.status)))
 
 
 @pytest.fixture(autouse=True)
 def gateway(settings: Any) -> None:
-    """A proxy at 127.0.0.1 is believed."""
+    """A gateway that trusts a proxy at 127.0.0.1."""
     settings.ROOT_URLCONF = "tests.contrib.gateway.gateway_site"
     settings.RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1/32", "10.0.0.0/8"]
     settings.RATELIMIT_GATEWAY_SECRET = [SECRET, "the-secret-before-that"]
@@ -49,7 +49,7 @@ def gateway(settings: Any) -> None:
 
 @pytest.fixture(params=["alone", "asgi", "wsgi"])
 def check(request: pytest.FixtureRequest, settings: Any) -> Check:
-    """Asks as a proxy does: the gateway's own server, or Django's, asynchronous or not."""
+    """Call the URL as a proxy does, on the gateway's own server, under ASGI or under WSGI."""
 
     def asked(
         uri: str = "/",
@@ -83,7 +83,7 @@ def check(request: pytest.FixtureRequest, settings: Any) -> Check:
 def test_every_dialect_has_a_method_an_address_and_a_path(
     check: Check, settings: Any, dialect: str
 ) -> None:
-    """By its own headers; and the answer to each says what is left."""
+    """Each dialect has its own headers, and each response shows the remaining units."""
     settings.RATELIMIT_GATEWAY_DIALECT = dialect
     settings.RATELIMIT_RULES = [
         {"name": "posts", "path": "/a b/", "method": "POST", "key": "ip", "rate": "1/d"}
@@ -105,7 +105,7 @@ def test_every_dialect_has_a_method_an_address_and_a_path(
     "path", ["/", "/decide", "/openapi.json", "/x/check", "/a\nb", "//x", "/%", "*"]
 )
 def test_the_path_that_envoy_appends_is_ignored(settings: Any, application: Any, path: str) -> None:
-    """Which is taken for nothing of the gateway's own, whatever it is; and so is the method."""
+    """No appended path or method leads to another URL of the gateway."""
     settings.RATELIMIT_GATEWAY_DIALECT = "envoy"
     said = {"Method": "POST", "URI": "/", "Host": "shop.example", "Address": "203.0.113.9"}
     pairs = [
@@ -118,7 +118,9 @@ def test_the_path_that_envoy_appends_is_ignored(settings: Any, application: Any,
 def test_only_a_trusted_proxy_with_the_secret_is_accepted(
     check: Check, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Everybody else gets 403; each secret of the list will do; and no secret is in the log."""
+    """Any other request gets a 403. Each secret of the list is accepted, and no secret is
+    logged.
+    """
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "100/d"}]
     with caplog.at_level(logging.DEBUG):
         assert check().status == 200
@@ -151,7 +153,9 @@ def test_only_a_trusted_proxy_with_the_secret_is_accepted(
 def test_a_header_with_underscores_is_not_accepted_from_a_proxy(
     settings: Any, application: Any
 ) -> None:
-    """Proxies pass it on. Older releases of Django make one of both, as `META` has it here."""
+    """Proxies forward such headers, and older releases of Django join them with the header of the
+    same name.
+    """
     settings.RATELIMIT_RULES = [{"name": "one", "path": "/one", "key": "ip", "rate": "1/d"}]
     said = {
         "X-Original-Method": "GET",
@@ -180,8 +184,8 @@ def test_a_header_with_underscores_is_not_accepted_from_a_proxy(
 
 
 def test_a_request_that_is_an_upgrade_is_refused() -> None:
-    """A proxy that passes it on gets a 403, and not the 500 by which it would let the request past
-    every limit.
+    """The gateway closes the WebSocket, which the proxy reads as a 403. After a 500, it would admit
+    the request without limits.
     """
     scope = {"type": "websocket", "path": "/ratelimit/check", "headers": []}
     sent: list[Any] = []
@@ -199,7 +203,7 @@ def test_a_request_that_is_an_upgrade_is_refused() -> None:
 
 
 def test_the_gateways_own_server_ends_cleanly() -> None:
-    """It answers the events of ASGI's lifespan, by `finish_at_shutdown`."""
+    """It completes the events of ASGI's lifespan."""
     events, sent = iter(["lifespan.startup", "lifespan.shutdown"]), []
 
     async def receive() -> Any:
@@ -215,9 +219,7 @@ def test_the_gateways_own_server_ends_cleanly() -> None:
 @pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_headers_are_bounded(settings: Any, application: Any, dialect: str) -> None:
-    """Of their number and of their bytes: 431, whichever proxy asks, and no work for what is
-    beyond.
-    """
+    """Too many or too long headers get a 431 in every dialect, without further work."""
     settings.RATELIMIT_GATEWAY_DIALECT = dialect
     for headers in (
         [(b"x", b"1")] * 100_000,
@@ -249,7 +251,7 @@ def test_headers_are_bounded(settings: Any, application: Any, dialect: str) -> N
     ],
 )
 def test_a_forged_host_does_not_change_the_path(settings: Any, url: str, status: int) -> None:
-    """ingress-nginx writes what the client has sent as `Host` in front of the path."""
+    """ingress-nginx writes the client's `Host` header before the path."""
     settings.RATELIMIT_GATEWAY_DIALECT = "ingress-nginx"
     settings.RATELIMIT_RULES = [{"name": "login", "path": "/login", "key": "ip", "rate": "0/d"}]
     said = {
@@ -267,7 +269,7 @@ def test_a_forged_host_does_not_change_the_path(settings: Any, url: str, status:
 
 @pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])
 def test_health_reports_whether_redis_replies(settings: Any, application: Any) -> None:
-    """For load balancers, which have no secret."""
+    """Load balancers read it without a secret."""
     settings.RATELIMIT_TRUSTED_PROXIES = None
     assert ask(application, "/ratelimit/health", []).status == 200
     settings.CACHES = {
@@ -277,7 +279,7 @@ def test_health_reports_whether_redis_replies(settings: Any, application: Any) -
 
 
 def test_a_missing_header_of_a_proxy_is_an_error_of_the_proxy(check: Check) -> None:
-    """400, with the name of the header; so is what no server would take."""
+    """The response is a 400 with the name of the header. An invalid value gets a 400 as well."""
     assert check("no path").status == 400
     assert check(method="NO METHOD").status == 400
     assert check("/" + "x" * 20_000).status == 400
@@ -288,7 +290,7 @@ def test_a_missing_header_of_a_proxy_is_an_error_of_the_proxy(check: Check) -> N
 
 
 def test_a_path_is_limited_in_every_way_that_servers_read_it(check: Check, settings: Any) -> None:
-    """No way of writing it goes around a limit, or into an exemption."""
+    """No spelling of a path avoids a limit or reaches an exemption."""
     settings.RATELIMIT_RULES = [
         {"name": "api", "path": "/api/", "key": "ip", "rate": "1/d"},
         {"name": "health", "path": "/health/", "exempt": True},
@@ -321,9 +323,7 @@ def test_a_path_is_limited_in_every_way_that_servers_read_it(check: Check, setti
 
 
 def test_a_host_has_one_identity_in_every_spelling(check: Check, settings: Any) -> None:
-    """A port, a dot or capitals change nothing of the site that answers; so they free nobody of
-    what is said of it.
-    """
+    """A port, a final dot and capitals select the same site, so they have the same count."""
     settings.RATELIMIT_RULES = [{"name": "hosts", "path": "/", "key": "header:Host", "rate": "1/d"}]
     ways = (
         "shop.example",
@@ -401,8 +401,8 @@ def test_a_repeated_value_does_not_avoid_a_limit(
 def test_rules_that_need_values_unknown_to_proxies_do_not_apply(
     check: Check, settings: Any
 ) -> None:
-    """The route, a kwarg, the user, the session, the body: to be refused by them would be to be
-    refused for nothing.
+    """The proxy reports no route, kwarg, user, session or body, so these rules refuse no
+    request.
     """
     base = {"path": "/", "rate": "0/d"}
     keys = (
@@ -439,8 +439,8 @@ def test_rules_that_need_values_unknown_to_proxies_do_not_apply(
 
 
 def test_the_user_is_the_one_that_the_proxy_reports(check: Check, settings: Any) -> None:
-    """By primary key, and so counted as one with Django's views; groups and staff are of the
-    database; who has none is nobody.
+    """Users are identified by primary key, as in Django's views. Groups and staff come from the
+    database, and an empty header is an anonymous user.
     """
     settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
     settings.RATELIMIT_RULES = [
@@ -489,14 +489,14 @@ def test_the_user_is_the_one_that_the_proxy_reports(check: Check, settings: Any)
     "charset", ["hex", "undefined", "idna", "utf-16", "utf-7", "cp037", "latin-1"]
 )
 def test_a_limit_applies_whatever_the_charset(check: Check, settings: Any, charset: str) -> None:
-    """What a client calls its body changes nothing of how a query is counted, and is no error."""
+    """The charset of a body does not change how the query is counted, and causes no error."""
     settings.RATELIMIT_RULES = [{"name": "q", "path": "/", "key": "get:q", "rate": "1/d"}]
     assert check("/?q=%C3%A9a").status == 200
     assert check("/?q=%C3%A9a", Content_Type=f"text/plain; charset={charset}").status == 429
 
 
 def test_overrides_apply_to_requests_of_proxies(check: Check, settings: Any) -> None:
-    """A block whatever rule there is, with its 403; another limit for one host."""
+    """A block applies without a matching rule, with its status. A limit applies to one host."""
     rule = RateLimitRule.objects.create(
         name="all", path="/shop/", key="header:Host", limit=0, unit="d"
     )
@@ -513,7 +513,7 @@ def test_overrides_apply_to_requests_of_proxies(check: Check, settings: Any) -> 
 
 
 def test_a_request_is_held_until_its_turn(check: Check, settings: Any) -> None:
-    """As the middleware holds one."""
+    """The request waits as in the middleware."""
     settings.RATELIMIT_RULES = [
         {
             "name": "slow",
@@ -528,8 +528,8 @@ def test_a_request_is_held_until_its_turn(check: Check, settings: Any) -> None:
 
 
 def test_the_projects_pages_are_not_used_for_proxies(check: Check, settings: Any) -> None:
-    """Its page and its exception are for its own views; for `"x"`, the headers have the other
-    names.
+    """`RATELIMIT_VIEW` and the exception class are for the project's own views. `RATELIMIT_HEADERS`
+    applies.
     """
     settings.RATELIMIT_RULES = [{"name": "none", "path": "/", "key": "ip", "rate": "0/d"}]
     settings.RATELIMIT_VIEW = "tests.acceptance.site.custom"
@@ -543,7 +543,7 @@ def test_the_projects_pages_are_not_used_for_proxies(check: Check, settings: Any
 
 @pytest.mark.usefixtures("quiet")
 def test_simultaneous_requests_share_round_trips(settings: Any, direct: Redis) -> None:
-    """Sixteen cost Redis two, or a few more where the loop comes late: the first goes at once, the
+    """Sixteen requests cost two round trips, or a few more. The first is sent immediately, and the
     others together.
     """
     settings.RATELIMIT_RULES = [{"name": "api", "path": "/api/", "key": "ip", "rate": "100/d"}]
@@ -573,8 +573,8 @@ def test_simultaneous_requests_share_round_trips(settings: Any, direct: Redis) -
 
 
 def test_errors_are_reported_by_the_system_check(settings: Any, no_others: None) -> None:
-    """A proxy that cannot be believed; and rules that do not apply to what it asks about, those of
-    the admin with `--database`.
+    """The check reports a gateway without a secret or trusted proxies, and rules that do not apply
+    to proxies. `--database` includes the rules of the admin.
     """
     settings.RATELIMIT_RULES = [
         {"name": "mine", "path": "/", "key": ["ip", "user"], "rate": "1/d"},
@@ -607,7 +607,7 @@ def test_errors_are_reported_by_the_system_check(settings: Any, no_others: None)
 
 
 def test_the_rule_form_lists_values_that_proxies_do_not_have(settings: Any) -> None:
-    """When it is saved and whenever it is looked at; nothing, where no proxy asks."""
+    """The form lists them if the site has a gateway, and lists none otherwise."""
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
@@ -676,7 +676,7 @@ values = st.one_of(
 
 @pytest.fixture
 def odd_rules(settings: Any) -> None:
-    """Rules that go by all that is made up."""
+    """Rules with keys for all generated headers."""
     settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
     settings.RATELIMIT_RULES = [
         {"name": "a", "path": "/", "key": ["ip", "header:X-API-Key"], "rate": "3/d"},
@@ -700,9 +700,7 @@ def odd_rules(settings: Any) -> None:
 def test_any_header_is_answered_without_a_server_error(
     odd_rules: None, more: list[tuple[str, bytes]]
 ) -> None:
-    """Whatever a believed proxy passes on, there is an answer, and it is none of the server's
-    mistakes.
-    """
+    """For any headers of a trusted proxy, the response is not a server error."""
     said = {
         "X-Original-Method": b"GET",
         "X-Original-URI": b"/api/x",
@@ -723,7 +721,7 @@ def tenant(request: Any) -> str:
 
 
 def test_a_registered_key_applies_if_proxies_know_its_value(check: Check, settings: Any) -> None:
-    """Otherwise its rules are left out, and the check of the site names them."""
+    """If proxies do not know the value, the rule is left out and the system check names it."""
     settings.ALLOWED_HOSTS = ["*"]
     settings.RATELIMIT_RULES = [{"name": "tenants", "path": "/", "key": "tenant", "rate": "1/d"}]
     settings.RATELIMIT_KEYS = {"tenant": Key("tenant", tenant, known_to_proxies=True)}

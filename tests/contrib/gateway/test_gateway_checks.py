@@ -20,7 +20,7 @@ def found() -> list[tuple[str, str]]:
 def test_rules_for_envoy_need_grpc_and_no_middleware(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They apply to no request of Django's, so no middleware is missed."""
+    """Such rules apply to no request of Django's, so a missing middleware is not reported."""
     settings.RATELIMIT_RULES = [
         {"name": "edge", "descriptor": ["generic_key=login"], "rate": "5/m"}
     ]

@@ -1,5 +1,4 @@
-"""The clients of the documentation, as they stand there, against the gateway by itself on
-uvicorn."""
+"""The clients in the documentation, against the gateway on uvicorn."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ assert isinstance(refused, Problem) and refused.status == 403, refused
 def environment(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """Where the gateway is, and a token."""
+    """Return an environment with the URL of the gateway and a token."""
     rules = [{"name": "mail", "group": "mail", "key": "ip", "rate": "100/h"}]
     with Site(tmp_path_factory.mktemp("clients"), rules, request.param) as site:
         token = site.command("shell", command=MAKE_CLIENT, verbosity=0).strip()
@@ -70,7 +69,7 @@ def environment(
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_the_clients_in_the_documentation_work(environment: dict[str, str], name: str) -> None:
-    """In a dozen lines of a shell, of Node and of Go."""
+    """They are written for a shell, Node and Go."""
     command = list(CLIENTS[name])
     needed = [command[0], "curl"] if name == "decide.sh" else command[:1]
     if not all(shutil.which(tool, path=environment["PATH"]) for tool in needed):
@@ -100,7 +99,7 @@ def test_the_clients_in_the_documentation_work(environment: dict[str, str], name
 def test_a_client_can_be_generated_from_the_document(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """With a model of every part, and defaults that are accepted."""
+    """It has a model for each schema, and its defaults are accepted."""
     if find_spec("openapi_python_client") is None:
         pytest.skip("NO CLIENT TEST: openapi-python-client is not installed")
     config = tmp_path / "config.yaml"

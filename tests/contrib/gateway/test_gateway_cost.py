@@ -1,4 +1,4 @@
-"""A refusal's cost is bounded and small, whatever a proxy sends."""
+"""The cost of a refusal is bounded and small, for any request of a proxy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 def test_the_gateway_refuses_large_requests_at_the_same_cost(
     piece: str, tricks: str, settings: Any
 ) -> None:
-    """Whatever the path, which servers read in many ways; what has too many is no request."""
+    """This holds for paths with several readings. A path with too many readings is refused."""
     settings.RATELIMIT_GATEWAY_DIALECT, settings.RATELIMIT_GATEWAY_SECRET = (
         "envoy",
         "a-secret-of-the-tests",
@@ -54,8 +54,8 @@ def test_the_gateway_refuses_large_requests_at_the_same_cost(
 
 
 def test_the_gateway_reads_only_the_token_and_the_body() -> None:
-    """It takes a digest of the token, and the body has a bound: test_gateway_decide.py. The admin's
-    page of a new client names the address of the site.
+    """The token is hashed, and the body is bounded, as test_gateway_decide.py checks. The admin's
+    page of a new client reads the URL of the site.
     """
     assert parts_read(PACKAGE / "contrib" / "gateway") - {*READ} <= {
         "META[HTTP_AUTHORIZATION]",

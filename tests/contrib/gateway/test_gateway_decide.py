@@ -1,5 +1,5 @@
-"""What services ask the gateway: by a token, about limits that it may ask about, all or nothing or
-each for itself.
+"""The `decide` URL of the gateway for services: tokens, permitted limits, and decisions together or
+separately.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def schema(name: str) -> Draft202012Validator:
 
 @pytest.fixture(autouse=True)
 def limits(settings: Any) -> None:
-    """Rules of the settings."""
+    """Rules in the settings."""
     settings.ROOT_URLCONF = "tests.contrib.gateway.gateway_site"
     settings.RATELIMIT_RULES = [
         {"name": "mail", "path": "/mail/", "key": "user", "rate": "3/h"},
@@ -99,7 +99,7 @@ def rate_of(group: str, request: Any) -> str:
 
 @pytest.fixture
 def token() -> str:
-    """That of a service which may ask everything."""
+    """Return the token of a client with all permissions."""
     client = RateLimitClient(name="mailer", limits="*", may_refund=True)
     made = client.new_token()
     client.save()
@@ -108,7 +108,7 @@ def token() -> str:
 
 @pytest.fixture(params=["alone", "asgi"])
 def decide(request: pytest.FixtureRequest, token: str) -> Decide:
-    """Asks as a service does."""
+    """Call the URL as a service does."""
 
     def asks(
         *charges: Any,
@@ -143,7 +143,7 @@ def verdicts(answer: Answer) -> tuple[bool, list[bool]]:
 
 
 def test_a_batch_is_decided_together_or_each_charge_separately(decide: Decide) -> None:
-    """Together, what one limit refuses is taken from none."""
+    """Together, a refusal by one limit takes no units of any other."""
     both = ({**MAIL, "cost": 2}, {"rule": "mail.all", "identity": ["everybody", 1], "cost": 2})
     assert verdicts(decide(*both)) == (True, [True, True])
     refused = decide(*both)
@@ -156,9 +156,9 @@ def test_a_batch_is_decided_together_or_each_charge_separately(decide: Decide) -
 
 
 def test_a_partial_charge_takes_the_available_units(decide: Decide) -> None:
-    """With `partial`: `granted` is their number, and the charge is refused only if there is none.
-    Limits of one name, and charges that are decided together, take the same number; each by itself
-    takes its own.
+    """With `partial`, `granted` is the number of units, and the charge is refused only if there is
+    none. Limits of one name, and charges that are decided together, take the same number. A
+    separate charge takes its own.
     """
 
     def granted(*charges: Any, **more: Any) -> tuple[bool, list[int]]:
@@ -180,8 +180,9 @@ def test_a_partial_charge_takes_the_available_units(decide: Decide) -> None:
 
 
 def test_units_can_be_peeked_and_refunded(decide: Decide) -> None:
-    """peek, refund; and what is counted is one with a `RateLimiter`'s and with Django's
-    requests."""
+    """The operations are `peek` and `refund`. The count is shared with a `RateLimiter` and Django's
+    requests.
+    """
     assert verdicts(decide({**MAIL, "cost": 3})) == (True, [True])
     assert verdicts(decide(MAIL, operation="peek")) == (False, [False])
     assert RateLimiter("mail", "3/h").peek("ada").remaining == 0
@@ -193,8 +194,8 @@ def test_units_can_be_peeked_and_refunded(decide: Decide) -> None:
 
 
 def test_a_turn_is_reserved_or_waited_for(decide: Decide) -> None:
-    """reserve says how long to wait; acquire answers when it is the turn; neither, where it is too
-    far away.
+    """`reserve` returns the wait, and `acquire` responds when it is the client's turn. Both refuse
+    a turn after the timeout.
     """
     turns = {"limit": "turns", "identity": None}
     waits = [
@@ -213,7 +214,7 @@ def test_a_turn_is_reserved_or_waited_for(decide: Decide) -> None:
 
 
 def test_a_shadow_limit_delays_no_request(decide: Decide) -> None:
-    """A service that sleeps for as long as it is told does not do so for a limit in shadow mode."""
+    """The `wait` is zero, so a service that sleeps for it does not wait."""
     for operation in ("hit", "hit", "peek", "reserve"):
         told = {"operation": operation, **({"timeout": 60} if operation == "reserve" else {})}
         [decision] = decide({"limit": "shade", "identity": "ada"}, **told).json()["decisions"]
@@ -221,7 +222,7 @@ def test_a_shadow_limit_delays_no_request(decide: Decide) -> None:
 
 
 def test_a_cancelled_call_returns_its_turn(token: str) -> None:
-    """Nobody waits behind one that is not there any more."""
+    """No later caller waits for the turn of a cancelled call."""
     turns = RateLimiter("turns", "5/s")
 
     async def leaving() -> None:
@@ -257,7 +258,7 @@ def test_a_cancelled_call_returns_its_turn(token: str) -> None:
 
 
 def test_slots_are_held_until_they_are_released(decide: Decide) -> None:
-    """By what was answered; anything else releases nothing."""
+    """The slot in the response releases it. No other value releases anything."""
     report = {"limit": "reports", "identity": "ada"}
     taken = decide(report, operation="slot", seconds=30)
     assert taken.json()["allowed"]
@@ -282,9 +283,7 @@ def test_slots_are_held_until_they_are_released(decide: Decide) -> None:
 def test_a_client_that_leaves_during_the_decision_holds_no_slot(
     token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Django cancels a view whose client has gone: nobody has heard by what it would be
-    released.
-    """
+    """The client has not received the slot, so the slot is released when the call is cancelled."""
     report = {"limit": "reports", "identity": "ada"}
     body = json.dumps({"charges": [report], "operation": "slot", "seconds": 3600}).encode()
     really = Store.adecide
@@ -315,7 +314,7 @@ def test_a_client_that_leaves_during_the_decision_holds_no_slot(
 
 
 def test_each_slot_taken_separately_can_be_released(decide: Decide) -> None:
-    """Every decision that takes one says which; one that does not, says none."""
+    """Each allowed decision has its own slot, and a refused decision has none."""
     reports = [{"limit": "reports", "identity": name} for name in ("ada", "grace", "ada")]
     answer = decide(*reports, operation="slot", seconds=30, together=False).json()
     slots = [decision.get("slot") for decision in answer["decisions"]]
@@ -329,7 +328,7 @@ def test_each_slot_taken_separately_can_be_released(decide: Decide) -> None:
 
 
 def test_services_cannot_ban_networks_that_are_never_banned(decide: Decide, settings: Any) -> None:
-    """Whom a service names by address is spared as in requests; others are banned."""
+    """An address in the list is not banned, alone or with a user. Another address is banned."""
     settings.RATELIMIT_NEVER_BAN = ["192.0.2.0/24"]
     settings.RATELIMIT_RULES = [
         {
@@ -351,7 +350,7 @@ def test_services_cannot_ban_networks_that_are_never_banned(decide: Decide, sett
 
 
 def test_a_disabled_site_allows_every_request(decide: Decide, settings: Any) -> None:
-    """Also giving back what was given: a service that asks sees no mistake of its own."""
+    """Releasing a slot is no error either."""
     settings.RATELIMIT_ENABLE = False
     report = {"limit": "reports", "identity": "ada"}
     taken = [decide(report, operation="slot", seconds=30).json() for _ in range(2)]
@@ -363,13 +362,15 @@ def test_a_disabled_site_allows_every_request(decide: Decide, settings: Any) -> 
     "wrong", [{"limit": "nowhere"}, {"limit": "reports"}, {"limit": "function"}]
 )
 def test_a_refused_batch_takes_no_units(decide: Decide, wrong: dict[str, str]) -> None:
-    """Also each for itself: who asks again would pay twice."""
+    """No unit is taken with `together=false` either, because a repeated call would take
+    it again.
+    """
     assert decide(MAIL, {**wrong, "identity": 1}, together=False).status == 422
     assert decide(MAIL, operation="peek").json()["decisions"][0]["remaining"] == 3
 
 
 def test_a_body_is_read_only_up_to_its_maximum(settings: Any) -> None:
-    """By Django's view, too, where it comes in chunks and nothing says how long it is."""
+    """Django's view also stops at the maximum if the body has no length."""
     body = io.BytesIO(bytes(1_000_000))
     scope = {
         "type": "http",
@@ -383,14 +384,14 @@ def test_a_body_is_read_only_up_to_its_maximum(settings: Any) -> None:
 
 
 def test_a_rule_that_is_off_or_in_shadow_mode_never_refuses(decide: Decide) -> None:
-    """As in requests."""
+    """This is the same as for requests."""
     for name in ("off", "shadow"):
         assert decide({"limit": name, "identity": 1}).json()["allowed"]
 
 
 def test_a_token_allows_only_the_limits_of_its_client(decide: Decide) -> None:
-    """Nothing without one; other limits are forbidden; and it is over in the moment it is revoked,
-    or replaced.
+    """A call without a token, or for another limit, is refused. A revoked or replaced token is
+    refused immediately.
     """
     few = RateLimitClient(name="few", limits="mail*\nsms")
     token = few.new_token()
@@ -438,8 +439,8 @@ def test_a_token_allows_only_the_limits_of_its_client(decide: Decide) -> None:
 
 
 def test_only_permitted_clients_may_refund(decide: Decide) -> None:
-    """A refund can lift any limit: so a client needs the permission for it, which holds from the
-    next question on.
+    """A refund can undo any limit, so it needs a permission. A changed permission applies to the
+    next call.
     """
     client = RateLimitClient(name="asking", limits="mail")
     token = client.new_token()
@@ -460,7 +461,9 @@ def test_only_permitted_clients_may_refund(decide: Decide) -> None:
 def test_wrong_tokens_are_limited_and_logged(
     decide: Decide, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By address, and never in the way of a right one, also of one that was made just now."""
+    """They are limited by address, without an effect on valid tokens or new ones. No token is
+    logged.
+    """
     refusal_log.clear()
     answers = [decide(MAIL, token=f"rl_{number}") for number in range(13)]
     assert [answer.status for answer in answers] == [401] * 10 + [429] * 3
@@ -486,8 +489,8 @@ def test_wrong_tokens_are_limited_and_logged(
 
 
 def test_rules_of_the_admin_can_be_used_by_name(decide: Decide) -> None:
-    """With the numbers that they have now; and so are the limiters in the code, where it is
-    imported.
+    """The current limits of the rule apply. Limiters in imported code can be used by name
+    as well.
     """
     rule = RateLimitRule.objects.create(name="orders", path="/orders/", key="ip", limit=1, unit="h")
     order = {"rule": "orders", "identity": {"ip": "203.0.113.9"}}
@@ -633,21 +636,21 @@ def test_rules_of_the_admin_can_be_used_by_name(decide: Decide) -> None:
     ],
 )
 def test_errors_are_reported(decide: Decide, body: bytes, status: int, detail: str) -> None:
-    """As a problem document with the part that is wrong; nothing is counted."""
+    """The problem document names the invalid member, and nothing is counted."""
     answer = decide(body=body)
     assert answer.status == status
     assert detail in answer.json()["detail"]
 
 
 def test_other_methods_and_paths_are_not_answered(decide: Decide) -> None:
-    """405 with what is right; and there is nothing else."""
+    """Another method gets a 405 with the allowed one, and another path a 404."""
     answer = decide(MAIL, method="GET")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
     assert ask(alone, "/admin/", []).status == 404
 
 
 def test_a_slow_client_gets_a_timeout(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
-    """408, when its body has not come in time."""
+    """The status is 408 if the body does not arrive in time."""
     monkeypatch.setattr(asgi, "BODY_SECONDS", 0.05)
 
     async def slow() -> Answer:
@@ -658,7 +661,7 @@ def test_a_slow_client_gets_a_timeout(monkeypatch: pytest.MonkeyPatch, token: st
 
 
 def test_while_redis_is_unavailable_policies_decide(decide: Decide, settings: Any) -> None:
-    """It is no error."""
+    """The response is not a server error."""
     settings.CACHES = {
         "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
     }
@@ -667,8 +670,8 @@ def test_while_redis_is_unavailable_policies_decide(decide: Decide, settings: An
 
 
 def test_the_openapi_document_matches_requests_and_responses() -> None:
-    """OpenAPI, served to anybody, of both; every question that it allows is read, and none that it
-    does not.
+    """The document is public, valid OpenAPI, and complete. The fuzz test below compares it with the
+    parser.
     """
     served = ask(alone, "/ratelimit/openapi.json", [])
     assert served.json() == document()
@@ -727,8 +730,8 @@ questions = st.fixed_dictionaries(
     body=st.one_of(questions.map(lambda asks: json.dumps(asks).encode()), st.binary(max_size=40))
 )
 def test_any_body_is_answered_without_a_server_error(token: str, body: bytes) -> None:
-    """Whatever a service sends, there is an answer, and it is none of the server's mistakes; and
-    what is read is what the document describes.
+    """No body causes a server error, and every accepted body is valid under the
+    document's schema.
     """
     headers = [(b"authorization", f"Bearer {token}".encode())]
     answer = ask(alone, "/decide", headers, "POST", body=(body,))
@@ -741,8 +744,8 @@ def test_any_body_is_answered_without_a_server_error(token: str, body: bytes) ->
 
 
 def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
-    """When the client is made, and when it gets another; the list says who may ask what; revoking
-    is one action.
+    """It is shown when the client is created, and when the token is replaced. The list shows the
+    limits, and an action revokes the client.
     """
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     settings.MIDDLEWARE = [
@@ -789,8 +792,8 @@ def test_a_token_is_shown_once_in_the_admin(settings: Any) -> None:
 
 
 def test_the_command_for_a_new_client_names_a_limit_that_it_may_use(settings: Any) -> None:
-    """Quoted for a shell; of names with a star, the text before it; without URLs of the gateway,
-    the address of its own server.
+    """The name is quoted for a shell. For a pattern with a star, the text before it is used.
+    Without URLs of the gateway, the command has the address of its own server.
     """
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     settings.MIDDLEWARE = ADMIN_MIDDLEWARE

@@ -1,5 +1,4 @@
-"""What operators say of one client holds for services that ask the gateway as it does for
-requests."""
+"""Overrides apply to services that call the gateway as they do to requests."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ urlpatterns = [
 
 @pytest.fixture(autouse=True)
 def site(settings: Any) -> None:
-    """Requests of Django's, and services."""
+    """A site with Django's requests and services."""
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = [
         "tests.users.logged_in",
@@ -60,7 +59,7 @@ def site(settings: Any) -> None:
 
 @pytest.fixture
 def orders() -> RateLimitRule:
-    """A rule for users."""
+    """Return a rule for users."""
     return RateLimitRule.objects.create(
         name="orders", path="/orders/", key="user", limit=2, unit="h"
     )
@@ -72,8 +71,9 @@ def ada() -> User:
 
 
 def override(**fields: Any) -> RateLimitOverride:
-    """One override; `value` is that of the field, `client` the identity whose digest it
-    is about."""
+    """Create an override. `value` is that of its field, and `client` is the identity for its
+    digest.
+    """
     value = fields.pop("value", None)
     if "client" in fields:
         fields["client_digest"] = digest(fields.pop("client")).decode()
@@ -86,8 +86,8 @@ def override(**fields: Any) -> RateLimitOverride:
 
 @dataclass(frozen=True)
 class Whom:
-    """Whom an override is about, the key that a rule counts by, what the request sends, and how a
-    service says so.
+    """The subject of an override, the key of the rule, the data of the request, and the identity in
+    a call of a service.
     """
 
     about: dict[str, Any]
@@ -190,7 +190,9 @@ WHOM = {
 def test_an_override_applies_to_requests_and_to_services(
     name: str, decide: Decide, ada: User
 ) -> None:
-    """The same numbers of the same count, whoever asks; other clients have the rule's own."""
+    """Requests and services share the count and the limit of the override. Other clients have the
+    limit of the rule.
+    """
     whom = WHOM[name]
     rule = RateLimitRule.objects.create(
         name="orders", path="/orders/", key=whom.key, limit=1, unit="h"
@@ -222,8 +224,8 @@ def test_an_override_applies_to_requests_and_to_services(
 def test_the_most_specific_override_of_several_subjects_applies(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
-    """In the order that docs/reference/rules.rst has: the digest of all of it, a user, a value, an
-    address, its network.
+    """The order is that of docs/reference/rules.rst: the digest of the whole identity, a user, a
+    value, an address, its network.
     """
     who = {"ip": "203.0.113.9", "user": 7, "header:X-Tenant": "acme"}
     charge = {"rule": "orders", "identity": who}
@@ -245,7 +247,7 @@ def test_the_most_specific_override_of_several_subjects_applies(
 
 
 def test_a_block_defines_the_response(decide: Decide, orders: RateLimitRule, ada: User) -> None:
-    """The status, the text for who is blocked, and when it ends; with 403, no time is told."""
+    """It defines the status, the message and the end. A block with a 403 has no retry time."""
     row = override(user=ada, effect="block", message="Write to abuse@example.org.")
     refused = decide(ORDER).json()["decisions"][0]
     assert refused["block"] == {"status": 429, "message": "Write to abuse@example.org."}
@@ -272,7 +274,7 @@ def test_a_block_defines_the_response(decide: Decide, orders: RateLimitRule, ada
 def test_a_blocked_client_takes_no_units_of_others(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
-    """All or nothing; each for itself, only the blocked one is refused."""
+    """Together, no charge takes units. Separately, only the blocked client is refused."""
     override(user=ada, effect="block")
     grace = {"rule": "orders", "identity": {"user": 8}}
     assert verdicts(decide(ORDER, grace)) == (False, [False, True])
@@ -289,7 +291,9 @@ def test_a_blocked_client_takes_no_units_of_others(
 def test_nothing_is_counted_for_an_exempt_client(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
-    """Beside others, whose limits hold; and nothing is given back of what was not taken."""
+    """Charges of other clients in the same call are counted. Refunds of an exempt client change no
+    count.
+    """
     assert [verdicts(decide(ORDER))[0] for _ in range(3)] == [True, True, False]
     row = override(user=ada, rule=orders, effect="exempt")
     grace = {"rule": "orders", "identity": {"user": 8}}
@@ -315,7 +319,7 @@ def test_nothing_is_counted_for_an_exempt_client(
 def test_units_taken_before_a_block_can_be_refunded(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
-    """A job that failed is paid back, also to who was blocked meanwhile."""
+    """For example, a job failed after its client was blocked."""
     assert verdicts(decide({**ORDER, "cost": 2}))[0]
     row = override(user=ada, effect="block")
     assert decide(ORDER, operation="refund").status == 200
@@ -324,7 +328,7 @@ def test_units_taken_before_a_block_can_be_refunded(
 
 
 def test_the_wait_for_a_turn_uses_the_rate_of_the_override(decide: Decide, ada: User) -> None:
-    """reserve and acquire wait as long as the override's rate says."""
+    """`reserve` and `acquire` wait according to the rate of the override."""
     rule = RateLimitRule.objects.create(
         name="turns", path="/turns/", key="user", limit=1, unit="h", algorithm="leaky_bucket"
     )
@@ -342,8 +346,8 @@ def test_the_wait_for_a_turn_uses_the_rate_of_the_override(decide: Decide, ada: 
 
 
 def test_a_slot_is_released_although_an_override_was_added(decide: Decide, ada: User) -> None:
-    """By who is blocked or exempt by then; who is exempt holds none, and one who is blocked gets
-    none.
+    """A client that is now blocked or exempt releases its slot. A blocked client gets no new slot,
+    and an exempt client's slot is not counted.
     """
     RateLimitRule.objects.create(
         name="reports", group="reports", key="user", limit=1, unit="x", algorithm="concurrency"
@@ -367,8 +371,8 @@ def test_a_slot_is_released_although_an_override_was_added(decide: Decide, ada: 
 def test_an_unnamed_client_has_no_overrides(
     decide: Decide, orders: RateLimitRule, ada: User
 ) -> None:
-    """Text, numbers and lists are whatever a service makes of them, and no word of a key; nor have
-    the limiters in the code any, in Django or here.
+    """Text, numbers and lists are not values of keys, so no override matches them. Overrides do not
+    apply to limiters in code either.
     """
     override(user=ada, effect="block")
     override(field="get:q", value="7", effect="block")
@@ -384,8 +388,9 @@ def test_an_unnamed_client_has_no_overrides(
 
 
 def test_a_block_for_all_rules_needs_no_rule_that_refuses(decide: Decide, ada: User) -> None:
-    """A rule that is off or in shadow mode lifts no block, as in requests; one that
-    exempts does."""
+    """A block applies under a rule that is off or in shadow mode, as in requests. Under an
+    exempting rule it does not.
+    """
     for number, more in enumerate(
         ({"mode": "off"}, {"mode": "shadow"}, {"exempt": True, "limit": None})
     ):
@@ -407,7 +412,7 @@ def test_a_block_for_all_rules_needs_no_rule_that_refuses(decide: Decide, ada: U
 
 
 def test_every_rate_of_a_rule_is_overridden(decide: Decide, ada: User) -> None:
-    """One override, one answer, whatever rates the rule has."""
+    """An override gives one decision, whatever number of rates the rule has."""
     RateLimitRule.objects.create(
         name="orders", path="/orders/", key="user", limit=5, unit="m", more_rates=["9/h"]
     )
@@ -419,7 +424,9 @@ def test_every_rate_of_a_rule_is_overridden(decide: Decide, ada: User) -> None:
 
 
 def test_any_number_of_networks_is_looked_up(decide: Decide) -> None:
-    """Of as many addresses as one question may name, in networks of every size that there are."""
+    """A call with the maximum number of addresses is decided for overrides of every
+    prefix length.
+    """
     RateLimitRule.objects.create(name="orders", path="/orders/", key="ip", limit=2, unit="h")
     RateLimitOverride.objects.bulk_create(
         RateLimitOverride(network=f"2001:db8::/{size}", effect="exempt") for size in range(33, 129)
@@ -435,7 +442,7 @@ def test_any_number_of_networks_is_looked_up(decide: Decide) -> None:
 
 
 def test_an_override_begins_and_ends_on_time(token: str, orders: RateLimitRule, ada: User) -> None:
-    """By the clock of the process, as in requests; nothing has to be saved for it."""
+    """The override begins and ends by the clock of the process, without being saved again."""
 
     def is_allowed() -> bool:
         body = json.dumps({"charges": [{**ORDER, "cost": 0}]}).encode()
@@ -464,8 +471,8 @@ def test_looking_up_overrides_costs_no_further_call(
     direct: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One call of the program for each question, with overrides or without; who has one is known
-    after the first.
+    """Each call runs one script, with or without overrides. After the first call, the clients with
+    overrides are cached.
     """
     monkeypatch.setattr("django_ratelimit_lua.engine.decide.decision_hooks", [])
     body = json.dumps(
@@ -502,7 +509,7 @@ from django_ratelimit_lua.models import RateLimitOverride
 
 
 def shell(site: proxies.Site, code: str) -> str:
-    """What a process prints that knows the site's models."""
+    """Return the output of code that runs with the site's models."""
     return site.command("shell", command=f"{MODELS}{code}", verbosity=0).strip()
 
 
@@ -510,8 +517,8 @@ def shell(site: proxies.Site, code: str) -> str:
 def test_an_edit_in_one_process_applies_to_the_next_request_in_another(
     application: str, tmp_path: Path
 ) -> None:
-    """A block of a network holds, and is over, as soon as the save has returned; and what is known
-    of it goes on while Redis is away.
+    """A block of a network begins and ends when the save returns. While Redis is unavailable, known
+    overrides apply.
     """
     rules = [
         {
@@ -583,7 +590,7 @@ asking = st.sampled_from(
 
 @pytest.fixture
 def said(settings: Any, ada: User) -> None:
-    """Overrides of every kind and effect, about all rules; and the rules of the other tests."""
+    """Overrides of every subject and effect for all rules, and the rules of the other tests."""
     deciding.limits.__wrapped__(settings)  # type: ignore[attr-defined]
     override(user=ada, effect="exempt")
     override(network="203.0.113.0/24", effect="block")
@@ -602,7 +609,7 @@ def said(settings: Any, ada: User) -> None:
 def test_no_request_causes_an_error_if_overrides_exist(
     token: str, said: None, charges: list[Any], more: dict[str, Any], together: bool
 ) -> None:
-    """Whoever is named, and however odd; every answer is one that the document describes."""
+    """For any identities, each response matches the schema of the document."""
     body = json.dumps({"charges": charges, "together": together, **more}).encode()
     answer = ask(
         alone, "/decide", [(b"authorization", f"Bearer {token}".encode())], "POST", body=(body,)

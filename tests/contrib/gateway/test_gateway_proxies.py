@@ -1,6 +1,4 @@
-"""Real proxies in front of a service that is not Django, with exactly the configuration that the
-command prints.
-"""
+"""Real proxies in front of a service without Django, with the printed configuration."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Broken).serve_forever()
 
 
 class Proxied(NamedTuple):
-    """A proxy, where it is, and the site whose gateway it asks."""
+    """A proxy, its port, and the site with its gateway."""
 
     proxy: str
     port: int
@@ -75,7 +73,7 @@ class Proxied(NamedTuple):
 def proxied(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxied]:
-    """Each proxy, closed while the gateway is away."""
+    """Run each proxy with the configuration that refuses requests while the gateway is down."""
     proxy = request.param
     names = {
         "RATELIMIT_GATEWAY_DIALECT": proxy,
@@ -88,14 +86,14 @@ def proxied(
 
 @pytest.fixture(scope="module")
 def ports(proxied: Proxied) -> Iterator[dict[str, int]]:
-    """The ports of the same proxy, closed and open while the gateway is away."""
+    """Run the same proxy with both policies for a gateway that is down, and yield their ports."""
     with proxied.site.behind(proxied.proxy, fail="open") as port:
         yield {"closed": proxied.port, "open": port}
 
 
 def test_requests_pass_until_the_limit_and_show_the_remaining_units(proxied: Proxied) -> None:
-    """Then the client is told 429, when to come back, and why, as text or as a problem document.
-    What a proxy cannot know (a body, a session, a route of Django's) makes a rule not apply.
+    """The client then gets a 429 with the retry time and the reason, as text or as a problem
+    document. Rules that need a body, a session or a route do not apply.
     """
     allowed = [ask(proxied.port, "/few/") for _ in range(2)]
     assert [answer.json()["path"] for answer in allowed] == ["/few/", "/few/"]
@@ -125,9 +123,7 @@ def test_requests_pass_until_the_limit_and_show_the_remaining_units(proxied: Pro
 
 
 def test_many_long_limits_fit_into_a_response(proxied: Proxied) -> None:
-    """Headers of more than 4 KiB are no error of the proxy's, by which it would refuse everybody,
-    or nobody.
-    """
+    """Headers of more than 4 KiB cause no error of the proxy."""
     assert ask(proxied.port, "/many/").status == 200
     refused = ask(proxied.port, "/many/", Accept="application/json")
     assert (refused.status, refused.headers["content-type"]) == (429, "application/problem+json")
@@ -136,8 +132,8 @@ def test_many_long_limits_fit_into_a_response(proxied: Proxied) -> None:
 
 
 def test_headers_that_proxies_write_cannot_be_forged(proxied: Proxied) -> None:
-    """A client that says where it comes from, what it asks for, who it is or what the secret is, is
-    not believed, and the service never sees the secret.
+    """A client cannot set its address, the URL, the user or the secret, and the service never
+    receives the secret.
     """
     names = ("X_Original_Address", "X_Forwarded_For", "X_Real_IP", "Forwarded")
     answers = [
@@ -178,7 +174,7 @@ def test_headers_that_proxies_write_cannot_be_forged(proxied: Proxied) -> None:
 
 
 def test_rules_use_all_values_that_a_proxy_reports(proxied: Proxied) -> None:
-    """The method, a header, a cookie, the query, the host."""
+    """The values are the method, a header, a cookie, the query and the host."""
     port = proxied.port
     posts = [
         ask(port, "/posts/", method, b"{}").status for method in ("PUT", "POST", "POST", "GET")
@@ -202,8 +198,8 @@ def test_rules_use_all_values_that_a_proxy_reports(proxied: Proxied) -> None:
 def test_a_websocket_upgrade_is_limited_like_any_request(
     proxied: Proxied, ports: dict[str, int], fail: str
 ) -> None:
-    """It goes on to the service as often as its limit allows, whether other requests may while the
-    gateway is away.
+    """The upgrade reaches the service as often as the limit allows, with both policies for a
+    gateway that is down.
     """
     upgrade = {
         "Connection": "Upgrade",
@@ -222,7 +218,7 @@ def test_a_websocket_upgrade_is_limited_like_any_request(
 
 @pytest.fixture(scope="module")
 def other(proxied: Proxied) -> Iterator[int]:
-    """The same proxy in front of a service that speaks HTTP/2 to any client."""
+    """Run the same proxy in front of a service that accepts HTTP/2 upgrades."""
     with serving() as upstream:
         assert tunnelled(upstream, "h2c") == 4, "without a proxy"
         # nginx refuses by itself, too.
@@ -255,8 +251,9 @@ def test_an_upgrade_cannot_bypass_the_limits(other: int) -> None:
 
 
 def test_the_client_receives_the_status_of_the_service(proxied: Proxied, other: int) -> None:
-    """Also a 403 and a 500, which proxies have from the gateway as well, and a 403 of nginx
-    itself."""
+    """A 403 or a 500 of the service is not taken for the gateway's, and a 403 of nginx itself is
+    sent as well.
+    """
     statuses = (200, 400, 401, 403, 404, 429, 431, 500, 503)
     assert [ask(other, f"/status/{status}").status for status in statuses] == list(statuses)
     if proxied.proxy == "nginx":
@@ -264,8 +261,7 @@ def test_the_client_receives_the_status_of_the_service(proxied: Proxied, other: 
 
 
 def test_a_refusal_is_no_error_in_the_log_of_the_proxy(proxied: Proxied) -> None:
-    """However the gateway refuses: by a limit, what is no request, and more headers than
-    it reads."""
+    """The gateway refuses by a limit, for an invalid path, and for too many headers."""
     log = proxied.site.folder / f"{proxied.proxy}-{proxied.port}" / "log"
     before = log.read_bytes()
     paths = ("/none/", "/none/", "/none/;" + "x" * 4200)
@@ -278,9 +274,7 @@ def test_a_refusal_is_no_error_in_the_log_of_the_proxy(proxied: Proxied) -> None
 
 
 def test_a_request_without_a_host_is_limited(proxied: Proxied) -> None:
-    """Old clients and checks of health send none, or an empty one; and no host is believed that is
-    said otherwise.
-    """
+    """HTTP/1.0 clients send no host. A forwarded host from the client is not used instead."""
     statuses = [
         say(
             proxied.port,
@@ -294,7 +288,7 @@ def test_a_request_without_a_host_is_limited(proxied: Proxied) -> None:
 
 
 def test_invalid_requests_get_the_same_kind_of_error(proxied: Proxied) -> None:
-    """The answer is a 4xx, of one kind of content."""
+    """The status is a 4xx, with at most one content type."""
     status, answer = say(proxied.port, f"{'M' * 40} / HTTP/1.1", "Host: a", "Connection: close")
     assert 400 <= status < 500
     assert answer.lower().count(b"content-type:") <= 1
@@ -319,12 +313,12 @@ def test_a_repeated_value_does_not_avoid_a_limit(proxied: Proxied) -> None:
 
 @pytest.mark.alone
 def test_exactly_the_limit_is_admitted(proxied: Proxied) -> None:
-    """However many clients ask at one time."""
+    """Many clients send requests simultaneously."""
     assert rush(proxied.port, "/rush/", REQUESTS) == {200: GO_THROUGH, 429: REQUESTS - GO_THROUGH}
 
 
 def test_while_redis_is_unavailable_policies_decide(proxied: Proxied) -> None:
-    """Open, closed, or by the share of this process; and nothing is an error."""
+    """The policy "open", "closed" or "local" decides, and no response is an error."""
     site = proxied.site
     assert ask(proxied.port, "/closed/").status == 200
     site.redis.stop()
@@ -342,9 +336,9 @@ def test_while_redis_is_unavailable_policies_decide(proxied: Proxied) -> None:
 def test_while_the_gateway_is_down_requests_pass_or_fail_as_configured(
     proxied: Proxied, ports: dict[str, int]
 ) -> None:
-    """Requests are refused with a 5xx, or go on, also where something else answers in its place
-    that it is broken; and all is well again when it is back. Until then each client has a count of
-    its own.
+    """Requests get a 5xx or pass, also if another server responds with errors on the gateway's
+    port. They are limited again when the gateway is back. Before the outage, each client has its
+    own count.
     """
     closed = 500 if proxied.proxy == "traefik" else 503
     for fail, port in ports.items():

@@ -1,4 +1,4 @@
-"""Who a service names is the same client as in a request of theirs."""
+"""An identity that a service names is the client of a request with the same values."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ KINDS = [
 def test_named_identities_equal_those_of_a_request(
     rf: RequestFactory, named: dict[str, str], sent: dict[str, Any]
 ) -> None:
-    """Of every kind of subject the same digests."""
+    """The digests are equal for each kind of subject."""
     user, query = sent.pop("user", None), {"q": sent.pop("q")} if "q" in sent else {}
     request = rf.post("/", **{"REMOTE_ADDR": "", **sent}, query_params=query)
     who = None if user is None else SimpleNamespace(pk=user, is_authenticated=True)
@@ -76,7 +76,7 @@ def test_named_identities_equal_those_of_a_request(
 
 
 def test_an_invalid_key_identifies_no_client() -> None:
-    """It is said which are."""
+    """The error lists the valid keys."""
     for key in ("id", "header", "header:", "IP", "user_or_ip", "exact:ip"):
         with pytest.raises(LimitError, match=r"unknown key .*; use ip, user"):
             NamedIdentities({key: "1"}).identity()
@@ -87,7 +87,7 @@ def acme(request: Any) -> str:
 
 
 def test_a_registered_key_identifies_the_same_client(rf: RequestFactory, settings: Any) -> None:
-    """As in a request, alone and in a combination, and for overrides."""
+    """It is the same client alone, in a combination and for overrides."""
     settings.RATELIMIT_KEYS = {"tenant": acme}
     assert NamedIdentities({"tenant": "acme"}).identity() == compile_key("tenant").read(
         "", rf.get("/"), None

@@ -1,4 +1,4 @@
-"""One count, whatever asks: Django's own faces and the gateway's."""
+"""One count for all ways of limiting, in Django and in the gateway."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ urlpatterns = [url("shared/", lambda request: HttpResponse("ok"))]
 
 
 def is_decided(port: int, token: str) -> bool:
-    """Whether the gateway allows a call that a service asks about."""
+    """Return whether the gateway allows the call of a service."""
     body = json.dumps({"charges": [{"limit": "shared", "identity": None}]}).encode()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/decide", body, headers)

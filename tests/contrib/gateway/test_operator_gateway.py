@@ -1,4 +1,6 @@
-"""An operator makes a client of the gateway in a real browser, and runs the command of the page."""
+"""An operator creates a client of the gateway in a real browser, and runs the command on
+the page.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ RateLimitRule.objects.create(name="mail", group="mail", key="user", limit=3, uni
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="NO CURL TEST: curl is not installed")
 def test_a_client_of_the_gateway_is_made_and_used_by_curl(site: Site, browser: object) -> None:
-    """The command of the page takes a unit; after three of them, the limit refuses. A client of
-    another limit gets nothing with it.
+    """The command takes a unit, and after three of them the limit refuses. The token is refused for
+    another limit.
     """
     hand = Hand(browser, site, "make a client of the gateway")
     hand.press(".model-ratelimitclient .addlink")
@@ -42,7 +44,7 @@ def test_a_client_of_the_gateway_is_made_and_used_by_curl(site: Site, browser: o
 
 
 def run(command: str) -> dict[str, object]:
-    """Run a command in a shell, as an operator would, and read the JSON that it prints."""
+    """Run a command in a shell, and return the JSON that it prints."""
     done = subprocess.run(
         ["bash", "-c", f"{command} --silent"], capture_output=True, text=True, check=True
     )

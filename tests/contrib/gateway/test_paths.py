@@ -1,4 +1,4 @@
-"""What servers may take a path for."""
+"""The readings of a path by different servers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ for (const sent of JSON.parse(process.argv[1])) console.log(JSON.stringify(new U
 
 @given(st.text("/.ab%", max_size=30))
 def test_normalising_a_path_twice_changes_nothing(path: str) -> None:
-    """It begins with a slash, and has no empty and no dot segment."""
+    """The result begins with a slash, and has no empty or dot segments."""
     normal = normalise_path(path)
     assert normalise_path(normal) == normal
     assert normal.startswith("/")
@@ -53,13 +53,14 @@ def test_normalising_a_path_twice_changes_nothing(path: str) -> None:
 
 
 def _as_posix(path: str) -> str:
-    """What `path.Clean` of Go and its like make of it, but for a slash at the end."""
+    """Return the path as Go's `path.Clean` does, without a final slash."""
     return "/" + posixpath.normpath(path).lstrip("/")
 
 
 def _as_servlets(path: str) -> str:
-    """Without the parameters of segments, which go before anything is decoded (Servlet 6,
-    3.5.2)."""
+    """Return the path without the parameters of its segments, which are removed before decoding
+    (Servlet 6, 3.5.2).
+    """
     return _as_posix(
         unquote("/".join(part.partition(";")[0] for part in path.partition("#")[0].split("/")))
     )
@@ -67,8 +68,8 @@ def _as_servlets(path: str) -> str:
 
 @given(sent)
 def test_the_readings_of_a_path_include_those_of_common_servers(path: str) -> None:
-    """One that decodes a path and cleans it, with what follows `#` or without; one that does
-    neither; servlets; and one for which a backslash separates.
+    """The servers decode and clean the path with or without the text after `#`, do neither, remove
+    parameters as servlets do, or split at backslashes.
     """
     found = set(readings(path))
     ends = found | {each.rstrip("/") or "/" for each in found}
@@ -96,7 +97,9 @@ def test_the_readings_of_a_path_include_those_of_common_servers(path: str) -> No
     ]
 )
 def test_the_readings_of_a_path_include_that_of_the_url_standard(paths: list[str]) -> None:
-    """What Node and browsers take a path for, made up at random and as attackers write it."""
+    """Random paths and those of attackers are compared with the parser of Node, which browsers
+    share.
+    """
     run = ["node", "--eval", NODE, json.dumps(paths)]
     told = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
     for path, line in zip(paths, told, strict=True):
@@ -104,7 +107,7 @@ def test_the_readings_of_a_path_include_that_of_the_url_standard(paths: list[str
 
 
 def test_an_ambiguous_path_that_is_too_long_is_refused() -> None:
-    """Looking at it in all ways would take long; one of as many plain segments is taken."""
+    """Its readings would take long. A long path of plain segments is accepted."""
     assert readings("/a" * 2000) == ("/a" * 2000,)
     with pytest.raises(ValueError, match=f"more than {MAX_SEGMENTS} segments"):
         readings("/a/.." * 2000)

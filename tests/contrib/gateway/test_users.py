@@ -1,4 +1,4 @@
-"""Who a proxy says is logged in."""
+"""The user that a proxy reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print(VouchedUser("ada"))
 def test_a_reported_user_that_is_not_a_valid_primary_key_stays_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What cannot be a key is no error of the database."""
+    """A text that is not a valid key causes no database error."""
 
     class Person(models.Model):
         id = models.UUIDField(primary_key=True)
@@ -49,7 +49,7 @@ def test_a_reported_user_that_is_not_a_valid_primary_key_stays_text(
 
 
 def test_a_site_without_users_accepts_any_text() -> None:
-    """Then whom a proxy names is counted as the text says."""
+    """The user is counted by the text that the proxy reports."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_USERS], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""Trying a rule on a log in the admin: what it would have done; nothing of the log stays."""
+"""The replay of a rule on an uploaded log in the admin. The site stores no data of the log."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def tried(client: Client, rule: RateLimitRule, log: str | bytes = LOG, **headers
 
 
 def shown(page: Any) -> str:
-    """The text of a page, in one line."""
+    """Return the text of a page in one line."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.content.decode()))
 
 
 def test_a_rule_is_replayed_on_an_uploaded_log(
     operator: Client, rule: RateLimitRule, direct: redis.Redis
 ) -> None:
-    """Reached from its page; refused requests, who was refused, the curve and what is enough;
-    nobody is counted.
+    """The rule's page links to it. It shows refused requests and clients, the curve and a
+    sufficient limit, and changes no count of the site.
     """
     place = f"{REPLAY}{rule.pk}/"
     assert f'href="{place}"' in operator.get(f"{RULES}{rule.pk}/change/").content.decode()
@@ -102,8 +102,8 @@ def test_a_compressed_log_is_replayed_and_its_temporary_file_is_deleted(
     tmp_path: Path,
     settings: Any,
 ) -> None:
-    """It is streamed to a file of its own, which is gone with the answer, also where the log is
-    none.
+    """The log is written to a temporary file, which is deleted after the response, even if the log
+    has no known format.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 10
@@ -115,7 +115,7 @@ def test_a_compressed_log_is_replayed_and_its_temporary_file_is_deleted(
 def test_a_truncated_gzipped_log_is_replayed_up_to_the_end(
     operator: Client, rule: RateLimitRule
 ) -> None:
-    """And the page says where that is."""
+    """The page names the last line."""
     log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(3000)])
     text = shown(tried(operator, rule, gzip.compress(log.encode())[:-3000]))
     assert re.search(r"requests to which the rule applies [1-9]", text)
@@ -128,7 +128,7 @@ def test_a_truncated_gzipped_log_is_replayed_up_to_the_end(
 def test_a_log_that_is_too_large_is_refused(
     operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The page says where to go with it."""
+    """The page states the maximum size, and shows no result."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(log_replay, "MAX_BYTES", 100_000)
     text = shown(tried(operator, rule, LOG.encode() * 100))
@@ -140,7 +140,7 @@ def test_a_log_that_is_too_large_is_refused(
 def test_a_log_that_takes_too_long_is_replayed_partly(
     operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the page says so."""
+    """The page states the number of replayed lines."""
     assert "too large for a page" not in shown(tried(operator, rule))
     monkeypatch.setattr(log_replay, "MAX_SECONDS", 0.0)
     log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(3000)])
@@ -153,7 +153,7 @@ def test_a_log_that_takes_too_long_is_replayed_partly(
 
 
 def test_lone_surrogates_in_json_cause_no_error(operator: Client, rule: RateLimitRule) -> None:
-    """The page can be written."""
+    """The page is rendered without an error."""
     line = (
         '{"ts":1,"remote_addr":"::1","request":"GET /ok/\\ud800%41 '
         'HTTP/1.1","status":200,"user_agent":"a\\ud800"}\n'
@@ -164,7 +164,9 @@ def test_lone_surrogates_in_json_cause_no_error(operator: Client, rule: RateLimi
 def test_only_the_beginning_of_an_endless_line_is_shown(
     operator: Client, rule: RateLimitRule
 ) -> None:
-    """As the one that is no log, and as one broken line of a log; … stands for the rest."""
+    """This holds for a file without a known format and for a broken line of a log. An ellipsis
+    replaces the rest.
+    """
     endless = "aä" * 2_500_000
     text = shown(tried(operator, rule, endless))
     assert re.search(r"the first line is &#x27;(aä){39}a…&#x27;", text)
@@ -174,7 +176,7 @@ def test_only_the_beginning_of_an_endless_line_is_shown(
 
 
 def test_replay_needs_the_permission_to_change_rules(rule: RateLimitRule) -> None:
-    """Nobody else sends a log, and nobody makes somebody else send one."""
+    """Another user gets a 403, and so does an upload without a CSRF token."""
     viewer = staff("view_ratelimitrule", name="viewer")
     assert viewer.get(f"{REPLAY}{rule.pk}/").status_code == 403
     assert tried(viewer, rule).status_code == 403
@@ -193,7 +195,9 @@ def test_replay_needs_the_permission_to_change_rules(rule: RateLimitRule) -> Non
 def test_rules_that_cannot_be_replayed_are_listed_with_the_reason(
     operator: Client, site: None
 ) -> None:
-    """A rule by a field of a form, one that is off, one that meets nothing."""
+    """These are a rule by a form field, and a rule that matches no request. A disabled rule is
+    replayed, and a leaky bucket has no curve.
+    """
     by_form = RateLimitRule.objects.create(
         name="form", path="/", key="post:name", limit=4, unit="m"
     )
@@ -213,7 +217,7 @@ def test_rules_that_cannot_be_replayed_are_listed_with_the_reason(
 def test_the_replay_page_is_translated_to_german(
     operator: Client, rule: RateLimitRule, settings: Any
 ) -> None:
-    """Its numbers, its curve and its reasons."""
+    """The translation includes the numbers, the curve and the reasons."""
     settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
     with translation.override("de"):
         text = shown(tried(operator, rule, **{"Accept-Language": "de"}))

@@ -1,5 +1,5 @@
-"""`manage.py ratelimit replay`: each line of a log is decided by the real program, at the log's own
-time.
+"""`manage.py ratelimit replay` decides each line of a log by the real script, at the time of the
+line.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SECOND = 1_000_000
 
 
 def replayed(text: str | Path, *rules: dict[str, Any], **options: Any) -> Replayed:
-    """What comes of a log by rules, on the server of the tests."""
+    """Return the result of replaying a log under rules, on the server of the tests."""
     store = store_at(url())
     log = Log(str(text)) if isinstance(text, Path) else Log("log", file=io.BytesIO(text.encode()))
     try:
@@ -68,7 +68,7 @@ def replayed(text: str | Path, *rules: dict[str, Any], **options: Any) -> Replay
 
 
 def refusals(curve: Curve, limit: int) -> tuple[int, int]:
-    """Requests and identities that a limit would have refused, by a curve."""
+    """Return the requests and identities that a limit would have refused, by a curve."""
     point = curve.at(limit)
     return point.requests.most, point.people.most
 
@@ -80,21 +80,19 @@ def command(*arguments: str) -> str:
 
 
 def counts(direct: redis.Redis) -> set[bytes]:
-    """The keys that replays have there. Those of others may come, and end by their time to live, at
-    any moment.
-    """
+    """Return the keys of replays. Other keys may appear or expire at any time."""
     return set(direct.keys("*replay:*"))
 
 
 def environment() -> dict[str, str]:
-    """That of a process of its own, in a project without a Redis."""
+    """Return the environment of a process in a project without Redis."""
     return {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.bench.replay_settings"} | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     }
 
 
 def rows() -> list[tuple[int, str]]:
-    """Second and host of each row of the excerpt."""
+    """Return the second and the host of each row of the excerpt."""
     columns = [row.split("\t") for row in EXCERPT.read_text().splitlines()[1:]]
     return [(int(column[2]), column[0]) for column in columns]
 
@@ -104,7 +102,7 @@ def rows() -> list[tuple[int, str]]:
 )
 @pytest.mark.parametrize("rate", ["2/m", "5/m", "1/10s"])
 def test_a_real_log_is_decided_like_the_exact_model(algorithm: str, rate: str) -> None:
-    """Requests and hosts that are refused, of an excerpt of NASA's log of 1 July 1995."""
+    """Refused requests and hosts are equal for an excerpt of NASA's log of 1 July 1995."""
     given_rule = {"name": "r", "rate": rate, "algorithm": algorithm}
     tally = replayed(EXCERPT, given_rule, spread=False).tallies["r"]
     limit = Limit(
@@ -134,8 +132,8 @@ def test_a_real_log_is_decided_like_the_exact_model(algorithm: str, rate: str) -
 def test_the_log_of_1_july_1995_gives_the_known_numbers(
     rate: str, refused: int, hosts: int
 ) -> None:
-    """All 9,999 rows of the file that the variable names, whole seconds, a sliding log per host and
-    minute.
+    """The file in `RATELIMIT_TEST_NASA` has 9,999 rows with whole seconds. The rule is a sliding
+    log per host and minute.
     """
     log = Path(os.environ["RATELIMIT_TEST_NASA"])
     found = replayed(
@@ -170,7 +168,7 @@ def test_the_log_of_1_july_1995_gives_the_known_numbers(
 def test_the_curve_matches_the_script(
     options: dict[str, Any], hits: list[tuple[int, str]], limit: int, cost: int
 ) -> None:
-    """For any limit, not only for the one that is replayed."""
+    """This holds for every limit, and not only for that of the replayed rule."""
     log = access(*[(second, address, "/") for second, address in hits])
     rule = {"name": "r", "cost": cost, **options}
     drawn = replayed(log, {**rule, "rate": "3/m"}, draws=True).tallies["r"].curve()
@@ -180,7 +178,7 @@ def test_the_curve_matches_the_script(
 
 
 def test_a_calendar_limit_has_a_curve() -> None:
-    """Its windows are those of the program."""
+    """Its windows are those of the script."""
     log = access(*[(hour * 3600, "192.0.2.1", "/") for hour in range(0, 24)])
     rule = {"name": "r", "algorithm": "fixed_window", "align": "day", "time_zone": "Asia/Tokyo"}
     drawn = replayed(log, {**rule, "rate": "5/d"}, draws=True).tallies["r"].curve()
@@ -194,8 +192,8 @@ def test_a_calendar_limit_has_a_curve() -> None:
     "options", [{"algorithm": "token_bucket"}, {"algorithm": "sliding_window", "segments": 3}]
 )
 def test_the_curve_is_an_upper_bound_for_other_algorithms(options: dict[str, Any]) -> None:
-    """A token bucket of N and a sliding window of N refuse no more identities than the curve says
-    of N, and none if it says none.
+    """A token bucket or a sliding window refuses at most the clients on the curve, and none if the
+    curve has none.
     """
     dice = random.Random(7)
     hits = sorted((dice.randrange(600), f"192.0.2.{dice.randrange(9)}", "/") for _ in range(500))
@@ -213,7 +211,7 @@ def test_the_curve_is_an_upper_bound_for_other_algorithms(options: dict[str, Any
 def test_a_replay_leaves_no_keys_and_no_counts_of_the_site(
     direct: redis.Redis,
 ) -> None:
-    """Keys are under a prefix of their own, have a time to live, and are deleted."""
+    """Keys of a replay have a separate prefix and a time to live, and are deleted."""
     before = set(direct.keys())
     seen: dict[bytes, int] = {}
 
@@ -233,7 +231,7 @@ def test_a_replay_leaves_no_keys_and_no_counts_of_the_site(
 
 
 def test_an_interrupted_replay_deletes_its_keys(direct: redis.Redis) -> None:
-    """Ctrl-C in the middle of a log leaves nothing."""
+    """Ctrl-C in the middle of a log leaves no key."""
     assert counts(direct) == set()
     log = access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(3000)])
 
@@ -249,7 +247,7 @@ def test_an_interrupted_replay_deletes_its_keys(direct: redis.Redis) -> None:
 def test_keys_of_a_replay_live_long_enough_for_a_lagging_replay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A second of a log that takes longer than a second to replay counts whole."""
+    """A second of the log counts in full, even if its replay takes longer than a second."""
     log = access(*[(0, "192.0.2.1", "/")] * 4)
     monkeypatch.setattr(deciding, "BATCH", 1)
     found = replayed(
@@ -261,8 +259,8 @@ def test_keys_of_a_replay_live_long_enough_for_a_lagging_replay(
 
 
 def test_a_replay_that_lags_too_far_behind_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rather than numbers that are too small; a log that was written more slowly than it is
-    replayed is none.
+    """Otherwise its numbers would be too small. A log that was written more slowly than it is
+    replayed causes no error.
     """
     monkeypatch.setattr(deciding, "BATCH", 1)
     rule = {"name": "r", "rate": "1/s"}
@@ -277,7 +275,7 @@ def test_a_replay_that_lags_too_far_behind_is_an_error(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("rule_path", ["/", "/nowhere"])
 def test_an_interrupted_replay_reports_the_decided_lines(spread: bool, rule_path: str) -> None:
-    """Not of those that were read ahead: each number is of the lines that were decided."""
+    """No number includes lines that were read ahead."""
     lines = access(*[(number / 50, f"192.0.2.{number % 40}", "/") for number in range(30_000)])
     heard: list[int] = []
 
@@ -304,7 +302,9 @@ def test_an_interrupted_replay_reports_the_decided_lines(spread: bool, rule_path
     ids=["empty", "broken", "none"],
 )
 def test_a_call_is_decided_after_a_maximum_wait(line: str) -> None:
-    """Also where none is decided; nothing of them is counted twice."""
+    """The callback is called after a maximum number of lines, even if no line is decided. No line
+    is counted twice.
+    """
     log = access((1, "192.0.2.1", "/")) + f"\n{line}" * 60_000
     heard: list[Any] = []
     replayed(log, {"name": "r", "rate": "5/m"}, on_progress=heard.append)
@@ -315,7 +315,9 @@ def test_a_call_is_decided_after_a_maximum_wait(line: str) -> None:
 
 
 def test_lone_surrogates_in_json_cause_no_error(tmp_path: Path) -> None:
-    """In paths, agents, users, names of headers and of files; what is printed can be written."""
+    """This holds for paths, user agents, users, header names and file names. The output can be
+    encoded.
+    """
     tell = (
         '{"ts":1,"remote_addr":"::1","request":"GET /\\ud800%41 '
         'HTTP/1.1","status":200,"user":"\\udfff"}'
@@ -339,7 +341,7 @@ def test_lone_surrogates_in_json_cause_no_error(tmp_path: Path) -> None:
     ("align", "rate"), [("day", "1/d"), ("week", "1/w"), ("month", "1/30d"), ("clock", "1/d")]
 )
 def test_lines_at_the_end_of_the_calendar_are_broken(align: str, rate: str) -> None:
-    """No calendar has windows for them; those before are decided."""
+    """No calendar window exists for them. Earlier lines are decided."""
     line = access((1, "192.0.2.1", "/"))
     log = "\n".join(
         line.replace("22/Nov/2026", day)
@@ -351,8 +353,8 @@ def test_lines_at_the_end_of_the_calendar_are_broken(align: str, rate: str) -> N
 
 
 def test_rules_match_lines_as_they_match_requests() -> None:
-    """By path, glob, method, route and audience; an exempt path is left alone; rules are decided
-    together.
+    """Rules match by path, pattern, method, route and audience, and are decided together. An exempt
+    path is not limited.
     """
     log = "\n".join(
         [
@@ -400,7 +402,7 @@ urlpatterns = [
 
 @pytest.mark.urls(__name__)
 def test_routes_of_the_site_are_used() -> None:
-    """A rule for a route meets the paths that lead there; who exempts a view, exempts it here."""
+    """A rule for a route matches its paths, and a view with `ratelimit_exempt` is exempt."""
     log = access(
         *[
             (second, "192.0.2.1", target)
@@ -422,7 +424,7 @@ def test_routes_of_the_site_are_used() -> None:
 
 
 def test_the_429s_in_the_log_are_compared() -> None:
-    """Refused then, refused now, and both."""
+    """The result has the lines that were refused in the log, in the replay and in both."""
     log = (
         access((1, "192.0.2.1", "/"), (2, "192.0.2.1", "/"))
         + "\n"
@@ -436,7 +438,7 @@ def test_the_429s_in_the_log_are_compared() -> None:
 
 
 def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
-    """Plain and gzipped, of any format; the report says what it found, as text and as JSON."""
+    """Plain and gzipped logs of different formats are merged. The report is text or JSON."""
     early = access(*[(second, "192.0.2.1", "/") for second in (1, 3, 5)], agent="early")
     late = json.dumps(
         {"ts": 1795305602.5, "remote_addr": "192.0.2.1", "method": "GET", "uri": "/", "status": 200}
@@ -464,9 +466,7 @@ def test_logs_are_merged_by_time(tmp_path: Path, prefix: str) -> None:
 
 
 def test_a_truncated_log_does_not_stop_the_others(tmp_path: Path) -> None:
-    """A gzipped one that is still being written, one that is damaged, one of which nothing is there
-    yet.
-    """
+    """The logs are a gzipped one that is still written, a damaged one and one without data."""
     packed = gzip.compress(
         access(*[(second, f"192.0.2.{second % 200}", "/") for second in range(900)]).encode()
     )
@@ -491,7 +491,9 @@ def test_a_truncated_log_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_rules_in_force_or_those_of_a_file_are_replayed(tmp_path: Path) -> None:
-    """Of the settings and the admin; overrides are named as left out."""
+    """The rules come from the settings and the admin, or from the file. A note says that overrides
+    are left out.
+    """
     log = tmp_path / "log"
     log.write_text(access(*[(second, "192.0.2.1", "/") for second in range(5)]))
     RateLimitRule.objects.create(name="live", path="/", key="ip", limit=2, unit="m")
@@ -509,7 +511,9 @@ def test_rules_in_force_or_those_of_a_file_are_replayed(tmp_path: Path) -> None:
 
 
 def test_uncertain_numbers_are_marked(tmp_path: Path) -> None:
-    """Names in the place of addresses, users that no line names, proxies that nobody trusts."""
+    """A note reports host names instead of addresses, missing users, and `X-Forwarded-For` without
+    trusted proxies.
+    """
     log = tmp_path / "log"
     log.write_text(
         "\n".join(f'{access((second, "a.example", "/"))} "192.0.2.1"' for second in range(3))
@@ -546,7 +550,7 @@ def test_uncertain_numbers_are_marked(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_reported(arguments: list[str], problem: str, tmp_path: Path) -> None:
-    """In one line, which names it."""
+    """The message names the option, the file or the value."""
     log = tmp_path / "log"
     log.write_text(access((1, "192.0.2.1", "/")))
     arguments = [str(log) if word == "LOG" else word for word in arguments]
@@ -557,14 +561,14 @@ def test_errors_are_reported(arguments: list[str], problem: str, tmp_path: Path)
 
 
 def test_a_replay_without_a_urlconf_is_an_error(settings: Any) -> None:
-    """A project of workers alone has no `ROOT_URLCONF`, and rules match by URL."""
+    """A project of workers has no `ROOT_URLCONF`, and rules match URLs."""
     del settings.ROOT_URLCONF
     with pytest.raises(CommandError, match="set ROOT_URLCONF"):
         command("access.log", "--rate", "5/m")
 
 
 def test_an_error_in_a_rules_file_contains_the_name_of_the_file(tmp_path: Path) -> None:
-    """And with the line."""
+    """The error also contains the line."""
     log, rules = tmp_path / "log", tmp_path / "new-rules.yaml"
     log.write_text(access((1, "192.0.2.1", "/")))
     rules.write_text(
@@ -575,7 +579,9 @@ def test_an_error_in_a_rules_file_contains_the_name_of_the_file(tmp_path: Path) 
 
 
 def test_the_trusted_proxies_determine_the_address(tmp_path: Path) -> None:
-    """By the option, else by the setting; identities are those that the site would count."""
+    """They come from the option or from the setting. Identities are those that the site would
+    count.
+    """
     log = tmp_path / "log"
     log.write_text(
         "\n".join(
@@ -597,7 +603,7 @@ def test_the_trusted_proxies_determine_the_address(tmp_path: Path) -> None:
 
 
 def test_a_replay_starts_its_own_server() -> None:
-    """Read from a pipe, with no bar in it; the site's own Redis is not asked."""
+    """The log is read from a pipe, without a progress bar. The Redis of the site is not used."""
     arguments = [
         sys.executable,
         "-m",
@@ -625,8 +631,8 @@ def test_a_replay_starts_its_own_server() -> None:
 
 
 def test_a_terminal_shows_the_progress(tmp_path: Path) -> None:
-    """Lines, lines a second and the time that is left; what is written to standard output is the
-    report alone.
+    """It shows the lines, the lines per second and the remaining time. Standard output has only the
+    report.
     """
     pytest.importorskip("tqdm", reason="tqdm is not installed, which draws the bar")
     log = tmp_path / "log"
@@ -661,7 +667,7 @@ def test_a_terminal_shows_the_progress(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_a_replay_and_deletes_its_keys(direct: redis.Redis, tmp_path: Path) -> None:
-    """As somebody presses it who waits for more of a pipe."""
+    """The process waits for more lines of a pipe when it is interrupted."""
     assert counts(direct) == set()
     arguments = [
         sys.executable,
@@ -704,7 +710,7 @@ def test_ctrl_c_ends_a_replay_and_deletes_its_keys(direct: redis.Redis, tmp_path
 
 
 def test_the_report_matches_its_documentation(tmp_path: Path) -> None:
-    """Each word of the JSON stands in the documentation."""
+    """Each member of the JSON is documented."""
     log = tmp_path / "log"
     log.write_text("broken\n" + access(*[(second, "192.0.2.1", "/") for second in range(3)]))
     found = json.loads(command(str(log), "--rate", "1/m", "--redis", url(), "--json", "--suggest"))
@@ -722,8 +728,8 @@ def test_the_report_matches_its_documentation(tmp_path: Path) -> None:
 
 
 def test_a_curve_is_written_to_a_file(tmp_path: Path) -> None:
-    """With words for who does not see it; a page has the numbers beside it, and an SVG is of one
-    curve.
+    """It has a text description. An HTML file has a table of the numbers, and an SVG has exactly
+    one curve.
     """
     log, plot = tmp_path / "log", tmp_path / "curve.svg"
     log.write_text(access(*[(second, "192.0.2.1", "/") for second in range(8)]))
@@ -749,8 +755,8 @@ def test_a_curve_is_written_to_a_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_curve_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leaky bucket makes requests wait; of a log that has more at once than may be kept, all else
-    is counted.
+    """A leaky bucket delays requests, so it has no curve. If the curve needs too much memory, the
+    other numbers are still counted.
     """
     found = replayed(
         access((1, "192.0.2.1", "/")),
@@ -773,8 +779,8 @@ def test_a_missing_curve_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_replay_bans_and_deletes_the_bans(direct: redis.Redis) -> None:
-    """Who would have been banned is refused until the ban's end, by the log's time; no key is left,
-    nor a list.
+    """A banned client is refused until the end of its ban in the time of the log. No key of the ban
+    is left.
     """
     lines = [(second, "203.0.113.9", "/") for second in (0.0, 1.0, 2.0, 3.0, 100.0, 599.0, 700.0)]
     rule = {

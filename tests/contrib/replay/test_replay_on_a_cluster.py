@@ -1,4 +1,4 @@
-"""A replay decides on a cluster as on one server."""
+"""Replays on a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ nodes, cluster = test_cluster.nodes, test_cluster.cluster
 
 @pytest.mark.usefixtures("quiet")  # It counts what is there.
 def test_a_replay_on_a_cluster_leaves_nothing_on_any_node(cluster: Cluster) -> None:
-    """Each line is decided by whoever has its slot, and what was counted is deleted there."""
+    """Each line is decided by the master of its hash slot, and the counts are deleted there."""
     before = sizes(cluster)
     log = Log(
         "log",

@@ -1,4 +1,4 @@
-"""Logs: their formats, their order, and the curve that one pass over them draws. No server, no
+"""The formats and the order of logs, and the curve that a single pass draws, without a server or a
 database.
 """
 
@@ -107,7 +107,7 @@ def line(second: float, address: str = "192.0.2.1", whole: bool = True) -> LogLi
 
 
 def test_a_line_of_the_combined_format_is_parsed() -> None:
-    """IPv6, a zone, escaped quotes and backslashes."""
+    """The line has an IPv6 address, a time zone, escaped quotes and backslashes."""
     found = combined(COMBINED)
     assert found is not None
     assert (found.moment, found.is_whole, found.address) == (
@@ -132,14 +132,14 @@ def test_a_line_of_the_combined_format_is_parsed() -> None:
 def test_additional_columns_of_the_combined_format_are_found(
     behind: str, expected: tuple[Any, ...]
 ) -> None:
-    """X-Forwarded-For and the host, among other columns."""
+    """They are `X-Forwarded-For` and the host, among other columns."""
     found = combined(COMBINED + behind)
     assert found is not None
     assert (found.forwarded, found.host) == expected
 
 
 def test_a_leading_virtual_host_is_detected_by_the_first_lines() -> None:
-    """A user's name with a space is not taken for one."""
+    """A user name with a space is not taken for a virtual host."""
     plain = '192.0.2.1 - ada lovelace [01/Jul/1995:00:00:01 -0400] "GET / HTTP/1.0" 200 62'
     form = format_of([plain])
     found = form.read(plain)
@@ -171,14 +171,14 @@ def test_a_leading_virtual_host_is_detected_by_the_first_lines() -> None:
 def test_a_line_without_a_request_is_not_broken(
     request_line: str, expected: tuple[str, str]
 ) -> None:
-    """A port scan, or a client that hung up, is told from a request."""
+    """The line of a port scan or of an interrupted client has no method and no target."""
     found = combined(f'192.0.2.1 - - [01/Jul/1995:00:00:01 -0400] "{request_line}" 400 0 "-" "-"')
     assert found is not None
     assert (found.method, found.target) == expected
 
 
 def test_objects_of_caddy_and_nginx_are_parsed() -> None:
-    """With all headers, where the log has them; times to the microsecond, where it has these."""
+    """All logged headers are read, and times to the microsecond if the log has them."""
     found = json_object(CADDY)
     assert found is not None
     assert (found.moment, found.is_whole) == (1646861401_524102, False)
@@ -203,7 +203,7 @@ def test_objects_of_caddy_and_nginx_are_parsed() -> None:
 
 
 def test_a_line_of_an_aws_load_balancer_is_parsed() -> None:
-    """By the time at which the request came."""
+    """Its moment is the time at which the request arrived."""
     found = alb(ALB)
     assert found is not None
     assert (found.moment, found.is_whole) == moment_of("2018-07-02T22:22:48.364000Z")
@@ -218,7 +218,7 @@ def test_a_line_of_an_aws_load_balancer_is_parsed() -> None:
 
 
 def test_columns_are_found_by_their_names() -> None:
-    """The first line names them; `host` is who asks, where nothing else is."""
+    """The first line names the columns. `host` is the client if no other column has its address."""
     read = columns("host\tlogname\ttime\tmethod\turl\tresponse\tbytes")
     found = read("unicomp6.unicomp.net\t-\t804571206\tGET\t/shuttle/\t200\t3985")
     assert found is not None
@@ -262,7 +262,7 @@ ANY_TEXT = st.one_of(
 
 
 def test_a_time_without_a_known_zone_is_read_as_utc() -> None:
-    """-0000 is UTC, as is no zone."""
+    """A zone of -0000 is UTC, and so is a missing zone."""
     expected = (804571201 * SECOND, True)
     for text in ("01/Jul/1995:04:00:01 -0000", "1995-07-01T04:00:01", "1995-07-01 04:00:01Z"):
         assert moment_of(text) == expected
@@ -270,8 +270,8 @@ def test_a_time_without_a_known_zone_is_read_as_utc() -> None:
 
 @given(ANY_TEXT)
 def test_no_line_makes_a_parser_raise(text: str) -> None:
-    """Whatever it holds, it is a line or it is broken; and a line that is read can be asked
-    whatever a rule asks.
+    """Any text is a line or a broken line, and a parsed line provides every value that a rule
+    reads.
     """
     for read in (
         combined,
@@ -332,8 +332,8 @@ PIECES = (
 
 @pytest.mark.parametrize("piece", PIECES)
 def test_parsing_a_line_takes_linear_time(piece: str) -> None:
-    """Whatever somebody has put into it 64 KiB of, and wherever: eight times the length takes no 24
-    times the time.
+    """For 64 KiB of any piece at any place, eight times the length takes less than 24 times the
+    time.
     """
     behind, before = COMBINED + ' 1 "', COMBINED.partition("GET")[0]
     at_agent, at_user = COMBINED.rpartition('"')[0], COMBINED.partition("[")[0]
@@ -375,7 +375,7 @@ def test_parsing_a_line_takes_linear_time(piece: str) -> None:
 
 @given(st.lists(ANY_TEXT, min_size=1))
 def test_a_log_format_is_detected_or_an_error_asks_for_it(sample: list[str]) -> None:
-    """Nothing else comes of any text."""
+    """Any other text raises a `ValueError`."""
     with suppress(ValueError):
         form = format_of(sample)
         assert any(form.read(text) is not None for text in sample)
@@ -383,7 +383,7 @@ def test_a_log_format_is_detected_or_an_error_asks_for_it(sample: list[str]) -> 
 
 @given(st.binary())
 def test_a_log_of_invalid_bytes_raises_only_unreadable_log_error(data: bytes) -> None:
-    """Zeros, half a gzip file, an endless line."""
+    """Zeros, a truncated gzip file and an endless line raise no other error."""
     for content in (data, b"\x1f\x8b" + data, gzip.compress(data)[: len(data) + 5]):
         with suppress(UnreadableLogError):
             log = Log("bytes", file=io.BytesIO(content))
@@ -407,7 +407,9 @@ def held_open(name: str, data: bytes) -> tuple[Log, io.BytesIO]:
     ],
 )
 def test_a_waiting_call_is_retried_after_a_bounded_number_of_lines(one: str) -> None:
-    """After some ten thousand lines or some MiB, and what is raised then ends the reading."""
+    """The callback is called after some ten thousand lines or some MiB. An exception of the
+    callback ends the reading.
+    """
     count = 35_000 if len(one) < 1000 else reading_module.SAMPLE + 20 * 2**20 // len(one)
     log, file = held_open(
         "log", gzip.compress(f"{COMBINED}\n".encode() + f"{one}\n".encode() * count, 1)
@@ -430,7 +432,7 @@ def test_a_waiting_call_is_retried_after_a_bounded_number_of_lines(one: str) -> 
 
 @contextmanager
 def memory() -> Iterator[Callable[[], tuple[int, int]]]:
-    """Bytes that are kept since, and the most at once."""
+    """Yield a function that returns the bytes in use since the start, and the maximum."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     try:
@@ -446,7 +448,7 @@ def memory() -> Iterator[Callable[[], tuple[int, int]]]:
 def test_fewer_lines_are_buffered_if_they_are_long(
     seconds: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of those, fewer are sorted and spread; none is lost, and time never goes back."""
+    """Fewer lines are sorted and spread. No line is lost, and no time decreases."""
     monkeypatch.setattr(reading_module, "MAX_HELD", 2**20)
     file = tmp_path / "log"
     with file.open("w") as written:
@@ -467,7 +469,9 @@ def test_fewer_lines_are_buffered_if_they_are_long(
 
 
 def test_long_values_are_not_stored() -> None:
-    """Invalid times and addresses are broken lines; paths and agents are read, but not kept."""
+    """Lines with invalid times and addresses are broken. Paths and user agents are read, but not
+    kept.
+    """
     planner = LinePlanner(
         Ruleset([compile_rule({"name": "r", "path": "/", "key": "ip", "rate": "5/m"})]),
         frozenset(),
@@ -512,7 +516,7 @@ def test_long_values_are_not_stored() -> None:
 
 @pytest.mark.parametrize("year", [1970, 2199, 2200, 9899, 9999])
 def test_times_outside_the_calendar_are_not_accepted(year: int) -> None:
-    """Calendars have windows before and behind every time that is read."""
+    """Every accepted time has calendar windows before and after it."""
     texts = (
         COMBINED.replace("22/Nov/2026", f"31/Dec/{year}"),
         NGINX.replace("2026-11-22", f"{year}-12-31"),
@@ -530,8 +534,8 @@ def test_times_outside_the_calendar_are_not_accepted(year: int) -> None:
 def test_a_log_closes_only_the_files_that_it_has_opened(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Neither standard input nor a file that it was given; also where there is no standard input,
-    as in servers.
+    """Standard input and a file object of the caller stay open. A process without standard input
+    causes no other error.
     """
     log, file = held_open("log", COMBINED.encode())
     log.close()
@@ -548,7 +552,7 @@ def test_a_log_closes_only_the_files_that_it_has_opened(
 
 
 def test_broken_lines_are_counted_and_the_first_are_shown(tmp_path: Path) -> None:
-    """They never stop a replay; also in a gzipped file of any name."""
+    """Broken lines do not stop a replay. A gzipped file is detected under any name."""
     file = tmp_path / "access.log"
     file.write_bytes(
         gzip.compress(
@@ -567,9 +571,7 @@ def test_broken_lines_are_counted_and_the_first_are_shown(tmp_path: Path) -> Non
 
 
 def test_a_gzipped_log_is_read_up_to_the_damage() -> None:
-    """Its lines before stay, also where only the first or none is whole; what is behind it is no
-    broken line.
-    """
+    """The complete lines before the damage are read, and the rest is not a broken line."""
     written = [
         COMBINED.replace("q=1", f"q={random.Random(number).getrandbits(256):x}")
         for number in range(3000)
@@ -602,7 +604,7 @@ def test_a_gzipped_log_is_read_up_to_the_damage() -> None:
 
 
 def test_lines_are_sorted_within_a_window_and_later_ones_are_counted() -> None:
-    """A late one takes the time of those before it: time never goes back."""
+    """A later line gets the time of the line before it, so no time decreases."""
     found = Reading()
     moments = [5, 1, 2, 4, 3, 6, 8, 7, 0]
     pairs = list(sorted_lines([line(second) for second in moments], found, window=3))
@@ -623,7 +625,7 @@ def test_lines_are_sorted_within_a_window_and_later_ones_are_counted() -> None:
 
 
 def test_lines_of_one_second_are_spread_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And say so; those with a time of their own keep it."""
+    """The number of spread lines is counted. Lines with fractions of a second keep their time."""
 
     class Source:
         def __init__(self, *lines: LogLine) -> None:
@@ -664,7 +666,7 @@ def test_lines_of_one_second_are_spread_over_it(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_address_is_the_one_that_trusted_proxies_have_written() -> None:
-    """A spoofed entry is not believed; a name stands for an address of its own."""
+    """A spoofed entry is not used. A host name is converted to an address."""
     logged = combined(COMBINED.replace("2001:db8::7", "10.0.0.1") + ' "spoofed, 203.0.113.9"')
     assert logged is not None
     assert [client_of(logged, trusted) for trusted in (None, 0, 1)] == [
@@ -699,7 +701,7 @@ def test_the_address_is_the_one_that_trusted_proxies_have_written() -> None:
 def test_rules_that_need_values_missing_in_the_log_are_left_out(
     given_rule: dict[str, Any], reason: str, settings: Any
 ) -> None:
-    """And the reason names it."""
+    """The reason names the value."""
     settings.RATELIMIT_KEYS = {"tenant": len, "shop": Key("shop", len, known_to_proxies=True)}
     rule = compile_rule({"name": "r", "path": "/", "rate": "5/m", **given_rule})
     found = why_unseen(rule, frozenset({"agent"}))
@@ -710,7 +712,7 @@ def test_rules_that_need_values_missing_in_the_log_are_left_out(
 
 
 def slow_curve(moments: list[int], limit: int, period: int) -> int:
-    """How many a sliding log of that limit refuses, by its definition."""
+    """Return the number of refusals of a sliding log, by its definition."""
     admitted: deque[int] = deque()
     refused = 0
     for moment in moments:
@@ -725,7 +727,7 @@ def slow_curve(moments: list[int], limit: int, period: int) -> int:
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from("ab"))))
 def test_one_pass_computes_the_refusals_of_every_limit(hits: list[tuple[int, str]]) -> None:
-    """Requests and identities, exactly, for every N at once."""
+    """Refused requests and identities are exact for every limit."""
     hits.sort()
     counter = RefusalCounter(Limit("x", "5/m", algorithm="sliding_log"))
     for second, who in hits:
@@ -750,7 +752,7 @@ def test_one_pass_computes_the_refusals_of_every_limit(hits: list[tuple[int, str
     ],
 )
 def test_the_memory_of_a_curve_does_not_grow_with_lines(options: dict[str, Any]) -> None:
-    """What ends together is kept together, however much that is, of one identity or of some."""
+    """Hits that end together are stored as one entry, for one or several identities."""
     counter = RefusalCounter(Limit("x", "100000/d", **options))
     with memory() as used:
         for number in range(50_000):
@@ -766,7 +768,7 @@ def test_the_memory_of_a_curve_does_not_grow_with_lines(options: dict[str, Any])
 def test_a_curve_is_the_same_after_dropping_entries(
     hits: list[tuple[int, str]], algorithm: str
 ) -> None:
-    """As long as it does not say that there is none."""
+    """The curves are equal, unless there is no room for a further hit."""
     small, large = (RefusalCounter(Limit("x", "5/m", algorithm=algorithm)) for _ in range(2))
     most, second = places_module.MAX_RUNS, 0
     for wait, who in hits:
@@ -783,8 +785,8 @@ def test_a_curve_is_the_same_after_dropping_entries(
 
 
 def test_a_curve_that_needs_too_much_memory_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where more count at once than may be kept, of one identity or of all; not where as many have
-    ended.
+    """It is not drawn if too many hits count at the same time, for one identity or for all. Hits
+    that have ended do not matter.
     """
     monkeypatch.setattr(places_module, "MAX_RUNS", 1000)
     log = RefusalCounter(Limit("x", "100000/d", algorithm="sliding_log"))
@@ -800,7 +802,7 @@ def test_a_curve_that_needs_too_much_memory_is_not_drawn(monkeypatch: pytest.Mon
 
 
 def test_a_curve_with_many_steps_is_thinned() -> None:
-    """Its ends stay."""
+    """The first and the last point are kept."""
     counter = RefusalCounter(Limit("x", "10000/d", algorithm="fixed_window"))
     assert all(counter.add(b"a", SECOND) for _ in range(5000))
     curve = counter.curve()

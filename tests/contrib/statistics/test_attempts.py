@@ -1,4 +1,4 @@
-"""What a limit above the one in force would have refused at most, from what is recorded."""
+"""The bound on the refusals of a limit above the current one, computed from recorded counts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Traffic = dict[str, list[int]]
 
 
 def counted(limit: Limit, moments: list[int]) -> list[tuple[int, bool]]:
-    """The minute of each request, and whether the exact model of the limit allows it."""
+    """Return the minute of each request, and whether the exact model of the limit allows it."""
     model = reference.REFERENCES[limit.kind.name](limit)
     return [(at // (60 * SECOND), reference.decide([model], "hit", at, 1)[0]) for at in moments]
 
 
 def lists_of(limit: Limit, traffic: Traffic, least: int = 0) -> list[list[bytes]]:
-    """What one process would have written of each minute; clients with few counts are left out."""
+    """Return the lists that one process writes for each minute, without clients below `least`."""
     tables: list[dict[str, Counter[str]]] = [
         {"used": Counter(), "refused": Counter()} for _ in range(MINUTES)
     ]
@@ -50,7 +50,7 @@ def lists_of(limit: Limit, traffic: Traffic, least: int = 0) -> list[list[bytes]
 
 
 def traffic_of(dice: random.Random) -> Traffic:
-    """Clients that come evenly, in bursts, or both."""
+    """Return requests of clients that come evenly, in bursts, or both."""
     traffic = {}
     for number in range(dice.randint(1, 4)):
         moments = []
@@ -79,8 +79,8 @@ def found_by(limit: Limit, traffic: Traffic, least: int = 0) -> tuple[HigherLimi
     "algorithm", ["fixed_window", "sliding_log", "sliding_window", "token_bucket"]
 )
 def test_no_higher_limit_would_have_refused_more(algorithm: str, seed: int, least: int) -> None:
-    """For any traffic, the exact model of a higher limit refuses at most what the bound says, with
-    short lists of clients as well.
+    """For any traffic, the exact model of a higher limit refuses at most as many requests and
+    clients as the bound, even if the lists of clients are short.
     """
     dice = random.Random(seed)
     traffic = traffic_of(dice)
@@ -101,7 +101,9 @@ def test_no_higher_limit_would_have_refused_more(algorithm: str, seed: int, leas
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_log", "sliding_window"])
 def test_the_effect_of_a_higher_limit_on_a_burst_is_exact(algorithm: str) -> None:
-    """40 requests at 10 a minute: 30 admits all but 10 of them, and 40 all."""
+    """Of 40 requests at a limit of 10 per minute, a limit of 30 refuses 10, and a limit of 40
+    refuses none.
+    """
     limit = Limit("x", "10/m", algorithm=algorithm)
     higher, refused = found_by(limit, {"ada": list(range(40))})
     assert refused == 30
@@ -114,7 +116,9 @@ def test_the_effect_of_a_higher_limit_on_a_burst_is_exact(algorithm: str) -> Non
 
 
 def test_a_higher_limit_removes_no_refusals_of_unlisted_clients() -> None:
-    """Nothing is known of how often each of them came."""
+    """The number of requests of an unlisted client is unknown, so the bound still counts all its
+    refusals.
+    """
     limit = Limit("x", "1/m", algorithm="sliding_log")
     traffic = {f"client {number}": [number, number + 1] for number in range(30)}
     higher, refused = found_by(limit, traffic, least=2)

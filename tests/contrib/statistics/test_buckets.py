@@ -1,4 +1,4 @@
-"""Buckets say how much is in them, and nothing falls between two."""
+"""Buckets of used units cover every number without gaps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from django_ratelimit_lua.contrib.statistics.buckets import units_bucket, units_
 
 @given(st.integers(0, 2**53))
 def test_every_number_is_in_its_bucket(units: int) -> None:
-    """Which is at most an eighth wide."""
+    """The range of a bucket contains the number, is at most an eighth wide, and ends where the next
+    range begins.
+    """
     least, most = units_range(units_bucket(units))
     assert least <= units <= most
     assert most - least <= least / 8

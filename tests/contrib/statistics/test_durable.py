@@ -1,6 +1,4 @@
-"""Statistics that are to be kept are written to the database: every hour, once, whatever is away
-meanwhile.
-"""
+"""Durable statistics are copied to the database every hour, once, also after outages."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ KEPT = {"statistics": {"durable": True}}
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Moves the clock of what is counted, by seconds."""
+    """Return a function that moves the recorder's clock by seconds."""
 
     def move(seconds: float) -> None:
         recorder.flush()
@@ -70,7 +68,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 class Moved:
-    """The module `time`, at another time."""
+    """The module `time` with a shifted clock."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -83,13 +81,15 @@ class Moved:
 
 
 def rows(name: str) -> list[tuple[int, int]]:
-    """Allowed and refused, by the hours that are kept."""
+    """Return the allowed and refused counts of the stored hours, in order."""
     found = RateLimitHour.objects.filter(name=name).order_by("moment")
     return list(found.values_list("allowed", "refused"))
 
 
 def test_only_durable_rules_and_limiters_are_stored(moved: Callable[[float], None]) -> None:
-    """Of those every hour that Redis has, with all its columns; of others none."""
+    """Every hour in Redis of a durable rule or limiter is stored with all its columns. No hour of
+    another limit is stored.
+    """
     RateLimitRule.objects.create(name="kept", path="/ok", key="ip", limit=3, unit="h", extra=KEPT)
     RateLimitRule.objects.create(name="not", path="/ok", key="ip", limit=3, unit="h")
     mail = RateLimiter("mail.kept", "2/h", algorithm="fixed_window", durable=True)
@@ -114,8 +114,8 @@ def test_only_durable_rules_and_limiters_are_stored(moved: Callable[[float], Non
 
 
 def test_copying_hours_again_changes_nothing(moved: Callable[[float], None], direct: Any) -> None:
-    """What is there is raised, never lowered, also where Redis has lost what it had; several may do
-    it at one time.
+    """Stored counts are raised and never lowered, even if Redis has lost its counts or several
+    processes copy at the same time.
     """
     mail = RateLimiter("mail.again", "1000/h", durable=True)
     moved(-HOUR)
@@ -165,8 +165,8 @@ def test_copying_hours_again_changes_nothing(moved: Callable[[float], None], dir
 
 
 def test_one_process_at_a_time_copies_hours(tmp_path: Path, prefix: str) -> None:
-    """Processes that are told nothing do it by themselves; while the database cannot be written to
-    nothing is lost, and who is killed in the middle leaves it to the others.
+    """Processes copy hours without a command. No count is lost while the table is missing, and if a
+    process is killed, another one continues.
     """
     path = migrated(tmp_path / "db.sqlite3")
     count = "RateLimitHour.objects.using('default').count()"
@@ -205,8 +205,8 @@ def test_one_process_at_a_time_copies_hours(tmp_path: Path, prefix: str) -> None
 def test_the_last_hours_of_a_quiet_site_are_copied_without_a_further_request(
     tmp_path: Path, prefix: str
 ) -> None:
-    """By the process that wrote last; it stops when nothing is new, and the next request starts it
-    again.
+    """The process that wrote last copies them. It stops when there is nothing new, and the next
+    request starts it again.
     """
     path = migrated(tmp_path / "db.sqlite3")
     counted = "sum(RateLimitHour.objects.using('default').values_list('allowed', flat=True))"
@@ -232,7 +232,9 @@ def test_the_last_hours_of_a_quiet_site_are_copied_without_a_further_request(
 def test_missed_hours_are_copied_later(
     settings: Any, moved: Callable[[float], None], direct: Any, prefix: str
 ) -> None:
-    """From the last row of each name on; also after an outage of Redis or of the database."""
+    """Hours after the last row of each name are copied, also after an outage of Redis or of the
+    database.
+    """
     mail = RateLimiter("mail.late", "1000/h", durable=True)
     for days in (30, 20, 0):
         moved(-days * DAY)
@@ -263,7 +265,9 @@ def test_missed_hours_are_copied_later(
 def test_long_spans_are_read_from_redis_and_the_database(
     moved: Callable[[float], None], direct: Any
 ) -> None:
-    """From the database what Redis has forgotten, from Redis what is not written yet."""
+    """Hours that have expired in Redis are read from the database, and hours that are not stored
+    yet from Redis.
+    """
     mail = RateLimiter("mail.long", "1000/h", durable=True)
     today = int(time.time()) // 86_400 * 86_400
     RateLimitHour.objects.create(
@@ -287,8 +291,8 @@ def test_long_spans_are_read_from_redis_and_the_database(
 
 
 def test_any_span_is_read_exactly(direct: Any) -> None:
-    """Wherever it begins and however long its steps are: in Redis only, in the database only, and
-    of both the larger count of each hour, once.
+    """For any start and step, an hour that is in Redis and in the database counts once, with the
+    larger of both counts.
     """
     dice, today = random.Random(7), int(time.time()) // DAY
     counted: dict[str, Counter[int]] = {"redis": Counter(), "rows": Counter(), "both": Counter()}
@@ -338,7 +342,7 @@ def test_any_span_is_read_exactly(direct: Any) -> None:
 def test_a_page_counts_each_request_once_and_survives_a_loss_in_redis(
     zone: str, period: str, settings: Any, direct: Any, moved: Callable[[float], None]
 ) -> None:
-    """In every time zone; and what Redis has lost since, and the database has, is drawn."""
+    """This holds in every time zone. Hours that Redis has lost are read from the database."""
     settings.TIME_ZONE = zone
     mail = RateLimiter("mail.drawn", "1000/h", durable=True)
     for days in (6, 3, 0):
@@ -369,8 +373,8 @@ def test_a_page_counts_each_request_once_and_survives_a_loss_in_redis(
 def test_the_days_of_a_page_are_those_of_the_sites_time_zone(
     zone: str, changed: datetime, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 23 to 25 hours, whenever the page is looked at: each request is in the day of its local
-    date.
+    """Days have 23 to 25 hours. At any time of viewing, each request is counted on its
+    local date.
     """
     settings.TIME_ZONE = zone
     dice, place = random.Random(zone), ZoneInfo(zone)
@@ -391,8 +395,8 @@ def test_the_days_of_a_page_are_those_of_the_sites_time_zone(
 
 
 def test_unchanged_hours_cost_few_queries() -> None:
-    """However many there are, by batches; and one that has changed costs no more for that. New ones
-    are inserted in as few statements as the database allows.
+    """Hours are compared in batches, so the number of queries does not depend on the number of
+    hours. New hours are inserted in as few statements as the database allows.
     """
     counts = {}
     fields = [field for field in RateLimitHour._meta.concrete_fields if not field.primary_key]
@@ -416,8 +420,8 @@ def test_unchanged_hours_cost_few_queries() -> None:
 def test_hours_in_redis_are_not_pruned_and_old_ones_are_not_copied(
     settings: Any, moved: Callable[[float], None]
 ) -> None:
-    """They would be written again; what is older than `RATELIMIT_HISTORY_DAYS` is neither kept nor
-    written.
+    """A pruned hour would otherwise be copied again. Hours older than `RATELIMIT_HISTORY_DAYS` are
+    neither kept nor copied.
     """
     mail = RateLimiter("mail.pruned", "1000/h", durable=True)
     for ago in (80, 50, 20, 0):
@@ -438,8 +442,8 @@ def test_hours_in_redis_are_not_pruned_and_old_ones_are_not_copied(
 def test_the_number_of_durable_names_is_bounded(
     direct: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all processes as many as are counted apart, and none that is counted as one with others;
-    not those of ninety days ago.
+    """All processes together keep at most as many durable names as names are counted separately.
+    Names that were last used more than ninety days ago are left out.
     """
     key = key_of(SITE, b"durable").decode()
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
@@ -462,7 +466,7 @@ def test_the_number_of_durable_names_is_bounded(
 def test_hours_after_a_limiter_ceased_to_be_durable_are_not_copied(
     direct: Any, prefix: str
 ) -> None:
-    """And names that no database takes are refused at once."""
+    """A durable name that a database cannot store is an error when the limiter is created."""
     RateLimiter("mail.ended", "5/h", durable=True).hit("ada")
     assert keep_hours() == 1
     key = key_of(SITE, b"durable").decode()
@@ -475,7 +479,9 @@ def test_hours_after_a_limiter_ceased_to_be_durable_are_not_copied(
 
 
 def test_a_durable_decorator_stores_the_hours_of_its_view(rf: RequestFactory) -> None:
-    """Under its group, or the name of the view; also of a class-based view. Others are not kept."""
+    """The hours are stored under the group, or under the name of the function or class-based view.
+    A decorator without `durable` stores nothing.
+    """
 
     @ratelimit(group="written.here", key="ip", rate="1/h", durable=True)
     def grouped(request: HttpRequest) -> HttpResponse:
@@ -506,7 +512,7 @@ def test_a_durable_decorator_stores_the_hours_of_its_view(rf: RequestFactory) ->
 
 
 def test_the_field_durable_works_in_settings_yaml_and_admin(settings: Any, client: Any) -> None:
-    """In settings, in YAML and in the admin's form."""
+    """The field is accepted in settings, exported to YAML, and stored by the admin."""
     settings.RATELIMIT_RULES = [
         {"name": "written", "path": "/ok", "key": "ip", "rate": "5/h", "durable": True}
     ]
@@ -531,8 +537,8 @@ def command(*arguments: str) -> str:
 
 
 def test_the_command_shows_and_prunes_hours(settings: Any) -> None:
-    """A table of the last day, for people and machines; and what is older goes, after it was shown
-    what that is.
+    """`stats show` prints a table of the last day, or JSON. `history prune` deletes old rows, and
+    `--dry-run` lists them first.
     """
     settings.RATELIMIT_HISTORY_DAYS = None
     assert command("stats", "show") == "Nothing was counted yet.\n"
@@ -566,7 +572,7 @@ def test_the_command_shows_and_prunes_hours(settings: Any) -> None:
 def test_the_command_reports_dropped_requests(
     direct: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was dropped in the last seven days (UTC)."""
+    """The number covers the last seven days (UTC)."""
     today = int(time.time()) // DAY
     RateLimiter("mail.missing", "2/h").hit("ada")
     for day, number in ((today, 3), (today - 6, 5), (today - 8, 100)):
@@ -577,7 +583,9 @@ def test_the_command_reports_dropped_requests(
 
 
 def test_publishing_prunes_some_rows_each_time(settings: Any) -> None:
-    """Hours that are older than `RATELIMIT_HISTORY_DAYS`; none where that is None."""
+    """Publishing deletes hours older than `RATELIMIT_HISTORY_DAYS`. If the setting is None, it
+    deletes none.
+    """
     moment = int(time.time()) // HOUR * HOUR
     for days in (1, 399, 401, 900):
         RateLimitHour.objects.create(name="x", moment=moment - days * 86_400, allowed=1)

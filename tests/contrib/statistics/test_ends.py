@@ -1,4 +1,4 @@
-"""What a process writes of its statistics when it ends."""
+"""The statistics that a process writes when it ends."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ print("ends", flush=True)
 def test_a_silent_redis_does_not_delay_the_end_of_a_writing_process(
     own: Server, prefix: str
 ) -> None:
-    """What its thread is writing then has five seconds; the process does not wait for them."""
+    """A write that has begun may take five seconds, but the process does not wait for it."""
     command = [sys.executable, "-c", ENDS_WRITING, own.url, prefix, str(own.pid)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -81,8 +81,8 @@ def test_a_silent_redis_does_not_delay_the_end_of_a_writing_process(
 def test_children_of_multiprocessing_end_cleanly(
     method: str, known: str, own: Server, prefix: str, tmp_path: Path
 ) -> None:
-    """Forked or spawned, whether their parent has decided before or not: what they counted is
-    written, and what they leased is given back.
+    """Forked and spawned children write their counts and return their leased units, whether or not
+    their parent has decided before.
     """
     path = tmp_path / "children.py"
     path.write_text(CHILDREN)

@@ -1,4 +1,4 @@
-"""High-water marks: exact for few, a sample of all processes for many."""
+"""High-water marks are exact for few identities, and a sample of all processes for many."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def digest(number: int) -> bytes:
 
 
 def test_the_samples_of_processes_can_be_merged() -> None:
-    """Each process has seen other people, and some more than once: what is read is the same as if
-    one had seen all.
+    """Processes record different, overlapping identities. The merged sample gives the same
+    estimates as a single process that recorded all.
     """
     people = 60_000
     found: dict[bytes, int] = {}
@@ -37,7 +37,7 @@ def test_the_samples_of_processes_can_be_merged() -> None:
 
 
 def test_a_sample_of_few_identities_is_exact() -> None:
-    """Where there are no more than the sample holds, nothing is estimated."""
+    """If all identities fit into the sample, nothing is estimated."""
     found = {digest(number): number for number in range(SAMPLE)}
     marks = Marks.of(found)
     assert marks.is_exact
@@ -47,7 +47,7 @@ def test_a_sample_of_few_identities_is_exact() -> None:
 
 
 def test_an_unchanged_mark_is_not_sent_again() -> None:
-    """Nor one of somebody beyond the sample."""
+    """A mark of an identity beyond the sample is not sent again either."""
     sample = Sample()
     numbers = sorted(map(digest, range(3 * SAMPLE)))
     marks = dict.fromkeys(numbers[:SAMPLE], 1)

@@ -1,5 +1,5 @@
-"""What was decided, as Prometheus reads it: totals of the site from any process, that only grow and
-tell no name.
+"""The Prometheus metrics: totals of the whole site from any process, which never fall and contain
+no data of a client.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 class Gauges(Extension):
-    """An annex with a gauge."""
+    """An optional app with a gauge."""
 
     name = "gauges"
 
@@ -76,13 +76,15 @@ class Gauges(Extension):
 
 
 def test_metrics_include_gauges_of_other_optional_apps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the labels that they name."""
+    """The gauges have the labels that the app declares."""
     monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.extensions", [Gauges()])
     assert scraped()["ratelimit_rooms", "1", "free"] == 3.0
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
-    """By metric and the values of its labels, in the order of their names."""
+    """Return the values by metric and the values of its labels, in the order of the
+    labels' names.
+    """
     return {
         (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -97,7 +99,7 @@ def scraped() -> dict[tuple[str, ...], float]:
 
 
 def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
-    """By mode, result and rule."""
+    """Return the decisions by mode, result and rule."""
     return {
         labels[1:]: value
         for labels, value in found.items()
@@ -106,8 +108,8 @@ def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], floa
 
 
 def test_metrics_include_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By limit, those in force; what a ban that was lifted was is none, and many limits are told
-    together.
+    """Bans in force are counted by limit. A lifted ban is not counted, and limits beyond the bound
+    are counted as "other".
     """
     monkeypatch.setattr("django_ratelimit_lua.contrib.statistics.prometheus.MAX_LABELS", 2)
     for name, people in {"login": 3, "mail": 2, "search": 1}.items():
@@ -126,8 +128,9 @@ def test_metrics_include_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_metrics_leave_out_shadow_bans() -> None:
-    """Of a rule or a limit of the code in shadow mode; where it is enforced again, they
-    are told."""
+    """Bans of a rule or limiter in shadow mode are not counted. They are counted when the rule is
+    enforced.
+    """
     rule = RateLimitRule.objects.create(
         name="watched",
         path="/ok",
@@ -155,8 +158,8 @@ def test_metrics_leave_out_shadow_bans() -> None:
 
 
 def test_metrics_count_decisions() -> None:
-    """By rule, mode and result; the units that were taken and wanted; how long it took; the rules
-    in force.
+    """Decisions are counted by rule, mode and result, with the units taken and requested, the
+    decision times and the revision of the rules.
     """
     mail = RateLimiter("mail", "10/h")
     assert [mail.hit("ada", cost=4).allowed for _ in range(3)] == [True, True, False]
@@ -203,7 +206,7 @@ def test_metrics_count_decisions() -> None:
 
 
 def test_units_are_counted_once_by_a_rule_with_several_rates() -> None:
-    """And refused ones where one of its rates refuses; a policy's units are those it let go."""
+    """Requested units are counted as refused if one of the rates refuses."""
     mail = RateLimiter("several", ["4/h", "100/d"])
     assert [mail.hit("ada", cost=3).allowed for _ in range(2)] == [True, False]
     found = scraped()
@@ -216,7 +219,7 @@ def test_units_are_counted_once_by_a_rule_with_several_rates() -> None:
 
 
 def test_totals_do_not_fall_when_minutes_and_hours_expire(direct: redis.Redis, prefix: str) -> None:
-    """Minutes and hours go away, and new processes come: a total does not fall."""
+    """Totals stay when minutes and hours expire and when new processes start."""
     mail = RateLimiter("mail", "2/h")
     for _ in range(3):
         mail.hit("ada")
@@ -241,8 +244,8 @@ def test_totals_do_not_fall_when_minutes_and_hours_expire(direct: redis.Redis, p
 
 
 def test_names_beyond_the_bound_are_counted_as_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is counted by itself stays so, so that no total falls; a rule that is called
-    "other" is one.
+    """A name that is counted separately stays separate, so no total falls. A rule named "other" is
+    counted as a rule.
     """
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     for name in ("one", "other"):
@@ -270,7 +273,7 @@ def test_names_beyond_the_bound_are_counted_as_other(monkeypatch: pytest.MonkeyP
 def test_an_unused_name_makes_room_for_another(
     monkeypatch: pytest.MonkeyPatch, direct: Any, prefix: str
 ) -> None:
-    """For as long as its total is kept."""
+    """A name is kept as long as its total. Then another name is counted separately."""
     monkeypatch.setattr(writing, "MAX_NAMES", 1)
     RateLimiter("old", "9/h").hit("ada")
     scraped()
@@ -280,7 +283,7 @@ def test_an_unused_name_makes_room_for_another(
 
 
 def test_metrics_contain_no_data_of_a_request() -> None:
-    """No address, user, path or value of a field, whoever is counted and whatever is refused."""
+    """They contain no address, user, path or field value, whatever is refused."""
 
     @ratelimit(group="login", key=("ip", "get:name"), rate="1/h")
     def view(request: HttpRequest) -> HttpResponse:
@@ -309,8 +312,8 @@ def ask(user: Any = None, method: str = "get", **headers: str) -> HttpResponse:
 
 
 def test_metrics_need_a_permission(settings: Any) -> None:
-    """Unless a token is set and said, it takes somebody who may view rules; and nothing can be
-    written.
+    """A user needs the permission to view rules. If a token is set, requests need the token. Other
+    methods than GET are refused.
     """
     assert ask().status_code == 401
     assert ask()["WWW-Authenticate"] == "Bearer"
@@ -342,7 +345,7 @@ def test_metrics_need_a_permission(settings: Any) -> None:
 
 
 def test_the_default_registry_contains_the_metrics_after_registration() -> None:
-    """Which is what django-prometheus shows; it can be asked before Redis can."""
+    """django-prometheus exports this registry."""
     collector = register()
     try:
         RateLimiter("mail", "2/h").hit("ada")
@@ -354,8 +357,8 @@ def test_the_default_registry_contains_the_metrics_after_registration() -> None:
 
 
 def test_without_redis_only_the_outage_is_reported(settings: Any) -> None:
-    """Counters are left out rather than falling to nothing; what failed is told by kind when Redis
-    is back.
+    """Counters are left out, because a counter of zero would be a fall. When Redis is back,
+    failures are reported by kind.
     """
     caches, mail = settings.CACHES, RateLimiter("mail", "1000/h", on_store_error="open")
     mail.hit("ada")
@@ -390,7 +393,7 @@ def test_without_redis_only_the_outage_is_reported(settings: Any) -> None:
 def test_an_error_reply_of_redis_is_counted_as_a_separate_kind_of_failure(
     settings: Any, direct: redis.Redis
 ) -> None:
-    """Such as a user who may not run scripts."""
+    """For example, the Redis user may not run scripts."""
     direct.acl_setuser(
         "metrics",
         enabled=True,
@@ -412,7 +415,7 @@ def test_an_error_reply_of_redis_is_counted_as_a_separate_kind_of_failure(
 
 
 def test_a_cluster_has_the_same_metrics(settings: Any) -> None:
-    """Each rule's totals are in a slot of their own, and those of all others are together."""
+    """The totals of each rule have their own hash slot, and all are read together."""
     with clusters.cluster(replicas=False) as nodes:
         settings.CACHES = nodes.cache()
         for number in range(6):
@@ -429,7 +432,7 @@ def test_a_cluster_has_the_same_metrics(settings: Any) -> None:
 
 @pytest.fixture
 def workers(prefix: str) -> Iterator[int]:
-    """The port of a site of two processes."""
+    """Return the port of a site with two processes."""
     port = free_port()
     command = [
         "gunicorn",
@@ -452,8 +455,8 @@ def workers(prefix: str) -> Iterator[int]:
 
 @pytest.fixture
 def prometheus(workers: int, tmp_path: Path) -> Iterator[int]:
-    """The port of a Prometheus that reads the site twice a second, with the alerts of the
-    documentation.
+    """Return the port of a Prometheus that scrapes the site twice a second, with the documented
+    alerts.
     """
     port = free_port()
     configuration = {
@@ -510,9 +513,7 @@ def query(port: int, expression: str) -> list[float]:
 
 @needs_prometheus
 def test_prometheus_can_scrape_any_process(workers: int, prometheus: int) -> None:
-    """Whichever process is scraped, the totals are those of both, to the unit; and no series ever
-    falls.
-    """
+    """Each process reports the exact totals of both processes, and no series falls."""
     answers = []
 
     def process(who: object) -> bytes:
@@ -548,7 +549,7 @@ def test_prometheus_can_scrape_any_process(workers: int, prometheus: int) -> Non
 
 @needs_prometheus
 def test_promtool_accepts_the_metrics(workers: int) -> None:
-    """Names, types and help are as they should be."""
+    """promtool finds no fault in names, types and help texts."""
     get(workers, "/search/?who=ada")
     status, text = get(workers, "/ratelimit/metrics", Authorization=f"Bearer {TOKEN}")
     checked = subprocess.run(
@@ -560,7 +561,9 @@ def test_promtool_accepts_the_metrics(workers: int) -> None:
 
 @needs_prometheus
 def test_the_alerts_fire_under_their_conditions() -> None:
-    """Each of them, by series of numbers, and not before."""
+    """promtool tests each alert with a series of values. No alert fires before its
+    condition holds.
+    """
     for arguments in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
         checked = subprocess.run(
             [str(PROMTOOL), *arguments], cwd=METRICS, capture_output=True, text=True, check=False
@@ -571,7 +574,7 @@ def test_the_alerts_fire_under_their_conditions() -> None:
 
 
 def expressions() -> list[str]:
-    """Of the dashboard: what it asks Prometheus."""
+    """Return the Prometheus queries of the dashboard."""
     dashboard = json.loads((METRICS / "dashboard.json").read_text())
     variables = [row for row in dashboard["templating"]["list"] if row["type"] == "query"]
     annotations = [row["expr"] for row in dashboard["annotations"]["list"]]
@@ -580,7 +583,7 @@ def expressions() -> list[str]:
 
 
 def test_dashboard_and_alerts_use_existing_metrics() -> None:
-    """Metrics and labels that exist, and each metric somewhere."""
+    """They use only existing metrics and labels, and each metric is used at least once."""
     RateLimiter("mail", "5/h").hit("ada")
     registry = prometheus_client.CollectorRegistry()
     register(registry)
@@ -601,9 +604,7 @@ def test_dashboard_and_alerts_use_existing_metrics() -> None:
 
 @needs_prometheus
 def test_prometheus_evaluates_every_query_of_the_dashboard(prometheus: int, workers: int) -> None:
-    """Every query, with Grafana's variables filled in, and each has an answer once there is
-    something to tell.
-    """
+    """With Grafana's variables filled in, each query is valid."""
     for number in range(30):
         get(workers, f"/search/?who={number % 2}")
     until(

@@ -1,4 +1,4 @@
-"""How many slots are held, as Prometheus reads it."""
+"""The number of held slots as a Prometheus metric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ site, held = test_slot_operators.site, test_slot_operators.held
 
 
 def test_metrics_include_the_number_of_held_slots(held: tuple[RateLimiter, RateLimiter]) -> None:
-    """Units by the name of the limit; of what is released, nothing is left."""
+    """Held units are reported by limit. Released slots are not counted."""
     registry = prometheus_client.CollectorRegistry()
     register(registry)
     until(lambda: in_flight() == {"exports": 3, "imports:slots": 1}, "all are told", 20)

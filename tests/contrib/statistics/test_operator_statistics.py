@@ -1,5 +1,5 @@
-"""What an operator asks the statistics under pressure, in a real browser, in so many clicks; the
-answers are those of requests that are counted outside.
+"""Questions that an operator asks the statistics during an attack, in a real browser with a bounded
+number of clicks. The answers match requests that the test counts.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ for name, path, mode in (
 def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """A demo that has counted nothing: it makes up its statistics with its users."""
+    """A demo without sample statistics, which it creates only with its users."""
     with demo_site(request, tmp_path_factory, USERS) as running:
         yield running
 
 
 def shown(hand: Hand, words: str) -> None:
-    """Load the page again until it has these words: numbers come within a second."""
+    """Reload the page until it contains the text, because counts appear within a second."""
 
     def is_shown(page: object) -> bool:
         if words in hand.text("#content"):
@@ -57,7 +57,9 @@ def test_an_operator_finds_the_clients_refused_most(
     site: Site,
     hand_for: Callable[[str], Hand],
 ) -> None:
-    """Two clients of one network, and one of another: each has the number of its own refusals."""
+    """Two clients of one network and a client of another are listed with the numbers of their own
+    refusals.
+    """
     refused = [
         site.statuses("/address/", times, client).count(429)
         for client, times in (("127.0.9.9", 27), ("127.0.9.10", 19), ("127.0.11.1", 13))
@@ -82,8 +84,8 @@ def test_an_operator_tries_a_higher_limit_with_the_statistics(
     site: Site,
     hand_for: Callable[[str], Hand],
 ) -> None:
-    """40 requests of one client: 30 would have refused 10 of them, also in shadow mode. Once it is
-    in force, it does.
+    """Of 40 requests of a client, a limit of 30 would have refused 10, also in shadow mode. If it
+    is enforced, it refuses 10.
     """
     site.statuses(path, 40, "127.0.20.1")
     hand = hand_for("try another limit in the statistics, and use it")
@@ -112,8 +114,8 @@ def test_an_operator_tries_a_higher_limit_on_a_log(
     hand_for: Callable[[str], Hand],
     tmp_path: Path,
 ) -> None:
-    """A client of the log came 40 times in a minute, another 12 times: the limit of today
-    refuses 30 and 2 of them, 30 refuses 10.
+    """In the log, two clients made 40 and 12 requests in a minute. The current limit refuses 30 and
+    2 of them, and a limit of 30 refuses 10.
     """
     log = tmp_path / "access.log"
     hits = [(second, "198.51.100.7", "/export/") for second in range(40)]
@@ -144,7 +146,7 @@ def test_without_scripts_the_page_answers_as_well(
     site: Site,
     hand_for: Callable[[str], Hand],
 ) -> None:
-    """The number is sent with the form."""
+    """Without JavaScript, the form submits the limit and the server answers."""
     site.statuses("/orders/", 3, "127.0.30.1")
     hand = hand_for("without scripts")
     hand.browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
@@ -160,7 +162,7 @@ def test_without_scripts_the_page_answers_as_well(
 
 
 def fill_plainly(hand: Hand, limit: str) -> None:
-    """Enter a limit and press the button, on a page that runs no script."""
+    """Enter a limit and submit the form on a page without JavaScript."""
     field = hand.browser.find_element("name", "limit0")
     field.clear()
     field.send_keys(limit)

@@ -1,4 +1,4 @@
-"""Counting in the process: what is counted of each decision, whichever limits it was about."""
+"""The recorder in the process counts each decision, under any limits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HITS = some.tuples(
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
-    """One that writes nothing."""
+    """Return a recorder that writes nothing."""
     made = Recorder()
     yield made
     made._begin()
@@ -46,7 +46,9 @@ def recorder() -> Iterator[Recorder]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some.lists(HITS, max_size=100))
 def test_each_limit_and_each_decision_is_counted_once(recorder: Recorder, hits: list[Any]) -> None:
-    """Whatever limits allow, refuse or would refuse, whoever decides, in whatever order."""
+    """This holds whether the limits allow or refuse, in shadow mode, for every source of the
+    decision and in any order.
+    """
     recorder._begin()
     recorder._is_awaited = True
     letters = {

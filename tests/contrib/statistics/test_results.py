@@ -1,4 +1,4 @@
-"""What is counted as which result."""
+"""The result under which each decision is counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.counted import total
 
 
 def test_bans_are_counted_as_a_separate_result() -> None:
-    """Refusals of the limit and of its ban are told apart, and both are refusals."""
+    """Refusals by a limit and by its ban are counted separately. Both are refusals."""
     limiter = RateLimiter("login", "2/h", ban_after=3, ban_for="10m")
     for _ in range(12):
         limiter.hit("ada")
@@ -25,7 +25,7 @@ def test_bans_are_counted_as_a_separate_result() -> None:
 
 
 def test_a_call_that_waits_is_counted_once() -> None:
-    """However often it asks: one allowed and one refused."""
+    """The call tries several times, but counts as one refusal."""
     limiter = RateLimiter("exports", "1", algorithm="concurrency")
     with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada", timeout=0.5):
         pass
@@ -34,7 +34,7 @@ def test_a_call_that_waits_is_counted_once() -> None:
 
 
 def test_a_limit_on_all_callers_lists_no_clients_in_the_statistics() -> None:
-    """They are counted, and nobody is named who used most."""
+    """Requests are counted, but no client is listed as a top client."""
     limiter = RateLimiter("counted together", "2/h")
     for _ in range(3):
         limiter.hit()
@@ -48,7 +48,9 @@ def test_a_limit_on_all_callers_lists_no_clients_in_the_statistics() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_refusals_are_counted_by_the_mode_of_the_rule() -> None:
-    """What a limiter asks for as well as requests, before and after the rule enforces."""
+    """Refusals of a limiter under a rule count as shadow refusals before the rule is enforced, and
+    as refusals after.
+    """
     rule = RateLimitRule.objects.create(name="mail", limit=1, unit="h", mode="shadow")
     mail = RateLimiter("mail", "100/h")
     assert [mail.hit("ada").allowed for _ in range(3)] == [True] * 3

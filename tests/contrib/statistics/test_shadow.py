@@ -1,4 +1,6 @@
-"""A rule in shadow mode is judged by what this version of it has seen and would have refused."""
+"""The shadow counts of a rule are the requests that the current version of the rule has seen and
+would have refused.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def rule(**fields: object) -> RateLimitRule:
 
 
 def test_shadow_mode_counts_requests_refusals_and_identities() -> None:
-    """A request once, whatever rates the rule has; enforced rules are none of it."""
+    """A request counts once, whatever number of rates the rule has. Requests under an enforced rule
+    are not counted.
+    """
     one = rule(more_rates=["2/d"])
     for address, times in (("203.0.113.1", 4), ("203.0.113.2", 1), ("203.0.113.3", 3)):
         assert visits(times, address) == [200] * times
@@ -49,8 +53,8 @@ def test_shadow_mode_counts_requests_refusals_and_identities() -> None:
 
 
 def test_another_version_of_a_rule_starts_with_new_counts() -> None:
-    """With another limit, key or path; not with another description, order or mode. The earlier one
-    is not lost.
+    """A change of the limit starts a new version, but a change of description, order or message
+    does not. The counts of the earlier version are kept.
     """
     one = rule()
     assert visits(3) == [200] * 3
@@ -67,14 +71,16 @@ def test_another_version_of_a_rule_starts_with_new_counts() -> None:
 
 
 def test_shadow_requests_of_a_replaced_limiter_are_counted() -> None:
-    """By its identities."""
+    """The limiter's identities are counted as clients."""
     one = rule(name="shadow.parcels", path="", key="", limit=1)
     assert [parcels.hit(who).allowed for who in ("ada", "ada", "grace")] == [True] * 3
     assert shadow_numbers(one.declared()) == ShadowNumbers(3, 1, 2, 1)
 
 
 def test_the_enforce_button_shows_the_numbers_and_asks_for_confirmation(operator: Client) -> None:
-    """Nothing is switched by looking; who may not change rules is not asked."""
+    """Viewing the page changes nothing, and a user without the permission to change rules gets a
+    403.
+    """
     one = rule()
     assert visits(3) == [200] * 3
     words = (
@@ -97,7 +103,7 @@ def test_the_enforce_button_shows_the_numbers_and_asks_for_confirmation(operator
 
 
 def pressed(client: Client, page: Any, url: str = RULES) -> Any:
-    """What the button of the page sends: all that is hidden in its form."""
+    """Submit the page's form with its hidden fields."""
     form = re.search(r'<form method="post">.*?</form>', page.content.decode(), re.DOTALL)
     assert form is not None, "the page does not ask"
     sent: dict[str, list[str]] = {}
@@ -128,8 +134,8 @@ def test_the_list_action_enforce_shows_shadow_counts_and_asks_for_confirmation(
 
 
 def test_only_the_version_that_was_shown_is_enforced(operator: Client) -> None:
-    """Whoever edits the rule while somebody else is asked has them asked again; by the button and
-    by the list.
+    """If another user edits the rule in the meantime, the page asks for confirmation again. This
+    holds for the button and for the list action.
     """
     one = rule()
     url = f"{RULES}{one.pk}/mode/enforce/"
@@ -152,8 +158,8 @@ def test_only_the_version_that_was_shown_is_enforced(operator: Client) -> None:
 def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
     operator: Client,
 ) -> None:
-    """As "Enforce now" does: of the rule as it would be saved, which another limit makes another
-    version of.
+    """The numbers are those of the rule as it would be saved. A changed limit is a new version
+    without requests.
     """
     one = rule()
     assert visits(3) == [200] * 3
@@ -177,7 +183,7 @@ def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
 
 
 def test_enforcing_a_new_rule_or_an_exemption_needs_no_confirmation(operator: Client) -> None:
-    """A new one says so itself, and an exemption refuses nobody."""
+    """The mode of a new rule was chosen in its form, and an exemption refuses no request."""
     assert (
         operator.post(f"{RULES}add/", given(name="site", path="/ok", key="ip", limit=2)).status_code
         == 302
@@ -188,7 +194,7 @@ def test_enforcing_a_new_rule_or_an_exemption_needs_no_confirmation(operator: Cl
 
 
 def test_the_command_shows_the_numbers_and_enforces_only_with_confirm() -> None:
-    """Other modes, and what is enforced already, do not."""
+    """Other modes, and a rule that is already enforced, need no `--confirm`."""
     rule()
     assert visits(3) == [200] * 3
     with pytest.raises(CommandError) as refused:

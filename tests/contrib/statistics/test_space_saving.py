@@ -1,4 +1,4 @@
-"""Who comes most often is found in any stream, with an error that is known."""
+"""The summary finds the most frequent clients in any stream, with a known error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PARTS = st.lists(st.dictionaries(DIGESTS, st.integers(1, 9), max_size=8), max_si
 
 @given(PARTS, st.integers(1, 12))
 def test_every_estimate_is_within_its_error(parts: list[dict[bytes, int]], capacity: int) -> None:
-    """Nobody comes more often than is said, nor less than that but for the error; whoever came more
-    than a share of all is there; and who is not there came at most as often as the least.
+    """The true count is at most the estimate and at least the estimate without its error. A client
+    that is not listed has at most the smallest estimate of the list.
     """
     summary = Summary(capacity)
     real: Counter[bytes] = Counter()

@@ -1,5 +1,5 @@
-"""Every decision is counted once, whoever asked and whoever decided, and what the pages show is
-what was decided.
+"""Every decision is counted once, whatever called and decided it, and the pages show what was
+decided.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def counts(name: str) -> dict[str, int]:
 
 
 def test_every_decision_is_counted_once() -> None:
-    """By its result and by who decided; peeks and refunds are none. All together are counted under
-    no name, too.
+    """It is counted by its result and its source, under its name and in the total. Peeks and
+    refunds are not counted.
     """
     assert listener.wait(10)  # As it begins to listen, it forgets what was refused.
     mail = RateLimiter("stats.mail", "3/h")
@@ -189,8 +189,8 @@ def test_a_request_counts_once_if_its_decisions_are_written_separately(
 
 
 def test_high_water_marks_include_requested_units() -> None:
-    """Who was refused wanted one more than there was; requests are known by how much they found
-    used.
+    """A refused request counts as one unit more than the limit. Details group requests by the units
+    that were used before.
     """
     mail = RateLimiter("stats.marks", ["3/h", "100/d"], algorithm="fixed_window")
     for who, times in (("ada", 5), ("grace", 2), ("joan", 1)):
@@ -208,7 +208,7 @@ def test_high_water_marks_include_requested_units() -> None:
 
 
 def test_the_top_clients_by_units_and_by_refusals_are_listed(settings: Any) -> None:
-    """By names that are masked, unless the settings say otherwise."""
+    """Identities are masked, unless the settings show them in full or not at all."""
 
     @ratelimit(group="stats.who", key=("ip", "get:name"), rate="2/h")
     def view(request: Any) -> HttpResponse:
@@ -235,7 +235,9 @@ def test_the_top_clients_by_units_and_by_refusals_are_listed(settings: Any) -> N
 
 
 def test_every_kind_of_result_is_counted() -> None:
-    """Rules by the middleware, shadow mode, exemptions, blocks with and without a rule."""
+    """Counted are rules of the middleware, shadow mode, exemptions, and blocks with and without a
+    rule.
+    """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     RateLimitRule.objects.create(
         name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
@@ -255,8 +257,8 @@ def test_every_kind_of_result_is_counted() -> None:
 
 
 def test_decisions_of_a_policy_are_counted_separately(settings: Any) -> None:
-    """Open, closed and local are three things; while Redis is away, nothing is lost of what was
-    counted.
+    """The policies "open", "closed" and "local" have separate results. Counts that are made in an
+    outage are written later.
     """
     limiters = {
         policy: RateLimiter(f"stats.{policy}", "2/h", on_store_error=policy)
@@ -279,7 +281,7 @@ def test_decisions_of_a_policy_are_counted_separately(settings: Any) -> None:
 
 
 def test_threads_lose_no_counts() -> None:
-    """However many decide at once while it is written."""
+    """Threads decide while counts are written, and each decision is counted."""
     limiter = RateLimiter("stats.threads", "1000000/h", algorithm="fixed_window")
     with ThreadPoolExecutor(8) as threads:
         for _ in threads.map(lambda number: limiter.hit(f"who-{number % 7}"), range(2000)):
@@ -292,9 +294,7 @@ def test_threads_lose_no_counts() -> None:
 def test_a_batch_that_was_written_without_a_reply_counts_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is sent again with the same number, behind which what was counted since is a batch of its
-    own.
-    """
+    """The batch is sent again with the same number. Later counts form a batch of their own."""
     limiter, store = RateLimiter("stats.once", "100/h"), get_store(background=True)
     limiter.hit("ada")
     run = store.run
@@ -316,9 +316,7 @@ def test_a_batch_that_was_written_without_a_reply_counts_once(
 
 
 def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that are made up at run time share one place beyond the bound, also between two
-    writings.
-    """
+    """Names beyond the bound are counted together, also between two writes."""
     monkeypatch.setattr(writing, "MAX_NAMES", 3)
     for step in range(2):
         for number in range(10):
@@ -333,7 +331,7 @@ def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_hits_of_users_are_counted_under_their_ids(client: Client) -> None:
-    """Users are shown by their ids: nothing secret, and what links to them."""
+    """A user is shown by the primary key, which is not secret and leads to the account."""
     user = User.objects.create_user("ada")
     RateLimitRule.objects.create(name="users", path="/ok", key="user", limit=1, unit="h")
     client.force_login(user)
@@ -342,8 +340,8 @@ def test_hits_of_users_are_counted_under_their_ids(client: Client) -> None:
 
 
 def test_the_demo_starts_with_a_day_of_statistics() -> None:
-    """And with two weeks by the hour: most are let go, an attacker is refused, and each client has
-    its window.
+    """It also has two weeks by the hour. Most requests are allowed, an attacker is refused, and
+    every hour has requests.
     """
     now = time.time()
     sample.fill(now)
@@ -360,8 +358,8 @@ def test_the_demo_starts_with_a_day_of_statistics() -> None:
 
 
 def test_the_totals_of_the_demo_agree() -> None:
-    """Every request of a visitor meets the rule of everything, and only hits of a limiter do not;
-    the site counts each once. Clients have all refusals.
+    """Every request of a visitor meets the rule for everything, and the site counts it once. The
+    refusals of the listed clients add up to those of the site.
     """
     sample.fill(time.time())
     of = {place.name: total(place.name, day()).counts for place in sample.PLACES}
@@ -380,8 +378,9 @@ def test_the_totals_of_the_demo_agree() -> None:
 def test_clients_beyond_the_bound_of_a_flush_are_listed_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Between two writings they are counted together, so that nothing is missing but
-    their names."""
+    """Until the next write, clients beyond the bound are counted without their names. No count is
+    missing.
+    """
     monkeypatch.setattr(recording, "MAX_PEOPLE", 5)
     limiter = RateLimiter("stats.crowd", "1/h")
     for _ in range(2):
@@ -398,7 +397,7 @@ def test_clients_beyond_the_bound_of_a_flush_are_listed_by_the_next(
 
 
 def test_a_rule_with_several_rates_counts_a_request_once() -> None:
-    """Whichever of them refuses, or is nearly used up, and in whatever order they are written."""
+    """It counts once whichever rate refuses or is nearly used up, in any order of the rates."""
     for number, rates in enumerate((["10/m", "5/h"], ["5/h", "10/m"])):
         name = f"stats.several-{number}"
         limiter = RateLimiter(name, rates)
@@ -411,14 +410,14 @@ def test_a_rule_with_several_rates_counts_a_request_once() -> None:
 
 
 def test_high_water_marks_count_a_denied_hit_once() -> None:
-    """What Redis says is used includes them."""
+    """The used units that Redis reports include denied hits, so they are not added again."""
     limiter = RateLimiter("stats.denied", "2/h", algorithm="sliding_log", count_denied=True)
     used = [limiter.hit("ada").limits[0].used for _ in range(4)]
     assert marks("stats.denied", HOUR_US, day()).marks == (max(used),)
 
 
 def test_long_identities_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what is shown of them, until they are written."""
+    """Until it is written, only the displayed form of an identity is kept."""
     RateLimiter("stats.long", "5/h").hit("x" * 1_000_000)
     with recorder._flushing:
         recorder._count_queue()
@@ -428,7 +427,7 @@ def test_long_identities_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_decision_that_cannot_be_counted_raises_nothing() -> None:
-    """As one that was made while everything was switched off in the middle of it."""
+    """For example, the switch was turned off during the decision."""
     planned = [PlannedCharge(Charge(Limit("stats.none", "5/h"), digest("x")), "stats.none")]
     recorder.add(planned, Decision(True), 0.001)
     assert not recorder.flush()
@@ -436,8 +435,8 @@ def test_a_decision_that_cannot_be_counted_raises_nothing() -> None:
 
 
 def test_counts_older_than_two_days_are_read_by_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours are known apart for two days; of what is older, all is read by days, and steps may
-    begin at any minute.
+    """Hours are distinguished for two days. Older counts are read by the day, for spans that start
+    at any minute.
     """
     limiter, now = RateLimiter("stats.ago", "2/h"), time.time()
     monkeypatch.setattr(recording.time, "time", lambda: now - 10 * 86_400)

@@ -1,6 +1,4 @@
-"""The pages of the statistics in a real browser: they refresh themselves, and a slider moves along
-the curve.
-"""
+"""The pages of the statistics in a real browser: the refresh, and the slider on the curve."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ document.querySelector(".ratelimit-fresh input").dispatchEvent(new Event("change
 
 
 def requests_of(browser: Any, name: str) -> int:
-    """How many requests the overview shows for a name."""
+    """Return the number of requests that the overview shows for a name."""
     for row in browser.find_elements("css selector", "[aria-labelledby=ratelimit-rows] tbody tr"):
         cells = row.find_elements("css selector", "td[data-label=requests]")
         if row.find_element("css selector", "th a").text == name and cells:
@@ -38,8 +36,8 @@ def requests_of(browser: Any, name: str) -> int:
 
 
 def test_the_overview_refreshes_itself_until_the_session_ends(browser: Any, demo: str) -> None:
-    """New requests are there without a click; nothing is asked while nobody looks;
-    when the session has ended, that is said, once, and no script fails.
+    """New requests appear without a click. A hidden page does not refresh, and when the session has
+    ended, the page reports it once without a script error.
     """
     sign_in(browser, demo)
     browser.get(demo + OVERVIEW)
@@ -73,7 +71,7 @@ def test_the_overview_refreshes_itself_until_the_session_ends(browser: Any, demo
 
 
 def test_a_refresh_keeps_the_focus(browser: Any, demo: str) -> None:
-    """When what has it is replaced."""
+    """The focused element is replaced by the refresh, and its replacement gets the focus."""
     sign_in(browser, demo)
     browser.get(demo + OVERVIEW)
     link = browser.find_element("css selector", "#ratelimit-live thead .column-refused a")
@@ -86,8 +84,8 @@ def test_a_refresh_keeps_the_focus(browser: Any, demo: str) -> None:
 
 
 def test_a_slider_moves_along_the_curve(browser: Any, demo: str) -> None:
-    """By the keyboard: the sentence is the one that the server says without a script, the line
-    stands there, and the link fills that limit in.
+    """The slider works by the keyboard. The text equals the server's text without JavaScript, the
+    line moves to the limit, and the link fills the limit in.
     """
     sign_in(browser, demo)
     assert [status(f"{demo}search/") for _ in range(4)] == [200] * 4

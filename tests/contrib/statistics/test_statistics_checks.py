@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("no_others")
 
 
 def found() -> list[tuple[str, str]]:
-    """Their messages, by id."""
+    """Return the messages with their ids."""
     return [
         (str(message.id).rpartition(".")[2], message.msg) for message in run_checks(tags=["caches"])
     ]
@@ -21,7 +21,7 @@ def found() -> list[tuple[str, str]]:
 def test_a_missing_metrics_package_is_a_warning(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the token itself is not told."""
+    """The warning does not contain the token."""
     settings.RATELIMIT_METRICS_TOKEN = "a-token-of-the-tests"
     monkeypatch.setitem(sys.modules, "prometheus_client", None)  # As where it is not installed.
     assert [identifier for identifier, _ in found()] == ["W017"]
@@ -33,7 +33,7 @@ def test_a_missing_metrics_package_is_a_warning(
 
 @pytest.mark.parametrize("token", ["too-short", "not as a header has it"])
 def test_a_metrics_token_must_be_valid_in_a_header(token: str, settings: Any) -> None:
-    """Any other text is an error."""
+    """A short token or one with spaces is an error."""
     settings.RATELIMIT_METRICS_TOKEN = token
     ((identifier, message),) = found()
     assert identifier == "E001"

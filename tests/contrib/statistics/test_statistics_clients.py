@@ -1,4 +1,4 @@
-"""The page of a client, with what the statistics know of it: who was refused, by what and when."""
+"""The page of a client with its statistics: the limits that refused it, and when."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def words(page: str) -> str:
 def test_ten_clients_of_a_network_are_distinguished_and_blocked_separately(
     permissions: tuple[str, ...],
 ) -> None:
-    """Whether or not their names may be shown: one is blocked in its row, and unblocked again."""
+    """Clients are distinguished by their digests, with and without the permission to see
+    identities. A client is blocked and unblocked in its row.
+    """
     operator = staff("view_ratelimitrule", "block_identity", *permissions, name="desk")
     addresses = [f"203.0.113.{number}" for number in range(1, 11)]
     for address in addresses:
@@ -68,7 +70,9 @@ def test_ten_clients_of_a_network_are_distinguished_and_blocked_separately(
 
 @pytest.mark.usefixtures("rule")
 def test_the_page_shows_what_refused_the_client_and_when(operator: Client) -> None:
-    """By the hour and the limit, each with its numbers; of another client, nothing."""
+    """Refusals and units are listed by hour and limit. The page of another client has
+    none of them.
+    """
     RateLimitRule.objects.create(name="all", path="/", key="ip", limit=50, unit="h", mode="shadow")
     visits(9, "203.0.113.1")
     visits(5, "203.0.113.2")
@@ -85,7 +89,9 @@ def test_the_page_shows_what_refused_the_client_and_when(operator: Client) -> No
 @pytest.mark.usefixtures("rule")
 @pytest.mark.parametrize("shape", [str, str.lower, lambda text: text.replace("-", "")])
 def test_a_reference_leads_to_the_client(operator: Client, shape: Any) -> None:
-    """With or without hyphens, from the search for clients too; by its digest alone."""
+    """The reference is accepted with or without hyphens, in the search for clients too. The client
+    is found by its digest.
+    """
     visits(2, "203.0.113.1")
     visitor = Client(REMOTE_ADDR="203.0.113.1")
     reference = visitor.get("/ok")["RateLimit-Reference"]
@@ -102,7 +108,7 @@ def test_a_reference_leads_to_the_client(operator: Client, shape: Any) -> None:
 
 @pytest.mark.usefixtures("rule")
 def test_a_client_is_found_by_the_beginning_of_its_digest(operator: Client) -> None:
-    """As pages and the log show it, in any letter case."""
+    """The search accepts the length that pages and the log show, in any letter case."""
     visits(3, "203.0.113.1")
     client = client_of("203.0.113.1")
     for shown in (client[:8], client[:12].upper(), client):
@@ -113,7 +119,9 @@ def test_a_client_is_found_by_the_beginning_of_its_digest(operator: Client) -> N
 
 @pytest.mark.usefixtures("rule")
 def test_reading_is_bounded(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many limits, those that counted last; after many bytes, earlier hours are left out."""
+    """Only the limits that counted last are read. Above a number of bytes, earlier hours are left
+    out.
+    """
     from django_ratelimit_lua.contrib.statistics import clients
 
     visits(3, "203.0.113.1")

@@ -1,6 +1,4 @@
-"""A host or a server whose clock is wrong for a while: what was counted stays in its hour, and
-nothing is forgotten.
-"""
+"""Wrong clocks of a host or a server: requests stay in their hour, and no name is removed."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_a_copying_lock_expires_although_the_server_clock_was_set_back(
     direct: redis.Redis, quiet: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One process has it, for no longer than ever."""
+    """One process holds the lock, for no longer than under a correct clock."""
     done: list[str] = []
     monkeypatch.setattr(hours.keeping, "start", lambda: done.append("hours"))
     assert_turn_ends(hours.look, hours._turn_key(), done, direct)
@@ -33,7 +31,7 @@ def test_a_copying_lock_expires_although_the_server_clock_was_set_back(
 def test_a_process_without_threads_counts_requests_in_their_hour(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It writes what it has counted during later requests."""
+    """The process writes its counts during later requests."""
     monkeypatch.setattr(tasks, "_start_thread", lambda *arguments: None)
     limiter = RateLimiter("threadless", "100/h")
     now = int(time.time()) // 3600 * 3600
@@ -51,7 +49,7 @@ def test_a_process_without_threads_counts_requests_in_their_hour(
 def test_a_process_with_a_wrong_clock_removes_no_name(
     days: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither those of others nor its own; and no metric falls."""
+    """It removes neither its own name nor those of other processes, and no total falls."""
     right = RateLimiter("right", "100/h", durable=True)
     wrong = RateLimiter("wrong", "100/h", durable=True)
     for _ in range(2):

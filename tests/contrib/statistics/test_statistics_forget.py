@@ -1,4 +1,4 @@
-"""Statistics of a client that is to be forgotten."""
+"""Erasing the statistics of a client."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_another_process_forgets_unwritten_counts_within_a_second(
     direct: redis.Redis, prefix: str, tmp_path: Path
 ) -> None:
-    """Also statistics that it has not written, and the lists of clients that it writes every
-    second.
+    """The process also drops unwritten counts and the lists of clients that it writes
+    every second.
     """
     forget_what_another_process_knows(direct, prefix, tmp_path, "statistics")
 
 
 def test_other_clients_stay_in_the_lists(settings: object) -> None:
-    """The client that is forgotten is in none of them; requests stay counted."""
+    """The erased client is removed from the lists. Its requests stay counted."""
     limiter = RateLimiter("searched", "1/h")
     for identity in (IP, ("ip", OTHER)):
         for _ in range(3):

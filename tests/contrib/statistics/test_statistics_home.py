@@ -1,4 +1,4 @@
-"""The statistics on the page of the app: what was refused, by which limits, and whom."""
+"""The statistics on the page of the app: refused requests, limits and clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_the_page_shows_what_was_refused(operator: Client) -> None:
-    """Of any period: the site's requests and refusals, the limits that refuse, and the clients."""
+    """For each period, it shows the site's requests and refusals, the limits that refuse, and the
+    clients.
+    """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     RateLimiter("idle", "5/h").hit("ada")
     statuses = visits(5, "203.0.113.1") + visits(3, "203.0.113.2")
@@ -41,7 +43,7 @@ def test_an_unknown_period_stands_for_a_day(operator: Client, period: str) -> No
 
 
 def test_names_of_clients_need_a_permission() -> None:
-    """Numbers need no further permission."""
+    """The numbers are shown without the permission to see identities."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     assert visits(3, "203.0.113.1").count(429) == 2
     text = shown(staff("view_ratelimitrule"))

@@ -1,7 +1,5 @@
-"""Under load, from several processes, whatever stops, dies or forks meanwhile: what is read is what
-was decided.
-
-`RATELIMIT_TEST_LOAD_SECONDS=60` in front of pytest makes the load last a minute.
+"""Statistics under load from several processes equal the decisions, through stops, crashes and
+forks. `RATELIMIT_TEST_LOAD_SECONDS=60` in front of pytest makes the load last a minute.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ def day() -> Span:
 
 
 def counted() -> dict[str, int]:
-    """What is read of all names."""
+    """Return the hourly counts of all names."""
     return {
         f"{name} {result}": number
         for name in NAMES
@@ -76,7 +74,7 @@ def counted() -> dict[str, int]:
 
 
 def counted_by_minutes() -> dict[str, int]:
-    """The same, by minutes."""
+    """Return the same counts, read by minutes."""
     found: Counter[str] = Counter()
     for name in NAMES:
         for point in series(name, Span.last(49 * 3600 // 2, 60)):
@@ -93,7 +91,7 @@ def loaded(
     seconds: float = SECONDS,
     **settings: Any,
 ) -> Iterator[tuple[list[Worker], Counter[str]]]:
-    """Processes at work; the counts of all their answers are there when they have ended."""
+    """Run processes under load, and fill in the counts of all their responses when they end."""
     given = {
         "RATELIMIT_RULES": RULES,
         "RATELIMIT_ON_STORE_ERROR": "local",
@@ -119,8 +117,8 @@ def loaded(
 
 @pytest.mark.alone
 def test_the_statistics_match_what_clients_received(database: Path, prefix: str) -> None:
-    """To the unit, by hours and by minutes: four processes, several limiters, requests, refusals,
-    the deny cache and shadow mode, while one of the processes stands still for a moment.
+    """Hourly and minute counts are exact for four processes with several limiters, refusals, the
+    deny cache and shadow mode, while one process is stopped for a moment.
     """
     with loaded(database, prefix) as (workers, answers):
         time.sleep(SECONDS / 4)
@@ -142,7 +140,7 @@ def test_the_statistics_match_what_clients_received(database: Path, prefix: str)
 def test_a_process_that_is_killed_loses_its_last_second(
     database: Path, prefix: str, tmp_path: Path
 ) -> None:
-    """And nothing that it has decided before."""
+    """No earlier decision is lost."""
     path = tmp_path / "noted"
     with ExitStack() as stack:
         worker = Worker(prefix, {"default": database}, RATELIMIT_RULES=RULES, RATELIMIT_TIMEOUT=5)
@@ -168,8 +166,8 @@ def test_a_process_that_is_killed_loses_its_last_second(
 def test_counts_during_an_outage_are_written_later_and_once(
     database: Path, prefix: str, tmp_path: Path, settings: Any
 ) -> None:
-    """Redis stands still, and does later what it was asked; then it is killed, and started again
-    with what it had: nothing is lost, and nothing counts twice.
+    """Redis is stopped and continued, then killed and started again with its data. No count is lost
+    or written twice.
     """
     keep = ("--appendonly", "yes", "--appendfsync", "always", "--dir", str(tmp_path))
     server = Server(None, *keep).start()
@@ -200,8 +198,8 @@ def use(settings: Any, url: str) -> None:
 
 @pytest.mark.alone
 def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: Any) -> None:
-    """Each rule in a slot of its own; while the master of one of them is away, decisions go on, and
-    the others are written; when it is back, nothing is missing that was not lost with it.
+    """Each rule has its own hash slot. While a master is stopped, decisions continue and the counts
+    of other masters are written. The rest is written when it is back.
     """
     with clusters.cluster(replicas=False) as nodes:
         settings.CACHES = nodes.cache()
@@ -236,7 +234,7 @@ def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: A
 
 
 def of_these(names: set[str]) -> dict[str, int]:
-    """What is in Redis of some names, without anything being written first."""
+    """Return the counts of the names in Redis, without a flush."""
     today = int(time.time()) // writing.DAY
     found: Counter[str] = Counter()
     for name in names:
@@ -249,7 +247,7 @@ def of_these(names: set[str]) -> dict[str, int]:
 
 
 def test_counts_are_written_later_if_the_server_has_no_memory(settings: Any) -> None:
-    """Decisions are made as the policy says, and nothing that was counted is lost."""
+    """Decisions follow the policy, and no count is lost."""
     with Server(
         os.environ.get("RATELIMIT_TEST_BINARY"), "--maxmemory-policy", "noeviction"
     ) as server:
@@ -272,8 +270,8 @@ def test_counts_are_written_later_if_the_server_has_no_memory(settings: Any) -> 
 
 
 def test_a_redis_user_without_rights_on_statistics_can_decide(settings: Any, prefix: str) -> None:
-    """What cannot be written is kept up to a bound; and where only a part may not be written, the
-    rest is.
+    """Counts that cannot be written are kept up to a bound. If only some keys are forbidden, the
+    other counts are written.
     """
     with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
         with clusters.client(server.port) as direct:
@@ -308,8 +306,8 @@ def test_an_unwritable_key_is_reported(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All of it or a part: once in the log, and where health is asked; and so is that it can be
-    again.
+    """If all or some keys cannot be written, the log and `ratelimit health` report it once, and the
+    log reports the recovery.
     """
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
 
@@ -351,7 +349,7 @@ def test_an_unwritable_key_is_reported(
 def test_unwritten_counts_are_bounded_and_dropped_ones_reported(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond the bound, nothing is counted; how many requests that was is reported."""
+    """Above the bound, counts are dropped, and the number of dropped requests is reported."""
     monkeypatch.setattr(writing, "MAX_PENDING", 100)
     use(settings, "redis://127.0.0.1:1/0")
     settings.RATELIMIT_ON_STORE_ERROR = "open"
@@ -370,7 +368,7 @@ def test_unwritten_counts_are_bounded_and_dropped_ones_reported(
 @pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
 @pytest.mark.django_db(transaction=True)
 def test_restarted_workers_lose_no_counts(prefix: str) -> None:
-    """gunicorn ends each of its workers after a few requests."""
+    """gunicorn restarts each of its workers after a few requests."""
     RateLimitRule.objects.create(name="site", path="/", key="ip", limit=100, unit="d")
     port = free_port()
     command = [
@@ -398,8 +396,8 @@ def test_restarted_workers_lose_no_counts(prefix: str) -> None:
 
 @pytest.mark.alone
 def test_a_forked_child_writes_only_its_own_counts(direct: Any) -> None:
-    """Whatever the parent's threads are doing when it forks: what was counted until then, the
-    parent writes.
+    """The parent forks while its thread is flushing, and writes the counts that were made before
+    the fork.
     """
     limiter = RateLimiter("forked", "1000000/h", algorithm="fixed_window")
     is_over = threading.Event()
@@ -430,8 +428,8 @@ def test_a_forked_child_writes_only_its_own_counts(direct: Any) -> None:
 
 
 def test_a_clock_that_is_moved_loses_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over the end of an hour and of a day, and back: each moment is counted where it was at its
-    time.
+    """The clock crosses the end of an hour and of a day, and is set back. Each request is counted
+    in the hour of its moment.
     """
     limiter = RateLimiter("clock", "1000000/h", algorithm="fixed_window")
     midnight = (int(time.time()) // 86_400) * 86_400
@@ -508,7 +506,7 @@ def test_each_list_of_clients_is_stored_once(direct: Any, prefix: str) -> None:
 
 
 def test_lists_of_clients_from_ended_workers_are_kept() -> None:
-    """However many come and go in an hour."""
+    """This holds for any number of workers in an hour."""
     limiter = RateLimiter("workers", "4/h", algorithm="fixed_window")
     for number in range(5):
         recorder._begin()  # Another process.
@@ -522,8 +520,8 @@ def test_lists_of_clients_from_ended_workers_are_kept() -> None:
 
 
 def test_memory_is_bounded_for_any_clients(direct: Any, prefix: str) -> None:
-    """Ever new identities, of several rules: what the process and Redis keep of them comes to an
-    end.
+    """For ever new identities under several rules, the process and Redis store a bounded number of
+    marks and clients.
     """
     limiters = [
         RateLimiter(f"crowd.{number}", "1000/h", algorithm="fixed_window") for number in range(2)
@@ -548,7 +546,7 @@ def test_memory_is_bounded_for_any_clients(direct: Any, prefix: str) -> None:
 
 @pytest.mark.alone
 def test_counts_continue_with_the_next_master_under_sentinel(settings: Any) -> None:
-    """What is decided while there is none is kept, and written to the next one, once."""
+    """Counts that are made during the failover are kept, and written once to the next master."""
     with clusters.watched() as found:
         settings.RATELIMIT_TIMEOUT, settings.RATELIMIT_ON_STORE_ERROR = 0.5, "local"
         settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
@@ -584,7 +582,7 @@ def test_counts_continue_with_the_next_master_under_sentinel(settings: Any) -> N
 
 
 def crowd(name: str, whose: str, people: int, at: float) -> Tables:
-    """What a process has counted of ever new people, who asked once each."""
+    """Return what a process has counted for new clients with a single request each."""
     limit, tables = Limit(name, "1000/h"), Tables(at)
     for number in range(people):
         who = digest(f"{whose}-{number}")
@@ -598,9 +596,8 @@ def crowd(name: str, whose: str, people: int, at: float) -> Tables:
 
 
 def test_marks_in_redis_are_bounded_for_any_input(direct: Any, prefix: str) -> None:
-    """Several processes, more rules than one has summaries for, the last writing of an hour: no set
-    has more members than it may, but for those of one script; and how many people there were is
-    known all the same.
+    """Several processes write more rules than there are summaries for. No set exceeds its bound by
+    more than one script adds, and the number of clients is still estimated.
     """
     now = time.time()
     writers = [writing.Writer() for _ in range(3)]
@@ -627,7 +624,7 @@ def test_marks_in_redis_are_bounded_for_any_input(direct: Any, prefix: str) -> N
 
 
 def test_the_marks_in_a_process_are_bounded(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many rules are busy; and nothing is counted twice or left out by it."""
+    """With many busy rules the bound holds, and no client is counted twice or left out."""
     monkeypatch.setattr(writing, "MAX_MARKS", 2000)
     now, writer = time.time(), writing.Writer()
     for _ in range(2):

@@ -1,6 +1,4 @@
-"""The pages of the statistics: they show what was decided, to those who may see it, whatever names
-there are.
-"""
+"""The pages of the statistics show the decisions to permitted users, for names of any form."""
 
 from __future__ import annotations
 
@@ -72,14 +70,14 @@ NOTHING = tuple((limit, "0 of 91 requests, and 0") for limit in ("14", "9999999"
 
 
 def told(client: Client, where: str = STATISTICS, **query: str) -> Any:
-    """What a page says as JSON."""
+    """Return a page as JSON."""
     response = client.get(where, {**query, "format": "json"})
     assert response.headers["Content-Type"] == "application/json"
     return response.json()
 
 
 def text(client: Client, where: str = STATISTICS, **query: str) -> str:
-    """A page, as HTML."""
+    """Return a page as HTML."""
     response = client.get(where, query)
     assert response.status_code == 200
     return str(response.content.decode())
@@ -90,7 +88,7 @@ def row(client: Client, name: str) -> Any:
 
 
 def test_the_pages_show_exact_counts(operator: Client) -> None:
-    """Of real requests: allowed, refused, would be refused, blocked; each once, in every period,
+    """Allowed, refused, shadow-refused and blocked requests are each counted once, in every period
     and in their sum.
     """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
@@ -115,8 +113,8 @@ def test_the_pages_show_exact_counts(operator: Client) -> None:
 
 
 def test_the_pages_count_a_request_once(operator: Client) -> None:
-    """One view with a decorator and two rules of the middleware: the tiles, JSON and the command
-    show the requests.
+    """A view has a decorator and two rules of the middleware. The tiles, the JSON and the command
+    count requests instead of decisions.
     """
     for name in ("first", "second"):
         RateLimitRule.objects.create(name=name, path="/search", key="ip", limit=1000, unit="h")
@@ -138,9 +136,7 @@ def test_the_pages_count_a_request_once(operator: Client) -> None:
 
 
 def test_the_pages_distinguish_bans_from_other_refusals(operator: Client) -> None:
-    """Of what was refused: how much a ban did, on the overview, on the page of the rule and for
-    machines.
-    """
+    """The overview, the page of the rule and the JSON show the number of refusals by bans."""
     limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=3, ban_for="10m")
     for _ in range(12):
         limiter.hit("ada")
@@ -158,7 +154,7 @@ def test_the_pages_distinguish_bans_from_other_refusals(operator: Client) -> Non
 
 
 def test_a_page_and_its_json_show_the_same_numbers(operator: Client) -> None:
-    """The numbers of both are the same."""
+    """Requests, refusals, clients and curves are equal."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     visits(5, "203.0.113.1")
     page = text(operator, ONE, name="site")
@@ -183,8 +179,8 @@ def test_a_page_and_its_json_show_the_same_numbers(operator: Client) -> None:
 
 
 def test_refused_clients_are_shown_to_permitted_users() -> None:
-    """Seeing rules is enough for the numbers; names take a permission of their own, in JSON as
-    well.
+    """The permission to view rules is enough for the numbers. Names need another permission, in
+    JSON as well.
     """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     visits(5, "203.0.113.1")
@@ -212,7 +208,7 @@ def test_refused_clients_are_shown_to_permitted_users() -> None:
 
 @pytest.mark.parametrize("name", ODD)
 def test_every_name_has_its_page(operator: Client, name: str) -> None:
-    """Linked from the overview, and nothing of it is taken for markup."""
+    """The overview links to the page, and no part of a name is rendered as markup."""
     limiter = RateLimiter(name, "1/h")
     limiter.hit("<img src=x>")
     assert not limiter.hit("<img src=x>").allowed
@@ -229,8 +225,8 @@ def test_every_name_has_its_page(operator: Client, name: str) -> None:
 
 
 def test_the_curve_shows_what_other_limits_would_have_refused(operator: Client) -> None:
-    """For a fixed window, exactly: another count of the same requests, for every limit, finds the
-    same; above the limit in force, at most.
+    """For a fixed window, the curve is exact up to the current limit, and an upper bound
+    above it.
     """
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=9, unit="d", algorithm="fixed_window", align="day"
@@ -263,8 +259,8 @@ def test_the_curve_shows_what_other_limits_would_have_refused(operator: Client) 
 
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
 def test_the_effect_of_any_limit_is_shown(operator: Client, mode: str) -> None:
-    """Limits above today's are included, and so is shadow mode: of 12 requests, 9 per hour would
-    have refused 3.
+    """This includes limits above the current one, and shadow mode. Of 12 requests, 9 per hour would
+    have refused at most 3.
     """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=4, unit="h", mode=mode)
     refused = visits(12).count(429)
@@ -276,8 +272,8 @@ def test_the_effect_of_any_limit_is_shown(operator: Client, mode: str) -> None:
 
 
 def test_a_curve_says_that_the_limit_was_changed(operator: Client) -> None:
-    """If the limit was another one for a part of the time, the curve is as if today's had applied
-    to all; what was refused may be any part of what is above it.
+    """If the limit was different for a part of the period, the curve shows the current limit for
+    all of it, and the page explains that.
     """
     rule = RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=6, unit="d", algorithm="fixed_window"
@@ -373,7 +369,9 @@ def test_a_curve_explains_why_other_limits_applied(operator: Client) -> None:
 
 
 def test_a_curve_includes_counts_of_the_call_site_that_a_rule_replaced(operator: Client) -> None:
-    """And after it: what was refused by the other limit is not what this one would have."""
+    """The page explains the difference after a rule replaced the limit, and after the rule was
+    deleted.
+    """
     limiter = RateLimiter("of.code", "3/h", algorithm="fixed_window")
     assert [limiter.hit("ada").allowed for _ in range(6)].count(False) == 3
     of = told(operator, ONE, name="of.code")["curves"][0]
@@ -390,7 +388,7 @@ def test_a_curve_includes_counts_of_the_call_site_that_a_rule_replaced(operator:
 
 
 def test_a_curve_takes_overrides_of_all_rules_into_account(operator: Client) -> None:
-    """Of rules, and of limits in code."""
+    """An override without a rule is mentioned for rules and for limits in code."""
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=2, unit="h", algorithm="fixed_window"
     )
@@ -403,7 +401,7 @@ def test_a_curve_takes_overrides_of_all_rules_into_account(operator: Client) -> 
 
 
 def test_shadow_mode_reports_no_refusal(operator: Client) -> None:
-    """But that they would be, everywhere on the page."""
+    """The page reports refusals that would have happened, and no actual ones."""
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
     )
@@ -416,13 +414,15 @@ def test_shadow_mode_reports_no_refusal(operator: Client) -> None:
 
 
 def test_json_without_a_name_is_that_of_the_overview(operator: Client) -> None:
-    """Not a page."""
+    """The redirect to the overview keeps the format."""
     answer = operator.get(f"{ONE}?format=json", follow=True)
     assert answer.headers["Content-Type"] == "application/json"
 
 
 def test_a_curve_notes_that_other_limits_apply(operator: Client) -> None:
-    """What the other limit refused is not what this one would have."""
+    """Refusals by the rate of another period are not in the curve of this one, so the page mentions
+    them.
+    """
     limiter = RateLimiter("of.both", ["2/h", "100/d"])
     assert [limiter.hit("ada").allowed for _ in range(5)].count(False) == 3
     assert "Other limits also applied to these requests (limits for other periods)" in text(
@@ -431,7 +431,7 @@ def test_a_curve_notes_that_other_limits_apply(operator: Client) -> None:
 
 
 def who(client: Client, period: str) -> list[int]:
-    """How often each was refused that is listed."""
+    """Return the number of refusals of each listed client."""
     return [
         each["most"]
         for each in told(client, ONE, name="site", period=period)["identities"]["refused"]
@@ -439,8 +439,8 @@ def who(client: Client, period: str) -> list[int]:
 
 
 def test_a_limit_chosen_on_the_curve_fills_in_the_form(operator: Client) -> None:
-    """Of the rule, or of a new one for a limit of the code; it is saved by who looks at it, and the
-    history says so.
+    """The link opens the form of the rule, or of a new rule for a limit in code. The operator saves
+    it, and the history records the change.
     """
     rule = RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=9, more_rates=["50/h"]
@@ -482,8 +482,8 @@ def test_a_limit_chosen_on_the_curve_fills_in_the_form(operator: Client) -> None
 
 
 def test_a_limit_chosen_on_the_curve_replaces_that_of_its_period(operator: Client) -> None:
-    """Where limits of one name count by several keys, a rule takes the place of one of them: of
-    that of the curve.
+    """If limits of one name have several keys, the new rule replaces the limit of the curve's
+    period.
     """
     view = ratelimit(group="of.keys", key="ip", rate="9/h")(
         ratelimit(group="of.keys", key="path", rate="7/m")(fine)
@@ -498,13 +498,13 @@ def test_a_limit_chosen_on_the_curve_replaces_that_of_its_period(operator: Clien
 
 
 def fine(request: HttpRequest) -> HttpResponse:
-    """A view."""
+    """Return a response with 200."""
     return HttpResponse("fine")
 
 
 def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
-    """Its page, a block and an override, of exactly this client: a user by its key, an address
-    whose name is masked by its digest, for a day.
+    """The row links to the client's page, a block and an override of exactly this client. A user is
+    identified by its key, and a masked address by its digest.
     """
     user = User.objects.create_user("ada")
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
@@ -532,7 +532,7 @@ def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
 
 
 def inspected(operator: Client, name: str) -> tuple[str, str]:
-    """Where the first "Inspect" on the page of a name leads, and that page."""
+    """Return the first "Inspect" link on the page of a name, and the linked page."""
     links = re.findall(
         r'href="([^"]*client/[^"]*)" aria-label="Inspect', text(operator, ONE, name=name)
     )
@@ -544,8 +544,8 @@ def inspected(operator: Client, name: str) -> tuple[str, str]:
 def test_the_inspect_link_leads_to_exactly_that_client(
     operator: Client, settings: Any, shows: str
 ) -> None:
-    """Whatever is shown of the client: its own counts, the verdict that it meets, and a reset of
-    these alone.
+    """Under every display setting, the page has the client's own counts and verdict, and resets
+    only this client.
     """
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
@@ -566,7 +566,7 @@ def test_the_inspect_link_leads_to_exactly_that_client(
 
 
 def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:
-    """Whatever its identities are, and whether or not the link names the limit."""
+    """This holds for identities of any form, whether or not the link names the limit."""
     limiter = RateLimiter("mail", ["9/s", "1/h"], ban_after=2, ban_for="1h")
     for _ in range(5):
         limiter.hit(("ada@example.org", 7))
@@ -579,7 +579,7 @@ def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:
 
 
 def test_the_inspect_link_applies_the_overrides_of_the_client(operator: Client) -> None:
-    """About a user, another limit, an exemption and a block hold in the verdict."""
+    """The verdict includes a limit, an exemption and a block of the user."""
     user = User.objects.create_user("ada")
     RateLimitRule.objects.create(
         name="users", path="/ok", key="user", limit=2, unit="h", audience="authenticated"
@@ -627,7 +627,9 @@ def test_a_client_with_a_hidden_name_can_be_exempted_by_its_digest(
 
 
 def test_the_inspect_link_shows_where_a_client_was_refused(operator: Client) -> None:
-    """As far as the evidence of a ban knows it, to operators who may see identities."""
+    """The requests come from the evidence of a ban, and are shown to operators who may see
+    identities.
+    """
     RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", limit=1, unit="h", ban_after=2, ban_for="1h"
     )
@@ -639,7 +641,7 @@ def test_the_inspect_link_shows_where_a_client_was_refused(operator: Client) -> 
 
 
 def test_the_pages_report_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
-    """On both pages, and as JSON with the reason."""
+    """Both pages report it, and the JSON has a status of 503 with the reason."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
@@ -657,7 +659,7 @@ def test_the_pages_report_that_redis_is_unavailable(operator: Client, settings: 
 def test_a_thousand_names_are_read_in_few_round_trips(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However they are sorted; they are shown page by page, and found by a part of their name."""
+    """This holds for every sort order. Names are paginated, and found by a part of the name."""
     for number in range(1000):
         RateLimiter(f"name-{number:04}", "5/h").hit("x")
         if number % 100 == 0:
@@ -692,7 +694,7 @@ def test_a_thousand_names_are_read_in_few_round_trips(
 
 
 def test_every_query_gets_a_page(operator: Client) -> None:
-    """Of periods, sorts, pages and limits that are none."""
+    """Invalid periods, sort orders, pages and limits cause no error."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     visits(1, "203.0.113.1")
     for query in (
@@ -751,8 +753,8 @@ def test_lists_work_without_redis_and_link_only_for_permitted_users(
     operator: Client,
     settings: Any,
 ) -> None:
-    """Who may change rules and not view them finds no link; while Redis is away, the lists say
-    nothing of the day.
+    """A user who may change rules but not view them gets no link. While Redis is unavailable, the
+    lists omit the counts.
     """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     assert visits(3) == [200, 200, 429]
@@ -770,7 +772,7 @@ def test_lists_work_without_redis_and_link_only_for_permitted_users(
 
 
 def test_shares_are_rounded_and_not_truncated() -> None:
-    """And not cut, which is what Django does with digits that are too many."""
+    """Django's filter would truncate further digits."""
     shares = (0, 0.0001, 0.0158, 0.0996, 0.618, 0.995, 1)
     assert [share_words(share) for share in shares] == [
         "0%",
@@ -793,7 +795,9 @@ def test_shares_are_rounded_and_not_truncated() -> None:
     ],
 )
 def test_odd_names_are_cut_escaped_and_quoted(operator: Client, name: str, cell: str) -> None:
-    """Cut, escaped, quoted; and of a limiter that there is, nobody says that it is gone."""
+    """Names are shortened, escaped and quoted. A name of an existing limiter is not reported as
+    removed.
+    """
     RateLimiter(name, "1/h").hit("ada")
     page = text(operator)
     assert f">{cell}</a>" in page
@@ -813,7 +817,7 @@ def test_odd_names_are_cut_escaped_and_quoted(operator: Client, name: str, cell:
 
 
 def test_the_report_ends_at_the_current_moment_and_not_after_the_step(operator: Client) -> None:
-    """Not the end of the step that is going on."""
+    """The current step ends at its end, but the report ends now."""
     RateLimiter("moment", "1/h").hit("ada")
     for period in PERIODS:
         of = told(operator, ONE, name="moment", period=period)
@@ -822,7 +826,7 @@ def test_the_report_ends_at_the_current_moment_and_not_after_the_step(operator: 
 
 
 def test_sample_users_match_no_account() -> None:
-    """Neither those of the demo, nor whoever comes next."""
+    """The ids of sample users are larger than those of any account."""
     api = next(place for place in sample.PLACES if place.by == "user")
     assert min(int(sample._client(api, who)) for who in range(2500)) > 1_000_000_000
 
@@ -831,9 +835,7 @@ def test_the_last_hour_is_sixty_minutes(
     operator: Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In everything that the page of an hour shows, and in the overview: what is older is of the
-    day.
-    """
+    """The page of the hour and the overview leave out older requests, which the day includes."""
     limiter = RateLimiter("spans", "2/d")
     now = time.time()
     clock = "django_ratelimit_lua.contrib.statistics.recorder.time.time"
@@ -864,7 +866,9 @@ def test_the_last_hour_is_sixty_minutes(
 
 
 def test_the_overview_has_periods(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An hour, a day and a week; each has the numbers of the page of a name, and of the file."""
+    """An hour, a day and a week have the same numbers on the overview, on the page of a name and in
+    the CSV file.
+    """
     limiter = RateLimiter("periods", "1/d")
     for days, times in ((0, 2), (3, 4)):
         moment = time.time() - days * 86_400
@@ -889,14 +893,14 @@ def test_the_overview_has_periods(operator: Client, monkeypatch: pytest.MonkeyPa
 
 
 def table(client: Client, where: str = STATISTICS, **query: str) -> list[dict[str, str]]:
-    """What a page says as CSV."""
+    """Return a page as CSV."""
     response = client.get(where, {**query, "format": "csv"})
     assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
     return list(csv.DictReader(response.content.decode().splitlines()))
 
 
 def test_a_page_is_a_table_for_spreadsheets(operator: Client, settings: Any) -> None:
-    """With the rows that are shown; no name is a formula there."""
+    """The CSV has the displayed rows, and no name can be read as a formula."""
     for name in ("=1+1", "search me"):
         RateLimiter(name, "1/h").hit("ada")
     assert [each["name"] for each in table(operator, q="1+1")] == ["'=1+1"]
@@ -910,8 +914,8 @@ def test_a_page_is_a_table_for_spreadsheets(operator: Client, settings: Any) -> 
 
 
 def test_clients_are_added_up_over_all_limits(operator: Client) -> None:
-    """A client has the requests that it was refused, each once, whichever limits refused it; those
-    that shadow mode would have refused are not among them.
+    """Each refused request of a client counts once, whichever limits refused it. Shadow refusals
+    are not counted.
     """
     for name in ("first", "second"):
         RateLimitRule.objects.create(name=name, path="/search", key="ip", limit=3, unit="h")
@@ -927,7 +931,7 @@ def test_clients_are_added_up_over_all_limits(operator: Client) -> None:
 
 
 def test_clients_whose_count_may_be_zero_are_left_out(operator: Client) -> None:
-    """ "49 ± 49" says nothing."""
+    """A count such as "49 ± 49" is not informative."""
     limiter = RateLimiter("noise", "1/h")
     for _ in range(3):
         limiter.hit("ada")
@@ -940,7 +944,7 @@ def test_clients_whose_count_may_be_zero_are_left_out(operator: Client) -> None:
 
 
 def test_the_sample_curves_match_the_sample_limits() -> None:
-    """What was refused found more than the bucket holds, and nothing else did."""
+    """Refused requests found more used units than the bucket holds, and no other request did."""
     for place in sample.PLACES:
         visitors = {str(who): 80 * who for who in range(20)}
         tables = sample._tables(place, 3600, visitors, random.Random(1), Counter())
@@ -959,7 +963,7 @@ def test_the_sample_curves_match_the_sample_limits() -> None:
 def test_a_site_without_time_zones_has_the_same_pages(
     zone: str, operator: Client, settings: Any
 ) -> None:
-    """With `USE_TZ = False`, in every period, for people and machines."""
+    """With `USE_TZ = False`, HTML and JSON work in every period."""
     settings.USE_TZ, settings.TIME_ZONE = False, zone
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
     assert visits(2, "203.0.113.1") == [200, 429]
@@ -970,7 +974,7 @@ def test_a_site_without_time_zones_has_the_same_pages(
 
 
 def test_odd_urls_get_a_page(operator: Client) -> None:
-    """Whatever stands in a URL, the pages answer."""
+    """No URL causes a server error."""
     dice = random.Random(7)
     for _ in range(60):
         where = dice.choice([STATISTICS, ONE])
@@ -983,7 +987,9 @@ def test_odd_urls_get_a_page(operator: Client) -> None:
 
 
 def test_the_inspector_shows_what_a_client_did_in_the_last_hour(operator: Client) -> None:
-    """Units and refusals of the clients that are listed; of others, that they are not."""
+    """Listed clients have their units and refusals. For other clients, the page states that they
+    are not listed.
+    """
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="d")
     assert visits(4, "203.0.113.1") == [200, 200, 429, 429]
     inspect = reverse("admin:django_ratelimit_lua_inspect")
@@ -997,7 +1003,7 @@ def test_the_inspector_shows_what_a_client_did_in_the_last_hour(operator: Client
 def test_health_names_rules_that_could_not_be_applied(
     settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of today, with how many requests."""
+    """The output has the number of requests of today."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     RateLimitRule.objects.create(name="bad", path="/ok", key="user", limit=1)
     assert visits(2) == [200, 200]
@@ -1007,7 +1013,7 @@ def test_health_names_rules_that_could_not_be_applied(
 
 
 def test_the_pages_of_rules_link_to_their_statistics(operator: Client) -> None:
-    """A link on the form, and beside a ban; for operators who may see them."""
+    """The form of a rule has a link, for operators who may view the statistics."""
     rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
     link = f'<a href="{ONE}?name=site">'
     assert link in text(operator, f"{RULES}{rule.pk}/change/")
@@ -1015,7 +1021,7 @@ def test_the_pages_of_rules_link_to_their_statistics(operator: Client) -> None:
 
 
 def test_urls_of_a_missing_app_name_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A project that includes the URLs of the metrics without the app."""
+    """A project includes the URLs of the metrics without the app."""
     name = "django_ratelimit_lua.contrib.statistics.urls"
     monkeypatch.setattr(extension, "is_installed", lambda name: False)
     monkeypatch.delitem(sys.modules, name, raising=False)
@@ -1027,7 +1033,7 @@ def test_urls_of_a_missing_app_name_the_line_to_add(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_overview_takes_a_constant_number_of_queries(operator: Client) -> None:
-    """More than a page of rules, or several pages."""
+    """The number does not depend on the number of rules."""
     numbers = []
     for count in (60, 200):
         rules_yaml.apply(rules_yaml.plan(rules_text(count)))

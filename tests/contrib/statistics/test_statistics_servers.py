@@ -1,4 +1,4 @@
-"""Statistics on a cluster, with the least rights, and of greenlets."""
+"""Statistics on a cluster, with minimal rights, and with greenlets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ nodes, cluster, least = test_cluster.nodes, test_cluster.cluster, test_topologie
 
 @pytest.mark.django_db(transaction=True)
 def test_statistics_are_read_from_all_masters(cluster: Cluster) -> None:
-    """Those of each name from whoever has its slot."""
+    """The statistics of a name are read from the master of its hash slot."""
     for number in range(12):
         limiter = RateLimiter(f"seen-{number:02}", "1/h")
         assert [limiter.hit("ada").allowed for _ in range(2)] == [True, False]
@@ -36,7 +36,7 @@ def test_statistics_are_read_from_all_masters(cluster: Cluster) -> None:
 @pytest.mark.engine
 @pytest.mark.django_db(transaction=True)
 def test_a_redis_user_with_minimal_rights_can_count(least: redis.Redis, prefix: str) -> None:
-    """Nothing more is needed than what is documented, to count and to read what was counted."""
+    """The documented rights are enough to write and to read the statistics."""
     RateLimitRule.objects.create(name="where", limit=1, unit="h")
     assert [RateLimiter("where", "100/h").hit("someone").allowed for _ in range(2)] == [True, False]
     recorder.flush()
@@ -58,7 +58,7 @@ def test_a_redis_user_with_minimal_rights_can_count(least: redis.Redis, prefix: 
 
 
 def test_statistics_of_greenlets_are_written(prefix: str) -> None:
-    """By a greenlet in the background."""
+    """A greenlet writes them in the background."""
     pytest.importorskip("gevent")
     done = run(
         prefix,

@@ -1,4 +1,4 @@
-"""What OpenTelemetry is told of decisions, as the SDK collects it."""
+"""The OpenTelemetry metrics and spans of decisions, as the SDK collects them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READER, SPANS = InMemoryMetricReader(), InMemorySpanExporter()
 
 @pytest.fixture(scope="module", autouse=True)
 def providers() -> None:
-    """A process has one of each for good."""
+    """Set the providers, which a process can do only once."""
     metrics.set_meter_provider(MeterProvider([READER]))
     tracing = TracerProvider()
     tracing.add_span_processor(SimpleSpanProcessor(SPANS))
@@ -55,8 +55,8 @@ def switched_on(settings: Any) -> Iterator[None]:
 
 
 def points(reader: Any = READER) -> dict[tuple[str, ...], Any]:
-    """By instrument and the values of its attributes, in the order of their names, since the
-    process has begun.
+    """Return the points by instrument and the values of its attributes, in the order of their
+    names.
     """
     found = reader.get_metrics_data()
     return {
@@ -72,7 +72,7 @@ _before: dict[tuple[str, ...], int] = {}
 
 
 def collected() -> dict[tuple[str, ...], int]:
-    """How many requests and durations were told since this was asked last."""
+    """Return the numbers of requests and durations since the last call."""
     counts = {
         key: getattr(point, "value", getattr(point, "count", 0)) for key, point in points().items()
     }
@@ -82,8 +82,8 @@ def collected() -> dict[tuple[str, ...], int]:
 
 
 def test_requests_and_durations_are_reported_by_rule_and_result() -> None:
-    """Whoever decides, in a coroutine as well; a peek is no request. Times are in seconds, in
-    buckets of our own.
+    """This holds for every source, in sync and async code. A peek is not reported. Durations are in
+    seconds, in the package's own buckets.
     """
     assert listener.wait(30)  # As it begins to listen, it forgets what was refused.
     mail = RateLimiter("otel.mail", "3/h")
@@ -105,7 +105,7 @@ def test_requests_and_durations_are_reported_by_rule_and_result() -> None:
 
 
 def test_shadow_refusals_blocks_and_exemptions_are_reported() -> None:
-    """As they are counted; nothing of the request is."""
+    """They have the same results as in the statistics, without data of the request."""
     RateLimitRule.objects.create(name="otel.site", path="/ok", key="ip", limit=2, unit="h")
     RateLimitRule.objects.create(
         name="otel.quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
@@ -139,7 +139,9 @@ def test_shadow_refusals_blocks_and_exemptions_are_reported() -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
-    """With the rule, the result and the source as attributes, and the time that it took."""
+    """The span has the rule, mode, result and source as attributes, and lies within the span of the
+    request.
+    """
 
     @ratelimit(group="otel.view", key="ip", rate="1/h", block=False)
     def view(request: HttpRequest) -> HttpResponse:
@@ -172,7 +174,7 @@ def test_a_decision_is_a_span_of_the_request(kind: str) -> None:
 
 
 def test_rule_names_beyond_the_bound_are_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond as many as metrics tell apart."""
+    """The bound is the maximum number of label values in metrics."""
     monkeypatch.setattr(telling, "MAX_LABELS", 2)
     for number in range(5):
         RateLimiter(f"otel.made-{number}", "5/h").hit("ada")
@@ -184,7 +186,7 @@ def test_rule_names_beyond_the_bound_are_reported_as_one(monkeypatch: pytest.Mon
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_child_process_reports_its_own_counts(tmp_path: Any) -> None:
-    """Its instruments are made after the fork, of the provider that it has then."""
+    """After the fork, the child creates new instruments from its current provider."""
     limiter = RateLimiter("otel.fork", "9/h")
     limiter.hit("ada")
     before = telemetry._instruments
@@ -213,7 +215,7 @@ def test_a_child_process_reports_its_own_counts(tmp_path: Any) -> None:
 
 
 def test_disabled_telemetry_reports_nothing(settings: Any) -> None:
-    """Nor made."""
+    """No instruments are created."""
     settings.RATELIMIT_OPENTELEMETRY = False
     RateLimiter("otel.off", "9/h").hit("ada")
     assert telemetry._instruments is None
@@ -221,7 +223,7 @@ def test_disabled_telemetry_reports_nothing(settings: Any) -> None:
 
 
 def test_without_the_package_a_hit_is_decided(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    """And the log says so, once."""
+    """The log reports the missing package once."""
     monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)  # As where it is not installed.
     limiter = RateLimiter("otel.none", "2/h")
     with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
