@@ -6,10 +6,14 @@ count.
 
 from __future__ import annotations
 
+import re
+
 from django.conf import settings
 from django.contrib.sessions.backends import signed_cookies
 from django.contrib.sessions.backends.base import SessionBase
 from django.http import HttpRequest
+
+_POSSIBLE = "[!-~]{1,128}"
 
 
 def session_key(request: HttpRequest) -> str | None:
@@ -28,6 +32,19 @@ async def aload(request: HttpRequest) -> None:
     session, _ = _brought(request)
     if session is not None:
         await session.akeys()
+
+
+def drop_impossible(request: HttpRequest) -> None:
+    """Replace the session by a new one if no store can contain the key that the client has sent.
+
+    PostgreSQL and memcached reject such a key, for example with a NUL, with an error. A client
+    could cause that error to lift the limits that need the session or the user.
+    """
+    session = getattr(request, "session", None)
+    if not isinstance(session, SessionBase) or isinstance(session, signed_cookies.SessionStore):
+        return
+    if session.session_key and not re.fullmatch(_POSSIBLE, session.session_key):
+        session._session_key = None  # As Django does with a short key.
 
 
 def _brought(request: HttpRequest) -> tuple[SessionBase | None, str | None]:

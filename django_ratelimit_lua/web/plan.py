@@ -23,7 +23,7 @@ from ..identity.forwarded import Address
 from ..identity.keys import Key, registered_keys, user_missing
 from ..identity.names import own
 from ..identity.request_state import RequestState, request_state
-from ..identity.session import aload
+from ..identity.session import aload, drop_impossible
 from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
 from ..limits.rate import Rate
@@ -355,6 +355,8 @@ class RequestPlanner(Planner):
         user = None
         if key.needs_user:
             user = yield from self._user()
+        else:
+            drop_impossible(self.request)
         if key.needs_session:
             yield Wait(_nothing, partial(aload, self.request))
         identity: Any
@@ -371,6 +373,7 @@ class RequestPlanner(Planner):
 
     def _user(self) -> Waiting[User | AnonymousUser]:
         """Return the request's user. Raises `ImproperlyConfigured` if no middleware sets one."""
+        drop_impossible(self.request)
         user: User | AnonymousUser | None = yield Wait(
             partial(getattr, self.request, "user", None), partial(_auser, self.request)
         )

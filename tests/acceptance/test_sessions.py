@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import string
 from typing import Any
 
 import pytest
+from django.contrib.sessions.backends import db
 from django.contrib.sessions.backends.base import SessionBase
 from django.contrib.sessions.models import Session
 from django.core.checks import run_checks
@@ -25,6 +27,7 @@ from django_ratelimit_lua.identity.session import session_key
 from tests.examples import examples
 
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 BACKENDS = ["db", "cache", "cached_db", "file", "signed_cookies"]
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -123,6 +126,45 @@ def test_a_made_up_session_cookie_creates_no_count(
     kept = [answer.cookies.get("sessionid") for answer in answers]
     assert not [cookie for cookie in kept if cookie is not None and cookie.value]
     assert get(url, made_up(), "192.0.2.2").status_code == 200
+
+
+class SessionStore(db.SessionStore):
+    """A store that rejects keys with an error, as PostgreSQL rejects a NUL."""
+
+    def load(self) -> Any:
+        self.check()
+        return super().load()
+
+    async def aload(self) -> Any:
+        self.check()
+        return await super().aload()
+
+    def check(self) -> None:
+        if not re.fullmatch("[!-~]{0,200}", self.session_key or ""):
+            raise ValueError("A string literal cannot contain NUL (0x00) characters.")
+
+
+@pytest.mark.parametrize("cookie", ["aaaaaaaaaaaa\0b", "a b\tcdefgh", "x" * 300], ids=ascii)
+@pytest.mark.parametrize("url", ["/ruled/ok", "/ruled/aok"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"key": "session"},
+        {"key": "user_or_ip"},
+        {"key": "user"},
+        {"key": "ip", "audience": "anonymous"},
+        {"key": "ip", "tiers": [{"group": "pro", "rate": "100/h"}]},
+    ],
+    ids=str,
+)
+def test_a_session_cookie_that_the_store_rejects_lifts_no_limit(
+    rule: dict[str, Any], url: str, cookie: str, settings: Any
+) -> None:
+    """The client of such a cookie is anonymous, and counts as its address."""
+    settings.SESSION_ENGINE = __name__
+    settings.MIDDLEWARE = [SESSIONS, AUTHENTICATION, OURS]
+    settings.RATELIMIT_RULES = [{"name": "ruled", "path": "/ruled/", "rate": "2/h", **rule}]
+    assert [get(url, cookie).status_code for _ in range(4)] == [200, 200, 429, 429]
 
 
 @pytest.mark.parametrize("url", URLS)
