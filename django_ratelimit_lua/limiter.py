@@ -24,23 +24,23 @@ from .engine.decide import (
     decide,
     forgetting,
     offending,
+    rules_in_use,
     unbanning,
 )
 from .engine.holding import Held, Seeking
-from .engine.run import Wait, arun, run
+from .engine.run import Wait, Waiting, arun, run
 from .engine.waiting import ahold, hold
 from .exceptions import Ratelimited
 from .identity import Identity, digest
 from .identity.names import own
 from .limits.algorithms.token_bucket import most_units
-from .limits.call import Call, Charge, Operation, whole_cost
+from .limits.call import Charge, Operation, whole_cost
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.options import Options, wait_us
 from .limits.rate import SECOND, LimitError, Rate
 from .rules.callsite import LIMITER, CallSite, known_call_sites
 from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
-from .rules.provider import current
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
 from .rules.template import LimitTemplate, as_rates
@@ -272,30 +272,35 @@ class RateLimiter:
 
         Raises `StoreError` if Redis is unavailable.
         """
-        run(forgetting(self._counts(identity), strict=True))
+        run(self._forgetting(identity))
 
     async def areset(self, identity: Identity = None) -> None:
         """`reset`, for coroutines."""
-        await arun(forgetting(self._counts(identity), strict=True))
+        await arun(self._forgetting(identity))
 
-    def _counts(self, identity: Identity) -> Call:
+    def _forgetting(self, identity: Identity) -> Waiting[None]:
         subject = digest(identity)
-        ruleset = current()
+        ruleset = yield from rules_in_use()
         limits = {limit.key_part: limit for limit in self.limits}
         if ruleset is not None:
             limits |= {limit.key_part: limit for limit in self._limits_by(ruleset)[0]}
-        return build_call([Charge(limit, subject) for limit in limits.values()], "peek")
+        charges = [Charge(limit, subject) for limit in limits.values()]
+        yield from forgetting(build_call(charges, "peek"), strict=True)
 
     def offend(self, identity: Identity, cost: int = 1) -> Decision:
         """Count `cost` offences without taking units (see `ban_on`).
 
         If they trigger a ban, the identity is refused from now on, and the decision is a refusal.
         """
-        return run(offending(self._charged(identity), whole_cost(cost)))
+        return run(self._offending(identity, cost))
 
     async def aoffend(self, identity: Identity, cost: int = 1) -> Decision:
         """`offend`, for coroutines."""
-        return await arun(offending(self._charged(identity), whole_cost(cost)))
+        return await arun(self._offending(identity, cost))
+
+    def _offending(self, identity: Identity, cost: int) -> Waiting[Decision]:
+        charges = yield from self._charged(identity)
+        return (yield from offending(charges, whole_cost(cost)))
 
     def ban(
         self, identity: Identity, for_: str | timedelta | None = None, *, why: str = ""
@@ -311,39 +316,42 @@ class RateLimiter:
             LimitError: The limits do not ban, or the duration is invalid.
             StoreError: Redis is unavailable.
         """
-        return run(banning(self._banning(identity), for_, why))
+        return run(self._banning(identity, functools.partial(banning, length=for_, why=why)))
 
     async def aban(
         self, identity: Identity, for_: str | timedelta | None = None, *, why: str = ""
     ) -> Decision:
         """`ban`, for coroutines."""
-        return await arun(banning(self._banning(identity), for_, why))
+        return await arun(self._banning(identity, functools.partial(banning, length=for_, why=why)))
 
     def unban(self, identity: Identity, *, forget: bool = False) -> Decision:
         """Lift a ban in all processes. With `forget`, the next ban is as short as a first one.
 
         Raises `StoreError` if Redis is unavailable.
         """
-        return run(unbanning(self._banning(identity), forget=forget))
+        return run(self._banning(identity, functools.partial(unbanning, forget=forget)))
 
     async def aunban(self, identity: Identity, *, forget: bool = False) -> Decision:
         """`unban`, for coroutines."""
-        return await arun(unbanning(self._banning(identity), forget=forget))
+        return await arun(self._banning(identity, functools.partial(unbanning, forget=forget)))
 
-    def _charged(self, identity: Identity) -> list[PlannedCharge]:
+    def _charged(self, identity: Identity) -> Waiting[list[PlannedCharge]]:
         if identity is None:
             raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity")
-        return self._charges(current(), own(identity), digest(identity))
+        ruleset = yield from rules_in_use()
+        return self._charges(ruleset, own(identity), digest(identity))
 
-    def _banning(self, identity: Identity) -> list[PlannedCharge]:
-        banning = [
-            planned for planned in self._charged(identity) if planned.charge.limit.ban is not None
-        ]
-        if not banning:
+    def _banning(
+        self, identity: Identity, change: Callable[[Sequence[PlannedCharge]], Waiting[Decision]]
+    ) -> Waiting[Decision]:
+        """Ban or unban an identity under the limits that ban."""
+        charges = yield from self._charged(identity)
+        banning_charges = [planned for planned in charges if planned.charge.limit.ban is not None]
+        if not banning_charges:
             raise LimitError(
                 f"RateLimiter {self.name!r} does not ban; set ban_after and ban_for", "ban_after"
             )
-        return banning
+        return (yield from change(banning_charges))
 
     def acquire(
         self,

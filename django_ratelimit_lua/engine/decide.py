@@ -473,6 +473,20 @@ def _release_later(call: Call, charges: Sequence[Charge]) -> None:
         held_slots.release_later([HeldSlot(call.prefix, charge, call.slot) for charge in charges])
 
 
+def rules_in_use() -> Waiting[Ruleset | None]:
+    """Return the rules of this process, which are loaded if it has none.
+
+    It may have none if limits are not enabled.
+    """
+    ruleset = current()
+    if conf.ENABLE:
+        if not listener.task.is_running:
+            listener.start()
+        if ruleset is None:
+            ruleset = yield Wait(load, sync_to_async(load))
+    return ruleset
+
+
 def offending(
     charges: Sequence[PlannedCharge], units: int = 1, request: object = None
 ) -> Waiting[Decision]:

@@ -12,6 +12,7 @@ import pytest
 
 from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 from django_ratelimit_lua.limits.algorithms.token_bucket import most_units
+from django_ratelimit_lua.rules import provider
 
 
 def test_the_count_follows_hits_peeks_refunds_and_resets() -> None:
@@ -41,6 +42,44 @@ def test_a_limiter_can_be_pickled(settings: Any) -> None:
     limiter = RateLimiter("x", "9/h")
     assert limiter.hit("ada").remaining == 4
     assert pickle.loads(pickle.dumps(limiter)).hit("ada").remaining == 3
+
+
+@pytest.mark.parametrize("first", ["offend", "ban", "unban", "reset"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_first_call_of_a_process_applies_the_rule(
+    first: str, is_async: bool, settings: Any
+) -> None:
+    """A process that reports offences, bans or resets, and never hits, uses the rule that replaces
+    the limiter's own limit.
+    """
+    rule = {"name": "uploads", "rate": "3/h", "ban_after": 3, "ban_for": "1d", "ban_on": "reported"}
+    settings.RATELIMIT_RULES = [{"group": "uploads", "algorithm": "token_bucket", **rule}]
+    limiter = RateLimiter("uploads", "100/h")
+
+    def begin(method: str, *arguments: Any) -> Any:
+        provider._ruleset = provider._snapshot = None  # As in a process that has just started.
+        if not is_async:
+            return getattr(limiter, method)("ada", *arguments)
+
+        async def call() -> Any:
+            return await getattr(limiter, f"a{method}")("ada", *arguments)
+
+        return asyncio.run(call())
+
+    if first == "offend":
+        assert not begin(first, 3)
+        assert not limiter.hit("ada")
+    elif first == "ban":
+        assert not begin(first, "2h")
+        assert not limiter.hit("ada")
+    elif first == "unban":
+        limiter.offend("ada", 3)
+        assert begin(first)
+        assert limiter.hit("ada")
+    else:
+        assert [limiter.hit("ada").allowed for _ in range(4)] == [True, True, True, False]
+        begin(first)
+        assert limiter.hit("ada").remaining == 2
 
 
 def test_coroutine_methods_behave_like_the_others() -> None:
