@@ -65,6 +65,7 @@ class Bans:
             for name in ("seen", "until", "since", "first", "last"):
                 setattr(self, name, max(0, getattr(self, name) - back))
             self.offences = tuple(moment - back for moment in self.offences)
+        self.until = self.ends(now)
         self.is_new = self.is_offence = False
 
     def length(self, times: int) -> int:

@@ -85,7 +85,10 @@ local function open_ban(key, record)
     if clock > time then time = clock end
     if by == 0 and ends > time and times > 0 then
       local by_now = last + length(times)
-      if by_now < ends then ends = by_now end
+      if by_now < ends then
+        ends = by_now
+        rcall('SET', key, packed(clock), 'KEEPTTL') -- A later edit does not prolong it.
+      end
     end
     if time >= forgotten_at() then times = 0 end
   end

@@ -242,6 +242,19 @@ def test_an_edit_shortens_bans_to_the_maximum_of_the_new_limit() -> None:
     ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="1m"),)
     assert not ask(START + MINUTE - 1)
     assert ask(START + MINUTE)
+    ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="1h"),)
+    assert ask(START + MINUTE)
+
+
+def test_a_later_edit_does_not_prolong_a_shortened_ban() -> None:
+    """Its client was told when it ends."""
+    ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1h"))
+    refused(ask, START)
+    ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="10m"),)
+    assert ask(START + 5 * MINUTE).retry_after == 300
+    ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="1h"),)
+    assert ask(START + 6 * MINUTE).retry_after == 240
+    assert ask(START + 10 * MINUTE)
 
 
 def test_a_shadow_ban_is_reported_and_refuses_no_hit() -> None:
