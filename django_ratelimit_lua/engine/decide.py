@@ -162,7 +162,7 @@ class Outcome(NamedTuple):
 class Planner(Protocol):
     """The interface through which a caller (see the module) supplies one decision's plan.
 
-    - `units`: the units that are granted while rate limiting is switched off;
+    - `units`: the units that are granted if no limit applies;
     - `is_hit`: whether the operation is a hit, which `Extension.on_decision` counts;
     - `charges`: the charges gathered so far;
     - `request`: the request;
@@ -255,6 +255,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 else:
                     if is_last or ruleset.published is not ruleset.revision:
                         decision = decision._replace(revision=ruleset.revision.number)
+                    if not plan.charges:
+                        decision = decision._replace(granted=planner.units)
                     outcome = _outcome(plan, call, decision)
                     if decision_hooks and planner.is_hit:
                         seconds = time.perf_counter() - began

@@ -44,6 +44,17 @@ def test_a_limiter_can_be_pickled(settings: Any) -> None:
     assert pickle.loads(pickle.dumps(limiter)).hit("ada").remaining == 3
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_limiter_that_is_off_grants_all_units(is_enabled: bool, settings: Any) -> None:
+    """A caller that uses `granted` goes on, whichever way the limit was switched off."""
+    settings.RATELIMIT_ENABLE = is_enabled
+    settings.RATELIMIT_RULES = [{"name": "x", "group": "x", "rate": "5/h", "mode": "off"}]
+    limiter = RateLimiter("x", "1/h")
+    assert limiter.hit("ada", 5, partial=True).granted == 5
+    assert asyncio.run(limiter.ahit("ada", 5)).granted == 5
+    assert limiter.peek("ada", 5).granted == 0
+
+
 @pytest.mark.parametrize("first", ["offend", "ban", "unban", "reset"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_the_first_call_of_a_process_applies_the_rule(
