@@ -348,7 +348,7 @@ class Conf(Table):
         "redis",
         Choice(("redis", "client")),
         '``"client"`` for servers that refuse ``TIME`` in scripts. Then synchronize the clocks of '
-        "your hosts",
+        "your hosts. Leases, splits and cached refusals are not used",
     )
     TRUSTED_PROXIES = Setting(
         None,

@@ -12,19 +12,21 @@ KEYS[#KEYS]     a hash: how each process of the first register describes itself
 ARGV[1]         the process's name
 ARGV[2]         how it describes itself
 ARGV[3]         seconds after which one that is not heard of is no more
-ARGV[3+n]       for each register 1, or 0: it leaves the register
+ARGV[4]         the time by the process's clock, seconds and microseconds; empty: this server's own
+ARGV[4+n]       for each register 1, or 0: it leaves the register
 returns         for each register: when it began, 1 if that was a lifetime ago, how many processes there are, and how many
                 of them come before this one
 ]]
 
-local time = redis.call('TIME')
-local now, lifetime, descriptions = tonumber(time[1]), tonumber(ARGV[3]), KEYS[#KEYS]
+local clock, lifetime, descriptions = ARGV[4], tonumber(ARGV[3]), KEYS[#KEYS]
+if clock == '' then clock = table.concat(redis.call('TIME'), ' ') end
+local now = tonumber(string.match(clock, '^(%d+) %d+$'))
 
 local function beat(alive, names, since, own)
   local began, heard = redis.call('GET', since), redis.call('ZRANGE', alive, -1, -1, 'WITHSCORES')[2]
   local seconds = began and tonumber(string.match(began, '^(%d+) %d+$'))
   if not seconds or seconds > now or not heard or math.abs(now - heard) >= lifetime / 2 then
-    began, seconds = string.format('%d %d', now, time[2]), now
+    began, seconds = clock, now
   end
   local gone = redis.call('ZRANGEBYSCORE', alive, '-inf', now - lifetime)
   -- The clock was set back: these entries would last until it has caught up. A live process adds itself again.
@@ -52,10 +54,10 @@ local function beat(alive, names, since, own)
 end
 
 local answers = {}
-for n = 1, #ARGV - 3 do
-  answers[n] = beat(KEYS[3 * n - 2], KEYS[3 * n - 1], KEYS[3 * n], ARGV[3 + n])
+for n = 1, #ARGV - 4 do
+  answers[n] = beat(KEYS[3 * n - 2], KEYS[3 * n - 1], KEYS[3 * n], ARGV[4 + n])
 end
-if ARGV[4] ~= '0' then
+if ARGV[5] ~= '0' then
   redis.call('HSET', descriptions, ARGV[1], ARGV[2])
   redis.call('EXPIRE', descriptions, 2 * lifetime)
 end

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
-# The shell is the server's parent. It waits for the end of its own standard input, which comes when
-# this process closes it or ends in whatever way, and then stops the server and clears up.
+# The shell is the server's parent. It waits for a line on its standard input, or for its end, which
+# comes when this process ends in whatever way. Then it stops the server and clears up.
 _KEEPER = """folder=$1; shift
 "$@" >"$folder/log" 2>&1 </dev/null & child=$!
 echo $child
@@ -80,7 +80,7 @@ class Server:
     def stop(self) -> None:
         """Stop the server and remove its folder. Does nothing if it is not running."""
         if self._process:
-            self._process.communicate()
+            self._process.communicate(b"\n")  # Forked children keep its input open.
             self._process = None
 
     def __enter__(self) -> Server:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import unittest
 from datetime import timedelta
 from typing import Any
@@ -69,6 +70,20 @@ def refills(clock: Any) -> None:
     assert limiter.hit("ada").remaining == 0
     clock.advance(-60)
     assert not limiter.hit("ada")
+
+
+def test_a_test_server_stops_while_a_forked_child_lives() -> None:
+    """The child has a copy of the pipe at whose end the server stops."""
+    with Server() as server:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        server.stop()
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with pytest.raises(redis.ConnectionError):
+            redis.Redis.from_url(server.url).ping()
 
 
 def test_override_ratelimits_decorates_functions() -> None:

@@ -232,6 +232,18 @@ def test_counts_are_reset_on_a_server_that_forbids_the_time_command(
     assert (decision.allowed, decision.source) == (True, "redis")
 
 
+@pytest.mark.engine
+def test_processes_are_counted_on_a_server_that_forbids_the_time_command(
+    least: redis.Redis, settings: Any
+) -> None:
+    """The heartbeat has the client's time then. Without it, each process would take itself for the
+    only one, and admit the whole limit in an outage.
+    """
+    settings.RATELIMIT_CLOCK = "client"
+    least.execute_command("ACL", "SETUSER", "limiter", "-time")
+    assert heartbeat.beat() == 1
+
+
 def asked_for() -> set[str]:
     """Return all Redis commands in the package's scripts and Python code."""
     package = Path(program.__file__).parents[1]
