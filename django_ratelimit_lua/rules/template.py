@@ -260,16 +260,16 @@ class LimitTemplate:
     def _with_options_of(self, limits: Sequence[Limit]) -> LimitTemplate:
         """Return this template with those options of the first of the limits that fit it.
 
-        The mode is never one of them: a rule has its own.
+        That is the first rate for rates, and the first slots for slots, if there are both. The mode
+        is never one of the options: a rule has its own.
         """
-        has_slots = {isinstance(rate, Rate) and rate.is_slots for rate in self.rates}
+        kinds = {isinstance(rate, Rate) and rate.is_slots for rate in self.rates}
+        firsts = {limit.holds: limit for limit in reversed(limits)}
+        of_kinds = [firsts[holds] for holds in (False, True) if holds in kinds & firsts.keys()]
         given: dict[str, Any] = {}
-        for holds in (False, True):
-            first = next((limit for limit in limits if limit.holds is holds), None)
-            if first is None or holds not in has_slots:
-                continue
+        for limit in of_kinds or firsts.values():
             for name, row in OPTIONS.items():
-                value = getattr(first, name)
+                value = getattr(limit, name)
                 if name == "algorithm" or value != row.default:
                     given.setdefault(name, value)
         template = self
