@@ -87,7 +87,8 @@ def get_usage(
         return None
     rule = call_site(group, key, rate, method, 1, {})
     operation: Literal["hit", "peek"] = "hit" if increment else "peek"
-    planner = RequestPlanner(request, [rule], group or group_of(fn), operation)
+    asked = (group, fn, key, rate, method)
+    planner = RequestPlanner(request, [rule], group or group_of(fn), operation, call_site=asked)
     decision = decide(planner).decision
     if not decision.limits:
         return None

@@ -190,7 +190,7 @@ def _checked(
     def checker(request: HttpRequest, *args: object, **kwargs: object) -> object:
         if not hasattr(request, "META"):
             raise _on_method(view)
-        outcome = decide(RequestPlanner(request, rules, group))
+        outcome = decide(RequestPlanner(request, rules, group, call_site=rules))
         decision = attach_decision(request, outcome.decision)
         if blocks and not decision.allowed:
             if fallback is NO_FALLBACK:
@@ -219,7 +219,7 @@ def _checked(
     async def achecker(request: HttpRequest, *args: object, **kwargs: object) -> object:
         if not hasattr(request, "META"):
             raise _on_method(view)
-        outcome = await adecide(RequestPlanner(request, rules, group))
+        outcome = await adecide(RequestPlanner(request, rules, group, call_site=rules))
         decision = attach_decision(request, outcome.decision)
         if blocks and not decision.allowed:
             if fallback is NO_FALLBACK:

@@ -65,8 +65,8 @@ class RateLimiter:
     1
     >>> mail.reset("ada@example.org")
 
-    A rule whose `group` is the name replaces the rates and options given here, from the next call
-    on.
+    A rule whose `group` is the name replaces the rates given here, from the next call on. Options
+    that the rule omits stay as given here if they fit the rule.
 
     An identity is the client that is counted: text, bytes, a number, a UUID, or a tuple of these.
     Without one, all callers are counted together, as with the key `all`, and no client is banned.

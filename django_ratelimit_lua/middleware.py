@@ -192,9 +192,10 @@ def _later(request: HttpRequest, ruleset: Ruleset) -> list[Rule] | None:
     rules = _matching(request, ruleset)
     if not rules or was_foreseen(request):
         return rules and [rule for rule in rules if rule.needs_user or rule.needs_session]
-    request_state(request).counted.difference_update(
-        rule.name for rule in rules if rule.needs_route
-    )
+    counted = request_state(request).counted
+    for rule in rules:
+        if rule.needs_route:
+            counted.pop(rule.name, None)
     return rules
 
 

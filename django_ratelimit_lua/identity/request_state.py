@@ -18,7 +18,7 @@ from django.urls import ResolverMatch
 class RequestState:
     """The data of one request, from the middleware to the end of its view.
 
-    - `counted`: the rules that were counted for it;
+    - `counted`: the rules that were counted for it, each with its call site;
     - `charged`: the counters that `cost_after` has charged for it;
     - `waits`: whether some rules wait until the user and the session are known;
     - `throttles`: the decision about all throttles of its DRF view;
@@ -31,7 +31,7 @@ class RequestState:
     - `count`: an optional app's data for counting the request once.
     """
 
-    counted: set[str] = field(default_factory=set)
+    counted: dict[str, object] = field(default_factory=dict)
     charged: set[tuple[bytes, bytes]] = field(default_factory=set)
     waits: bool = False
     throttles: Any = None

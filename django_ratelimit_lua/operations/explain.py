@@ -134,7 +134,7 @@ def explain(request: HttpRequest) -> Explanation:
     state = request_state(request)
     counted = state.counted
     user = getattr(request, "user", None)
-    state.counted = set()
+    state.counted = {}
     explainer = _Explainer(request)
     try:
         explainer.run()
@@ -298,7 +298,7 @@ class _Explainer:
         counted = request_state(self.request).counted
         for planned in planner.charges:
             if planned.rule is not None:
-                counted.add(planned.rule.name)  # A later decision does not count it again.
+                counted[planned.rule.name] = None  # A later decision does not count it again.
         decision = outcome.decision
         sources = (found.decision.source, decision.source)
         if found.decision.allowed and decision.limits and (decision.allowed or not is_advice):

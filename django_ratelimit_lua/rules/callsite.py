@@ -161,11 +161,14 @@ def limits_of(rule: Rule) -> list[Limit]:
     if template is None:
         return []
     templates = []
+    sites = known_call_sites.of(rule.name)
     if rule.group in (None, rule.name):
-        for site in known_call_sites.of(rule.name):
+        for site in sites:
             is_same = template.key is None or site.key == template.key.name
             if site.limits and (is_same or (site.key == "" and site.kind != THROTTLE)):
                 templates.append(template.in_place_of(site.limits))
+        if sites and not templates:
+            templates.append(template.in_place_of((), sites[0].limits))
     templates = templates or [template]
     templates += [tier for each in templates for _, tier in each.tiers]
     return [limit for each in templates for limit in each.limits(rule.name)]

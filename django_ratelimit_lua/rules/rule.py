@@ -257,7 +257,8 @@ class Rule:
         """Return this rule with the values that only call sites have, in place of these call sites.
 
         It continues their counts if it has the same key. If there are several call sites, the key,
-        the algorithm and the outcomes are those of the first.
+        the options and the outcomes are those of the first. Options of the first that has the
+        rule's key take precedence.
         """
         first = call_sites[0]
         methods = self.methods
@@ -274,7 +275,11 @@ class Rule:
             for site in (call_site.template for call_site in call_sites):
                 if site is not None and (not (key and site.key) or site.key.name == key.name):
                     limits += site.limits(self.name)
-            template = replace(template.in_place_of(tuple(limits)), key=key, cost=cost)
+            declared: tuple[Limit, ...] = ()
+            if not limits:
+                declared = first.template.declared(self.name)
+            template = template.in_place_of(tuple(limits), declared)
+            template = replace(template, key=key, cost=cost)
         return replace(
             self,
             template=template,

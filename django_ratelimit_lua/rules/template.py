@@ -163,25 +163,29 @@ class LimitTemplate:
             key = compile_key(key)
         count_by = cast(Key | None, key or None)
         template = cls(count_by, rates, compile_cost(cost), declared)
-        if declared.get("ban_after") and count_by and count_by.name == ALL_CALLERS:
-            text = _(
-                "A limit for all clients together cannot ban: the ban would refuse every client"
-            )
-            raise LimitError(text, "ban_after")
         # Errors in the options apply to every rate: raise them now, not at the first request.
         template._check(name, declared.get("algorithm", conf.ALGORITHM))
         return template
 
     def _check(self, name: str, algorithm: str) -> None:
-        """Raise `LimitError` if a rate or an option does not fit an algorithm."""
+        """Raise `LimitError` if a rate or an option does not fit the key or an algorithm."""
+        if self.options.get("ban_after") and self.key and self.key.name == ALL_CALLERS:
+            text = _(
+                "A limit for all clients together cannot ban: the ban would refuse every client"
+            )
+            raise LimitError(text, "ban_after")
+        for rate in self.rates:
+            if not isinstance(rate, Rate):
+                rate = self._example(algorithm)
+            Limit(name, rate, **self._options_of(rate, algorithm))
+
+    def _example(self, algorithm: str) -> Rate:
+        """Return a rate that a function may return."""
         align = str(self.options.get("align"))
         period = calendar.PERIODS.get(align, (SECOND, SECOND))[0]
         if len(self.rates) == 1 and algorithms.find(algorithm).holds:
             period = 0
-        for rate in self.rates:
-            if not isinstance(rate, Rate):
-                rate = Rate(1, period)
-            Limit(name, rate, **self._options_of(rate, algorithm))
+        return Rate(1, period)
 
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
         """Return the limit for one rate.
@@ -222,14 +226,18 @@ class LimitTemplate:
             return f"{name}:{rate.per or 'slots'}"
         return name
 
-    def in_place_of(self, limits: tuple[Limit, ...]) -> LimitTemplate:
+    def in_place_of(
+        self, limits: tuple[Limit, ...], declared: tuple[Limit, ...] = ()
+    ) -> LimitTemplate:
         """Return this template with the limits declared in code that it replaces.
 
         They count by the same key. A rate continues the count of the limit with the same period and
-        algorithm. If the template names no algorithm, it takes that of the replaced limits,
-        provided that the rates and options fit it.
+        algorithm. If there are none, `declared` are the replaced limits with other keys.
+
+        An option that the template does not have is that of the replaced limits, provided that it
+        fits the key, the rates and the other options.
         """
-        asked = (limits, conf.ALGORITHM)
+        asked = (limits, declared, conf.ALGORITHM)
         template = self._in_place.get(asked)
         if template is None:
             if len(self._in_place) >= 100:
@@ -238,24 +246,53 @@ class LimitTemplate:
                 (limit.rate.period_us, limit.algorithm): limit.counted_as
                 for limit in reversed(limits)
             }
-            tiers = tuple([(group, tier.in_place_of(limits)) for group, tier in self.tiers])
+            tiers = tuple(
+                [(group, tier.in_place_of(limits, declared)) for group, tier in self.tiers]
+            )
             template = replace(
-                self._by_algorithm_of(limits), tiers=tiers, counted=tuple(counted.items())
+                self._with_options_of(limits or declared),
+                tiers=tiers,
+                counted=tuple(counted.items()),
             )
             self._in_place[asked] = template
         return template
 
-    def _by_algorithm_of(self, limits: Sequence[Limit]) -> LimitTemplate:
-        algorithm = next((limit.algorithm for limit in limits if not limit.holds), None)
-        if algorithm is None or self.options.get("algorithm"):
-            return self
-        options: Options = {**self.options, "algorithm": algorithm}
-        template = replace(self, options=options)
-        try:
-            template._check("rule", algorithm)
-        except LimitError:
-            return self
+    def _with_options_of(self, limits: Sequence[Limit]) -> LimitTemplate:
+        """Return this template with those options of the first of the limits that fit it.
+
+        That is the first rate for rates, and the first slots for slots, if there are both. The mode
+        is never one of the options: a rule has its own.
+        """
+        kinds = {isinstance(rate, Rate) and rate.is_slots for rate in self.rates}
+        firsts = {limit.holds: limit for limit in reversed(limits)}
+        of_kinds = [firsts[holds] for holds in (False, True) if holds in kinds & firsts.keys()]
+        given: dict[str, Any] = {}
+        for limit in of_kinds or firsts.values():
+            for name, row in OPTIONS.items():
+                value = getattr(limit, name)
+                if name == "algorithm" or value != row.default:
+                    given.setdefault(name, value)
+        template = self
+        for name, row in OPTIONS.items():
+            if name == "mode" or name not in given or name in self.options:
+                continue
+            # An option that others need is only valid together with them.
+            both = {each: given[each] for each in (name, row.needs) if each in given}
+            options = cast(Options, both | template.options)
+            changed = replace(template, options=options, _limits={}, _in_place={})
+            try:
+                changed._check("rule", options.get("algorithm", conf.ALGORITHM))
+            except LimitError:
+                continue
+            template = changed
         return template
+
+    def declared(self, name: str) -> tuple[Limit, ...]:
+        """Return the limits of the constant rates. If there are none, return one as an example."""
+        if limits := self.limits(name):
+            return limits
+        rate = self._example(self.options.get("algorithm") or conf.ALGORITHM)
+        return (self.limit(name, rate),)
 
     def _options_of(self, rate: Rate, algorithm: str) -> Options:
         """Return the options of one rate.

@@ -83,8 +83,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
 
     Override `get_cache_key`, which returns the identity to count, or None.
 
-    A rule with the name of the scope replaces the rate and the options. A rule with the scope as
-    its `group` is added.
+    A rule with the name of the scope replaces the rate, and the options that the rule has. A rule
+    with the scope as its `group` is added.
 
     Attributes:
         rate: A value that `Rate.parse` accepts, None for no limit, or a dict of these by HTTP
@@ -300,9 +300,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         else:
             limit = charge.limit
             counted = (((limit.rate.period_us, limit.algorithm), limit.counted_as),)
-            template = LimitTemplate(
-                key, (limit.rate,), charge.cost, {"algorithm": limit.algorithm}, counted=counted
-            )
+            options: Options = {**self.options, "algorithm": limit.algorithm}
+            template = LimitTemplate(key, (limit.rate,), charge.cost, options, counted=counted)
         call_site = Rule(template=template)
         replacement = ruleset.replacement_for(self.name, [call_site], plain(request))
         rules = list(ruleset.additional_for(self.name, plain(request)))

@@ -137,14 +137,16 @@ class Planner:
 
     - `options`: those of `build_call`; `adds_up`: whether the costs of two charges to one counter
       are added up; `ignores_blocks`: whether overrides that block are ignored;
-    - `counted`: the names of the rules that were counted for the request.
+    - `counted`: the names of the rules that were counted for the request, each with its call site;
+    - `call_site`: what is compared with these. A call site counts each time that it is called.
 
     The other members are those of `engine.decide.Planner`.
     """
 
     units = 0
     state: RequestState | None = None
-    counted: set[str] | None = None
+    counted: dict[str, object] | None = None
+    call_site: object = None
     request: HttpRequest | None = None
     ruleset: Ruleset | None = None
     adds_up = False
@@ -210,7 +212,7 @@ class Planner:
         for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
             rule_name = getattr(planned.rule, "name", "")
             if rule_name and self.counted is not None:
-                self.counted.add(rule_name)
+                self.counted[rule_name] = self.call_site
             if (
                 state.allowed
                 or outcome.decision.source == "fallback"
@@ -240,7 +242,8 @@ class RequestPlanner(Planner):
       that returns the places by the rules in force (None: the request is exempt);
     - `now`: microseconds since 1970, for a caller with its own clock;
     - `has_blocks`: whether a blocked client is refused even if nothing is charged;
-    - `on_error`: receives the names of rules that cannot be applied, which are otherwise raised.
+    - `on_error`: receives the names of rules that cannot be applied, which are otherwise raised;
+    - `call_site`: see `Planner`. A rule that was counted anywhere else is not counted again.
     """
 
     def __init__(
@@ -253,6 +256,7 @@ class RequestPlanner(Planner):
         now: int | None = None,
         has_blocks: bool = False,
         on_error: OnError | None = None,
+        call_site: object = None,
     ) -> None:
         # Not by super(): every decorated request comes through here.
         self.operation: Operation = operation
@@ -267,7 +271,8 @@ class RequestPlanner(Planner):
         self._on_error = on_error
         self._gathered: Sequence[Rule] | None = None
         self.state: RequestState = request_state(request)
-        self.counted: set[str] = self.state.counted
+        self.counted: dict[str, object] = self.state.counted
+        self.call_site = call_site
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
         self.ruleset = ruleset
@@ -317,7 +322,7 @@ class RequestPlanner(Planner):
         numbers = rule.template
         if rule.methods is not None and not rule.matches_method(request):
             return
-        if numbers is None or name in self.counted:
+        if numbers is None or (name in self.counted and self._is_done(name)):
             return
         key = numbers.key
         cost = numbers.cost
@@ -350,6 +355,12 @@ class RequestPlanner(Planner):
         if numbers.ban_key is not None:
             banned = yield from self._read(numbers.ban_key, name)
         place.add(rule, name, numbers, rates, cost, identity, banned)
+
+    def _is_done(self, name: str) -> bool:
+        """Return whether a rule that was counted for the request is left out here."""
+        if self.call_site is None:
+            return True
+        return self.is_hit and self.counted[name] != self.call_site
 
     def _read(self, key: Key, name: str) -> Waiting[Any]:
         user = None

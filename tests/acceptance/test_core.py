@@ -48,6 +48,43 @@ def test_get_usage_reads_the_count_of_the_decorator(rf: RequestFactory) -> None:
     assert get_usage(rf.post("/"), fn=view, key="ip", rate="2/h")["count"] == 0
 
 
+@pytest.mark.parametrize("rules", [[], [{"name": "login", "rate": "2/h"}]], ids=["code", "rule"])
+def test_calls_for_one_request_count_and_read_the_same_under_a_rule(
+    rules: list[dict[str, str]], rf: RequestFactory, settings: Any
+) -> None:
+    """A call site counts each time that it is called, also under a rule that replaces it. What the
+    decorator has counted is read by the functions.
+    """
+    settings.RATELIMIT_RULES = rules
+    request = rf.get("/")
+    ask = {"request": request, "group": "login", "key": "ip", "rate": "2/h"}
+    assert [is_ratelimited(**ask, increment=True) for _ in range(4)] == [False, False, True, True]
+    assert is_ratelimited(**ask)
+    view_of_login = ratelimit("login", "ip", "2/h", block=False)(lambda request: get_usage(**ask))
+    other = rf.get("/", REMOTE_ADDR="192.0.2.7")
+    ask["request"] = other
+    assert [view_of_login(other)["count"] for _ in range(3)] == [1, 2, 2]
+    assert (other.limited, is_ratelimited(**ask)) == (True, True)
+
+
+def test_a_rule_counts_a_request_once_at_different_call_sites(
+    rf: RequestFactory, settings: Any
+) -> None:
+    """Two decorators and a function of the same group use one unit, whatever comes first."""
+    settings.RATELIMIT_RULES = [{"name": "login", "key": "ip", "rate": "9/h"}]
+    one = ratelimit("login", "ip", "5/h")(view)
+    two = ratelimit("login", "ip", "5/h")(lambda request: one(request))
+    ask = {"group": "login", "key": "ip", "rate": "5/h"}
+    request = rf.get("/")
+    two(request)
+    is_ratelimited(request, **ask, increment=True)
+    assert get_usage(request, **ask)["count"] == 1
+    request = rf.get("/")
+    is_ratelimited(request, **ask, increment=True)
+    two(request)
+    assert get_usage(request, **ask)["count"] == 2
+
+
 def test_get_usage_without_a_limit_returns_none(rf: RequestFactory, settings: Any) -> None:
     """There is no limit without a rate, for another method, or if the site is disabled."""
     assert get_usage(rf.get("/"), group="g", key="ip", rate=None) is None

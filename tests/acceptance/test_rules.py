@@ -597,6 +597,26 @@ def test_a_rule_continues_only_counts_of_the_same_period(taking: Any) -> None:
     assert [(state.limit, state.remaining) for state in take(1).limits] == [(20, 2), (500, 482)]
 
 
+@pytest.mark.parametrize("key", ["", "ip", "path"])
+def test_a_rule_with_only_a_rate_keeps_the_bans_and_the_burst_of_the_code(key: str) -> None:
+    """That also holds if the rule has another key. What the rule has applies."""
+
+    @ratelimit("login", "ip", "5/h", algorithm="token_bucket", burst=2, ban_after=2, ban_for="1d")
+    def login(request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
+
+    def get_login() -> HttpResponse:
+        address = {"REMOTE_ADDR": "8.8.8.8", "HTTP_ACCEPT": "application/json"}
+        return login(RequestFactory().get("/", **address))
+
+    rule("login", path="", key=key, limit=7)
+    assert [get_login().status_code for _ in range(5)] == [200, 200, 429, 429, 429]
+    assert json.loads(get_login().content)["banned-until"]
+    given = {"key": "get:who", "algorithm": "token_bucket", "burst": 4}
+    RateLimitRule.objects.update(**given)
+    assert [get_login().status_code for _ in range(5)] == [200] * 4 + [429]
+
+
 def test_separate_counts_in_the_code_stay_separate_under_a_rule() -> None:
     """Examples are views of one group with other rates or methods, and stacked keys."""
     first, second = (

@@ -122,6 +122,19 @@ def test_a_throttle_and_the_rule_that_replaces_it_share_a_count(rate: Any) -> No
     assert ask(limited) == 429
 
 
+def test_a_rule_with_only_a_rate_keeps_the_options_of_the_throttle(direct: redis.Redis) -> None:
+    """What the rule has applies."""
+    options = {"burst": 2, "ban_after": 1, "ban_for": "1d"}
+    words = {"scope": "burst", "rate": "9/h", "algorithm": "token_bucket", "options": options}
+    limited = view(type("Bucket", (UserRateThrottle,), words))
+    rule("burst", limit=50)
+    ip = "8.8.8.8"
+    assert [ask(limited, ip=ip) for _ in range(3)] == [["burst=50"], ["burst=50"], 429]
+    assert list(direct.scan_iter("*:ban"))
+    RateLimitRule.objects.update(algorithm="token_bucket", burst=3)
+    assert [ask(limited, ip="8.8.4.4") for _ in range(4)] == [["burst=50"]] * 3 + [429]
+
+
 def test_a_scope_without_a_rate_is_limited_by_a_rule() -> None:
     """`None` in the settings means no limit, until a rule of the admin has the name."""
     limited = view(Anon)

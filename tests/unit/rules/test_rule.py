@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ALL, UNSAFE, LimitError, RateLimiter
-from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.rules.callsite import call_site, known_call_sites
 from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
 
@@ -178,7 +180,8 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
     code: list[tuple[int, str, str, str]], rates: dict[str, int], key: str
 ) -> None:
     """Those for the same period, by the same key and algorithm; of several, the first. No two
-    limits share a count, nor is one shared with a limit of the code for another period.
+    limits share a count, nor is one shared with a limit of the code for another period. The
+    algorithm is that of the first limit by the same key, or of the first limit.
     """
     sites = [
         call_site("g", by, f"{limit}/{unit}", ALL, 1, {"algorithm": kind})
@@ -202,7 +205,7 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
     ):
         limits = template.limits("g")
         assert len({limit.key_part for limit in limits}) == len(limits)
-        algorithm = known[0].algorithm if known else conf.ALGORITHM
+        algorithm = known[0].algorithm if known else code[0][2]
         for limit in limits:
             assert limit.algorithm == algorithm
             same = [
@@ -248,3 +251,97 @@ def test_a_rule_by_user_counts_all_anonymous_clients_together(
 ) -> None:
     """A rule by user alone that meets people without one."""
     assert declared(key=key, audience=audience).lumps_strangers is lumps
+
+
+BUCKET = {"algorithm": "token_bucket"}
+BY_DAY = {"algorithm": "fixed_window", "align": "day"}
+BANS = {"ban_after": 3, "ban_for": "1h"}
+VALUES: dict[str, tuple[dict[str, Any], object, object]] = {
+    "algorithm": ({}, "token_bucket", "fixed_window"),
+    "burst": (BUCKET, 3, 4),
+    "initial": (BUCKET, 1, 2),
+    "queue": ({"algorithm": "leaky_bucket"}, 3, 4),
+    "segments": ({}, 4, 5),
+    "align": (BY_DAY, "day", "clock"),
+    "time_zone": (BY_DAY, "Europe/Berlin", "Asia/Tokyo"),
+    "max_wait": ({}, 3.0, 4.0),
+    "count_denied": ({}, True, False),
+    "on_store_error": ({}, "closed", "open"),
+    "lease": ({**BUCKET, "burst": 9}, 2, 3),
+    "split": ({}, "equal", "equal"),
+    "ban_after": (BANS, 3, 4),
+    "ban_window": (BANS, "10m", "20m"),
+    "ban_for": (BANS, "1h", "2h"),
+    "ban_on": (BANS, "counted", "refused"),
+    "ban_key": (BANS, "ip", "path"),
+}
+
+
+def in_place(code: dict[str, Any], code_rate: object = "7/d", **words: Any) -> Iterator[Limit]:
+    """Return the limits of a rule that replaces a call site with these options."""
+    site = call_site("g", "ip", code_rate, ALL, 1, code)  # type: ignore[arg-type]
+    given = {"name": "g", "group": "g", "rate": "5/d", **words}
+    template = compile_rule(given).in_place_of([site]).template
+    assert template is not None
+    for each in (template, *(tier for _, tier in template.tiers)):
+        yield from each.limits("g")
+
+
+@pytest.mark.parametrize("option", VALUES)
+def test_an_option_that_a_rule_omits_stays_as_in_code(option: str) -> None:
+    """One that it has is the rule's. That applies to call sites and limiters, to tiers, and to
+    rules with another key. The mode is always the rule's.
+    """
+    assert VALUES.keys() == OPTIONS.keys() - {"mode"}
+    with_it, in_code, in_rule = VALUES[option]
+    code = {**with_it, option: in_code}
+    tiers = {"tiers": [{"group": "pro", "rate": "6/d"}]}
+    for words in ({}, tiers, {"key": "path"}):
+        for limit in in_place(code, **words):
+            assert {name: getattr(limit, name) for name in code} == code
+    for limit in in_place(code, lambda *_: "7/d"):
+        assert getattr(limit, option) == in_code
+    for limit in in_place(code, **tiers, **{**with_it, option: in_rule}):
+        assert getattr(limit, option) == in_rule
+    if option != "ban_key":
+        limiter = RateLimiter("g", "7/d", **code)
+        rule = compile_rule({"name": "g", "group": "g", "rate": "5/d"})
+        assert rule.template is not None
+        (limit,) = rule.template.in_place_of(limiter.limits).limits("g")
+        assert getattr(limit, option) == in_code
+    assert next(in_place({"mode": "shadow"})).mode == "enforce"
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "left_out"),
+    [
+        ({**BUCKET, "burst": 3}, {"algorithm": "fixed_window"}, ["burst"]),
+        ({**BUCKET, "burst": 3, "initial": 3}, {**BUCKET, "burst": 2}, ["initial"]),
+        (BY_DAY, {"rate": "5/h"}, ["align"]),
+        ({"max_wait": 3}, {"count_denied": True}, ["max_wait"]),
+        (BANS, {**BUCKET, "lease": 2}, ["ban_after", "ban_for"]),
+        ({**BANS, "ban_on": "counted", "ban_window": "5m"}, {"key": "all"}, [*BANS, "ban_window"]),
+        ({**BUCKET, "burst": 3}, {"rate": "5", "algorithm": "concurrency"}, ["burst"]),
+    ],
+)
+def test_an_option_of_the_code_that_does_not_fit_a_rule_is_left_out(
+    code: dict[str, Any], words: dict[str, Any], left_out: list[str]
+) -> None:
+    """What the rule has, and the other options of the code, apply."""
+    (limit,) = in_place({**code, "on_store_error": "closed"}, **words)
+    assert [getattr(limit, option) for option in left_out] == [None] * len(left_out)
+    assert limit.on_store_error == "closed"
+    assert str(limit.rate) == words.get("rate", "5/d")
+
+
+def test_slots_keep_the_options_of_the_slots_in_code() -> None:
+    """The options of rates that are in code beside them are not theirs."""
+    limiter = RateLimiter("g", ["3", "7/d"], algorithm="token_bucket", burst=2, queue=4)
+    for words, options in (
+        ({"rate": "2", "algorithm": "concurrency"}, (None, 4)),
+        ({"rate": "5/d"}, (2, None)),
+    ):
+        rule = compile_rule({"name": "g", "group": "g", **words})
+        assert rule.template is not None
+        (limit,) = rule.template.in_place_of(limiter.limits).limits("g")
+        assert (limit.burst, limit.queue) == options
