@@ -476,9 +476,9 @@ def _release_later(call: Call, charges: Sequence[Charge]) -> None:
 
 
 def rules_in_use() -> Waiting[Ruleset | None]:
-    """Return the rules of this process, which are loaded if it has none.
+    """Return the rules of this process, which are loaded first if they are not yet.
 
-    It may have none if limits are not enabled.
+    Nothing is loaded if limits are not enabled; the result may be None then.
     """
     ruleset = current()
     if conf.ENABLE:
