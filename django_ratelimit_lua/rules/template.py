@@ -250,18 +250,19 @@ class LimitTemplate:
                 [(group, tier.in_place_of(limits, declared)) for group, tier in self.tiers]
             )
             template = replace(
-                self._with_options_of(limits or declared),
+                self._with_options_of(limits or declared, continues=bool(limits)),
                 tiers=tiers,
                 counted=tuple(counted.items()),
             )
             self._in_place[asked] = template
         return template
 
-    def _with_options_of(self, limits: Sequence[Limit]) -> LimitTemplate:
+    def _with_options_of(self, limits: Sequence[Limit], *, continues: bool) -> LimitTemplate:
         """Return this template with those options of the first of the limits that fit it.
 
         That is the first rate for rates, and the first slots for slots, if there are both. The mode
-        is never one of the options: a rule has its own.
+        is never one of the options: a rule has its own. The algorithm is one only if the template
+        continues their counts, because a count is that of one algorithm.
         """
         kinds = {isinstance(rate, Rate) and rate.is_slots for rate in self.rates}
         firsts = {limit.holds: limit for limit in reversed(limits)}
@@ -274,7 +275,8 @@ class LimitTemplate:
                     given.setdefault(name, value)
         template = self
         for name, row in OPTIONS.items():
-            if name == "mode" or name not in given or name in self.options:
+            is_own = name == "mode" or (name == "algorithm" and not continues)
+            if is_own or name not in given or name in self.options:
                 continue
             # An option that others need is only valid together with them.
             both = {each: given[each] for each in (name, row.needs) if each in given}

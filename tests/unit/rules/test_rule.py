@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ALL, UNSAFE, LimitError, RateLimiter
+from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.rules.callsite import call_site, known_call_sites
@@ -180,8 +181,7 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
     code: list[tuple[int, str, str, str]], rates: dict[str, int], key: str
 ) -> None:
     """Those for the same period, by the same key and algorithm; of several, the first. No two
-    limits share a count, nor is one shared with a limit of the code for another period. The
-    algorithm is that of the first limit by the same key, or of the first limit.
+    limits share a count, nor is one shared with a limit of the code for another period.
     """
     sites = [
         call_site("g", by, f"{limit}/{unit}", ALL, 1, {"algorithm": kind})
@@ -205,7 +205,7 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
     ):
         limits = template.limits("g")
         assert len({limit.key_part for limit in limits}) == len(limits)
-        algorithm = known[0].algorithm if known else code[0][2]
+        algorithm = known[0].algorithm if known else conf.ALGORITHM
         for limit in limits:
             assert limit.algorithm == algorithm
             same = [
@@ -289,18 +289,19 @@ def in_place(code: dict[str, Any], code_rate: object = "7/d", **words: Any) -> I
 
 @pytest.mark.parametrize("option", VALUES)
 def test_an_option_that_a_rule_omits_stays_as_in_code(option: str) -> None:
-    """One that it has is the rule's. That applies to call sites and limiters, to tiers, and to
-    rules with another key. The mode is always the rule's.
+    """One that it has is the rule's. That applies to call sites and limiters, and to tiers. The
+    algorithm stays only if the rule continues counts, and the mode is always the rule's.
     """
     assert VALUES.keys() == OPTIONS.keys() - {"mode"}
     with_it, in_code, in_rule = VALUES[option]
     code = {**with_it, option: in_code}
     tiers = {"tiers": [{"group": "pro", "rate": "6/d"}]}
-    for words in ({}, tiers, {"key": "path"}):
+    for words in ({}, tiers):
         for limit in in_place(code, **words):
             assert {name: getattr(limit, name) for name in code} == code
-    for limit in in_place(code, lambda *_: "7/d"):
-        assert getattr(limit, option) == in_code
+    for limit in (*in_place(code, key="path"), *in_place(code, lambda *_: "7/d")):
+        assert limit.algorithm == conf.ALGORITHM
+        assert "algorithm" in code or getattr(limit, option) == in_code
     for limit in in_place(code, **tiers, **{**with_it, option: in_rule}):
         assert getattr(limit, option) == in_rule
     if option != "ban_key":
