@@ -217,8 +217,8 @@ def test_a_throttle_with_a_million_requests_uses_a_sliding_window() -> None:
 
 
 def test_throttles_of_a_view_are_decided_together() -> None:
-    """The throttles of a view that do not override the decision are decided in one call. A throttle
-    that overrides it, or has no view, is decided alone.
+    """A view's throttles of this package are decided in one call. One that overrides the decision,
+    or has no view, is decided alone.
     """
 
     class Own(Anon):
