@@ -155,7 +155,9 @@ def test_a_name_close_to_a_call_site_gets_a_suggestion() -> None:
 
 @pytest.mark.django_db
 def test_a_change_reports_only_the_problems_that_it_causes(settings: Any) -> None:
-    """Paths that the same file exempts are exempt, and those whose rule it deletes are not."""
+    """A rule that limits the admin has to be confirmed, unless the same file exempts the admin's
+    paths. An exemption that the file deletes does not count.
+    """
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     text = (
         "- {name: all, path: /**, mode: 'off', key: ip, rate: 5/m}\n- {name: admin, path: "

@@ -110,7 +110,7 @@ KINDS = Ruleset(
 
 def test_only_kinds_that_may_matter_are_looked_up() -> None:
     """The kinds are those for the names of the charges. At entry points that apply all rules, the
-    kinds of blocks without a rule are added.
+    kinds of overrides without a rule are looked up even if nothing is charged.
     """
     assert list(override_kinds(KINDS, planned(), False)) == ["ip4/24", "user", "ip4/32"]
     assert list(override_kinds(KINDS, planned(), True)) == ["ip4/24", "user", "ip4/32"]

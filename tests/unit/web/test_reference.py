@@ -103,7 +103,7 @@ def test_other_characters_are_invalid_in_a_reference(changes: dict[int, str]) ->
 
 @given(st.text(max_size=200) | st.from_regex(r"[0-9A-HJKMNP-TV-Z]{20}", fullmatch=True))
 def test_invalid_text_is_an_error(text: str) -> None:
-    """No text is accepted by chance, and no other exception is raised."""
+    """Text that is not a reference raises a `BadReferenceError` and no other exception."""
     with pytest.raises(BadReferenceError, match=r"has 20 letters|mistyped, or not a reference"):
         open_reference(text)
 

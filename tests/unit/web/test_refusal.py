@@ -63,7 +63,9 @@ def test_a_decision_is_logged_once(rf: RequestFactory, caplog: Any) -> None:
 
 @given(st.integers(1, 10**9))
 def test_a_time_in_words_is_never_too_short(seconds: int) -> None:
-    """The text is exact up to 90 seconds. A longer time is rounded up to the next unit."""
+    """The text is exact up to 90 seconds. A longer time is rounded up to whole minutes, hours or
+    days.
+    """
     *_, count, unit = in_time(seconds).split()
     size = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}[unit.rstrip("s")]
     assert 0 <= int(count) * size - seconds < size
