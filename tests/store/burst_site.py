@@ -1,4 +1,4 @@
-"""The views that are asked by very many at once."""
+"""A site whose views receive bursts of requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def burst(group: str, request: HttpRequest) -> str:
 
 
 def views(policy: str) -> list[Any]:
-    """A view that blocks and one that does not, each with a limit of 10 under a policy."""
+    """Return the URL patterns of a sync and an async view with a limit of 10 under a policy."""
 
     @ratelimit(f"{policy}-sync", key=burst, rate="10/h", on_store_error=policy)
     def blocking(request: HttpRequest) -> HttpResponse:
@@ -61,7 +61,7 @@ urlpatterns = [*views("open"), *views("closed"), *views("local")]
 
 
 def application(*args: Any) -> Any:
-    """The site, for WSGI (with two arguments) and ASGI (with three)."""
+    """Serve the site by WSGI (two arguments) or ASGI (three)."""
     from django.core.handlers.asgi import ASGIHandler
     from django.core.handlers.wsgi import WSGIHandler
 
@@ -72,7 +72,7 @@ def application(*args: Any) -> Any:
 
 
 async def asgi(scope: Any, receive: Any, send: Any) -> None:
-    """The site, for ASGI."""
+    """Serve the site by ASGI."""
     await application(scope, receive, send)
 
 

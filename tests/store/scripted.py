@@ -1,4 +1,4 @@
-"""A server that speaks Redis's protocol over a real socket, and misbehaves as it is told."""
+"""A server that speaks Redis's protocol on a real socket, with replies from a script."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def bulk(data: bytes) -> bytes:
 
 
 def mark(key: bytes) -> int:
-    """The number that answers about a key carry."""
+    """Return the number that replies about a key contain."""
     return zlib.crc32(key)
 
 
 def decision(
     command: list[bytes], *, numbers: int | None = None, fill: float | None = None
 ) -> bytes:
-    """The right reply to an EVALSHA of the program: all its numbers tell whose they are."""
+    """Return a valid reply to an EVALSHA of the program, whose numbers identify its keys."""
     count = int(command[2])
     token = command[-1]
     doubles = [1.0, 1.0, 1.0, 0.0, 0.0]
@@ -41,8 +41,9 @@ def decision(
 
 
 class Scripted:
-    """Listens on a free port; `script` answers each command, on as many connections as
-    there are."""
+    """A server on a free port, with a `script` that returns the reply to each command on any
+    connection.
+    """
 
     def __init__(self, script: Callable[[list[bytes]], Reply | bytes]) -> None:
         self.script = script
@@ -64,7 +65,7 @@ class Scripted:
 
     @property
     def connected(self) -> int:
-        """How many connections were made."""
+        """Return the number of connections that were made."""
         return len(self._connections)
 
     @property
@@ -95,8 +96,9 @@ class Scripted:
 
 
 def usual(server: Callable[[], Scripted], command: list[bytes]) -> bytes:
-    """What a server that is well says, whatever it is: a master, a sentinel or a node of a
-    cluster."""
+    """Return the reply of a healthy server, which may be a master, a sentinel or a node of a
+    cluster.
+    """
     name = command[0].upper()
     host, port = b"127.0.0.1", server().port
     if name in (b"EVALSHA", b"EVAL"):
@@ -115,7 +117,7 @@ def usual(server: Callable[[], Scripted], command: list[bytes]) -> bytes:
 
 
 def drip(data: bytes, pause: float) -> Reply:
-    """A byte now and then."""
+    """Send the data one byte at a time, with pauses."""
 
     def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
         for at in range(len(data)):
@@ -126,7 +128,7 @@ def drip(data: bytes, pause: float) -> Reply:
 
 
 def late(data: bytes, seconds: float) -> Reply:
-    """After so many seconds."""
+    """Send the data after a number of seconds."""
 
     def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
         time.sleep(seconds)
@@ -136,7 +138,7 @@ def late(data: bytes, seconds: float) -> Reply:
 
 
 def torn(data: bytes, at: int) -> Reply:
-    """So many bytes, and then it hangs up."""
+    """Send this number of bytes and close the connection."""
 
     def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
         connection.sendall(data[:at])
@@ -146,7 +148,7 @@ def torn(data: bytes, at: int) -> Reply:
 
 
 def reset(data: bytes, at: int) -> Reply:
-    """So many bytes, and then the connection is reset."""
+    """Send this number of bytes and reset the connection."""
 
     def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
         connection.sendall(data[:at])
@@ -157,7 +159,7 @@ def reset(data: bytes, at: int) -> Reply:
 
 
 def followed(data: bytes, by: bytes, after: float) -> Reply:
-    """And after a while something that nobody has asked for."""
+    """Send the data, and later other data that is not a reply to a command."""
 
     def reply(server: Scripted, connection: socket.socket, command: list[bytes]) -> None:
         connection.sendall(data)

@@ -1,7 +1,5 @@
-"""Many at once, Redis healthy, settings as they come: as many are let through as the limit has,
-under each policy.
-
-A process that needs longer to work off a burst than the deadline is no outage.
+"""A burst with a healthy Redis and default settings admits exactly the limit, under each policy. If
+a process needs longer than the deadline to complete a burst, that is no outage.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ ADDRESS = "127.0.0.1"
 
 @pytest.fixture
 def shipped(settings: Any) -> None:
-    """The deadline that is shipped, and a process that has not asked anything yet."""
+    """Set the default deadline, and reset the process to one that has made no decision."""
     settings.RATELIMIT_TIMEOUT = 0.1
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0
     start_fresh()
@@ -44,8 +42,8 @@ def shipped(settings: Any) -> None:
 def assert_no_outage(
     sources: Callable[[int], Counter[tuple[bool, str]]], count: int, settings: Any
 ) -> None:
-    """Redis has decided all. Others may keep the processors from it for a while: what is taken for
-    an outage by nature is taken for one each time, and fails after the last.
+    """Redis decides all calls. Other processes may delay it on a busy machine, so there are three
+    attempts, and a real fault fails in each.
     """
     expected = Counter({(True, "redis"): 10, (False, "redis"): count - 10})
     for who in range(3):
@@ -62,7 +60,7 @@ def assert_no_outage(
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("count", [10, 100, 800, 3000])
 def test_a_burst_of_coroutines_is_decided(count: int, policy: str, settings: Any) -> None:
-    """All in one turn of an event loop."""
+    """All calls are made in one iteration of an event loop and decided by Redis."""
     settings.RATELIMIT_ON_STORE_ERROR = policy
     limiter = RateLimiter("burst", "10/h")
 
@@ -79,7 +77,9 @@ def test_a_burst_of_coroutines_is_decided(count: int, policy: str, settings: Any
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("count", [10, 300])
 def test_a_burst_of_threads_is_decided(count: int, policy: str, settings: Any) -> None:
-    """More than there are connections, and they begin together."""
+    """There are more threads than connections, and they begin at the same moment. Redis decides all
+    calls.
+    """
     settings.RATELIMIT_TIMEOUT = (
         0.25  # Hundreds of threads keep a small machine's processors from its Redis, too.
     )
@@ -105,8 +105,8 @@ def test_a_burst_of_threads_is_decided(count: int, policy: str, settings: Any) -
 def test_a_burst_of_calls_that_wait_for_the_rules_is_decided(
     others_are_answered: bool, left: float
 ) -> None:
-    """All the threads of a process that has just started do, and whoever loads them comes late to
-    everything. That is waiting for Redis only while it answers nobody.
+    """The threads of a new process wait for the thread that loads the rules. While Redis is
+    replying, the wait uses none of a call's deadline, and otherwise half of it.
     """
     patience = Patience(0.1)
     with provider._lock:
@@ -121,9 +121,7 @@ def test_a_burst_of_calls_that_wait_for_the_rules_is_decided(
 
 @pytest.fixture(scope="module", params=["uvicorn", "gunicorn"])
 def site(request: Any, tmp_path_factory: Any) -> Iterator[int]:
-    """The port of a server in one process, which has decided nothing yet, of an app that is
-    installed and migrated.
-    """
+    """Return the port of a migrated site in one process, which has made no decision."""
     port = free_port()
     commands = {
         "uvicorn": [
@@ -167,7 +165,7 @@ def site(request: Any, tmp_path_factory: Any) -> Iterator[int]:
 
 
 async def answered(port: int, path: str) -> int:
-    """The status of a response."""
+    """Return the status of a response."""
     reader, writer = await asyncio.open_connection(ADDRESS, port)
     writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     reply = await reader.read()
@@ -179,11 +177,9 @@ async def answered(port: int, path: str) -> int:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("view", ["async", "sync"])
 def test_a_burst_of_requests_is_decided(site: int, view: str, policy: str) -> None:
-    """To views of both kinds, on an event loop and in 200 threads.
-
-    Other tests may keep the processors from Redis for longer than the deadline, which is an outage
-    to this site. So a burst is tried three times, each with a count of its own, after the pause
-    that follows an outage.
+    """Sync and async views are limited exactly, on an event loop and in 200 threads. On a busy
+    machine, Redis may reply later than the deadline. So the burst is tried three times, with a new
+    count, after the pause that follows an outage.
     """
 
     async def send(number: int) -> list[int]:

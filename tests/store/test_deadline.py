@@ -1,5 +1,5 @@
-"""The deadline of a decision is about the store: it holds whatever a server does, and no time of
-our own counts.
+"""The deadline of a decision limits the time that the store takes, whatever a server does. Time
+that the process itself takes does not count.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ async def atimed(asking: Any) -> tuple[Any, float]:
 
 
 def assert_in_time(ask: Callable[[], float], most: float) -> None:
-    """A machine may be busy for a while: what is late by nature is late each time, and fails after
-    the last.
+    """A machine may be busy for a while, so there are five attempts, and a real delay fails in
+    each.
     """
     assert any(ask() < most for _ in range(5)), most
 
 
 def at_once(store: Store, kind: str, count: int) -> list[tuple[Any, float]]:
-    """So many calls at once, and how long each took."""
+    """Make this number of concurrent calls, and return each result with its time."""
     if kind == "sync":
         with ThreadPoolExecutor(count) as pool:
             return list(
@@ -73,7 +73,9 @@ def at_once(store: Store, kind: str, count: int) -> list[tuple[Any, float]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["the decision", "a huge reply", "the greeting"])
 def test_a_slow_reply_is_given_up_at_the_deadline(what: str, kind: str, settings: Any) -> None:
-    """A byte every 30 ms would take seconds: reading has one deadline, not one for each byte."""
+    """Reading a whole reply has one deadline. With a deadline for each byte, a byte every 30 ms
+    would take seconds.
+    """
 
     def script(command: list[bytes]) -> Any:
         right = usual(lambda: server, command)
@@ -109,8 +111,8 @@ def test_a_slow_reply_is_given_up_at_the_deadline(what: str, kind: str, settings
 def test_an_endless_reply_is_given_up_at_the_deadline(
     announced: bytes, kind: str, settings: Any
 ) -> None:
-    """There is always more to read: of a decision too much is refused, and of rules, which may be
-    large, the reading counts.
+    """A reply to a decision that is too large is refused. The reply with the rules may be large, so
+    the time of reading it counts.
     """
 
     def script(command: list[bytes]) -> Any:
@@ -138,7 +140,9 @@ def test_an_endless_reply_is_given_up_at_the_deadline(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loading_the_script_has_no_deadline_of_its_own(kind: str, settings: Any) -> None:
-    """A server that reports late that it has no script has the rest of the deadline to load it."""
+    """If a server reports late that it does not know the script, only the rest of the deadline is
+    left to load it.
+    """
     deadline = 6 * DEADLINE
 
     def script(command: list[bytes]) -> Any:
@@ -163,8 +167,8 @@ def test_loading_the_script_has_no_deadline_of_its_own(kind: str, settings: Any)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waiting_for_a_connection_and_a_reply_have_one_deadline(kind: str, settings: Any) -> None:
-    """With one connection for all and a server that hangs, the last in the queue gives up when the
-    first does.
+    """With one connection and a hanging server, the last call in the queue gives up when the first
+    one does.
     """
     with Scripted(lambda command: late(b"", 0.5)) as server:
         settings.CACHES = {
@@ -189,7 +193,9 @@ def test_waiting_for_a_connection_and_a_reply_have_one_deadline(kind: str, setti
 def test_a_hanging_server_delays_hundreds_of_callers_no_longer_than_one(
     kind: str, settings: Any
 ) -> None:
-    """More wait than there are connections: each ends in time, and then nobody asks for a while."""
+    """There are more callers than connections. Each call ends at its deadline, and then the store
+    pauses.
+    """
     with Server() as server:
         settings.RATELIMIT_TIMEOUT = DEADLINE
         store_of(settings, server.port, "single", DEADLINE)
@@ -209,8 +215,8 @@ def test_a_hanging_server_delays_hundreds_of_callers_no_longer_than_one(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_with_slow_replies_is_not_down(kind: str, settings: Any) -> None:
-    """Each answer takes a third of the deadline, and those who wait for a connection wait for
-    several: all are told.
+    """Each reply takes a third of the deadline, and some calls wait for several replies before they
+    get a connection. All calls are decided.
     """
     deadline = 3 * DEADLINE  # A machine that stands still for a moment does not miss it.
 
@@ -234,8 +240,8 @@ def test_a_server_with_slow_replies_is_not_down(kind: str, settings: Any) -> Non
 
 
 def test_a_blocked_event_loop_is_not_an_outage(settings: Any) -> None:
-    """Somebody blocks the loop for longer than the deadline: the answers are there when it comes
-    back to them, even of connections that are being made meanwhile.
+    """If the event loop is blocked for longer than the deadline, the replies are read afterwards,
+    also on connections that were being made meanwhile.
     """
     with Server() as server:
         store = store_of(settings, server.port, "single", DEADLINE)
@@ -254,7 +260,7 @@ def test_a_blocked_event_loop_is_not_an_outage(settings: Any) -> None:
 
 
 def test_threads_that_wait_for_the_interpreter_are_not_an_outage(settings: Any) -> None:
-    """Others compute all the time, and a thread comes late to everything."""
+    """If other threads compute all the time, each step of a call is late, but no call fails."""
     over = threading.Event()
 
     def compute() -> None:
@@ -282,8 +288,8 @@ def test_threads_that_wait_for_the_interpreter_are_not_an_outage(settings: Any) 
 
 
 def test_a_cancelled_call_ends_at_once_and_loses_no_connection(settings: Any) -> None:
-    """While it waits for a connection, for its making or for an answer: and nobody else is told
-    that answer, nor is a connection lost.
+    """A call can be cancelled while it waits for a connection, for its creation or for a reply. The
+    other calls get their own replies.
     """
 
     def script(command: list[bytes]) -> Any:
@@ -317,8 +323,8 @@ def test_a_cancelled_call_ends_at_once_and_loses_no_connection(settings: Any) ->
 
 
 def test_a_call_in_a_cancelled_task_still_has_a_deadline(settings: Any) -> None:
-    """What is done about a cancellation (a refund, say) has the deadline of any other call, and
-    fails as any other.
+    """A call that handles a cancellation, such as a refund, has the usual deadline and fails with
+    the usual error.
     """
     with Scripted(lambda command: late(b"", 1)) as server:
         store = store_of(settings, server.port, "single", DEADLINE)

@@ -1,4 +1,4 @@
-"""Connections that nobody needs are given back; those that the server has closed disturb nobody."""
+"""Idle connections are closed, and connections that the server has closed cause no errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.store.test_replies import call, is_own, store_of
 
 @pytest.fixture
 def own(settings: Any) -> Iterator[redis.Redis]:
-    """A client of a server that only the limiter uses."""
+    """Return a client of a server that only the limiter uses."""
     with Server() as found, redis.Redis.from_url(found.url) as direct:
         settings.CACHES = {
             "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": found.url}
@@ -35,12 +35,14 @@ def own(settings: Any) -> Iterator[redis.Redis]:
 
 
 def open_connections(direct: redis.Redis) -> int:
-    """Those that decide: neither this one, nor the one that receives messages."""
+    """Return the number of connections that make decisions, without this client and the
+    listener.
+    """
     return sum(client["cmd"].startswith(("eval", "script")) for client in direct.client_list())
 
 
 def test_threads_close_idle_connections(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a burst as well; the connections that are used stay."""
+    """After a burst, the idle connections are closed, and one that is used stays open."""
     limiter = RateLimiter("idle", "100000/h")
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(limiter.hit, range(400)))
@@ -61,7 +63,7 @@ def test_threads_close_idle_connections(own: redis.Redis, monkeypatch: pytest.Mo
 def test_an_event_loop_closes_an_idle_connection(
     own: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And makes another one when it is needed."""
+    """The next decision opens another connection."""
     monkeypatch.setattr(asynchronous, "IDLE_SECONDS", 0.3)
     limiter = RateLimiter("idle", "100000/h")
 
@@ -76,7 +78,7 @@ def test_an_event_loop_closes_an_idle_connection(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_connection_closed_by_the_server_fails_no_decision(kind: str, own: redis.Redis) -> None:
-    """As with the setting `timeout` of Redis, or a firewall that ends idle connections."""
+    """Redis with its setting `timeout`, or a firewall, may close idle connections."""
     limiter = RateLimiter("closed", "100000/h")
 
     async def several() -> list[str]:
@@ -92,7 +94,7 @@ def test_a_connection_closed_by_the_server_fails_no_decision(kind: str, own: red
 
 
 def test_connection_resets_leave_nothing_in_the_log_of_asyncio(settings: Any, caplog: Any) -> None:
-    """Neither a task whose exception nobody retrieved, nor sends to a connection that was lost."""
+    """No exception of a task is left unretrieved, and nothing is sent on a lost connection."""
 
     def script(command: list[bytes]) -> Any:
         right = usual(lambda: scripted, command)

@@ -1,4 +1,4 @@
-"""Calls that are sent together are decided one after the other, as if each had been sent alone."""
+"""Calls that are sent together are decided one after the other, as if each was sent alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store() -> Iterator[Store]:
 
 
 def calls(prefix: bytes, limits: list[Limit] = LIMITS, slack_us: int | None = None) -> list[Call]:
-    """Many, of several shapes and identities, a tenth of a second apart."""
+    """Return many calls of different shapes and identities, a tenth of a second apart."""
     return [
         Call(
             [
@@ -47,7 +47,7 @@ def calls(prefix: bytes, limits: list[Limit] = LIMITS, slack_us: int | None = No
 
 
 def test_pipelined_calls_are_decided_like_single_calls(store: Store, prefix: str) -> None:
-    """Whatever programs they need."""
+    """The decisions are equal for calls with any programs."""
     together = store.decide_many(calls(f"{prefix}1:".encode()))
     apart = [store.decide(call) for call in calls(f"{prefix}2:".encode())]
     assert together == apart
@@ -58,7 +58,7 @@ def test_pipelined_calls_are_decided_like_single_calls(store: Store, prefix: str
 def test_scripts_that_the_server_has_dropped_are_loaded(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:
-    """Before anything is decided."""
+    """The scripts are loaded before any call is decided."""
     direct.script_flush()
     apart = [store.decide(call) for call in calls(f"{prefix}2:".encode())]
     direct.script_flush()
@@ -68,7 +68,7 @@ def test_scripts_that_the_server_has_dropped_are_loaded(
 def test_a_key_of_another_type_in_a_pipeline_is_deleted_in_order(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:
-    """The calls behind it are decided after it."""
+    """The key is deleted before the next call is decided, so both calls are counted."""
     (call, *_), limit = calls(prefix.encode()), LIMITS[0]
     direct.rpush(
         b"%b{%b}:%b" % (prefix.encode(), call.charges[0].digest, limit.key_part), "of another type"
@@ -82,7 +82,9 @@ def test_a_key_of_another_type_in_a_pipeline_is_deleted_in_order(
 def test_keys_live_as_long_as_the_call_requires(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:
-    """Beyond what they are worth by its own time; and deleted by their names."""
+    """The keys outlive their usual time by the slack of the call, and they can be deleted by their
+    names.
+    """
     store.decide_many(calls(prefix.encode(), slack_us=3600 * 1_000_000))
     keys = direct.keys(f"{prefix}*")
     assert len(keys) == 15
@@ -94,7 +96,9 @@ def test_keys_live_as_long_as_the_call_requires(
 def test_commands_sent_together_get_replies_in_order(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:
-    """An error among them is raised when all were answered, so that the connection goes on."""
+    """An error among the replies is raised after all replies were read, so that the connection can
+    be used again.
+    """
     numbers, text = f"{prefix}numbers".encode(), f"{prefix}text".encode()
     direct.hset(numbers, mapping={"a": 1, "b": 2})
     direct.set(text, "of another type")

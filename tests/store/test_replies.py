@@ -1,4 +1,4 @@
-"""Nobody is told the answer to somebody else's question, whatever a server says, and whenever."""
+"""No call gets the reply to another call, whatever a server sends at any moment."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def call(number: int, limits: int = 1, **options: Any) -> Call:
 
 
 def is_own(asked: Call, decided: Any) -> bool:
-    """Whether an answer has the numbers of whoever asked."""
+    """Return whether a reply has the numbers of its call."""
     return len(decided.limits) == len(asked.charges) and all(
         (state.used, state.remaining) == (mark(key), mark(key))
         for key, state in zip(asked.keys(), decided.limits, strict=True)
@@ -130,7 +130,7 @@ NO_REPLIES = [
 
 
 class Chaos:
-    """A script that misbehaves at random, and keeps earlier answers to tell them to others."""
+    """A script that sends random wrong replies, including those to earlier commands."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -204,8 +204,8 @@ def check_answers(outcomes: list[tuple[Call, Any]]) -> None:
 @pytest.mark.parametrize("chaos", [1, 2], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, settings: Any) -> None:
-    """Whatever a server does: each answer has the numbers of the identity that asked, anything else
-    is a StoreError; and when the server is well again, so is everybody.
+    """Whatever the server sends, each reply has the numbers of its call's identity, or a StoreError
+    is raised. When the server is healthy again, each call is decided.
     """
     store = store_of(settings, chaos.server.port, kind)
 
@@ -228,7 +228,7 @@ def test_threads_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, settin
 @pytest.mark.parametrize("chaos", [3, 4], indirect=True)
 @pytest.mark.parametrize("kind", KINDS)
 def test_coroutines_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, settings: Any) -> None:
-    """The same on an event loop, where some are cancelled in the middle of it."""
+    """The same is true on an event loop, where some calls are cancelled while they wait."""
     store = store_of(settings, chaos.server.port, kind)
 
     async def ask(number: int) -> tuple[Call, Any]:
@@ -260,7 +260,9 @@ def test_coroutines_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, set
 
 @pytest.mark.parametrize("reply", [*ERRORS, *NO_REPLIES], ids=repr)
 def test_an_invalid_reply_is_a_store_error(reply: bytes, settings: Any) -> None:
-    """Never an exception of the parser, nor the rules of another call; sync and async."""
+    """The parser's exceptions do not reach callers, and no reply is read as that of another call.
+    This applies to sync and async calls.
+    """
     healthy = threading.Event()
     script = lambda command: usual(lambda: server, command) if healthy.is_set() else reply  # noqa: E731
     with Scripted(script) as server:
@@ -282,8 +284,8 @@ def test_an_invalid_reply_is_a_store_error(reply: bytes, settings: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_second_reply_never_answers_the_next_command(kind: str, settings: Any) -> None:
-    """Whether it comes with the first reply or after it, and whether the next command has a token
-    or not.
+    """The second reply may arrive with the first or later, and the next command may have a token or
+    not.
     """
     count = 0
 
@@ -319,8 +321,8 @@ def test_a_second_reply_never_answers_the_next_command(kind: str, settings: Any)
 
 
 def test_a_reply_about_stale_rules_is_invalid_for_calls_without_rules() -> None:
-    """A revision, or what is written about subjects, is an answer only to a call that sent some, in
-    number and kind.
+    """A stale revision and records of subjects are valid only as replies to a call with a revision
+    and with the same number of subjects.
     """
     token = b"12345678"
     stale = b"stale 7-0123456789abcdef" + token
@@ -355,8 +357,8 @@ def test_a_reply_about_stale_rules_is_invalid_for_calls_without_rules() -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_script_that_cannot_be_loaded_leaves_no_caller_waiting(kind: str, settings: Any) -> None:
-    """EVAL is refused by an ACL and granted later. Meanwhile and afterwards each call has its own
-    answer, on one connection.
+    """An ACL refuses EVAL and grants it later. Before and after that, each call has its own result,
+    on one connection.
     """
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         direct.execute_command(
@@ -390,8 +392,9 @@ def test_a_script_that_cannot_be_loaded_leaves_no_caller_waiting(kind: str, sett
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_refused_request_leaves_no_slot_behind(kind: str, settings: Any) -> None:
-    """In a cluster whose slot moves, ASKING is refused by an ACL: nobody is told what
-    another was."""
+    """While a hash slot of a cluster moves, an ACL refuses ASKING. The calls after it get their own
+    replies.
+    """
     with clusters.cluster(replicas=False) as found:
         users = ("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-asking")
         for server in found.servers:
@@ -439,8 +442,8 @@ def test_a_refused_request_leaves_no_slot_behind(kind: str, settings: Any) -> No
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_busy_server_serves_every_client(kind: str, settings: Any) -> None:
-    """A script that never ends makes every answer an error; when it is killed, each has his own
-    again.
+    """While a script blocks the server, each call gets an error. When the script is killed, each
+    call gets its own reply.
     """
     with (
         Server(None, "--lua-time-limit", "20") as server,
@@ -486,7 +489,7 @@ def _hog(port: int) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_script_that_is_repeatedly_removed_is_not_an_outage(kind: str, settings: Any) -> None:
-    """Whatever a server forgets between two commands, a call is decided, and once."""
+    """Whenever the server drops the script, each call is decided exactly once."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         settings.CACHES = caches(server.port, "single")
         store, over = Store(ConnectionParams.of("default"), 5, background=True), threading.Event()
@@ -516,7 +519,9 @@ def test_a_script_that_is_repeatedly_removed_is_not_an_outage(kind: str, setting
 
 @pytest.mark.parametrize("kind", ["single", "cluster"])
 def test_a_script_unknown_to_the_server_is_sent_with_its_source(kind: str, settings: Any) -> None:
-    """In two exchanges: a command that did not find it has not run."""
+    """The script needs two commands. The first one was not run, because the server did not know the
+    script.
+    """
 
     def script(command: list[bytes]) -> bytes:
         if command[0] == b"EVALSHA":

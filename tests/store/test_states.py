@@ -1,4 +1,6 @@
-"""What a store says of itself: down and up, once each; and what opens its breaker."""
+"""A store reports once that it is down and once that it is up, and its breaker opens only for some
+errors.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ ANSWERED = [error for error in ERRORS if len(error) > 3 and not error.startswith
 
 @pytest.fixture
 def said() -> Iterator[list[str]]:
-    """What the signals have said."""
+    """Return the signals that were sent, in order."""
     found: list[str] = []
 
     def down(**kwargs: Any) -> None:
@@ -70,8 +72,8 @@ def test_a_full_server_is_reported_down_once_and_up_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: Any,
 ) -> None:
-    """Under load it decides whatever needs no memory and refuses the rest: that is one change of
-    state, told once; its breaker stays closed, and it is up when it has decided steadily.
+    """A server without memory decides some calls and refuses others. That is reported once, and the
+    breaker stays closed. The store is up again when calls have succeeded for a while.
     """
     monkeypatch.setattr(server, "STEADY_SECONDS", 60.0)
     settings.RATELIMIT_ON_STORE_ERROR = "open"
@@ -121,7 +123,7 @@ def test_a_full_server_is_reported_down_once_and_up_once(
 def test_a_paused_server_is_up_after_its_first_reply(
     own: Server, said: list[str], settings: Any
 ) -> None:
-    """A pause ends with a trial that was answered: nothing more has to be shown."""
+    """A pause ends with a successful trial, so no further calls have to succeed."""
     settings.RATELIMIT_TIMEOUT = 0.1
     limiter = RateLimiter("x", "1000000/h")
     limiter.hit("x")
@@ -145,8 +147,8 @@ def test_a_paused_server_is_up_after_its_first_reply(
 def test_error_replies_open_no_breaker_and_close_no_connection(
     error: bytes, kind: str, settings: Any
 ) -> None:
-    """However many there are: the next call is asked, with its whole deadline, on the same
-    connection.
+    """After twelve errors, the next calls are sent with their full deadline. They use the same
+    connection, except after READONLY.
     """
     erring = threading.Event()
     erring.set()
@@ -181,8 +183,8 @@ def test_error_replies_open_no_breaker_and_close_no_connection(
 def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
     breaks: Any, kind: str, settings: Any
 ) -> None:
-    """No deadline passes, and no call is sent twice. Three in a row open the breaker, and then
-    nobody is asked; two between answers do not.
+    """The error is raised before the deadline, and no call is sent twice. Three consecutive errors
+    open the breaker and stop the calls. Two errors between successes do not.
     """
     breaking = threading.Event()
 
@@ -224,7 +226,9 @@ def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
 
 
 def test_the_fault_tests_reset_connections() -> None:
-    """Not merely stops to send: that would be a fault of another kind."""
+    """The connection is reset in the middle of a reply, because a server that only stops sending is
+    another fault.
+    """
     with Scripted(lambda command: b"+PONG\r\n") as server:
         wire = Wire(server.port)
         wire.tears = True
@@ -238,8 +242,8 @@ def test_the_fault_tests_reset_connections() -> None:
 
 
 def test_many_threads_with_event_loops_raise_no_exception(own: Server) -> None:
-    """Async views under WSGI are such: loops that come and go, in twelve threads at once, and no
-    connection is left.
+    """Async views under WSGI run in event loops that start and end in many threads. No connection
+    is left open.
     """
     limiter = RateLimiter("x", "1000000/h")
 

@@ -1,4 +1,6 @@
-"""Coroutines of one event loop that ask in the same turn share a trip, and nothing else."""
+"""Coroutines that make calls in the same iteration of an event loop share a connection and its
+writes, and nothing more.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ READ = 65_536
 
 
 class Holding:
-    """A script that is well, but holds back what it answers while it is told to."""
+    """A healthy script that can hold its replies back."""
 
     def __init__(self) -> None:
         self.free = threading.Event()
@@ -74,7 +76,7 @@ def own(numbers: Any, found: list[Any]) -> bool:
 def test_all_coroutines_of_a_loop_share_one_connection(
     count: int, held: Holding, store: Store
 ) -> None:
-    """Each is told his own answer, turn after turn."""
+    """In each iteration, each coroutine gets its own reply."""
 
     async def turns() -> None:
         for _ in range(3):
@@ -90,8 +92,8 @@ def test_all_coroutines_of_a_loop_share_one_connection(
 def test_commands_of_one_loop_iteration_are_sent_together(
     count: int, writes: list[int], held: Holding, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks first is sent at once; those behind him in one write, but for 32 that do not wait
-    for the others.
+    """The first command is sent immediately, and the following ones in one write. Each 32 commands
+    are sent without waiting for more.
     """
     sent: list[bytes] = []
     write = selector_events._SelectorSocketTransport.write
@@ -110,7 +112,7 @@ def test_commands_of_one_loop_iteration_are_sent_together(
 
 
 def test_replies_that_arrive_in_pieces_are_matched(settings: Any) -> None:
-    """Wherever one is cut, whatever its form, and however many are in a piece."""
+    """Replies of any kind are matched if they arrive one byte at a time."""
     (third,) = call(3).keys()
 
     def script(command: list[bytes]) -> Any:
@@ -127,7 +129,7 @@ def test_replies_that_arrive_in_pieces_are_matched(settings: Any) -> None:
 
 
 def test_an_error_reaches_the_call_that_caused_it(held: Holding, store: Store) -> None:
-    """Those before it and behind it are answered, on the same connection."""
+    """The calls before it and after it get their replies, on the same connection."""
     (key,) = call(7).keys()
     held.errors[key] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
     found = asyncio.run(asked(store, range(20)))
@@ -141,8 +143,8 @@ def test_an_error_reaches_the_call_that_caused_it(held: Holding, store: Store) -
 def test_an_invalid_reply_fails_the_calls_that_wait_on_its_connection(
     held: Holding, store: Store
 ) -> None:
-    """Those before it have theirs. Nobody behind it is told anything; what is asked next goes
-    another way.
+    """Calls before the invalid reply get their own replies, and calls after it an error. Later
+    calls use another connection.
     """
     (key,) = call(7).keys()
 
@@ -171,7 +173,9 @@ def test_an_invalid_reply_fails_the_calls_that_wait_on_its_connection(
 def test_a_cancelled_call_does_not_affect_other_calls(
     moment: float, held: Holding, store: Store
 ) -> None:
-    """His reply is read and dropped; what was not sent yet is not sent at all."""
+    """The reply to a cancelled call is read and dropped. A call that is cancelled before it is sent
+    is not sent.
+    """
 
     async def turns() -> None:
         assert own([0], await asked(store, [0]))
@@ -193,8 +197,9 @@ def test_a_cancelled_call_does_not_affect_other_calls(
 
 
 def test_each_call_has_its_own_deadline(held: Holding, store: Store) -> None:
-    """Who has less time gives up; who has more is answered by the connection on which he has
-    asked."""
+    """A call with less time gives up. A call with more time gets its reply on its connection, while
+    new calls use another one.
+    """
 
     async def turns() -> list[Any]:
         assert own([0], await asked(store, [0]))
@@ -221,8 +226,8 @@ def test_each_call_has_its_own_deadline(held: Holding, store: Store) -> None:
 
 
 def test_a_call_behind_others_waits_while_replies_arrive(settings: Any) -> None:
-    """Twenty answers of 20 ms each are no silence of 100 ms; the deadline is for a server that says
-    nothing.
+    """Twenty replies of 20 ms each meet a deadline of 100 ms, because the deadline applies to the
+    silence of a server.
     """
     with Scripted(lambda command: late(usual(lambda: server, command), 0.02)) as server:
         store = store_of(settings, server.port, "single", 0.1)
@@ -231,7 +236,7 @@ def test_a_call_behind_others_waits_while_replies_arrive(settings: Any) -> None:
 
 
 def test_calls_behind_a_broken_connection_get_a_short_error(settings: Any) -> None:
-    """However many they are."""
+    """The length of the error does not depend on the number of calls."""
 
     def hang_up(*_: object) -> None:
         time.sleep(0.05)  # So that all have asked.
@@ -249,8 +254,8 @@ def test_calls_behind_a_broken_connection_get_a_short_error(settings: Any) -> No
 
 
 def test_cancelled_callers_do_not_keep_a_silent_connection_open(settings: Any) -> None:
-    """Each waits for less than the deadline, and is cancelled: what has been silent for a deadline
-    is asked no more.
+    """Each caller is cancelled before the deadline. A connection that was silent for the length of
+    a deadline is not used again.
     """
     silent = threading.Event()
 
@@ -280,7 +285,9 @@ def test_cancelled_callers_do_not_keep_a_silent_connection_open(settings: Any) -
 
 
 def test_an_unknown_script_is_loaded_once_for_concurrent_calls(settings: Any) -> None:
-    """By the first of those who ask at once; the others ask again behind that."""
+    """The first of the concurrent calls loads the script, and the others are sent again
+    after it.
+    """
     loaded: list[bytes] = []
 
     def script(command: list[bytes]) -> Any:
@@ -298,7 +305,9 @@ def test_an_unknown_script_is_loaded_once_for_concurrent_calls(settings: Any) ->
 
 
 def test_a_reply_before_a_disconnect_is_used(settings: Any) -> None:
-    """As one does that has too many clients."""
+    """A server with too many clients, for example, sends an error and disconnects. The call gets
+    that error.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -319,7 +328,7 @@ def test_a_reply_before_a_disconnect_is_used(settings: Any) -> None:
 
 @pytest.fixture
 def collected() -> Iterator[None]:
-    """Garbage of the test is collected before the next test, which its warnings would fail."""
+    """Collect the garbage of the test, so that its warnings do not fail the next test."""
     yield
     gc.collect()
 
@@ -329,7 +338,7 @@ def collected() -> Iterator[None]:
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # The loop leaves a transport open.
 def test_a_closed_event_loop_is_not_an_outage(held: Holding, settings: Any) -> None:
-    """Its coroutines are thrown away; nobody is told that Redis is down."""
+    """The coroutines of the loop end without an error, and Redis is not reported down."""
     settings.RATELIMIT_TIMEOUT = 5
     store = Store(store_of(settings, held.server.port, "single", 5)._params, 5, background=False)
     told: list[str] = []
@@ -363,7 +372,7 @@ def test_a_closed_event_loop_is_not_an_outage(held: Holding, settings: Any) -> N
 
 @pytest.mark.parametrize("count", [1, 2, 8, 9, 36, 37, 123, 256])
 def test_a_cached_command_equals_a_new_one(count: int) -> None:
-    """For any number of limits, with any cost."""
+    """The commands are equal for any number of limits and any cost."""
     limits = [
         Limit(f"limit % {number}", f"{number + 1}/m", algorithm="token_bucket")
         for number in range(count)

@@ -1,5 +1,5 @@
-"""An alias's `max_connections` holds for ever: through outages, deadlines and cancellations, no
-more and no less.
+"""There are never more or fewer connections than an alias's `max_connections`, after any outages,
+deadlines and cancellations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="a process is stopped by
 
 
 def limited(settings: Any, server: Server) -> Store:
-    """A store with three connections, which asks on whatever fails."""
+    """Return a store with three connections that does not pause after errors."""
     options = {"CONNECTION_POOL_KWARGS": {"max_connections": MAX_ENTRIES}}
     settings.CACHES = {
         "default": {
@@ -41,13 +41,13 @@ def limited(settings: Any, server: Server) -> Store:
 
 
 def connections(direct: redis.Redis) -> int:
-    """How many connections the server has, but for this one."""
+    """Return the number of connections that the server has, without this one."""
     return len(direct.client_list()) - 1
 
 
 def test_an_outage_adds_no_connections_for_threads(settings: Any) -> None:
-    """Fifty threads wait for three connections to a server that hangs: afterwards fifty have three
-    again, and all are answered.
+    """Fifty threads wait for three connections to a hanging server. After the outage, there are
+    three connections again, and all calls are decided.
     """
     with Server() as server, redis.Redis(port=server.port) as direct:
         store = limited(settings, server)
@@ -69,8 +69,8 @@ def failures(found: list[tuple[Any, float]]) -> list[Any]:
 
 
 def test_an_event_loop_keeps_its_connection_through_outages(settings: Any) -> None:
-    """On one event loop, whose coroutines share a connection: outages that begin and end in the
-    middle of bursts, and cancellations whenever; there are never more connections than may be.
+    """Coroutines of one event loop share a connection. Outages in the middle of bursts, and
+    cancellations, never lead to more connections than allowed.
     """
     dice = random.Random(7)
     with Server() as server, redis.Redis(port=server.port) as direct:

@@ -1,3 +1,3 @@
-"""A module that cannot be imported, although it is there."""
+"""A module that exists and raises an exception when it is imported."""
 
 raise RuntimeError("not today")

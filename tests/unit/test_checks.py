@@ -1,4 +1,4 @@
-"""`manage.py check`, and settings that cannot be taken."""
+"""`manage.py check`, and errors for invalid settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("no_others")
 
 
 def test_a_valid_project_gets_no_messages() -> None:
-    """The tests' own settings."""
+    """The settings of the tests are valid and get no message."""
     assert found() == []
 
 
@@ -76,7 +76,7 @@ def test_a_valid_project_gets_no_messages() -> None:
 def test_an_invalid_setting_is_an_error_that_shows_a_valid_value(
     name: str, value: Any, right: str, settings: Any
 ) -> None:
-    """At `check`, and where it is used."""
+    """`manage.py check` reports the setting with a valid value, and its use raises an error."""
     setattr(settings, f"RATELIMIT_{name}", value)
     ((identifier, message),) = found()
     assert identifier == "E001"
@@ -95,7 +95,7 @@ def test_an_invalid_setting_is_an_error_that_shows_a_valid_value(
     ],
 )
 def test_a_misspelt_setting_is_a_warning(name: str, hint: str, settings: Any) -> None:
-    """With the setting that it resembles, and no other; if there is none, with all of them."""
+    """The hint suggests the most similar setting, or lists all settings if none is similar."""
     setattr(settings, f"RATELIMIT_{name}", 1)
     (warning,) = run_checks(tags=["caches"])
     assert warning.id == "django_ratelimit_lua.W025"
@@ -105,7 +105,9 @@ def test_a_misspelt_setting_is_a_warning(name: str, hint: str, settings: Any) ->
 
 
 def test_a_deployment_check_reports_that_redis_cannot_be_reached(settings: Any) -> None:
-    """The plain `check` asks no server."""
+    """`check --deploy` reports that Redis is unavailable. The plain `check` does not connect to
+    Redis.
+    """
 
     def reported() -> list[str]:
         messages = run_checks(tags=["caches"], include_deployment_checks=True)
@@ -133,7 +135,9 @@ def limited(request: HttpRequest) -> HttpResponse:
 def test_a_decorator_without_a_rate_is_a_warning(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless a rule of the settings has its name. A function may return a rate."""
+    """There is no warning if a rule of the settings has the limit's name, or if the rate is a
+    function.
+    """
 
     def reported() -> list[str]:
         messages = run_checks(tags=["urls"])
@@ -158,7 +162,9 @@ def test_a_decorator_without_a_rate_is_a_warning(
 def test_a_setting_of_a_missing_app_names_the_line_to_add(
     name: str, annex: str, settings: Any
 ) -> None:
-    """Rather than advice to remove it."""
+    """The hint names the app that defines the setting, instead of advising to remove the
+    setting.
+    """
     setattr(settings, f"RATELIMIT_{name}", "x" * 20)
     (warning,) = [found for found in check_settings() if found.id != "django_ratelimit_lua.E001"]
     assert warning.id == "django_ratelimit_lua.W030"
@@ -194,7 +200,7 @@ def test_a_setting_of_a_missing_app_names_the_line_to_add(
 def test_a_cache_that_is_not_django_redis_is_an_error(
     caches: dict[str, Any], alias: str, problem: str, settings: Any
 ) -> None:
-    """At `check`, and where it is used."""
+    """`manage.py check` reports the alias, and its use raises an error."""
     from django_ratelimit_lua.store import get_store
 
     settings.CACHES = caches
@@ -207,7 +213,7 @@ def test_a_cache_that_is_not_django_redis_is_an_error(
 
 
 def test_a_dotted_path_that_leads_nowhere_is_an_error() -> None:
-    """Found by `check`, before a request finds it."""
+    """`manage.py check` reports the path before a request uses it."""
     ratelimit(key="nowhere.key", rate="os.sep", cost=f"{__name__}.found")
     messages = sorted(found())
     assert [identifier for identifier, _ in messages] == ["E003", "E003"]
@@ -216,7 +222,9 @@ def test_a_dotted_path_that_leads_nowhere_is_an_error() -> None:
 
 
 def test_an_invalid_throttle_rate_is_an_error(settings: Any) -> None:
-    """Where throttles of ours go by it; it names the scope."""
+    """The error names the scope. Rates are checked only if a throttle class of this package uses
+    them.
+    """
     rates = {
         "anon": "5/month",
         "user": {"GET": "100/h", "*": "ten/m"},
@@ -259,7 +267,9 @@ def test_an_invalid_throttle_rate_is_an_error(settings: Any) -> None:
 def test_a_deployment_check_asks_for_the_proxy_setting(
     given: dict[str, Any], said: str | None, settings: Any
 ) -> None:
-    """`check --deploy` warns where nothing is said; 0 is an answer. The plain `check` is silent."""
+    """`check --deploy` warns if no proxy setting is configured, and 0 is a valid setting. The plain
+    `check` does not warn.
+    """
     for name, value in given.items():
         setattr(settings, name, value)
     messages = run_checks(tags=["caches"], include_deployment_checks=True)
@@ -274,7 +284,7 @@ def test_a_deployment_check_asks_for_the_proxy_setting(
 
 
 def test_a_path_that_includes_the_script_name_is_a_warning(settings: Any) -> None:
-    """A site below a prefix is told which of its rules still have it."""
+    """If FORCE_SCRIPT_NAME is set, the warning names the rules with paths that begin with it."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     settings.RATELIMIT_RULES = [
         {"name": "old", "path": ["/cart/", "/shop/api/"], "key": "ip", "rate": "5/m"},
@@ -288,8 +298,8 @@ def test_a_path_that_includes_the_script_name_is_a_warning(settings: Any) -> Non
 
 
 def test_every_check_id_is_used_once_and_every_message_has_a_hint() -> None:
-    """So that an id can be silenced, and looked up: W019 would be mistaken for E019. The docs name
-    no other.
+    """No warning has the number of an error, so that W019 is not mistaken for E019. The
+    documentation names only existing ids.
     """
     from django_ratelimit_lua import checks
 
@@ -312,8 +322,8 @@ def test_every_check_id_is_used_once_and_every_message_has_a_hint() -> None:
 
 
 def test_limiters_of_one_name_with_different_limits_are_an_error() -> None:
-    """It names both places. Of the same numbers there may be several, as of a rate and its other
-    spelling.
+    """The error names both places. Limiters with equal rates are allowed, even if the rates are
+    spelled or ordered differently.
     """
     for rate in ("100/h", (100, 3600)):
         RateLimiter("mail", rate)  # type: ignore[arg-type]
@@ -392,7 +402,9 @@ class Open(View):
 def test_a_view_that_counts_anonymous_clients_as_one_is_a_warning(
     view: Any, is_said: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless somebody has to be logged in before its limit is asked; `user_or_ip` is proposed."""
+    """There is no warning if a login is required before the limit is decided. The hint suggests
+    `user_or_ip`.
+    """
     urls = ModuleType("urls")
     urls.urlpatterns = [path("deep/", include([path("view", view)]))]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "urls_of_a_check", urls)
@@ -437,7 +449,7 @@ def test_a_view_that_counts_anonymous_clients_as_one_is_a_warning(
 def test_a_rule_that_counts_anonymous_clients_as_one_is_a_warning(
     more: Any, is_said: bool, settings: Any
 ) -> None:
-    """Where it meets people who are not logged in."""
+    """A rule by user gets the warning if its audience includes anonymous clients."""
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -476,7 +488,7 @@ def test_a_rule_that_counts_anonymous_clients_as_one_is_a_warning(
 def test_a_rule_for_a_missing_route_or_call_site_is_a_warning(
     place: dict[str, Any], said: str, settings: Any
 ) -> None:
-    """In the words of the form of a rule."""
+    """The warning has the same words as the form of a rule."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     known_call_sites.add("known")
     known_call_sites.add(
@@ -494,8 +506,8 @@ def test_a_rule_for_a_missing_route_or_call_site_is_a_warning(
 def test_installing_the_app_per_tenant_is_an_error(
     app: str, shared: list[str], settings: Any
 ) -> None:
-    """As django-tenants reads its settings: each schema would have tables of rules, and Redis has
-    one snapshot.
+    """The check reads the settings of django-tenants. With tables for each schema, there would be
+    several sets of rules for one snapshot in Redis.
     """
     settings.SHARED_APPS, settings.TENANT_APPS = (
         ["django_tenants", *shared],
@@ -516,7 +528,9 @@ urlpatterns = [path("by-session", by_session)]
 
 
 def test_a_session_key_without_server_sessions_is_a_warning(settings: Any) -> None:
-    """In a rule or on a view: it goes by the address then."""
+    """Rules and views by session are counted by address if there are no sessions or sessions are in
+    signed cookies, so both get a warning.
+    """
     settings.ROOT_URLCONF = __name__
     settings.RATELIMIT_RULES = [
         {"name": "all", "path": "/", "key": ["session", "path"], "rate": "5/m"}
@@ -605,8 +619,8 @@ NONSENSE: list[Any] = [
 @pytest.mark.parametrize("name", [f"RATELIMIT_{name}" for name in (*SETTINGS, "UNHEARD_OF")])
 @pytest.mark.django_db
 def test_a_check_reports_an_invalid_setting_without_raising(name: str, settings: Any) -> None:
-    """Every check that we have, for a deployment and for the database too: a bad setting is told,
-    not a traceback; and a setting that the checks take can be taken where it is used.
+    """Each check of the package returns a message for an invalid setting and raises no exception. A
+    setting without an error can be read.
     """
     ours = [
         check
@@ -630,7 +644,9 @@ def test_a_check_reports_an_invalid_setting_without_raising(name: str, settings:
 
 @pytest.mark.parametrize("value", ["10.0.0.0/8", True, ["*"], [None], [7], 33, {"10.0.0.0/8"}])
 def test_an_invalid_proxy_setting_is_reported_once(value: Any, settings: Any) -> None:
-    """Once, by its name, with what is right; and no warning that nothing was said."""
+    """There is one error, which names the setting and its valid values, and no warning that the
+    setting is missing.
+    """
     settings.RATELIMIT_TRUSTED_PROXIES = value
     messages = run_checks(tags=["caches"], include_deployment_checks=True)
     assert [message.id for message in messages] == ["django_ratelimit_lua.E001"]
@@ -662,7 +678,9 @@ def test_an_invalid_proxy_setting_is_reported_once(value: Any, settings: Any) ->
 def test_a_cache_that_cannot_be_created_is_an_error_that_names_it(
     cache: dict[str, Any], settings: Any
 ) -> None:
-    """At `check`, and where it is used: never the traceback of whoever reads the setting last."""
+    """`manage.py check` reports the alias, and its use raises `ImproperlyConfigured` instead of
+    another exception.
+    """
     from django_ratelimit_lua.checks import check_cache
     from django_ratelimit_lua.store import get_store
 
@@ -687,7 +705,9 @@ def test_a_cache_that_cannot_be_created_is_an_error_that_names_it(
 def test_an_invalid_path_of_a_rule_is_found_in_any_order_of_checks(
     rule: Any, settings: Any
 ) -> None:
-    """A rule is read by the check that looks for its paths: nobody has to have read it before."""
+    """The check for dotted paths reads the rules itself, so it does not depend on an
+    earlier check.
+    """
     from django_ratelimit_lua.checks import check_paths
 
     settings.RATELIMIT_RULES = [{"name": "x", "rate": "5/m", **rule}]
@@ -699,7 +719,7 @@ def test_an_invalid_path_of_a_rule_is_found_in_any_order_of_checks(
 def test_the_check_reports_a_rule_with_an_unknown_path(
     tmp_path: Path,
 ) -> None:
-    """`manage.py check` in a process of its own, in Django's own order; for a cost, too."""
+    """`manage.py check` fails in a separate process, for a key and for a cost."""
     for place, rule in (
         ("key", {"key": "nowhere.at_all"}),
         ("cost", {"key": "ip", "cost": "nowhere.at_all"}),
@@ -735,8 +755,8 @@ def throttles_told(settings: Any, monkeypatch: pytest.MonkeyPatch, *views: Any) 
 def test_a_throttle_without_a_rate_is_an_error(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a view, by its scope, of a class of one's own, by a method; once. What is right or not
-    ours is not told.
+    """A missing or invalid rate is reported once for each scope, class or method. Valid throttles
+    and those of DRF are not reported.
     """
     from rest_framework.decorators import api_view, throttle_classes
     from rest_framework.throttling import AnonRateThrottle as OfDrf
@@ -807,7 +827,7 @@ def test_a_throttle_without_a_rate_is_an_error(
     [None, 7, [], "x", {"DEFAULT_THROTTLE_CLASSES": 7}, {"DEFAULT_THROTTLE_CLASSES": [7, ""]}],
 )
 def test_invalid_drf_settings_make_no_check_raise(drf: Any, settings: Any) -> None:
-    """They are DRF's to tell; nor do rates that are no dict."""
+    """Invalid settings of DRF, such as rates that are not a dict, are left to DRF."""
     from django_ratelimit_lua.checks import check_throttle_rates, check_throttles
 
     ours = {"DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.AnonRateThrottle"]}
@@ -822,8 +842,8 @@ def test_invalid_drf_settings_make_no_check_raise(drf: Any, settings: Any) -> No
 
 
 def test_the_check_reports_a_scope_without_a_rate(tmp_path: Path) -> None:
-    """`manage.py check` in a process of its own: a class of the settings whose scope is left out of
-    the rates, once.
+    """`manage.py check` in a separate process reports a default throttle class without a rate for
+    its scope once.
     """
     drf = {
         "DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.UserRateThrottle"],
@@ -842,7 +862,9 @@ def test_the_check_reports_a_scope_without_a_rate(tmp_path: Path) -> None:
 
 
 def test_a_ban_that_is_shorter_than_its_window_is_a_warning(settings: Any) -> None:
-    """In rules of the settings, and at call sites; as long as it is enough."""
+    """The warning appears for a rule of the settings. A first ban as long as its window is long
+    enough.
+    """
     ban = {
         "name": "login",
         "key": "ip",

@@ -1,4 +1,4 @@
-"""The guides for migrating explain each test of the others that fails on our names."""
+"""The migration guides explain each test of another package that fails here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 def test_each_difference_to_django_ratelimit_is_explained(
     guide: str, differences: Differences
 ) -> None:
-    """What somebody who migrates would stumble over has a paragraph of its own."""
+    """The guide has a paragraph for each difference that a migrating project may meet."""
     text = (REPOSITORY / guide).read_text()
     assert differences
     assert [words for words in differences.values() if f"**{words}" not in text] == []

@@ -1,4 +1,4 @@
-"""What is public is explained, and every example in an explanation runs."""
+"""Public names are documented, and the examples in docstrings run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODULES = [name for name in names_of_modules() if ".migrations" not in name]
 
 @pytest.mark.parametrize("name", ["django_ratelimit_lua", *MODULES])
 def test_doctests_pass(name: str) -> None:
-    """As doctests, on the real server."""
+    """The examples of each module's docstrings run as doctests, on the real server."""
     results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert results.failed == 0
 
@@ -28,8 +28,8 @@ def is_ours(thing: Any) -> bool:
 
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_public_names_have_docstrings(name: str) -> None:
-    """Modules, classes, functions, methods and properties; one that overrides another may have its
-    explanation.
+    """Modules, classes, functions, methods and properties have docstrings. An overriding method may
+    inherit its docstring.
     """
     module = importlib.import_module(name)
     assert module.__doc__

@@ -1,4 +1,4 @@
-"""The house rules that a machine can check."""
+"""The rules about files and imports that a test can check."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOMS = sorted(
     "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
 )
 def test_imports_only_go_to_lower_floors(path: Path) -> None:
-    """A line of code knows its room, and a room imports only from floors below its own."""
+    """Each module belongs to a room, and a room imports only from rooms on lower floors."""
     room = room_of(path)
     assert floor_of(room), f"{room} is on no floor"
     for package, other in imports(path):
@@ -45,8 +45,8 @@ def test_imports_only_go_to_lower_floors(path: Path) -> None:
 
 
 def test_optional_apps_import_only_public_names_of_the_core() -> None:
-    """And nothing of each other; the core imports no annex. `__all__` of a room lists names, and
-    public modules.
+    """No optional app imports from another one, and the core imports from none. `__all__` of a room
+    lists names and public modules.
     """
     everything = annex_imports.imports()
     assert [
@@ -64,14 +64,16 @@ def test_optional_apps_import_only_public_names_of_the_core() -> None:
 
 
 def test_the_table_of_imports_by_optional_apps_is_current() -> None:
-    """The one in the documentation; `python -m tests.annex_imports > docs/annexes.txt` writes it
-    anew.
+    """The table in the documentation is the output of `python -m tests.annex_imports >
+    docs/annexes.txt`.
     """
     assert (ROOT / "docs" / "annexes.txt").read_text() == annex_imports.table() + "\n"
 
 
 def test_the_drawing_of_the_floors_is_current() -> None:
-    """The one in the documentation; `python -m tests.floors > docs/floors.txt` draws it anew."""
+    """The drawing in the documentation is the output of `python -m tests.floors >
+    docs/floors.txt`.
+    """
     assert (ROOT / "docs" / "floors.txt").read_text() == drawing() + "\n"
 
 
@@ -98,8 +100,8 @@ def test_the_drawing_of_the_floors_is_current() -> None:
 def test_forks_threads_and_settings_are_handled_in_one_module_each(
     what: str, where: set[str]
 ) -> None:
-    """One module hears of forks, one of settings, one starts threads; and one kind of map forgets
-    (what may not be forgotten is in `engine/counters`).
+    """Only one module handles forks, one handles changed settings, and one starts threads. Maps
+    with a bound are in two modules, and no cache is unbounded.
     """
     assert {
         path.relative_to(PACKAGE).as_posix()
@@ -109,7 +111,7 @@ def test_forks_threads_and_settings_are_handled_in_one_module_each(
 
 
 def test_no_room_has_a_catch_all_name() -> None:
-    """No utils, helpers, common, misc or constants."""
+    """No file or folder is named utils, helpers, common, misc or constants."""
     assert not [
         path
         for path in PACKAGE.rglob("*")
@@ -122,8 +124,8 @@ LUA = sorted({algorithm.lua_name for algorithm in program.ALGORITHMS.values()})
 
 @pytest.mark.parametrize("name", LUA)
 def test_the_header_of_an_algorithm_documents_its_state(name: str) -> None:
-    """Record, state and promise; and the numbers that the record lists are those that the code
-    names, in that order, in its first line, and uses.
+    """The header describes record, state and promise. The code reads the numbers of the record in
+    the listed order and uses each of them.
     """
     header, _, code = program.source(f"limits/algorithms/{name}").partition("]]")
     assert all(
@@ -140,8 +142,8 @@ def test_the_header_of_an_algorithm_documents_its_state(name: str) -> None:
 
 
 def test_the_header_of_the_script_documents_its_arguments() -> None:
-    """Every ARGV that is read is explained, and the record and the reply have as many numbers as it
-    says.
+    """The header explains each ARGV that is read, and states the correct number of values in
+    records and replies.
     """
     text = program.PROGRAM.source.decode()
     header = program.source("limits/program").partition("]]")[0]
@@ -160,7 +162,7 @@ def test_the_header_of_the_script_documents_its_arguments() -> None:
 
 
 def test_the_script_contains_every_line_of_its_files() -> None:
-    """Every line of every file is in what is sent to the server."""
+    """Each line of each file of the program is in the script that is sent to the server."""
     pieces = {f"limits/{name}" for name in ("program", "cost", "verdict", "state", "ban")}
     pieces |= {f"limits/algorithms/{name}" for name in LUA}
     lines = {
@@ -188,9 +190,8 @@ def test_the_script_contains_every_line_of_its_files() -> None:
 
 
 def test_the_wheel_contains_every_file_of_the_package(tmp_path: Path) -> None:
-    """What is installed works and is typed; only the sources of translations are left out.
-
-    The wheel is made from the source archive, which has to hold every file, too.
+    """The wheel is built from the source archive and contains each file of the package except the
+    sources of translations. It contains no tests, example project or documentation.
     """
     command = [sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
@@ -204,7 +205,9 @@ def test_the_wheel_contains_every_file_of_the_package(tmp_path: Path) -> None:
 
 
 def test_proxy_files_are_packaged_by_their_folder() -> None:
-    """A configuration for another proxy is installed, whatever its extension."""
+    """The folder is packaged by a pattern, so a configuration for another proxy is installed
+    whatever its extension.
+    """
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     packaged = setup["options.package_data"][PACKAGE.name].split()
@@ -215,7 +218,9 @@ def test_proxy_files_are_packaged_by_their_folder() -> None:
 
 
 def test_comments_name_files_that_exist() -> None:
-    """A path in a comment or docstring is that of a file, from its own folder or a folder above."""
+    """Each path in a comment or docstring is the path of a file, relative to one of the file's
+    folders.
+    """
     files = [
         f"/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/**/*") if path.is_file()
     ]
@@ -227,7 +232,9 @@ def test_comments_name_files_that_exist() -> None:
 
 
 def test_pictures_are_small_and_shown() -> None:
-    """Each picture of the documentation is on a page, in light and dark, below 100 kB."""
+    """Each picture is shown on a page, has a light and a dark version, and is smaller
+    than 100 kB.
+    """
     pages = (ROOT / "docs").rglob("*.rst")
     shown = {
         name
@@ -242,7 +249,7 @@ def test_pictures_are_small_and_shown() -> None:
 
 
 def test_no_function_is_used_only_by_tests() -> None:
-    """The name of a function is used by the package, or the documentation names it."""
+    """Each function is used in the package or named in the documentation."""
     paths = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").rglob("*.rst")]
     used = Counter(word for path in paths for word in re.findall(r"\w+", path.read_text()))
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -257,7 +264,7 @@ def test_no_function_is_used_only_by_tests() -> None:
 
 
 def test_every_test_has_a_docstring() -> None:
-    """One sentence of docstring each."""
+    """Each test function has a docstring."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
@@ -268,7 +275,9 @@ def test_every_test_has_a_docstring() -> None:
     "catalogue", sorted(PACKAGE.rglob("*.po")), ids=lambda path: path.parts[-3]
 )
 def test_a_compiled_translation_is_used(catalogue: Path) -> None:
-    """`python -m tests.texts untranslated` lists the texts that are missing, before a release."""
+    """The texts of the compiled translation appear if its language is active. `python -m
+    tests.texts untranslated` lists missing texts before a release.
+    """
     from django.utils import translation
 
     from django_ratelimit_lua.models import RateLimitRule
@@ -285,7 +294,9 @@ def test_a_compiled_translation_is_used(catalogue: Path) -> None:
 
 @pytest.mark.parametrize("room", sorted(set(ROOMS) - {"templatetags", "contrib"}))
 def test_a_room_describes_its_purpose_and_its_limits(room: str) -> None:
-    """At the top of its folder: in a summary and three sentences."""
+    """The docstring of each room has a summary, what the room may import, and what it
+    does not do.
+    """
     summary, rest = (
         ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
     ).split("\n\n", 1)
@@ -302,10 +313,12 @@ def test_each_room_has_a_folder_of_unit_tests(room: str) -> None:
 
 @pytest.mark.parametrize("name", ANNEXES)
 def test_each_optional_app_has_a_folder_of_tests(name: str) -> None:
-    """They stand together in a folder."""
+    """Each optional app has a folder in tests/contrib."""
     assert list((ROOT / "tests" / "contrib" / name).glob("test_*.py"))
 
 
 def test_every_folder_of_unit_tests_has_a_room() -> None:
-    """What has moved has taken its tests along."""
+    """The folders of unit tests have the names of the rooms, so that tests move together with their
+    code.
+    """
     assert {path.parent.name for path in (ROOT / "tests" / "unit").glob("*/*.py")} == set(ROOMS)

@@ -1,6 +1,4 @@
-"""What a developer writes wrongly is told in the words of what they wrote, with what would be
-right.
-"""
+"""Errors name the mistake in the words of the developer's code, with a valid alternative."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ MAIL = LimitState("mail", False, 5, 5, 0, 12.0, 60.0, 0.0)
 
 
 class LastExport(Ratelimited):
-    """As a project may have it."""
+    """A subclass of the exception that takes a decision, as a project may define it."""
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision)
@@ -83,8 +81,8 @@ words = st.text(st.characters(categories=["Ll", "Nd"], include_characters="_"), 
     )
 )
 def test_an_unknown_option_is_named(option: str) -> None:
-    """By decorator, `RateLimiter`, `Limit`, throttle and rule alike: which it is, and which there
-    are.
+    """Decorators, `RateLimiter`, `Limit`, throttles and rules name the unknown option and list the
+    known ones.
     """
     unknown: dict[str, Any] = {option: 5}
     ways: list[Any] = [
@@ -109,7 +107,7 @@ def test_an_unknown_option_is_named(option: str) -> None:
     [("brust", "burst"), ("algoritm", "algorithm"), ("max_wiat", "max_wait"), ("modes", "mode")],
 )
 def test_unknown_names_get_a_suggestion(wrong: str, meant: str) -> None:
-    """The nearest of the names there are; a decorator's own arguments are among them."""
+    """The error suggests the most similar name, including the decorator's own arguments."""
     for way in (
         lambda: ratelimit(key="ip", rate="5/m", **{wrong: 5}),
         lambda: Limit("x", "5/m", **{wrong: 5}),
@@ -123,8 +121,8 @@ def test_unknown_names_get_a_suggestion(wrong: str, meant: str) -> None:
 
 
 def test_the_error_for_a_plain_method_names_method_decorator() -> None:
-    """When it is decorated, where its first argument is `self`; else at the first call, under both
-    drivers.
+    """The error is raised when the method is decorated, if its first argument is `self`. Otherwise
+    it is raised at the first call, for sync and async methods.
     """
     with pytest.raises(LimitError, match=r"on .*Plain\.get: .*@method_decorator\(ratelimit"):
 
@@ -151,7 +149,7 @@ def test_the_error_for_a_plain_method_names_method_decorator() -> None:
 
 
 def test_the_error_for_a_function_without_a_request_names_rate_limiters() -> None:
-    """At the first call, under both drivers, whatever its fallback."""
+    """The error is raised at the first call of a sync or async function, with any fallback."""
 
     @ratelimit(key=lambda *_: "all", rate="5/m", fallback="later")
     def add(one: int, other: int) -> int:
@@ -169,7 +167,7 @@ def test_the_error_for_a_function_without_a_request_names_rate_limiters() -> Non
 
 
 def test_the_error_for_a_class_names_method_decorator() -> None:
-    """And of `dispatch`."""
+    """The error shows `method_decorator` with the name `dispatch`."""
     with pytest.raises(
         LimitError, match=r"@method_decorator\(ratelimit\(\.\.\.\), name='dispatch'\) on Whole"
     ):
@@ -180,7 +178,9 @@ def test_the_error_for_a_class_names_method_decorator() -> None:
 
 
 def test_functions_that_resemble_methods_can_be_decorated() -> None:
-    """A function made within a method, a method through `method_decorator`, and a bound method."""
+    """These are a function defined inside a method, a method with `method_decorator`, and a bound
+    method.
+    """
 
     class Site:
         def view(self) -> Any:
@@ -207,7 +207,9 @@ def test_functions_that_resemble_methods_can_be_decorated() -> None:
 
 
 def test_the_core_functions_need_a_request() -> None:
-    """`is_ratelimited(self, ...)` says so."""
+    """`is_ratelimited(self, ...)` raises a TypeError that says that the first argument must be the
+    request.
+    """
     for function in (is_ratelimited, get_usage):
         with pytest.raises(TypeError, match="must be the request, not <object"):
             function(object(), "group", None, "ip", "5/m")  # type: ignore[operator]
@@ -225,8 +227,8 @@ def test_the_core_functions_need_a_request() -> None:
     ids=repr,
 )
 def test_an_exception_can_be_pickled_and_copied(made: Exception) -> None:
-    """Through `pickle` and `copy` with all it has, and as Celery's JSON sends it: made again from
-    its arguments.
+    """`pickle` and `copy` keep all attributes. Celery's JSON serializer creates the exception again
+    from its arguments.
     """
     for again in (pickle.loads(pickle.dumps(made)), copy.copy(made), copy.deepcopy(made)):
         assert (type(again), str(again), vars(again)) == (type(made), str(made), vars(made))
@@ -238,14 +240,14 @@ def test_an_exception_can_be_pickled_and_copied(made: Exception) -> None:
 
 
 def test_an_exception_subclass_with_a_decision_can_be_pickled() -> None:
-    """It is made again from the decision."""
+    """A subclass whose constructor takes a decision is unpickled with its decision."""
     made = LastExport(Decision(False, (MAIL,)))
     again = pickle.loads(pickle.dumps(made))
     assert (type(again), str(again), again.seconds) == (LastExport, "mail: retry in 12 s", 12.0)
 
 
 def test_the_exception_has_a_default_text() -> None:
-    """By default it says what happened and when to come again."""
+    """The default text says what happened, and when to retry if there is a decision."""
     assert str(Ratelimited()) == "Rate limit exceeded"
     assert str(Ratelimited("Ask sales.")) == "Ask sales."
     assert str(Ratelimited(Decision(False, (MAIL,)))) == "mail: retry in 12 s"
@@ -255,8 +257,8 @@ def test_the_exception_has_a_default_text() -> None:
 def test_an_untrusted_proxy_is_logged_once(
     header: str, rf: RequestFactory, caplog: Any, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """In the log, whatever the threads; not a word of what the header holds; and none where
-    something is trusted.
+    """One warning is logged for many threads, without the content of the header. If a proxy setting
+    is configured, none is logged.
     """
     monkeypatch.setattr(address, "_unheard", count())
     request = rf.get("/", headers={header: "for=203.0.113.66\nforged"})
@@ -312,13 +314,13 @@ def test_an_untrusted_proxy_is_logged_once(
     ],
 )
 def test_errors_are_raised_by_the_decorator(arguments: dict[str, Any], message: str) -> None:
-    """Not at the first request."""
+    """Invalid arguments raise an error when the decorator is created, not at the first request."""
     with pytest.raises(LimitError, match=message):
         ratelimit(**arguments)
 
 
 def test_errors_are_raised_at_construction() -> None:
-    """Not at the first hit."""
+    """Invalid arguments raise an error when the limiter is created, not at the first hit."""
     for arguments in (["x", "5/month"], ["x", []], ["", "5/m"], ["x", ["5/m", "5/m"]]):
         with pytest.raises(LimitError):
             RateLimiter(*arguments)
@@ -343,8 +345,8 @@ async def several() -> Any:
 def test_a_fallback_that_does_not_fit_is_an_error_of_the_decorator(
     decorator: Any, function: Any, problem: str
 ) -> None:
-    """When the function is decorated: a coroutine as the answer of a plain view would be an error
-    for each client.
+    """The error is raised when the function is decorated, because a coroutine as a plain view's
+    response would fail for each client.
     """
     with pytest.raises(LimitError, match=problem):
         decorator(function)
@@ -353,7 +355,9 @@ def test_a_fallback_that_does_not_fit_is_an_error_of_the_decorator(
 def test_the_option_durable_without_its_app_is_an_error_that_names_the_app(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If that is not installed, of a limiter as of a decorator."""
+    """A limiter or decorator with `durable` raises an error if the statistics app is not
+    installed.
+    """
     monkeypatch.setattr(extension, "extensions", [])
     line = 'Add "django_ratelimit_lua.contrib.statistics" to INSTALLED_APPS'
     with pytest.raises(LimitError, match=line):

@@ -1,4 +1,4 @@
-"""What is public: names that other projects may import, and that stay."""
+"""The public names, which other projects may import and which are stable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_list_of_public_names_is_sorted() -> None:
-    """So that a commit that changes it shows exactly which names come or go."""
+    """The list is sorted, so the diff of a change shows only the names that are added or
+    removed.
+    """
     assert list(PUBLIC) == sorted(PUBLIC)
     assert all(names == sorted(set(names)) for names in PUBLIC.values())
 
@@ -44,7 +46,9 @@ def test_public_names_can_be_imported(name: str) -> None:
 
 
 def test_the_documentation_uses_only_public_names() -> None:
-    """In the reference, and in every example."""
+    """The reference and all examples import only from public modules, and the reference documents
+    only public names.
+    """
     taught = set()
     for page in [*DOCS.rglob("*.rst"), DOCS.parent / "README.md"]:
         modules = re.findall(r"from (django_ratelimit_lua[\w.]*) import", page.read_text())

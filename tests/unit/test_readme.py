@@ -1,4 +1,4 @@
-"""What the README shows works."""
+"""The examples of the README work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECIPES = [path for path in SHOWN if TOGETHER.search(path.read_text())]
 
 
 def test_the_code_in_the_readme_runs() -> None:
-    """Every Python block, as written."""
+    """Each Python block of the README runs unchanged."""
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len(blocks) == 3
     for block in blocks:
@@ -23,7 +23,7 @@ def test_the_code_in_the_readme_runs() -> None:
 
 
 def test_the_links_of_the_readme_lead_somewhere() -> None:
-    """To files and folders of the repository."""
+    """Each relative link points to a file or folder of the repository."""
     linked = re.findall(r"\]\(((?!https?:)[^)#]+)\)", README.read_text())
     assert linked
     assert [path for path in linked if not (ROOT / path).exists()] == []
@@ -31,7 +31,9 @@ def test_the_links_of_the_readme_lead_somewhere() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_a_recipe_against_guessing_has_three_limits(path: Path) -> None:
-    """By address and name, by address, by name; and it says what they stop."""
+    """The recipe has limits by address and name, by address, and by name, and explains which
+    attacks they stop.
+    """
     text = path.read_text()
     field = TOGETHER.search(text)
     assert field is not None
@@ -43,7 +45,7 @@ def test_a_recipe_against_guessing_has_three_limits(path: Path) -> None:
 
 
 def test_recipes_against_guessing_exist() -> None:
-    """On the pages on logins, outcomes and bans, and in the example site."""
+    """The pages on logins, outcomes and bans, and the example site, contain the recipe."""
     assert {"login.rst", "count-by-outcome.rst", "ban-repeat-offenders.rst", "views.py"} <= {
         path.name for path in RECIPES
     }

@@ -1,4 +1,4 @@
-"""The tables of settings and options: what is made of their rows is whole."""
+"""The tables of settings and options are complete."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from django_ratelimit_lua.rules.rule import FIELDS
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_has_an_attribute_a_column_and_a_form_field(name: str) -> None:
-    """An attribute of a limit, a word of rules, a column with its label and help, and a field of
-    the form; and some algorithm takes it.
+    """Each option is an attribute of a limit, a field of rules, a column with its label and help
+    text, and a field of the form.
     """
     row = OPTIONS[name]
     column = RateLimitRule._meta.get_field(name)
@@ -36,5 +36,5 @@ def test_every_option_has_an_attribute_a_column_and_a_form_field(name: str) -> N
 
 
 def test_every_algorithm_has_only_known_options() -> None:
-    """None names an option without a row."""
+    """Each option of an algorithm has a row in the table of options."""
     assert set().union(*(algorithm.options for algorithm in ALGORITHMS.values())) < set(OPTIONS)

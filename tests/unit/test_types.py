@@ -19,7 +19,9 @@ pytestmark = pytest.mark.usefixtures("no_others")
 
 
 def test_a_limiter_keeps_the_types_of_a_function() -> None:
-    """With and without arguments, of plain functions and coroutines."""
+    """The types of functions and coroutines are kept, with and without arguments of the
+    decorator.
+    """
     limiter = RateLimiter("typed", "100/h")
 
     @limiter
@@ -40,7 +42,9 @@ def test_a_limiter_keeps_the_types_of_a_function() -> None:
 
 
 def test_a_slot_keeps_the_types_of_a_function() -> None:
-    """As a decorator, with and without arguments; `with` returns what is held."""
+    """The types of a function are kept with and without arguments of the decorator, and `with`
+    returns the type of the held slot.
+    """
     limiter = RateLimiter("typed", "10", algorithm="concurrency")
 
     @limiter.slot
@@ -58,7 +62,7 @@ def test_a_slot_keeps_the_types_of_a_function() -> None:
 
 
 def test_other_decorators_keep_the_types_of_a_function() -> None:
-    """`@ratelimit` and `@ratelimit_exempt`."""
+    """`@ratelimit` and `@ratelimit_exempt` keep the types of a view."""
 
     @ratelimit_exempt
     @ratelimit(key="ip", rate="5/m")

@@ -1,4 +1,4 @@
-"""The columns that annexes add to the lists of rules and limits."""
+"""The columns that optional apps add to the lists of rules and limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from django_ratelimit_lua.extension import Column
 
 
 def test_a_column_that_cannot_be_read_is_unknown_and_not_empty() -> None:
-    """A dash is for a limit without requests."""
+    """If Redis is unavailable, the column says so. A dash is shown only for a limit without
+    requests.
+    """
 
     def fails(request: HttpRequest, rules: Mapping[str, Any]) -> Mapping[str, object]:
         raise StoreError("no reply")

@@ -15,7 +15,7 @@ MODELS = [
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_each_deferred_model_admin_exists(model: type) -> None:
-    """Each is a model admin of its model."""
+    """The model admin of each model is created, belongs to that model and passes its checks."""
     model_admin = admin.site.get_model_admin(model)
     assert isinstance(model_admin, admin.ModelAdmin)
     assert model_admin.model is model
@@ -23,7 +23,7 @@ def test_each_deferred_model_admin_exists(model: type) -> None:
 
 
 def test_another_admin_site_takes_the_deferred_class() -> None:
-    """As a project does that registers everything with a site of its own."""
+    """A project can register the deferred class with an admin site of its own."""
     site = admin.AdminSite("staff")
     site.register(RateLimitRule, type(admin.site.get_model_admin(RateLimitRule)))
     model_admin = site.get_model_admin(RateLimitRule)

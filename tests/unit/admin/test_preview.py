@@ -1,4 +1,6 @@
-"""The preview of a rule's form: a simulation as lines and words. Nothing is simulated here."""
+"""The preview of a rule's form, which shows a simulation as lines and text. These tests simulate
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def lines(simulation: Simulation) -> dict[str, str]:
 
 
 def test_the_lines_begin_and_end_at_the_edges() -> None:
-    """What was sent goes up to the top, what was allowed to the half of it."""
+    """The line of sent requests rises to the top. The line of allowed requests rises to half the
+    height, because half of them are allowed.
+    """
     top, half, ground = (f"{plot(BURST).y(share):g}" for share in (1.0, 0.5, 0.0))
     assert lines(BURST) == {
         "line sent": f"M52 {ground}H52V{top}H614",
@@ -29,12 +33,14 @@ def test_the_lines_begin_and_end_at_the_edges() -> None:
 
 
 def test_a_held_request_is_drawn_as_allowed_at_its_turn() -> None:
-    """The line of the allowed rises then, not when they were sent."""
+    """The line of allowed requests rises when the held request has its turn, not when it
+    is sent.
+    """
     assert f"H{plot(HELD).x(0.5):g}V{plot(HELD).y(0.5):g}" in lines(HELD)["line passed"]
 
 
 def test_the_time_axis_has_suitable_units() -> None:
-    """Of what is watched: seconds of a minute, days of some days."""
+    """The axis has seconds for a minute and days for several days."""
     assert [text for _, text in plot(BURST).across] == [
         "0 s",
         "10 s",
@@ -50,7 +56,9 @@ def test_the_time_axis_has_suitable_units() -> None:
 
 
 def test_the_result_is_described_in_words() -> None:
-    """A burst, what follows, and the longest wait."""
+    """The text contains the results of the burst and of the steady requests, and the
+    longest wait.
+    """
     assert words(BURST) == "Requests at once: 5 of 10 allowed."
     assert words(HELD) == (
         "Requests at once: 2 of 2 allowed. Steady requests: 0 of 2 allowed. The "
@@ -61,7 +69,9 @@ def test_the_result_is_described_in_words() -> None:
 
 
 def test_the_preview_lists_ignored_options() -> None:
-    """Shadow mode, leases and splits change what processes do, not what the limit says."""
+    """Shadow mode, leases, splits and the mode "off" have a note, because the preview does not
+    simulate them.
+    """
     assert notes({}) == []
     assert len(notes({"mode": "shadow", "lease": 5, "split": "equal"})) == 3
     assert "off" in notes({"mode": "off"})[0]
@@ -69,7 +79,9 @@ def test_the_preview_lists_ignored_options() -> None:
 
 @given(st.integers(0, 10**9))
 def test_the_axis_shows_whole_numbers_of_requests(number: int) -> None:
-    """However few or many: a part of a request is none."""
+    """For any number of requests, the labels are different whole numbers, and there are at most
+    eleven.
+    """
     shown = labels(ticks(number))
     assert all(re.fullmatch(r"[\d,]+", text) for _, text in shown)
     assert len({text for _, text in shown}) == len(shown) <= 11

@@ -1,4 +1,4 @@
-"""Who hears of settings that change."""
+"""Functions that run when settings change."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from django_ratelimit_lua.conf.changes import on_change
 def test_listeners_run_after_a_changed_setting_was_read_again(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its name or by what it begins with; of no other, in the order of registration, and again
-    when it is undone.
+    """A function runs for its settings, named in full or by a prefix, and for no others. Functions
+    run in order of registration, and again when the change is undone.
     """
     heard: list[object] = []
     monkeypatch.setattr(changes, "_hearers", [*changes._hearers])
@@ -30,7 +30,9 @@ def test_listeners_run_after_a_changed_setting_was_read_again(
 
 
 def test_every_setting_that_code_uses_exists() -> None:
-    """A name that is misspelt would never be heard of."""
+    """Each setting that a function is registered for exists, because a misspelt name would never
+    change.
+    """
     names = {name for names, _ in changes._hearers for name in names}
     others = {"RATELIMIT_*", "CACHES", "INSTALLED_APPS", "SECRET_KEY", "SECRET_KEY_FALLBACKS"}
     assert names - others <= {f"RATELIMIT_{name}" for name in SETTINGS}

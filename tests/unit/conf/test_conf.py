@@ -1,4 +1,4 @@
-"""The settings: each read once, checked, and as django-ratelimit has it."""
+"""The settings are read once, validated, and compatible with django-ratelimit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_ratelimit_lua.conf import SETTINGS, callables, conf
 
 
 def test_fail_open_means_the_same_as_in_django_ratelimit(settings: Any) -> None:
-    """True is open, False is closed; the newer setting goes first."""
+    """FAIL_OPEN = True means "open" and False means "closed". ON_STORE_ERROR takes precedence."""
     del settings.RATELIMIT_ON_STORE_ERROR
     assert conf.ON_STORE_ERROR == "local"
     settings.RATELIMIT_FAIL_OPEN = False
@@ -26,7 +26,7 @@ def test_fail_open_means_the_same_as_in_django_ratelimit(settings: Any) -> None:
 
 
 def test_every_setting_has_a_default(settings: Any) -> None:
-    """A project that sets none of them works."""
+    """Each setting can be read if the project does not set it."""
     for name, row in SETTINGS.items():
         if hasattr(settings, f"RATELIMIT_{name}"):
             delattr(settings, f"RATELIMIT_{name}")
@@ -35,7 +35,7 @@ def test_every_setting_has_a_default(settings: Any) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_is_documented(name: str) -> None:
-    """For the page that is made of it."""
+    """Each setting has the text from which its documentation is generated."""
     row = SETTINGS[name]
     assert row.name == name
     assert row.doc
@@ -65,14 +65,17 @@ def test_every_setting_is_documented(name: str) -> None:
 def test_a_setting_is_converted_when_it_is_read(
     name: str, given: Any, used: Any, settings: Any
 ) -> None:
-    """Text becomes bytes, a path what it names, networks what addresses are compared with."""
+    """Text is converted to bytes, a dotted path to its object, and networks to objects that
+    addresses are compared with.
+    """
     setattr(settings, f"RATELIMIT_{name}", given)
     assert getattr(conf, name) == used
 
 
 def test_a_setting_is_cached_until_settings_change(settings: Any) -> None:
-    """So that it costs a request what an attribute costs; `override_settings` works all
-    the same."""
+    """A setting is read once and then costs as little as an attribute. `override_settings` still
+    has an effect.
+    """
     assert conf.TIMEOUT is conf.TIMEOUT
     assert "TIMEOUT" in vars(conf)
     with override_settings(RATELIMIT_TIMEOUT=3):
@@ -83,8 +86,8 @@ def test_a_setting_is_cached_until_settings_change(settings: Any) -> None:
 
 
 def test_digests_use_the_secrets_of_the_site(settings: Any) -> None:
-    """`SECRET_KEY` and its fallbacks, unless digests have a secret of their own; and no error shows
-    one.
+    """Digests use `SECRET_KEY` and its fallbacks, unless they have secrets of their own. An error
+    message contains no secret.
     """
     settings.SECRET_KEY_FALLBACKS = ["old"]
     assert conf.KEY_SECRET == ("tests", "old")
@@ -100,7 +103,9 @@ def test_digests_use_the_secrets_of_the_site(settings: Any) -> None:
 
 
 def test_a_unix_socket_is_trusted_if_configured(settings: Any) -> None:
-    """Beside networks; by a number of proxies, nothing is said of it."""
+    """A Unix socket is trusted if "unix" is in the list of trusted proxies. A number of proxies
+    does not make it trusted.
+    """
     for given, trusts in ((None, False), (1, False), (["10.0.0.0/8"], False), (["unix"], True)):
         settings.RATELIMIT_TRUSTED_PROXIES = given
         assert conf.TRUSTS_SOCKET is trusts
@@ -109,8 +114,9 @@ def test_a_unix_socket_is_trusted_if_configured(settings: Any) -> None:
 def test_a_dotted_path_is_imported_at_the_first_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The path is known to `manage.py check` from the start; what does not exist fails at the
-    call."""
+    """`manage.py check` finds the path immediately. A path that cannot be imported raises an error
+    at the call.
+    """
     monkeypatch.setattr(callables, "known", {})
     function = callables.lazily("os.path.join", "Key")
     missing = callables.lazily("nowhere.at_all", "Rate")

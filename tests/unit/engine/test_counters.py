@@ -1,4 +1,4 @@
-"""What this process counts by itself, for a bounded number of identities. Without a server."""
+"""The local counters of a process, for a bounded number of identities, without a server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX = 100
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is the only one, and has counted nothing."""
+    """Make this the only process, with empty counters."""
     monkeypatch.setattr(heartbeat, "count", 1)
     set_part(monkeypatch, ProcessShare(0, 1))
     monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", MAX)
@@ -37,7 +37,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Clock:
-    """The clock of what is counted here, moved by hand."""
+    """A local clock that the test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000_000.0
@@ -54,9 +54,8 @@ def hits(here: Counters, limit: Limit, who: object, times: int = 1) -> int:
 def test_the_least_recently_used_identity_is_dropped(
     algorithm: str, split: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An identity that keeps hitting is never forgotten. Another one needs as many hits of others
-    as there is room for, to have its share again; refused hits, peeks and refunds of others do not
-    count.
+    """An identity that keeps hitting is never dropped. An idle one is dropped after hits of as many
+    others as the maximum. Refused hits, peeks and refunds of others do not count.
     """
     Clock(monkeypatch)  # It stands still, so that nothing flows back.
     limit = Limit("x", "40/h", algorithm=algorithm, split=split)
@@ -78,8 +77,8 @@ def test_the_least_recently_used_identity_is_dropped(
 
 
 def test_an_edited_limit_keeps_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More or fewer units, longer or shorter periods: nobody begins anew, nor waits longer than the
-    new limit says.
+    """If units or periods change, used units still count, and no identity waits longer than the new
+    limit requires.
     """
     clock = Clock(monkeypatch)
     for algorithm in ("fixed_window", "sliding_window", "sliding_log", "token_bucket"):
@@ -95,9 +94,7 @@ def test_an_edited_limit_keeps_its_counts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_decision_has_constant_cost() -> None:
-    """One of 10,000 units takes no longer than one of ten, give or take what a machine is busy
-    with.
-    """
+    """A decision after 10,000 units takes about as long as a decision after ten."""
     shares: dict[int, float] = {}
     for units in (10, 10_000):
         limit, here = Limit("x", "100000/h", algorithm="sliding_log", split="equal"), Counters()
@@ -115,8 +112,8 @@ def test_a_decision_has_constant_cost() -> None:
 
 
 def test_threads_take_exactly_the_available_units() -> None:
-    """Of limits of several identities, taken in any order by eight threads: all or nothing, and
-    each exactly.
+    """Eight threads take units of several limits and identities in any order. Each call takes all
+    its units or none, and no count is lost or exceeds its limit.
     """
     here = Counters()
     limits = [Limit(f"limit {number}", "400/h", split="equal") for number in range(3)]
@@ -143,7 +140,7 @@ def test_threads_take_exactly_the_available_units() -> None:
 
 
 def test_counts_are_kept_when_the_share_changes() -> None:
-    """Two processes instead of one halve what there is, and what is counted stays."""
+    """A second process halves the share of a process, and units that were counted still count."""
     limit = Limit("x", "100/h", algorithm="token_bucket")
     bucket = Bucket(limit, ProcessShare(0, 1))
     bucket.take(0.0, 80)
@@ -167,9 +164,9 @@ HISTORY = st.lists(
 def test_units_returned_to_a_part_are_available_again(
     algorithm: str, history: list[Any], size: int
 ) -> None:
-    """Of a limit that is split, units go back by the moment they count from: what is counted
-    afterwards is never less than if they had not been taken, and of a bucket no more than what has
-    drained of them meanwhile. When all is given back to a window, nothing is used.
+    """Refunded units of a split limit are subtracted at the moment from which they count.
+    Afterwards no less is counted than without them, and of a bucket at most what has drained of
+    them in addition. If all units of a window are refunded, none is used.
     """
     limit = Limit("x", f"{size}/16s", algorithm=algorithm, split="equal")
     here, kept_only = Counters(), Counters()
@@ -224,8 +221,8 @@ def test_units_returned_to_a_part_are_available_again(
 def test_steady_traffic_below_the_limit_is_never_refused(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three a minute under ten a minute, for an hour: whatever begins a window, hits do not put off
-    its end.
+    """Three hits a minute under a limit of ten a minute are allowed for an hour, because hits do
+    not postpone the end of a window.
     """
     clock = Clock(monkeypatch)
     limit, here = Limit("x", "10/m", algorithm=algorithm), Counters()
@@ -237,7 +234,9 @@ def test_steady_traffic_below_the_limit_is_never_refused(
 
 
 def test_the_counters_owe_units_until_all_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while Redis is being told: nobody who is owed goes by Redis alone meanwhile."""
+    """While units are being reported to Redis, their identities are still decided by the local
+    counters as well.
+    """
     here = Counters()
     limit = Limit("x", "10/h", on_store_error="local")
     calls = [Call([Charge(limit, digest(who))]) for who in ("ada", "bob")]

@@ -1,4 +1,4 @@
-"""The loop of a decision, driven by hand: no server, no request."""
+"""The decision loop, without a server or a request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALLOWED = Decision(
 
 
 class Planner:
-    """Charges one unit by whatever rules there are; notes what it is asked."""
+    """A planner that charges one unit under any rules and records its calls."""
 
     units = 1
     is_hit = True
@@ -68,8 +68,8 @@ def stale(number: int, records: Any = ()) -> StaleRules:
 
 
 class Loop:
-    """The loop of a decision; rules are loaded from a list, gathering is done, and the calls are
-    collected.
+    """The decision loop with rules from a list. It collects the calls that would be sent
+    to Redis.
     """
 
     def __init__(self, planner: Planner, loaded: list[Ruleset]) -> None:
@@ -81,7 +81,7 @@ class Loop:
         self._step = next(self._waiting)
 
     def answer(self, reply: Decision | Exception) -> Outcome | None:
-        """What comes of it when the next call is answered so; None where it goes on."""
+        """Reply to the next call, and return the outcome, or None if the loop continues."""
         try:
             while isinstance(self._step, Wait):
                 if "load" in str(self._step.blocking):
@@ -99,12 +99,14 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def no_rules_yet(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nobody to ask for them."""
+    """Start without loaded rules."""
     monkeypatch.setattr("django_ratelimit_lua.engine.decide.current", lambda: None)
 
 
 def test_taken_units_can_be_refunded_by_their_token() -> None:
-    """An outcome names for each charge its state and the moment from which its units count."""
+    """The outcome has the state and the token of each charge. The token is the moment from which
+    the units count.
+    """
     planner = Planner()
     outcome = Loop(planner, [rules(1)]).answer(ALLOWED)
     (decided,) = outcome.charges
@@ -113,8 +115,8 @@ def test_taken_units_can_be_refunded_by_their_token() -> None:
 
 
 def test_stale_rules_are_loaded_and_the_call_is_planned_again() -> None:
-    """Everything is gathered anew by the newer rules; what was loaded last goes without asking for
-    its revision.
+    """The request is gathered again under the newer rules. After the last attempt, the call is sent
+    without a revision, so that no reply can be stale.
     """
     planner = Planner()
     loop = Loop(planner, [rules(number) for number in range(1, 9)])
@@ -127,9 +129,7 @@ def test_stale_rules_are_loaded_and_the_call_is_planned_again() -> None:
 
 
 def test_the_latest_known_rules_apply() -> None:
-    """Where loading changes nothing, the next call does not ask again whether they are the current
-    ones.
-    """
+    """If loading returns the same rules again, the next call is sent without a revision."""
     loop = Loop(Planner(), [rules(1), rules(1)])
     assert loop.answer(stale(2)) is None
     assert loop.answer(ALLOWED).decision.revision == 1
@@ -140,7 +140,9 @@ def test_the_latest_known_rules_apply() -> None:
 def test_a_call_has_time_left_after_loading_the_rules(
     is_answered: bool, left: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the thread that loaded them came so late to all of it that no time is left."""
+    """If Redis is replying, a call has a minimum of time left even if loading the rules has used up
+    its deadline. Otherwise it has none.
+    """
     monkeypatch.setattr("django_ratelimit_lua.rules.provider.is_answered", is_answered)
     loop = Loop(Planner(), [rules(1)])
     loop.patience.left = 0.0
@@ -149,7 +151,7 @@ def test_a_call_has_time_left_after_loading_the_rules(
 
 
 def test_unknown_overrides_are_read_from_the_reply() -> None:
-    """The records that Redis answers are remembered, and the call is planned again by the same
+    """Records of overrides in the reply are cached, and the call is planned again under the same
     rules.
     """
     from django_ratelimit_lua.limits.call import Subject
@@ -164,8 +166,9 @@ def test_unknown_overrides_are_read_from_the_reply() -> None:
 
 
 def test_both_drivers_give_the_same_result() -> None:
-    """What a wait comes to is sent, what it raises is raised there, and what is returned comes
-    out."""
+    """The sync and the async driver send the result of a wait to the generator, raise its error
+    there, and return the generator's result.
+    """
 
     async def fail() -> None:
         raise ValueError("no")
@@ -185,8 +188,9 @@ def test_both_drivers_give_the_same_result() -> None:
 
 @pytest.mark.parametrize("counts_denied", [False, True])
 def test_a_refused_call_has_no_units_to_refund(counts_denied: bool) -> None:
-    """A limit that allows took nothing where another one refused; unless it counts
-    whoever comes."""
+    """If another limit refuses, a limit takes no units, unless it counts denied requests. Only a
+    limit that has taken units has a token.
+    """
     planner, refusing = Planner(), Charge(Limit("full", "5/h"), digest("ada"))
     counted = Charge(
         Limit("x", "5/h", algorithm="fixed_window", count_denied=counts_denied), digest("ada")
@@ -204,8 +208,8 @@ def test_a_refused_call_has_no_units_to_refund(counts_denied: bool) -> None:
 
 
 def test_an_interrupted_wait_releases_its_resources_immediately() -> None:
-    """Whoever is cancelled or interrupted while waiting has given back what was held when that is
-    told.
+    """When a wait is cancelled or interrupted, the generator releases its resources before the
+    exception reaches the caller.
     """
     held: list[str] = []
 
@@ -236,9 +240,9 @@ def test_an_interrupted_wait_releases_its_resources_immediately() -> None:
 
 
 def test_a_stopped_generator_completes_its_cleanup(caplog: pytest.LogCaptureFixture) -> None:
-    """Once, before the interruption goes on: by the driver that blocks, for a task that is
-    cancelled however often, and for a coroutine that is closed. What fails meanwhile is logged, and
-    hides no interruption.
+    """The cleanup runs once, before the interruption continues. This applies to the sync driver, to
+    a task that is cancelled several times, and to a closed coroutine. An error of the cleanup is
+    logged and does not hide the interruption.
     """
     done: list[str] = []
 

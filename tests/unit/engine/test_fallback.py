@@ -1,4 +1,4 @@
-"""What a decision is when Redis cannot be asked, and just after: by each limit's policy. Without a
+"""Decisions while Redis is unavailable and shortly after, by the policy of each limit, without a
 server.
 """
 
@@ -26,7 +26,9 @@ OPEN = Limit("open", "1/h", on_store_error="open")
 
 @pytest.fixture
 def here(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FallbackLimiter]:
-    """One of four processes, which has counted nothing and tells nobody."""
+    """Return the fallback limiter of one of four processes, with empty counters and without its
+    task.
+    """
     monkeypatch.setattr(heartbeat, "count", 4)
     monkeypatch.setattr(fallback, "counters", Counters())
     here = FallbackLimiter()
@@ -39,8 +41,9 @@ def hit(*limits: Limit) -> Call:
 
 
 def test_each_limit_uses_its_own_policy(here: FallbackLimiter) -> None:
-    """A share of its own, everything, or nothing; and one that is closed refuses for all
-    of them."""
+    """A local limit has a share, an open limit allows every hit, and a closed limit refuses. If one
+    limit is closed, the whole call is refused.
+    """
     shared = [here.decide(hit(SHARED)) for _ in range(4)]
     assert [decision.allowed for decision in shared] == [True, True, False, False]
     assert [here.decide(hit(OPEN)).granted for _ in range(3)] == [1, 1, 1]
@@ -54,7 +57,9 @@ def test_each_limit_uses_its_own_policy(here: FallbackLimiter) -> None:
 def test_a_local_share_starts_with_the_last_state_in_redis_unless_reset(
     here: FallbackLimiter,
 ) -> None:
-    """A quarter of the four units that all have used is this process's."""
+    """Four units are left in Redis, and the share of one of four processes is one of them. After a
+    reset, the share is that of the whole limit.
+    """
     said = Decision(
         True,
         (
@@ -71,7 +76,7 @@ def test_a_local_share_starts_with_the_last_state_in_redis_unless_reset(
 
 
 def steps(allowed: bool, asked: list[Call]) -> Steps:
-    """What asking Redis comes to."""
+    """Stand in for a call to Redis, and record it."""
     asked.append((yield hit(SHARED)).limits)
     return Decision(allowed)
 
@@ -88,8 +93,8 @@ def drive(steps: Steps) -> Decision:
 def test_after_an_outage_both_counts_have_to_allow_a_hit(
     here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What Redis refuses costs no share; a share that is used up refuses without asking; then it is
-    over.
+    """A refusal by Redis takes no unit of the share, and a used-up share refuses without a call to
+    Redis. When the recovery ends, only Redis decides.
     """
     assert not here.is_recovering
     here.decide(Call([Charge(SHARED, WHO)], "peek"))
@@ -110,7 +115,9 @@ def test_after_an_outage_both_counts_have_to_allow_a_hit(
 def test_an_owed_counter_is_decided_by_both_counts_until_reported(
     here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often it is looked whether all have come back, and whatever failed meanwhile."""
+    """The recovery does not end while units are unreported, even if other identities are decided or
+    its time has passed.
+    """
     monkeypatch.setattr(fallback, "BACK_SECONDS", 0.0)
     for _ in range(2):
         assert here.decide(hit(SHARED))
@@ -127,7 +134,7 @@ def test_an_owed_counter_is_decided_by_both_counts_until_reported(
 def test_a_used_up_share_refuses_while_the_store_is_paused(
     here: FallbackLimiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its breaker may close a moment later, and Redis does not know yet what was admitted here."""
+    """The breaker may close soon, and Redis does not know yet which hits were allowed locally."""
     monkeypatch.setattr(fallback, "get_store", lambda: SimpleNamespace(is_paused=True))
     assert [bool(here.decide(hit(SHARED))) for _ in range(2)] == [True, True]
     asked: list[Any] = []

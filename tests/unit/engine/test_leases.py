@@ -1,5 +1,5 @@
-"""A lease: units that are spent here, when the next ones are asked for, and what goes back. Without
-a server.
+"""A lease: units that a process spends locally, when it requests the next batch, and which units it
+returns. There is no server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHO = b"x" * 32
 
 
 class Clock:
-    """The clock that leases go by, moved by hand."""
+    """A clock for leases that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -37,7 +37,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """It stands still until it is moved."""
+    """Return a clock that stands still until the test moves it."""
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
     return clock
@@ -45,7 +45,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(autouse=True)
 def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is the only one, and no thread gives back what it holds."""
+    """Make this the only process, without the thread that returns leased units."""
     monkeypatch.setattr(heartbeat, "count", 1)
     monkeypatch.setattr(leases.task, "start", lambda: False)
     leases.clear()
@@ -66,7 +66,7 @@ def state(limit: Limit, used: int, *, allowed: bool = True, moment: int = 7_000_
 
 
 def filled(units: int, moment: int = 7_000_000) -> Lease:
-    """A lease that has got a batch."""
+    """Return a lease with one batch."""
     lease = Lease(Call([Charge(WINDOW, WHO)]), Charge(WINDOW, WHO))
     lease.add_batch(
         Decision(True, (state(WINDOW, units, moment=moment),), units, moment=moment),
@@ -76,12 +76,14 @@ def filled(units: int, moment: int = 7_000_000) -> Lease:
 
 
 def back(lease: Lease, fewer_than: int = 0) -> list[tuple[int, int | None]]:
-    """What goes back: units, and since when they count."""
+    """Return the units that a lease returns, each with the moment from which they count."""
     return [(call.charges[0].cost, call.hit_at) for call in lease.take_expired(fewer_than)]
 
 
 def test_leased_units_are_spent_for_a_second_and_then_returned(clock: Clock) -> None:
-    """Those that are left, by the moment they count from."""
+    """After a second, no unit of a batch can be spent, and the rest is returned with the moment
+    from which it counts.
+    """
     lease = filled(10)
     taken = lease.take(4, 4)
     assert taken is not None
@@ -94,8 +96,8 @@ def test_leased_units_are_spent_for_a_second_and_then_returned(clock: Clock) -> 
 
 
 def test_idle_and_insufficient_units_are_returned(clock: Clock) -> None:
-    """After a quarter of a second; or at once, where a hit needs more than there is; or where all
-    is asked back.
+    """Idle units are returned after a quarter of a second. They are returned immediately if a hit
+    needs more units than there are, or if all are to be returned.
     """
     lease = filled(10)
     clock.now += IDLE / 2
@@ -113,8 +115,9 @@ def test_idle_and_insufficient_units_are_returned(clock: Clock) -> None:
 def test_a_batch_size_depends_on_the_rate_and_the_share(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is spent in a tenth of a second, at most the lease and this process's part of what is
-    left; none for who comes now and then; and for a moment none where there was none.
+    """A batch is what is spent in a tenth of a second, at most the lease and the process's share of
+    the remaining units. Rare hits get no batch. While a request is under way, and for a moment
+    after it has failed, no batch is requested.
     """
 
     def asked(hits: int, seconds: float, used: int) -> int:
@@ -145,7 +148,9 @@ def test_a_batch_size_depends_on_the_rate_and_the_share(
 
 
 def test_units_put_back_go_to_their_batch_or_to_redis(clock: Clock) -> None:
-    """And nowhere once the identity was reset."""
+    """Units that are put back can be spent again while their batch is valid, and are returned to
+    Redis later. After a reset they are dropped.
+    """
     lease = filled(2)
     assert lease.take(2, 2) is not None
     lease.put_back(2, 7_000_000)
@@ -164,8 +169,8 @@ def test_units_put_back_go_to_their_batch_or_to_redis(clock: Clock) -> None:
 
 
 def test_units_are_refunded_at_the_moment_of_their_batch() -> None:
-    """A newer batch takes the place of the one before, which goes back; so does what is put back to
-    that.
+    """A new batch replaces the previous one. Units that are put back are returned with the moment
+    of their own batch.
     """
     lease = filled(3, moment=1_000_000)
     assert lease.take(2, 2) is not None
@@ -179,7 +184,7 @@ def test_units_are_refunded_at_the_moment_of_their_batch() -> None:
 
 
 def drive(call: Call, answer: Any) -> tuple[Decision, list[Call]]:
-    """What a call comes to, and the calls that were made for it."""
+    """Return the decision of a call, and the calls that were sent to Redis for it."""
     steps, made = decide_here(call, Patience(1)), []
     try:
         step = next(steps)
@@ -196,7 +201,7 @@ def drive(call: Call, answer: Any) -> tuple[Decision, list[Call]]:
 
 
 def hold(call: Call, units: int) -> Lease:
-    """The lease of a call's first charge has so many units."""
+    """Give the lease of the call's first charge a batch of units."""
     lease = leases.of(call, call.charges[0])
     lease.add_batch(
         Decision(True, (state(WINDOW, units),), units, moment=7_000_000), time.monotonic()
@@ -205,7 +210,7 @@ def hold(call: Call, units: int) -> Lease:
 
 
 def test_a_leased_hit_calls_no_server(clock: Clock) -> None:
-    """And says where its unit is from; a peek takes none."""
+    """The decision has the source "lease". A peek takes no unit."""
     call = Call([Charge(WINDOW, WHO)])
     lease = hold(call, 10)
     decision, made = drive(call, answer=None)
@@ -217,8 +222,8 @@ def test_a_leased_hit_calls_no_server(clock: Clock) -> None:
 
 @pytest.mark.parametrize("outcome", ["refused", "away"])
 def test_a_refusal_by_another_limit_keeps_the_leased_unit(clock: Clock, outcome: str) -> None:
-    """Redis is asked about the other limit alone; where it refuses, or cannot be asked, nothing was
-    spent here.
+    """Only the other limit is decided in Redis. If it refuses or Redis is unavailable, the leased
+    unit is not spent.
     """
     call = Call([Charge(WINDOW, WHO), Charge(PLAIN, WHO)])
     lease = hold(call, 10)
@@ -239,7 +244,7 @@ def test_a_refusal_by_another_limit_keeps_the_leased_unit(clock: Clock, outcome:
 
 
 def test_a_reset_ends_only_the_leases_of_that_identity(clock: Clock) -> None:
-    """The others go on."""
+    """The lease of the reset identity ends, and the leases of other identities stay valid."""
     calls = [Call([Charge(WINDOW, who * 32)]) for who in (b"x", b"y")]
     mine, others = (hold(call, 10) for call in calls)
     leases.drop({b"x" * 32: FOREVER})
@@ -249,8 +254,9 @@ def test_a_reset_ends_only_the_leases_of_that_identity(clock: Clock) -> None:
 
 
 def test_a_reset_drops_only_units_taken_before_it(clock: Clock) -> None:
-    """Units of before it are neither spent nor given back, wherever they are; later ones
-    go back."""
+    """Units from before the reset are neither spent nor returned, even if they are put back or
+    arrive later. Units from after the reset are returned.
+    """
     call = Call([Charge(WINDOW, WHO)])
     lease = hold(call, 10)
     taken = lease.take(3, 3)
@@ -287,13 +293,13 @@ def test_a_reset_drops_only_units_taken_before_it(clock: Clock) -> None:
     ],
 )
 def test_a_reset_message_without_a_moment_ends_all_units(message: bytes, moment: int) -> None:
-    """That of an earlier version has none; and what makes no sense is none."""
+    """Messages of an earlier version have no moment, and an invalid moment counts as none."""
     assert read_reset(message.split(b" ")) == ({b"x", b"y"}, moment)
 
 
 def test_concurrent_calls_share_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one thread has taken ahead, the others spend: nobody is refused for units that nobody
-    else may spend.
+    """All threads get the same lease, so no thread is refused because of units that only another
+    thread could spend.
     """
     all_came = threading.Barrier(4)
     monkeypatch.setattr(heartbeat, "start", lambda: all_came.wait(20))

@@ -1,4 +1,4 @@
-"""The listener, with a real server."""
+"""The listener of messages, with a real server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django_ratelimit_lua.exceptions import StoreError
 
 @pytest.fixture
 def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
-    """One that makes its steps here; and asks nobody whether rules are current, which takes a
+    """Return a listener whose steps the test runs, and which does not compare its rules with the
     database.
     """
     monkeypatch.setattr(module.provider, "compare_with_published", lambda loads: True)
@@ -26,7 +26,7 @@ def stepping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
 def test_settings_that_change_during_a_connect_are_read_again(
     stepping: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was connected by the ones before is let go of with the next step."""
+    """The next step closes a connection that was made with the old settings and connects again."""
     get_store = module.get_store
 
     def changing(*, background: bool) -> Any:
@@ -43,7 +43,7 @@ def test_settings_that_change_during_a_connect_are_read_again(
 
 
 def test_changed_settings_wake_the_listener(stepping: Listener) -> None:
-    """What waits for a message is woken, and nothing is said to be lost."""
+    """A listener that waits for a message is woken and connects again, and reports no error."""
     stepping._step()
     first = stepping._subscription
     assert first is not None

@@ -1,4 +1,4 @@
-"""The field of a body that counts is the one that the view finds."""
+"""A key reads the same field of a body as the view."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def data_field(request: Any, name: str) -> Any:
 
 
 def found(read: Any) -> Any:
-    """What a view finds in the field; nothing where it cannot read the body."""
+    """Return the value that a view reads, or None if it cannot read the body."""
     try:
         return read()
     except Exception:
@@ -81,7 +81,7 @@ def text(value: Any) -> Any:
 
 
 def utf_7(name: str, mask: int) -> bytes:
-    """One of many ways to write a name in UTF-7."""
+    """Return JSON with a name in one of its many UTF-7 spellings."""
     letters = []
     for place, letter in enumerate(name):
         shifted = "+" + base64.b64encode(letter.encode("utf-16-be")).decode().rstrip("=") + "-"
@@ -96,7 +96,7 @@ NAMES = st.text(max_size=8) | st.sampled_from(
 
 @st.composite
 def bodies(draw: Any) -> tuple[str, bytes]:
-    """A body, and a charset that it may be written in or not."""
+    """Draw a charset and a body, which may be encoded differently."""
     charset = draw(st.sampled_from(CHARSETS))
     name = draw(NAMES)
     form = draw(
@@ -123,9 +123,9 @@ def bodies(draw: Any) -> tuple[str, bytes]:
 @example(sent=("utf-8", b'{"name": "ada"}'), kind="application/*")
 @given(sent=bodies(), kind=st.sampled_from(KINDS))
 def test_a_key_reads_the_same_value_as_views(sent: tuple[str, bytes], kind: str) -> None:
-    """For any charset that Python knows and any type that DRF's parsers take: the value that a view
-    of Django's or DRF's finds is the one that counts, or the address counts; and a block looks at
-    the value that the view finds.
+    """For any charset that Python knows and any type that DRF's parsers accept, a key counts the
+    value that a view of Django or DRF reads, or the address. A block compares the value that the
+    view reads.
     """
     charset, body = sent
     kind = f"{kind}; charset={charset}"
@@ -177,8 +177,8 @@ TYPES = {
 
 @pytest.mark.parametrize("kind", ["application/json", FORM, MULTIPART])
 def test_a_large_body_is_not_read_through_the_drf_request(kind: str) -> None:
-    """Of a chunked one, which does not say how long it is, nobody reads a byte more than of
-    Django's request.
+    """A large chunked body has no stated length. Not a byte of it is read, although DRF's request
+    could parse it.
     """
     scope = {
         "type": "http",
@@ -214,7 +214,9 @@ UNREADABLE = [
 
 
 def test_a_charset_that_is_not_decoded_counts_as_the_address(rf: RequestFactory) -> None:
-    """So nobody uses up everybody's count, and nobody gains one."""
+    """Such requests are counted by address, so no client can use up the count of a missing value or
+    gain another count.
+    """
     for charset in set(UNREADABLE) - {"nope"}:  # Nobody goes by a charset that nobody knows.
         for kind in (FORM, MULTIPART, "application/json"):
             request = rf.generic(

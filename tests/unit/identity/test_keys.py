@@ -1,4 +1,4 @@
-"""Whom a key counts, read from a request."""
+"""The identities that keys read from a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of identities: never more than the settings say."""
+"""Names of identities show no more than the setting allows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ IDENTITIES = st.recursive(
 def test_identities_are_shown_as_configured(
     identity: Any, masked: Any, plain: Any, settings: Any
 ) -> None:
-    """Whoever has a session's key or a cookie is that person, so these are never shown whole."""
+    """Values of sessions and cookies are credentials, so they are never shown in full."""
     assert shown(identity) == masked
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
     assert shown(identity) == plain
@@ -56,14 +56,16 @@ def test_identities_are_shown_as_configured(
 
 @given(IDENTITIES)
 def test_every_identity_is_shown_shortened(identity: Any) -> None:
-    """And nothing raises."""
+    """For any identity, the name has a bounded number of parts of bounded, printable text, and no
+    exception is raised.
+    """
     name = shown(identity)
     assert len(name) <= MAX_PARTS
     assert all(len(value) <= MAX_LENGTH + 1 and value.isprintable() for _, value in name)
 
 
 class Odd(str):
-    """Text that cannot be written."""
+    """Text whose `str` raises an exception."""
 
     __slots__ = ()
 
@@ -75,6 +77,8 @@ class Odd(str):
     "identity", [Odd("x"), ("ip", Odd("x")), (Odd("ip"), "x"), object(), [[[]]]]
 )
 def test_an_identity_that_cannot_be_shown_raises_nothing(identity: Any) -> None:
-    """Else it would keep back the statistics of all others."""
+    """An identity without a text raises no exception, which would prevent the statistics of all
+    others.
+    """
     assert all(isinstance(value, str) for _, value in shown(identity))
     assert not is_short(identity)

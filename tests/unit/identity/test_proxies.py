@@ -1,4 +1,4 @@
-"""Whose word is taken for a client's address: a corpus of hostile headers, and a fuzzer."""
+"""The address of a client behind proxies, with a corpus of hostile headers and with random ones."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ def behind_proxies(settings: Any) -> None:
 
 
 def test_the_corpus_of_hostile_headers_is_large() -> None:
-    """At least 200 hostile headers are tried below, under each way of trusting."""
+    """Each kind of header has at least 200 hostile values for the tests below."""
     assert len(corpus("x-forwarded-for")) >= 200
     assert len(corpus("forwarded")) >= 200
 
 
 def corpus(kind: str) -> list[str]:
-    """What a client may send in front of what the proxies append."""
+    """Return the values that a client may send before the entries that proxies append."""
     singles = [
         *GARBAGE,
         SPOOFED,
@@ -173,8 +173,8 @@ def corpus(kind: str) -> list[str]:
 def test_forged_headers_do_not_change_the_address_behind_trusted_networks(
     kind: str, written: str, settings: Any
 ) -> None:
-    """Behind proxies trusted by network: the client is who the nearest trusted proxies say asked
-    them.
+    """Behind trusted networks, the address is the nearest entry that is not a trusted proxy,
+    whatever the client sends.
     """
     settings.RATELIMIT_PROXY_HEADER = kind
     appended = written.format(client=CLIENT, inner=INNER)
@@ -201,7 +201,9 @@ def test_forged_entries_do_not_change_the_address_behind_two_proxies(
 
 @pytest.mark.parametrize("trusted", [None, 0, ["192.168.0.0/16"]])
 def test_headers_are_ignored_without_trusted_proxies(trusted: Any, settings: Any) -> None:
-    """The default, no proxies, and a peer that is none of them."""
+    """This applies if no proxy setting is configured, if the number of proxies is 0, and if the
+    peer is not a trusted proxy.
+    """
     settings.RATELIMIT_TRUSTED_PROXIES = trusted
     for sent in corpus("x-forwarded-for"):
         assert address(sent, peer=CLIENT) == CLIENT
@@ -226,7 +228,9 @@ def test_headers_are_ignored_without_trusted_proxies(trusted: Any, settings: Any
 def test_headers_of_honest_proxies_are_parsed(
     header: str | None, peer: str, expected: str | None
 ) -> None:
-    """Ports, brackets, zones, mapped addresses, sockets: each has its outcome."""
+    """Ports, brackets, zones, IPv4-mapped addresses, Unix sockets and missing entries each have a
+    defined result.
+    """
     assert address(header, peer) == expected
 
 
@@ -261,12 +265,14 @@ def test_headers_of_honest_proxies_are_parsed(
     ],
 )
 def test_the_reason_for_an_address_is_explained(header: str | None, why: str) -> None:
-    """A header that a proxy sent is not said to be missing, whatever stands in it."""
+    """The reason distinguishes a missing header from a header with an invalid entry."""
     assert found(header).why == why
 
 
 def test_a_socket_is_trusted_only_if_it_is_configured(settings: Any) -> None:
-    """An empty REMOTE_ADDR is somebody's."""
+    """An empty REMOTE_ADDR is trusted as a socket only if "unix" is configured, or a number of
+    proxies.
+    """
     settings.RATELIMIT_TRUSTED_PROXIES = ["10.0.0.0/8"]
     assert address(CLIENT, "") is None
     settings.RATELIMIT_TRUSTED_PROXIES = 1
@@ -274,7 +280,9 @@ def test_a_socket_is_trusted_only_if_it_is_configured(settings: Any) -> None:
 
 
 def test_a_header_with_fewer_entries_than_proxies_has_bypassed_them(settings: Any) -> None:
-    """Then the header may be anybody's, and the peer counts."""
+    """If there are fewer entries than proxies, the client may have sent the header itself, so the
+    peer's address is counted.
+    """
     settings.RATELIMIT_TRUSTED_PROXIES = 3
     assert address(f"{SPOOFED}, {SPOOFED}", CLIENT) == CLIENT
     assert address(None, CLIENT) == CLIENT
@@ -304,8 +312,9 @@ NETWORKS = [ipaddress.ip_network(network) for network in PROXIES[:2]]
 def test_a_forged_header_raises_no_exception_and_spoofs_no_address(
     sent: str, hops: list[str], kind: str, counted: bool
 ) -> None:
-    """Any text in front of what trusted proxies wrote: no exception, and the client's own
-    address."""
+    """For any text before the entries of trusted proxies, no exception is raised, and the address
+    is the client's own.
+    """
     from django.test import override_settings
 
     trusted = len(hops) + 1 if counted else PROXIES
@@ -322,7 +331,7 @@ def test_a_forged_header_raises_no_exception_and_spoofs_no_address(
     "value", [True, -1, 33, "10.0.0.0/8", ["10.0.0.1/8"], ["proxy.example"], [10.5]]
 )
 def test_an_invalid_proxy_setting_is_an_error(value: Any, settings: Any) -> None:
-    """Said by `manage.py check` and at the first request."""
+    """Reading an invalid setting raises an error that names the setting."""
     from django.core.exceptions import ImproperlyConfigured
 
     settings.RATELIMIT_TRUSTED_PROXIES = value
@@ -334,7 +343,7 @@ def test_an_invalid_proxy_setting_is_an_error(value: Any, settings: Any) -> None
 
 
 def test_an_overlong_address_is_invalid() -> None:
-    """However it is padded, and nothing longer is remembered."""
+    """An overlong address is invalid, unless only white space makes it long."""
     assert str(parse_address(" " * 9000 + "[fe80::1%eth0]:65535")) == "fe80::1"
     assert parse_address("1" * 800_000) is None
     assert parse_address("192.0.2.1" + ":" + "0" * 200) is None

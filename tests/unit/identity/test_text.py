@@ -1,4 +1,4 @@
-"""Text that clients write counts in one spelling."""
+"""Text from clients is counted in one normalized spelling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ KINDS = ["get", "post", "json", "data", "header", "kwarg"]
 
 @cache
 def every() -> list[str]:
-    """All of Unicode that has another form: as white space, by NFKC or by case."""
+    """Return all Unicode characters that are white space, or that NFKC or a change of
+    case changes.
+    """
     return [
         character
         for character in map(chr, range(0x110000))
@@ -45,7 +47,9 @@ def every() -> list[str]:
 
 
 def alike() -> dict[str, list[str]]:
-    """Of each character, all that NFKC takes for it, in any case."""
+    """Return, for each form of a character, all characters that NFKC and changes of case
+    map to it.
+    """
     found = defaultdict(set)
     for character in every():
         plain = unicodedata.normalize("NFKC", character)
@@ -59,7 +63,7 @@ ALIKE = alike()
 
 @st.composite
 def spelled(draw: Any, names: Any) -> tuple[str, str]:
-    """A name, and another spelling of it."""
+    """Draw a name and another spelling of it."""
     name = draw(names)
     form = draw(st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
     spelling = "".join(
@@ -72,7 +76,7 @@ def spelled(draw: Any, names: Any) -> tuple[str, str]:
 
 
 def cleaned(text: str) -> str | None:
-    """What Django's login form makes of a name; None if it refuses it."""
+    """Return a name as Django's login form cleans it, or None if the form refuses it."""
     try:
         name: str = UsernameField(max_length=254).clean(text)
     except ValidationError:
@@ -86,8 +90,8 @@ def cleaned(text: str) -> str | None:
 def test_names_that_djangos_login_treats_as_equal_are_one_identity(
     pair: tuple[str, str],
 ) -> None:
-    """Also where the backend compares without case, in whichever way: by capitals, by small letters
-    or folded.
+    """This also applies if the login backend ignores case by comparing in upper case, in lower case
+    or casefolded.
     """
     one, other = (cleaned(text) for text in pair)
     if one is None or other is None:
@@ -104,14 +108,16 @@ def test_names_that_djangos_login_treats_as_equal_are_one_identity(
 
 @given(st.text())
 def test_normalising_twice_changes_nothing(text: str) -> None:
-    """What is normalised stays as it is, however often it is done."""
+    """Normalized text is not changed by another normalization and has no white space around it."""
     once = normalised(text)
     assert normalised(once) == once
     assert once == once.strip()
 
 
 def test_no_single_character_has_two_normalized_spellings() -> None:
-    """All of Unicode: what differs in case or compatibility only is one, and is a fixed point."""
+    """For all of Unicode, characters that differ only in case or compatibility have the same
+    normalized text, which is stable.
+    """
     assert SPACES
     for way in (
         str.upper,
@@ -127,8 +133,8 @@ def test_no_single_character_has_two_normalized_spellings() -> None:
 
 
 def test_long_text_is_normalized_cheaply() -> None:
-    """Beyond what a name can be, nothing that costs quadratic time is done to it; two long texts
-    are never one.
+    """Text longer than the maximum is not normalized in quadratic time, and different long texts
+    stay different identities.
     """
     marks = "a" + "\u0315\u0300\u0327\u05b0" * MAX_LENGTH
     assert normalised(f" {marks}\n") == marks
@@ -139,7 +145,7 @@ def test_long_text_is_normalized_cheaply() -> None:
 
 
 def requests(rf: RequestFactory, kind: str, value: str) -> Any:
-    """A request whose field `name` of that kind has a value."""
+    """Return a request whose field `name` of that kind has the value."""
     if kind in ("json", "data"):
         return rf.post("/", {"name": value}, content_type="application/json")
     request = rf.post("/", {"name": value} if kind == "post" else {}, query_params={"name": value})
@@ -152,7 +158,9 @@ def requests(rf: RequestFactory, kind: str, value: str) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @given(pair=spelled(st.sampled_from(NAMES)))
 def test_text_of_every_field_kind_is_normalised(kind: str, pair: tuple[str, str]) -> None:
-    """Forms, JSON, the query, headers and arguments of the route; with `exact:` none of them."""
+    """Forms, JSON, the query, headers and arguments of the route are normalized. With `exact:` they
+    are not.
+    """
     rf = RequestFactory()
     read, exact = compile_key(f"{kind}:name").read, compile_key(f"exact:{kind}:name").read
     one, other = (requests(rf, kind, text) for text in pair)
@@ -161,7 +169,7 @@ def test_text_of_every_field_kind_is_normalised(kind: str, pair: tuple[str, str]
 
 
 def test_cookies_are_case_sensitive(rf: RequestFactory) -> None:
-    """Cookies."""
+    """The value of a cookie is counted unchanged."""
     request = requests(rf, "cookie", "Ada ")
     assert compile_key("cookie:name").read("", request, None) == ("cookie", "name", "Ada ")
 
@@ -171,8 +179,8 @@ def test_cookies_are_case_sensitive(rf: RequestFactory) -> None:
 )
 @given(pair=spelled(st.sampled_from(NAMES)))
 def test_overrides_normalise_like_keys(field: str, pair: tuple[str, str]) -> None:
-    """A block of a name is not walked around by another spelling of it, and a digest is the same on
-    both ways.
+    """Another spelling of a blocked name is blocked too, because keys and overrides have the same
+    digest. With `exact:`, only the same spelling is.
     """
     override = RateLimitOverride(field=field)
     override.set_value(pair[0])
@@ -187,7 +195,7 @@ def test_overrides_normalise_like_keys(field: str, pair: tuple[str, str]) -> Non
 
 @pytest.mark.parametrize("key", ["exact:header:X-API-Key", ["ip", "exact:post:name"]])
 def test_rules_may_use_keys_with_the_prefix_exact(key: Any) -> None:
-    """In the settings, in the admin and in YAML."""
+    """A rule that may not refer to code can use such a key, alone or in a list."""
     rule = compile_rule({"name": "n", "path": "/", "key": key, "rate": "1/m"}, plain=True)
     assert rule.key is not None
     assert rule.key.name == (key if isinstance(key, str) else "+".join(key))

@@ -1,4 +1,4 @@
-"""What each algorithm's Lua is given."""
+"""The arguments that each algorithm's Lua receives."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MINUTE, DAY = 60_000_000, 86_400_000_000
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_each_algorithm_has_a_python_and_a_lua_file(name: str) -> None:
-    """Under one name (the leaky bucket shares the token bucket's Lua), with letters for its keys
-    that no other has.
+    """Both files have the algorithm's name, except that the leaky bucket uses the Lua of the token
+    bucket. The suffixes of Redis keys are unique.
     """
     assert ALGORITHMS[name].__class__.__module__ == f"django_ratelimit_lua.limits.algorithms.{name}"
     assert program.source(f"limits/algorithms/{ALGORITHMS[name].lua_name}")
@@ -55,7 +55,7 @@ def test_each_algorithm_has_a_python_and_a_lua_file(name: str) -> None:
 def test_the_arguments_of_the_lua_are_whole_numbers(
     algorithm: str, rate: str, options: Any, numbers: tuple[int, ...]
 ) -> None:
-    """Whole numbers in lowest terms; of a calendar four boundaries around the moment."""
+    """The arguments are in lowest terms. A calendar has four boundaries around the moment."""
     assert Limit("x", rate, algorithm=algorithm, **options).numbers(DAY + 5) == numbers
 
 
@@ -72,13 +72,15 @@ def test_the_arguments_of_the_lua_are_whole_numbers(
     ],
 )
 def test_an_inexact_limit_is_refused(algorithm: str, rate: Any, options: Any, field: str) -> None:
-    """When the limit is written, and not when it is first asked."""
+    """The error is raised when the limit is created, not when it is first used, and names the
+    option.
+    """
     with pytest.raises(LimitError) as raised:
         Limit("x", rate, algorithm=algorithm, **options)
     assert raised.value.field == field
 
 
 def test_units_taken_ahead_expire() -> None:
-    """After a second, or a tenth of what a bucket takes to fill."""
+    """Leased units expire after a second, or after a tenth of the time in which a bucket fills."""
     assert Limit("x", "5/m").lapse == 1.0
     assert Limit("x", "100/s", algorithm="token_bucket", burst=500).lapse == 0.5

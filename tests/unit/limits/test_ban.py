@@ -1,4 +1,4 @@
-"""By what a limit bans: how its options are written, and what contradicts itself."""
+"""The ban options of a limit: how they are written, and which of them contradict each other."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ HOUR = 3_600_000_000
 
 
 def test_two_options_are_enough_for_a_ban() -> None:
-    """The others have defaults: offences count as long as the first ban is, and every ban is as
-    long.
+    """By default, refusals are counted for as long as the first ban, and all bans have the same
+    length.
     """
     ban = Limit("login", "5/m", ban_after=10, ban_for="10m").ban
     assert ban is not None
@@ -28,8 +28,9 @@ def test_two_options_are_enough_for_a_ban() -> None:
     "given", ["10min,1h, 1d", ["10m", timedelta(hours=1), "24h"], ("600s", "1h", "1d")]
 )
 def test_each_ban_has_its_length(given: Any) -> None:
-    """By its number; each further one is as long as the last. The window is as long as
-    the first."""
+    """The n-th ban has the n-th length, and further bans have the last length. The window is as
+    long as the first ban.
+    """
     limit = Limit("a", "5/m", ban_after=1, ban_for=given)
     assert limit.ban is not None
     assert [limit.ban.duration_us(times) for times in range(5)] == [
@@ -86,14 +87,14 @@ def test_each_ban_has_its_length(given: Any) -> None:
 def test_contradicting_ban_options_are_an_error(
     options: dict[str, Any], field: str, message: str
 ) -> None:
-    """It names the option and says why."""
+    """The error names the option and the reason."""
     with pytest.raises(LimitError, match=message) as error:
         Limit("login", "5/m", **options)
     assert error.value.field == field
 
 
 def test_a_lease_cannot_be_combined_with_bans() -> None:
-    """What is decided without Redis earns no ban."""
+    """Leased units are decided without Redis, so they cannot lead to a ban."""
     with pytest.raises(LimitError, match="lease and ban_after contradict each other"):
         Limit("login", "50/m", algorithm="token_bucket", lease=10, ban_after=5, ban_for="1h")
 
@@ -113,7 +114,9 @@ def test_a_lease_cannot_be_combined_with_bans() -> None:
     ],
 )
 def test_a_duration_is_a_number_and_a_unit(given: Any, written: str) -> None:
-    """By the units of rates, written in one way; a timedelta will do."""
+    """Durations have the units of rates and are normalized to one spelling. A timedelta is
+    accepted.
+    """
     assert duration(given) == written
     assert duration(written) == written
     assert Limit("a", "5/m", ban_after=1, ban_for=given).ban_for == written
@@ -143,7 +146,7 @@ def test_a_duration_is_a_number_and_a_unit(given: Any, written: str) -> None:
     ],
 )
 def test_an_invalid_duration_is_an_error(given: Any) -> None:
-    """Whole seconds from one to ten years."""
+    """A duration is in whole seconds, from one second to ten years."""
     with pytest.raises(
         ValueError, match=r"write a number and a unit|from 1s to ten years|whole seconds"
     ):
@@ -151,7 +154,9 @@ def test_an_invalid_duration_is_an_error(given: Any) -> None:
 
 
 def test_a_renamed_limit_has_other_bans() -> None:
-    """And one with other numbers has the same."""
+    """Bans are stored under the name of the limit. A change of the rate, the mode or the ban
+    options keeps them.
+    """
     limit = Limit("login", "5/m", ban_after=1, ban_for="1h")
     assert limit.ban is not None
     for other, is_same in [
@@ -166,7 +171,7 @@ def test_a_renamed_limit_has_other_bans() -> None:
 
 @pytest.mark.parametrize("mode", ["enforce", "advise"])
 def test_a_limit_without_bans_stays_without_bans(mode: str) -> None:
-    """At another rate, as an override has it, and under another name; one with bans keeps them."""
+    """A limit keeps its bans, or stays without bans, if its rate or its name changes."""
     limit = Limit("login", "5/m", ban_after=3, ban_for="10m")
     limit = limit.advising() if mode == "advise" else limit
     rate = Rate.parse("1/m")

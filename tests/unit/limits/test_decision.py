@@ -1,4 +1,4 @@
-"""The state of a limit, by each of its constructors."""
+"""The state of a limit in a decision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE = LimitState.of(
 
 
 def test_a_state_has_the_name_rate_and_mode_of_its_limit() -> None:
-    """Name, rate and mode are the limit's."""
+    """A state copies the name, the rate and the mode of its limit."""
     assert (STATE.name, STATE.limit, STATE.period, STATE.mode, STATE.counted_at) == (
         "mail",
         5,
@@ -29,7 +29,9 @@ def test_a_state_has_the_name_rate_and_mode_of_its_limit() -> None:
 
 
 def test_times_of_a_cached_refusal_decrease() -> None:
-    """By the seconds that went by, and never below none; one for ever stays that."""
+    """They decrease by the seconds that have passed and never become negative. A refusal without an
+    end stays without one.
+    """
     later = STATE.later(10.0)
     assert (later.retry_after, later.reset_after, later.wait) == (2.0, 50.0, 0.0)
     assert STATE.later(100.0).reset_after == 0.0
@@ -41,7 +43,9 @@ def test_times_of_a_cached_refusal_decrease() -> None:
 
 
 def test_a_block_is_a_limit_with_zero_units() -> None:
-    """Until it ends; without an end it is never lifted."""
+    """The block's times are those until its end. A block without an end has no time to
+    retry after.
+    """
     state = LimitState.blocked("office", 90.0, "enforce")
     assert state.is_block
     assert (state.allowed, state.limit, state.remaining, state.retry_after, state.reset_after) == (
@@ -58,7 +62,7 @@ def test_a_block_is_a_limit_with_zero_units() -> None:
 
 
 def test_leased_units_are_not_counted_as_used() -> None:
-    """They are taken from the shared count, and remain for this process."""
+    """Leased units are taken from the shared count and remain available to this process."""
     state = STATE.with_leased(2, 10.0)
     assert (state.allowed, state.used, state.remaining, state.retry_after) == (True, 3, 2, 0.0)
     assert (state.reset_after, state.wait) == (50.0, 0.0)

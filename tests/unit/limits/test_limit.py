@@ -31,6 +31,6 @@ from django_ratelimit_lua.limits.rate import LimitError
     ],
 )
 def test_an_unsupported_lease_or_split_is_an_error(options: Any, problem: str) -> None:
-    """A clear error where the limit is written."""
+    """The error is raised when the limit is created and names the contradicting options."""
     with pytest.raises(LimitError, match=problem):
         Limit("hot", "100/h", **options)

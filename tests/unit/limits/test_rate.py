@@ -1,4 +1,4 @@
-"""Rates and limits as they are written."""
+"""Rates and limits as text, pairs and options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNITS = {
     ("period", "unit"), [(period, unit) for period, units in UNITS.items() for unit in units]
 )
 def test_every_unit_of_time_is_parsed(period: int, unit: str) -> None:
-    """Alone and multiplied."""
+    """Each unit is parsed alone and with a multiplier."""
     assert Rate.parse(f"5/{unit}") == Rate(5, period)
     assert Rate.parse(f"5/3{unit}") == Rate(5, 3 * period)
 
@@ -42,7 +42,7 @@ def test_every_unit_of_time_is_parsed(period: int, unit: str) -> None:
     ],
 )
 def test_pairs_are_a_count_and_seconds(pair: Any, period: int) -> None:
-    """Whole seconds, fractions or a timedelta."""
+    """The second item of a pair is a number of seconds, which may be fractional, or a timedelta."""
     assert Rate.parse(pair) == Rate(5, period)
     assert Rate.parse(Rate(5, period)) == Rate(5, period)
 
@@ -85,7 +85,7 @@ def test_pairs_are_a_count_and_seconds(pair: Any, period: int) -> None:
     ],
 )
 def test_an_invalid_rate_is_an_error_with_the_accepted_forms(text: str) -> None:
-    """And the accepted forms, or the range."""
+    """The error quotes the text and shows the accepted forms or the range."""
     with pytest.raises(LimitError) as caught:
         Rate.parse(text)
     assert repr(text) in str(caught.value)
@@ -114,7 +114,7 @@ def test_pairs_out_of_range_are_errors(pair: Any) -> None:
 
 @given(st.integers(0, 10**12), st.integers(1, 10**9), st.sampled_from("smhdw"))
 def test_a_rate_can_be_parsed_from_its_text(limit: int, times: int, unit: str) -> None:
-    """`str` and `parse` agree."""
+    """Parsing the text of a rate returns an equal rate."""
     try:
         rate = Rate.parse(f"{limit}/{times}{unit}")
     except LimitError:
@@ -124,7 +124,7 @@ def test_a_rate_can_be_parsed_from_its_text(limit: int, times: int, unit: str) -
 
 @given(st.integers(0, 10**12), st.integers(1, 10**6), st.sampled_from(["x", *"smhdw"]))
 def test_a_rate_in_the_notation_of_summaries_is_parsed(limit: int, times: int, unit: str) -> None:
-    """ "20 per minute", "5 per 15 minutes", and slots, "2 at once"."""
+    """The notations "20 per minute", "5 per 15 minutes" and "2 at once" are parsed."""
     try:
         rate = Rate.parse(rate_text(limit, times, unit))
     except LimitError:
@@ -133,7 +133,7 @@ def test_a_rate_in_the_notation_of_summaries_is_parsed(limit: int, times: int, u
 
 
 def test_a_period_below_a_second_is_written_in_microseconds() -> None:
-    """For people: it cannot be written as text."""
+    """Such a period has no unit that can be parsed, so microseconds are for display only."""
     assert str(Rate.parse((5, 0.25))) == "5/250000us"
 
 
@@ -171,13 +171,13 @@ def test_a_period_below_a_second_is_written_in_microseconds() -> None:
     ],
 )
 def test_invalid_options_are_errors(options: dict[str, Any], message: str) -> None:
-    """Each says what would be right."""
+    """The error states the valid values or the contradiction."""
     with pytest.raises(LimitError, match=message):
         Limit("x", "5/m", **options)
 
 
 def test_a_limit_needs_a_name() -> None:
-    """Its count is kept under it."""
+    """The count is stored under the limit's name, so an empty or non-text name is an error."""
     wrong: Any
     for wrong in ("", 5, b"x"):
         with pytest.raises(LimitError, match="name must be text"):
@@ -188,7 +188,7 @@ def test_a_limit_needs_a_name() -> None:
 
 
 def test_an_inexact_rate_is_refused() -> None:
-    """Rates far past any real one, rather than a silent rounding."""
+    """A rate that cannot be computed exactly is an error instead of being rounded silently."""
     assert Limit("x", "1000003/d", algorithm="token_bucket")
     with pytest.raises(LimitError, match="exactly"):
         Limit("x", "999999999989/s", algorithm="token_bucket")
@@ -214,7 +214,9 @@ def test_the_length_of_names_in_keys_is_bounded() -> None:
 
 
 def test_limits_are_equal_if_their_declarations_are() -> None:
-    """And shows it."""
+    """Different spellings of a rate and an algorithm are equal, and the text of a limit contains
+    its name.
+    """
     assert Limit("x", "60/m", algorithm="gcra") == Limit("x", (60, 60), algorithm="token_bucket")
     assert "'x'" in repr(Limit("x", "5/m"))
     shadow = Limit("x", "5/m", mode="shadow")

@@ -1,5 +1,6 @@
-"""`manage.py ratelimit`: its verbs, what is said of a limit, and of arguments that make
-no sense."""
+"""The verbs of `manage.py ratelimit`, the description of a limit's state, and errors for invalid
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ from django_ratelimit_lua.management.verbs.rules import _words
     ],
 )
 def test_a_limit_is_described_in_one_line(state: LimitState, words: str) -> None:
-    """What is used, what is left, and what the next request would hear."""
+    """The line has the used and the remaining units, the time of the reset, and whether the next
+    request would be allowed.
+    """
     assert _words(state) == words
 
 
@@ -52,13 +55,13 @@ def test_a_limit_is_described_in_one_line(state: LimitState, words: str) -> None
     ],
 )
 def test_invalid_arguments_are_errors_before_any_action(arguments: list[str], problem: str) -> None:
-    """Nothing is asked of Redis or the database."""
+    """The error is raised without a call to Redis or the database."""
     with pytest.raises(CommandError, match=problem):
         call_command("ratelimit", "rules", *arguments)
 
 
 def test_without_a_verb_all_verbs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each with what it does."""
+    """Each line has a verb and its description."""
     call_command("ratelimit")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == list(verbs)
@@ -76,7 +79,7 @@ def test_without_a_verb_all_verbs_are_printed(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_a_misspelt_verb_gets_a_suggestion(arguments: list[str], problem: str) -> None:
-    """A verb that is like none, or a mode that there is not, says which there are."""
+    """The error suggests the most similar verb, or lists the valid verbs or modes."""
     with pytest.raises(CommandError, match=re.escape(problem)):
         call_command("ratelimit", *arguments)
 
@@ -84,7 +87,7 @@ def test_a_misspelt_verb_gets_a_suggestion(arguments: list[str], problem: str) -
 def test_a_file_can_be_checked_without_a_site(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a pipeline, before it is imported anywhere."""
+    """`rules check` needs no database, so a pipeline can check a file before it is imported."""
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("- {name: api, path: /api/, key: ip, rate: 5/m}\n")
     bad.write_text("- {name: api, path: /api/, key: ip, rate: 5/moon}\n")

@@ -1,4 +1,4 @@
-"""An override as a row: whom it is about, and what cannot be one."""
+"""An override as a row: its subject, and combinations that are invalid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MONDAY = datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC)
 
 
 def test_an_override_without_a_subject_is_refused() -> None:
-    """A value of which nothing is left, and a field that is none."""
+    """A value that is empty when normalized, and a field that no override can have, are errors."""
     for field, value in (
         ("post:name", " \u3000"),
         ("exact:post:", "x"),
@@ -45,8 +45,9 @@ def test_an_override_without_a_subject_is_refused() -> None:
     ],
 )
 def test_the_subject_is_stored_normalized(fields: Any, kind: str, identity: Any, text: str) -> None:
-    """With the kind and the digest by which requests find it; preparing it again changes
-    nothing."""
+    """The stored kind and digest are those with which requests look up overrides. A second
+    `prepare` changes nothing.
+    """
     override = RateLimitOverride(effect="block", **fields)
     for _ in range(2):
         override.prepare()
@@ -55,7 +56,9 @@ def test_the_subject_is_stored_normalized(fields: Any, kind: str, identity: Any,
 
 
 def test_only_the_digest_of_a_field_value_is_stored() -> None:
-    """In the spelling that requests are compared in; the label is what people read."""
+    """The digest is that of the normalized value, and the value itself is not stored. The label is
+    for readers.
+    """
     override = RateLimitOverride(field="post:name", label="the loud one", effect="block")
     override.set_value(" ADA ")
     override.prepare()
@@ -83,7 +86,7 @@ def test_only_the_digest_of_a_field_value_is_stored() -> None:
     ],
 )
 def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None) -> None:
-    """By `clean`, so by forms as well."""
+    """`clean` raises the errors, so forms report them too."""
     override = RateLimitOverride(**{"effect": "block", **fields})
     if wrong is None:
         override.clean()
@@ -94,7 +97,9 @@ def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None
 
 
 def test_a_row_is_converted_for_the_rules() -> None:
-    """Times in microseconds; numbers where it changes the limit, and none where it does not."""
+    """Times are converted to microseconds. A rate and a burst are included only if the effect is
+    another limit.
+    """
     row = RateLimitOverride(
         pk=3, rule_id=7, effect="limit", limit=5, unit="h", burst=9, starts=MONDAY
     )

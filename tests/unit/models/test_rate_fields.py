@@ -1,6 +1,4 @@
-"""So many units per period, as columns: what rules, tiers and overrides have in common. No database
-is asked.
-"""
+"""The columns of a rate, which rules, tiers and overrides have in common, without a database."""
 
 from __future__ import annotations
 
@@ -27,7 +25,9 @@ from django_ratelimit_lua.models import RateLimitRule
 def test_a_rate_is_stored_in_its_unit(
     written: Any, columns: tuple[int, int, str], read: str
 ) -> None:
-    """In the unit that was meant: sixty seconds stay sixty seconds."""
+    """A rate is stored and read in the unit in which it was written, so 60 seconds do not become a
+    minute.
+    """
     rule = RateLimitRule()
     assert rule.rate is None
     rule.rate = written
@@ -35,7 +35,7 @@ def test_a_rate_is_stored_in_its_unit(
 
 
 def test_a_rule_has_one_rate_or_a_list() -> None:
-    """Each in the unit that was meant; without a limit there is none."""
+    """The rates of a list keep their units. A rule without a limit has no rate."""
     rule = RateLimitRule()
     rule.rate = ["10/second", "5/60s", "500/h"]
     assert ((rule.limit, rule.unit, rule.more_rates), rule.rate) == (
@@ -50,7 +50,7 @@ def test_a_rule_has_one_rate_or_a_list() -> None:
 
 @pytest.mark.parametrize("written", ["5/moon", "m", (1, 0.5), None])
 def test_a_rate_that_the_form_cannot_show_is_refused(written: Any) -> None:
-    """Parts of a second, and whatever is no rate."""
+    """Periods with fractions of a second, and values that are not rates, raise an error."""
     with pytest.raises(LimitError):
         RateLimitRule().rate = written
 
@@ -71,7 +71,7 @@ def test_a_rate_that_the_form_cannot_show_is_refused(written: Any) -> None:
 def test_a_value_that_cannot_be_stored_is_an_error_of_its_field(
     fields: dict[str, Any], wrong: str
 ) -> None:
-    """Before it is asked."""
+    """The value is refused when the fields are cleaned, before it reaches the database."""
     rule = RateLimitRule(**{"name": "api", "limit": 5, **fields})
     with pytest.raises(ValidationError) as raised:
         rule.clean_fields()

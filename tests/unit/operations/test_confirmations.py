@@ -1,4 +1,4 @@
-"""What a rule would do that its author may not expect, and has to confirm."""
+"""Effects of a rule that its author may not expect and has to confirm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ IN_PLACE = {"path": "", "name": "search", "key": ""}
 
 @pytest.fixture(autouse=True)
 def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which the code has two limits under one name, and one for everybody together."""
+    """A site whose code has two limits with one name, and one limit that counts all clients
+    together.
+    """
     settings.ROOT_URLCONF = __name__
     everybody = CallSite("@ratelimit", "app.all", (Rate.parse("10/s"),), "all")
     monkeypatch.setattr(
@@ -72,7 +74,9 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rules_that_refuse_or_admit_all_clients_have_to_be_confirmed(
     words: dict[str, Any], fields: list[str]
 ) -> None:
-    """At its field; and nothing of what is as one would think."""
+    """The confirmation is shown at the field that causes it. Rules without such an effect need
+    none.
+    """
     assert [field for field, _ in confirmations(RateLimitRule(**{**RULE, **words}))] == fields
 
 
@@ -97,7 +101,9 @@ def test_rules_that_refuse_or_admit_all_clients_have_to_be_confirmed(
     ],
 )
 def test_rules_without_effect_get_a_notice(words: dict[str, Any], notice: str) -> None:
-    """Nothing has to be confirmed for it."""
+    """The notice says why the rule has no effect, or an unexpected one. It does not have to be
+    confirmed.
+    """
     found = " ".join(notices(RateLimitRule(**{**RULE, **words}), None))
     assert found.startswith(notice) if notice[:2] == "No" else notice in found
     assert bool(found) is bool(notice)
@@ -125,7 +131,9 @@ def test_counts_that_start_again_are_reported_in_a_notice(
     restarts: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a rule that is changed, or comes in the place of the code: another key or algorithm."""
+    """The counts start again if a rule is changed to another key or algorithm, or replaces a limit
+    of the code that has another key or algorithm.
+    """
     rule = call_site("search", "ip", "500/h", ALL, 1, {})
     monkeypatch.setattr(known_call_sites, "_by_name", {"search": (CallSite.of(rule, "search"),)})
     was = None if before is None else RateLimitRule(**{**RULE, **before})
@@ -134,18 +142,22 @@ def test_counts_that_start_again_are_reported_in_a_notice(
 
 
 def test_routes_are_listed_with_their_namespaces() -> None:
-    """Those without a name are none."""
+    """Routes without a name are not listed."""
     assert route_names() == {"v1:things"}
 
 
 def test_a_name_close_to_a_call_site_gets_a_suggestion() -> None:
-    """What may be meant; nothing where it is one, or like none."""
+    """The suggestion is the most similar name. There is none if the name is that of a call site or
+    similar to none.
+    """
     assert [meant_by(name) for name in ("serach", "search", "orders", "")] == ["search", "", "", ""]
 
 
 @pytest.mark.django_db
 def test_a_change_reports_only_the_problems_that_it_causes(settings: Any) -> None:
-    """Paths that the same file exempts are exempt, and those whose rule it deletes are not."""
+    """A rule that limits the admin has to be confirmed, unless the same file exempts the admin's
+    paths. An exemption that the file deletes does not count.
+    """
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     text = (
         "- {name: all, path: /**, mode: 'off', key: ip, rate: 5/m}\n- {name: admin, path: "

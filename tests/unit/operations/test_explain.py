@@ -1,4 +1,4 @@
-"""The request that is explained: one like the one described, as a server would hand it over."""
+"""The request that `explain` builds from a description is like one that a server receives."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from django_ratelimit_lua.operations.request_builder import build_request
 def test_a_described_path_may_be_quoted_and_have_a_query(
     described: str, path: str, query: dict[str, list[str]]
 ) -> None:
-    """Quoted or not, with a query; what follows a # is the browser's alone."""
+    """The path may be percent-encoded and may have a query. The fragment after a # is dropped."""
     request = build_request(described)
     assert (request.path_info, dict(request.GET.lists())) == (path, query)
 
 
 def test_a_described_request_has_the_given_address(settings: Any) -> None:
-    """Also where the site reads addresses from a header."""
+    """The address is also the given one if the site reads addresses from a header."""
     assert client_address(build_request(address="203.0.113.9")).network == "203.0.113.9"
     settings.RATELIMIT_IP_META_KEY = "HTTP_X_REAL_IP"
     assert client_address(build_request(address="203.0.113.9")).network == "203.0.113.9"
 
 
 def test_a_described_request_has_headers_and_a_user_and_no_body() -> None:
-    """Nobody is logged in unless somebody is named."""
+    """Without a given user, the request has an anonymous one."""
     request = build_request("/", "POST", headers={"X-Api-Key": "k1"})
     assert (request.method, request.body, request.user.is_authenticated) == ("POST", b"", False)
     assert compile_key("header:X-Api-Key").read("", request, None) == ("header", "X-Api-Key", "k1")

@@ -1,4 +1,4 @@
-"""What a project must change to move here, found by reading its code."""
+"""The changes that a project needs for a migration, found by reading its code."""
 
 from __future__ import annotations
 
@@ -76,19 +76,21 @@ REST_FRAMEWORK = {
 
 
 def findings(folder: Path, **files: str) -> list[tuple[int, str, str]]:
-    """The findings in files with these contents: line, text and remedy."""
+    """Return the findings in files with these contents: line, text and remedy."""
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     return [(found.line, found.text, found.remedy) for found in find_changes([folder])]
 
 
 def found(folder: Path, **files: str) -> set[tuple[int, str]]:
-    """Lines, and beginnings of the remedies."""
+    """Return the lines of the findings and the beginnings of their remedies."""
     return {(line, remedy[:30]) for line, _text, remedy in findings(folder, **files)}
 
 
 def test_uses_of_django_ratelimit_are_found(tmp_path: Path) -> None:
-    """Imports, rates, keys and calls, each in its line; what stays the same is not listed."""
+    """Imports, rates, keys and calls are found with their lines. Code that works unchanged is not
+    listed.
+    """
     assert found(tmp_path, views=VIEWS) == {
         (1, "from django_ratelimit_lua impo"),
         (2, "from django_ratelimit_lua.core"),
@@ -110,7 +112,7 @@ def test_uses_of_django_ratelimit_are_found(tmp_path: Path) -> None:
 
 
 def test_the_default_of_block_before_version_4_is_named(tmp_path: Path) -> None:
-    """Only where it is not given."""
+    """The finding is listed only for calls without `block`."""
     assert found(tmp_path, views=OLD) == {
         (1, "from django_ratelimit_lua.deco"),
         (2, "use method_decorator(ratelimit"),
@@ -141,7 +143,7 @@ def test_uses_of_drf_throttles_are_found(tmp_path: Path) -> None:
 
 
 def test_settings_are_found(tmp_path: Path) -> None:
-    """Apps, middleware, caches, settings, and rates of scopes."""
+    """Apps, middleware, caches, settings and rates of scopes are found."""
     assert found(tmp_path, settings=SETTINGS) == {
         (1, "'django_ratelimit_lua'"),
         (2, "remove it: RATELIMIT_VIEW need"),
@@ -155,7 +157,7 @@ def test_settings_are_found(tmp_path: Path) -> None:
 
 
 def test_other_packages_of_that_name_are_not_found(tmp_path: Path) -> None:
-    """PyPI's `ratelimit` is no part of django-ratelimit; nor is a module of the project."""
+    """PyPI's `ratelimit` and modules of the project are not part of django-ratelimit."""
     text = (
         "from ratelimit import limits\nfrom .ratelimit.core import x\nfrom shop import ratelimit\n"
     )
@@ -163,7 +165,9 @@ def test_other_packages_of_that_name_are_not_found(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    """Those that mention limits. Folders of libraries are left out, and links do not loop."""
+    """Such a file is listed if it mentions limits. Folders of libraries are skipped, and links do
+    not cause a loop.
+    """
     (tmp_path / "old.py").write_text("print 'ratelimit'\n")
     (tmp_path / "latin.py").write_bytes(b"ratelimit = '\xe9'\n")
     (tmp_path / "null.py").write_bytes(b"ratelimit = '\0'\n")
@@ -180,7 +184,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_code_that_cannot_be_evaluated_does_not_stop_the_reader() -> None:
-    """That of DRF and of these tests, which mention limits a lot."""
+    """The files of DRF and of this project, which mention limits often, are read without an
+    exception.
+    """
     own = Path(__file__).parents[3]
     folders = [Path(rest_framework.__file__).parent, own / "tests", own / "django_ratelimit_lua"]
     changes = list(find_changes(folders))
@@ -189,7 +195,9 @@ def test_code_that_cannot_be_evaluated_does_not_stop_the_reader() -> None:
 
 
 def test_the_command_prints_findings_and_writes_nothing(tmp_path: Path) -> None:
-    """By file, with a summary. A path that does not exist is an error."""
+    """Findings are grouped by file and followed by a summary. A path that does not exist is an
+    error.
+    """
     file = tmp_path / "views.py"
     file.write_text("from django_ratelimit.decorators import ratelimit\n")
     output = StringIO()

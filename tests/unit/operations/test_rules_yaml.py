@@ -1,4 +1,4 @@
-"""Rules as YAML: read strictly, nothing saved, no database asked."""
+"""Rules as YAML are validated strictly, and nothing is saved or read from the database."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
     ],
 )
 def test_a_rule_survives_yaml_export_and_import(words: dict[str, object]) -> None:
-    """Rules go round: as YAML, as a row, and as they were declared."""
+    """A rule that is exported, imported and converted to a row has the same declaration."""
     (item,) = load(dump([{**RULE, **words}]))
     assert item.built is not None
     rule, tiers = item.built
@@ -44,7 +44,7 @@ def test_a_rule_survives_yaml_export_and_import(words: dict[str, object]) -> Non
 def test_a_field_of_a_missing_app_names_the_line_to_add(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rather than an unknown word of a rule."""
+    """The error names the app to install instead of an unknown field."""
     monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
     with pytest.raises(
         RuleError, match=r"line 1: Add .*breakers\" to INSTALLED_APPS, to use 'breaker'"
@@ -53,7 +53,7 @@ def test_a_field_of_a_missing_app_names_the_line_to_add(
 
 
 def test_a_rule_is_built_with_its_tiers() -> None:
-    """Rows that belong to it, not saved either."""
+    """The tiers are rows of the rule and are not saved either."""
     rule, tiers = build_rule({**RULE, "tiers": [{"group": "pro", "rate": "500/m"}]})
     assert (rule.pk, [(tier.group, tier.rate, tier.rule) for tier in tiers]) == (
         None,
@@ -88,7 +88,7 @@ def test_a_rule_is_built_with_its_tiers() -> None:
     ],
 )
 def test_an_error_contains_the_line_in_the_file(text: str, problem: str) -> None:
-    """Which rule, where, and what would be right; never a traceback."""
+    """The error has the line, the rule and the valid values, and no other exception is raised."""
     with pytest.raises(RuleError) as raised:
         load(text)
     assert problem in str(raised.value)
@@ -118,7 +118,7 @@ def test_an_error_contains_the_line_in_the_file(text: str, problem: str) -> None
     ],
 )
 def test_each_error_is_reported_once(text: str, problems: list[str]) -> None:
-    """Each mistake once."""
+    """Each mistake of a rule has one line in the error."""
     with pytest.raises(RuleError) as raised:
         load(f"- {{name: a, path: /, key: ip, {text}}}")
     found = str(raised.value).splitlines()
@@ -129,7 +129,7 @@ def test_each_error_is_reported_once(text: str, problems: list[str]) -> None:
 
 
 def test_an_unknown_word_gets_a_suggestion() -> None:
-    """And nothing of what lacks because of it."""
+    """The error reports the unknown field and no missing field that may be due to it."""
     with pytest.raises(RuleError) as raised:
         load(
             "- {name: a, url: /, rate: 5/m}\n- {name: c, paths: x, key: ip, rate: 5/m}\n",
@@ -145,7 +145,7 @@ def test_an_unknown_word_gets_a_suggestion() -> None:
     "text", ["- {name: a, path: /", "{}", "", "- \x01", "- 2026-99-99", "#" * (MAX_TEXT_LENGTH + 1)]
 )
 def test_an_error_in_yaml_text_contains_the_name_of_its_file(text: str) -> None:
-    """That of its file, also in what the reader of YAML says."""
+    """Errors of the YAML parser contain the file name too."""
     with pytest.raises(RuleError) as raised:
         load(text, "limits.yaml")
     assert str(raised.value).startswith("limits.yaml")
@@ -154,7 +154,7 @@ def test_an_error_in_yaml_text_contains_the_name_of_its_file(text: str) -> None:
 
 
 def test_a_change_is_shown_in_words() -> None:
-    """What comes, what goes, and of what stays, what is different."""
+    """Added and removed rules are described in words. A changed rule lists its different fields."""
     words = [
         RuleChange("api", before, after).words() for before, after in ((None, RULE), (RULE, None))
     ]

@@ -1,4 +1,4 @@
-"""The map that keeps the latest that fit."""
+"""The map that keeps the latest entries that fit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from django_ratelimit_lua.process.bounded_map import ENTRY_BYTES, BoundedMap
 def test_a_bounded_map_keeps_the_latest_entries_that_fit(
     steps: list[tuple[str, int, int]], most: int
 ) -> None:
-    """As a list does that forgets its oldest when there are too many or they are too heavy, and all
-    of one label.
+    """The map keeps the same entries as a list that drops its oldest entries while it has too many
+    or they are too heavy. Entries with a label are removed together.
     """
     bounded: BoundedMap[int, int] = BoundedMap(
         most, 8000, lambda key, weight: weight, 2000, lambda key: {b"%d" % (key % 3), b"all"}
@@ -58,7 +58,7 @@ def test_a_bounded_map_keeps_the_latest_entries_that_fit(
 
 @given(keys=st.lists(st.integers(0, 12)), most=st.integers(1, 8))
 def test_without_weights_only_the_number_of_entries_is_bounded(keys: list[int], most: int) -> None:
-    """Whoever came first goes first, however often it was put there since."""
+    """The entry that was added first is dropped first, even if it was put again since."""
     bounded: BoundedMap[int, int] = BoundedMap(most)
     model: dict[int, int] = {}
     for turn, key in enumerate(keys):
@@ -70,7 +70,7 @@ def test_without_weights_only_the_number_of_entries_is_bounded(keys: list[int], 
 
 
 def test_many_threads_can_put_at_once() -> None:
-    """None of them fails, and no more is kept than there is room for."""
+    """No thread raises an exception, and the map holds exactly as many entries as it may."""
     bounded: BoundedMap[tuple[int, int], int] = BoundedMap(50)
     failed: list[Exception] = []
 
@@ -91,7 +91,9 @@ def test_many_threads_can_put_at_once() -> None:
 
 
 def test_one_thread_can_clear_while_others_put() -> None:
-    """It is told what there was, and does not fail over what comes meanwhile."""
+    """`clear` returns the entries that were in the map and does not fail because of entries that
+    are added meanwhile.
+    """
     usual = sys.getswitchinterval()
     bounded: BoundedMap[int, int] = BoundedMap(20_000)
     is_over = threading.Event()

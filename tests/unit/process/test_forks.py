@@ -1,4 +1,4 @@
-"""What a process has to itself is made anew in a child."""
+"""Objects that belong to one process are renewed in a forked child."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django_ratelimit_lua.process.forks import chance, renew_after_fork
 
 
 class Renewed:
-    """Says how often it was renewed."""
+    """An object that counts how often it was renewed."""
 
     def __init__(self, fails: bool = False) -> None:
         self.times = 0
@@ -25,7 +25,9 @@ class Renewed:
 
 
 def test_a_child_process_renews_each_registered_object_once() -> None:
-    """Each once, in the child only, though one of them raises; a function as well as a method."""
+    """The child renews each method and function once, even if one of them raises. The parent renews
+    none.
+    """
     called: list[int] = []
     broken, renewed = Renewed(fails=True), Renewed()
     renew_after_fork(lambda: called.append(os.getpid()))
@@ -37,7 +39,9 @@ def test_a_child_process_renews_each_registered_object_once() -> None:
 
 
 def test_a_collected_object_is_not_renewed() -> None:
-    """Stores and breakers come and go with settings."""
+    """A registered object can be collected, because stores and breakers are replaced when settings
+    change.
+    """
     renewed = Renewed()
     gone = weakref.ref(renewed)
     del renewed
@@ -46,8 +50,8 @@ def test_a_collected_object_is_not_renewed() -> None:
 
 
 def test_seeding_python_does_not_seed_our_random_numbers() -> None:
-    """Two calls never have the same token because a test has seeded `random`; nor do a parent and
-    its child.
+    """Tokens stay different if a test seeds `random`, and a parent and its child draw different
+    numbers.
     """
     tokens = set()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What a process does beside its requests: begun, done and ended alike."""
+"""The background tasks of a process, which start, run and stop in the same way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOON = 20.0
 
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Task]]:
-    """The tasks of the test, which are those of the process for its time."""
+    """Replace the tasks of the process by those of the test."""
     own: set[Task] = set()
     monkeypatch.setattr(tasks, "tasks", own)
     yield own
@@ -25,8 +25,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Task]]:
 
 
 def test_a_stopped_task_ends_immediately_and_can_start_again() -> None:
-    """However long its pause or what its step waits for is; what it does last is done by its own
-    thread.
+    """A stop ends a task during its pause or while its step waits. The task's own thread runs the
+    final step, and the task can start again.
     """
     begun, woken, by = threading.Semaphore(0), threading.Event(), []
 
@@ -53,7 +53,7 @@ def test_a_stopped_task_ends_immediately_and_can_start_again() -> None:
 
 
 def test_tasks_started_during_a_stop_are_stopped_as_well(made: set[Task]) -> None:
-    """Nothing is left running by what had been running."""
+    """If the step of a task that is being stopped starts a second task, that one is stopped too."""
     begun = threading.Event()
     second = Task("publishing", lambda: 3600.0)
 
@@ -72,7 +72,9 @@ def test_tasks_started_during_a_stop_are_stopped_as_well(made: set[Task]) -> Non
 
 
 def test_a_process_that_ends_stops_its_tasks_before_the_last_flush() -> None:
-    """So nothing is begun after a goodbye."""
+    """When a process ends, no task is running when the final functions are called. They are all
+    called, even if one raises.
+    """
     begun, seen = threading.Event(), []
 
     def step() -> float:
@@ -89,8 +91,8 @@ def test_a_process_that_ends_stops_its_tasks_before_the_last_flush() -> None:
 
 
 def test_one_off_work_returns_its_result() -> None:
-    """What the work returns, or raises; each in a thread of its own, and the latest is the one that
-    it is busy with.
+    """Each piece of work runs in a thread of its own, and its future has the result or the
+    exception. `wait` and `is_busy` refer to the latest piece.
     """
     errand = Errand()
     both_began, may_go = threading.Barrier(3), threading.Event()
@@ -120,7 +122,9 @@ def test_one_off_work_returns_its_result() -> None:
 def test_one_off_work_that_cannot_run_blocks_no_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If the process ends before it begins, or no thread can be started."""
+    """If the process ends before the work begins, its future is cancelled. If no thread can be
+    started, `give` returns None.
+    """
     errand, start = Errand(), threading.Thread.start
 
     def stop_first(thread: threading.Thread) -> None:
@@ -146,7 +150,7 @@ def test_one_off_work_that_cannot_run_blocks_no_caller(
 
 @pytest.mark.parametrize("errs", [False, True], ids=["stops", "cannot be stopped"])
 def test_a_process_flushes_before_it_ends(errs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a task is made while the others are looked at, or where one cannot be stopped."""
+    """The final functions run even if tasks are created meanwhile or a task cannot be stopped."""
     said = []
 
     class Growing(set[Task]):
@@ -170,7 +174,9 @@ def test_a_process_flushes_before_it_ends(errs: bool, monkeypatch: pytest.Monkey
 
 
 def test_the_latest_piece_of_work_is_the_last_one_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However late the one who gave something earlier goes on."""
+    """If a second piece of work is given while the first is being started, `wait` and `is_busy`
+    refer to the second.
+    """
     errand, may_go = Errand(), threading.Event()
     start, later = Task.start, []
 
@@ -190,7 +196,7 @@ def test_the_latest_piece_of_work_is_the_last_one_started(monkeypatch: pytest.Mo
 
 
 def test_a_restarted_task_waits_for_its_previous_thread() -> None:
-    """What its old thread does last is done before the new one begins."""
+    """The old thread completes its final step before the new thread begins."""
     begun, may_go, said = threading.Semaphore(0), threading.Event(), []
 
     def step() -> float:
@@ -218,7 +224,9 @@ def test_a_restarted_task_waits_for_its_previous_thread() -> None:
 def test_a_hanging_step_delays_no_other_thread_forever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And ends nothing that the other one has begun."""
+    """A restarted task waits only a limited time for its hanging thread. When that thread ends, it
+    does not run the final step for the new one.
+    """
     monkeypatch.setattr(tasks, "STEP_SECONDS", 0.01)
     begun, may_go, ended = threading.Semaphore(0), threading.Event(), []
 

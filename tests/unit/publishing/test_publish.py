@@ -1,5 +1,5 @@
-"""What is published of a database: the snapshot, and what is written about each subject. Redis is
-not asked.
+"""The snapshot of rules and the records of overrides that are published from a database, without
+Redis.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
 
 
 def test_a_snapshot_contains_all_rules() -> None:
-    """Rules in the words they are declared in, with their rows; kinds of subjects by rule; and
-    which of them blocks that need no rule are about.
+    """The snapshot has each rule as it is declared, with its primary key. It lists the kinds of
+    subjects by rule, and the kinds of blocks that apply without a rule.
     """
     api = rule("api", unit="h")
     RateLimitTier.objects.create(rule=api, group="pro", limit=50, unit="h")
@@ -59,7 +59,9 @@ def test_a_snapshot_contains_all_rules() -> None:
 
 
 def test_all_overrides_of_one_subject_are_one_record() -> None:
-    """Under its digest; of who is not spoken of, there is none."""
+    """The record is stored under the subject's digest. A subject without overrides has no
+    record.
+    """
     api = rule("api")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt", rule=api)
@@ -73,7 +75,9 @@ def test_all_overrides_of_one_subject_are_one_record() -> None:
 
 
 def test_values_digested_with_another_key_are_reported(settings: Any) -> None:
-    """Of values of fields there is only the digest, so somebody has to know how many there are."""
+    """Only the digest of a field's value is stored, so operators need the number of values that no
+    current key digests.
+    """
     override = RateLimitOverride(field="post:name", effect="block")
     override.set_value("ada")
     override.save()
@@ -84,8 +88,8 @@ def test_values_digested_with_another_key_are_reported(settings: Any) -> None:
 
 
 def test_a_test_cases_transaction_does_not_delay_publishing() -> None:
-    """What it has done nobody else can see, so its own thread has to publish; one that is begun
-    within it is one.
+    """Other connections cannot see changes inside a test case's transaction, so only a transaction
+    begun within it delays publishing.
     """
     assert not is_in_transaction("default")
     with transaction.atomic():

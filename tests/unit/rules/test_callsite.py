@@ -1,4 +1,4 @@
-"""Limits in the code, as rules that have no name."""
+"""Limits in the code, which are rules without a name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.unit.rules.test_rule import limit_name
 
 
 def test_an_unlisted_name_may_be_a_call_site_if_the_list_is_full() -> None:
-    """Names in the code are known; where names are made up without end, or are too long to keep,
-    any may be one.
+    """A name that is not listed is no call site. If the list is full, any name may be one, and
+    names that are too long are not listed.
     """
     names = KnownCallSites()
     names.add("login")
@@ -35,12 +35,12 @@ def test_an_unlisted_name_may_be_a_call_site_if_the_list_is_full() -> None:
 
 
 def view(request: Any) -> None:
-    """A view."""
+    """Stand in for a view."""
 
 
 class OnClass(View):
     def get(self, request: Any) -> None:
-        """A view's method."""
+        """Stand in for a view's method."""
 
 
 class Heir(OnClass):
@@ -48,8 +48,8 @@ class Heir(OnClass):
 
 
 def test_a_view_is_named_by_its_module_and_function() -> None:
-    """A class by itself, so that those who inherit a method count apart; a partial by its function;
-    a bound method by the class of its object; a lambda by its line, too.
+    """A class has a name of its own, so subclasses are counted separately. A partial is named by
+    its function, a bound method by the class of its object, and a lambda also by its line.
     """
     here = __name__
     assert group_of(view) == group_of(functools.partial(view)) == f"{here}.view"
@@ -69,7 +69,7 @@ def test_a_view_is_named_by_its_module_and_function() -> None:
 
 
 def test_limits_of_call_sites_never_share_a_count() -> None:
-    """By group, methods, key and rate."""
+    """Call sites that differ in group, methods, key or rate have different names of limits."""
     names = {
         limit_name(call_site(group, key, rate, method, 1, {}))
         for group in ("a", "b")

@@ -32,8 +32,9 @@ class ByMethod(SimpleRateThrottle):
     )
 )
 def test_an_unknown_method_is_refused_everywhere(name: str) -> None:
-    """By decorator, function, rule and throttle alike; one that is a method is taken in
-    any case."""
+    """Decorators, functions, rules and throttles refuse an unknown method. They accept a known
+    method in upper or lower case.
+    """
     if name.upper() in METHODS:
         ratelimit(key="ip", rate="5/m", method=name)
         return
@@ -52,7 +53,9 @@ def test_an_unknown_method_is_refused_everywhere(name: str) -> None:
 
 
 def test_a_misspelt_method_gets_a_suggestion(settings: Any) -> None:
-    """Also by `check`, for DRF's rates."""
+    """The error names the most similar method, and `manage.py check` reports the same for DRF's
+    rates.
+    """
     with pytest.raises(LimitError, match="'PSOT' is not an HTTP method; did you mean 'POST'"):
         ratelimit(key="ip", rate="5/m", method="PSOT")
     settings.REST_FRAMEWORK = {
@@ -76,21 +79,27 @@ def test_a_misspelt_method_gets_a_suggestion(settings: Any) -> None:
     ],
 )
 def test_get_includes_head(given: Any, methods: set[str] | None, label: str) -> None:
-    """The label, which counts are named by, says GET alone."""
+    """GET also matches HEAD, but the label, which is part of the names of counts, contains only
+    GET.
+    """
     assert parse_methods(given) == methods
     assert methods_label(parse_methods(given)) == label
 
 
 @pytest.mark.parametrize("given", [7, [], (), {}, "", [7], object()])
 def test_a_missing_method_is_an_error(given: Any) -> None:
-    """Of the field `method`."""
+    """An empty value, or one that is not a method's name, raises an error for the field
+    `method`.
+    """
     with pytest.raises(LimitError) as raised:
         parse_methods(given)
     assert raised.value.field == "method"
 
 
 def test_a_rule_counts_its_methods(rf: RequestFactory) -> None:
-    """All of them, where it names none."""
+    """A rule with a method matches only requests of that method. A rule without a method matches
+    every request.
+    """
     rules = [
         compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})
         for method in (None, "GET")

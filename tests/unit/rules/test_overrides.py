@@ -1,4 +1,4 @@
-"""What is said of one subject."""
+"""Overrides of one subject: their records, and which one applies."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def known(**by_kind: list[Override]) -> KnownOverrides:
 
 
 def test_a_record_can_be_parsed_again() -> None:
-    """All of it, behind a tag that is another for other overrides."""
+    """A record that is written and read again has the same overrides. Its tag differs if the
+    overrides differ.
+    """
     assert read_record(write_record(ROWS)) == ROWS
     forbidding = (Override(4, None, "block", block=Block(True, "Write to us.")),)
     assert read_record(write_record(forbidding)) == forbidding
@@ -62,7 +64,9 @@ def test_a_record_can_be_parsed_again() -> None:
     ],
 )
 def test_an_invalid_entry_keeps_its_previous_version(words: Any) -> None:
-    """So do the others of its record; without a previous version there is none."""
+    """An invalid entry makes the whole record keep its previous version. Without a previous
+    version, there are no overrides.
+    """
     tagged = write_record(ROWS[1:])
     one, other = json.loads(tagged[16:])
     text = tagged[:16] + json.dumps([{**one, **words}, other]).encode()
@@ -72,14 +76,14 @@ def test_an_invalid_entry_keeps_its_previous_version(words: Any) -> None:
 
 
 def test_a_block_with_unknown_fields_is_a_block() -> None:
-    """It may have been meant for less, and lifts nothing."""
+    """A block with an unknown field still blocks, because ignoring it would lift the block."""
     (given,) = json.loads(write_record(ROWS[:1])[16:])
     assert read_record(b"t" * 16 + json.dumps([{**given, "weekday": 5}]).encode()) == ROWS[:1]
 
 
 def test_the_most_specific_override_applies() -> None:
-    """That of the most particular subject; then what names the rule; then by effect; then the
-    newer.
+    """The most specific subject decides, then an override that names the rule, then the effect,
+    then the newest override.
     """
     block, exempt, limit = (
         Override(n, None, effect) for n, effect in enumerate(("block", "exempt", "limit"), 1)
@@ -97,14 +101,18 @@ def test_the_most_specific_override_applies() -> None:
 
 
 def test_an_override_applies_from_its_start_to_its_end() -> None:
-    """The start belongs to it, the end does not; until then it is told how long."""
+    """The start is inclusive and the end is exclusive. The time to wait ends with the override, and
+    is None if the override has no end.
+    """
     row = ROWS[1]
     assert [row.is_active(now) for now in (4, 5, NOW, NOW + 1)] == [False, True, True, False]
     assert (row.retry_after(NOW - 1_000_000), ROWS[0].retry_after(NOW)) == (1.000001, None)
 
 
 def test_another_burst_applies_only_to_algorithms_with_bursts() -> None:
-    """A burst is only a bucket's; what cannot be kept leaves the limit as it is."""
+    """An override's burst applies only to a token bucket. A rate that the algorithm cannot keep
+    leaves the limit unchanged.
+    """
     bucket, window = (
         Limit("a", "1/s", algorithm="token_bucket"),
         Limit("a", "1/s", algorithm="sliding_window"),
@@ -117,7 +125,9 @@ def test_another_burst_applies_only_to_algorithms_with_bursts() -> None:
 
 
 def test_a_process_caches_the_overrides_it_received() -> None:
-    """By digest; whose record is gone is nobody again, and goes with an empty tag."""
+    """Overrides are cached by digest. If a record has been deleted, the subject has no overrides
+    and is sent with an empty tag.
+    """
     cache, ref = OverrideCache(), SubjectRef("user", b"u")
     assert not cache.get_many([ref])
     record = write_record(ROWS)
@@ -144,11 +154,13 @@ def test_a_process_caches_the_overrides_it_received() -> None:
     ],
 )
 def test_kinds_of_subjects_are_recognized(kind: object, is_one: bool) -> None:
-    """Users, networks that there can be, and the fields that a key can name."""
+    """The valid kinds are users, digests, possible networks, and the fields that a key can name."""
     assert is_kind(kind) is is_one
 
 
 def test_a_smaller_network_is_more_specific() -> None:
-    """A client's digest, a user, a field, an address, its networks."""
+    """The order from least to most specific is: large networks, small networks, the address, a
+    field, a user, a client's digest.
+    """
     kinds = ["ip4/8", "ip4/24", "ip4/32", "header:X-Key", "user", "digest"]
     assert sorted(kinds, key=strength) == kinds

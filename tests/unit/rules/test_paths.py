@@ -1,4 +1,4 @@
-"""Paths as rules name them."""
+"""Paths as rules write them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
     ],
 )
 def test_globs_match_paths(pattern: str, path: str, matches: bool) -> None:
-    """One star stays within a slash, two do not; nothing else is special."""
+    """One star matches any characters except a slash, two stars match slashes too, and no other
+    character is special.
+    """
     assert PathPattern(pattern).matches(path) is matches
 
 
 def test_a_pattern_without_a_star_is_a_prefix() -> None:
-    """Every path that begins so, itself among them."""
+    """A pattern without a star matches every path that begins with it, and the pattern itself."""
     assert [
         PathPattern("/api/").matches(path) for path in ("/api/", "/api/v1", "/ap", "/v1/api/")
     ] == [
@@ -55,7 +57,9 @@ def test_a_pattern_without_a_star_is_a_prefix() -> None:
 
 
 def test_the_worst_glob_takes_linear_time() -> None:
-    """A thousand characters against ten thousand: a step for each character, no backtracking."""
+    """A pattern with hundreds of stars is compared with 10,000 characters in less than a second,
+    without backtracking.
+    """
     started = time.process_time()
     assert not PathPattern("/" + "*a" * 500).matches("/" + "a" * 9_998 + "b")
     assert not PathPattern("/" + "**a" * 333).matches("/" + "a" * 9_998 + "b")
@@ -64,8 +68,8 @@ def test_the_worst_glob_takes_linear_time() -> None:
 
 @pytest.mark.parametrize("undecided", [True, False])
 def test_a_glob_reads_a_bounded_number_of_characters(undecided: bool) -> None:
-    """Of a longer path than it looks at, the answer is what the caller says, unless its beginning
-    is wrong already.
+    """For a path that is longer than the maximum, the result is the caller's default, unless the
+    beginning of the path already decides it.
     """
     long = "/a/" + "b" * MAX_LENGTH
     assert PathPattern("/a/**").matches(long, undecided) is undecided
@@ -91,15 +95,15 @@ rules = st.lists(st.lists(patterns, max_size=3), max_size=6).map(
 def test_the_path_index_gives_the_same_result_as_comparing_each_rule(
     rules: list[Rule], paths: list[str]
 ) -> None:
-    """In their order, and once each; also when it is asked again and remembers."""
+    """The index returns the same rules in the same order, each once, also from its cache."""
     index = PathIndex(rules)
     for path in [*paths, *paths]:
         assert list(index.matching(path)) == [rule for rule in rules if rule.matches_path(path)]
 
 
 def test_a_path_too_long_for_a_glob_is_limited_and_not_exempt(rf: RequestFactory) -> None:
-    """What a glob has not ruled out when it has seen as much as it looks at counts, and exempts
-    from nothing.
+    """If a glob cannot be ruled out within the maximum length, a limit applies and an exemption
+    does not.
     """
     rules = Ruleset(
         compile_rules(

@@ -1,4 +1,4 @@
-"""Rules that name a route, and views that are exempt: where a path leads, by a URLconf alone."""
+"""Rules that name a route, and exempt views, resolved by a URLconf alone."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def rule(**words: Any) -> Rule:
 def test_a_route_is_named_with_its_namespaces(
     route: str, where: str, applies: bool, rf: RequestFactory
 ) -> None:
-    """Whatever its arguments are, and in whichever language its path is written; a path that leads
-    nowhere is none.
+    """A route matches with its namespaces, for any arguments and in each language of the path. A
+    path that resolves to no view has no route.
     """
     assert rule(route=route).matches(rf.get(where)) is applies
 
 
 def test_a_route_and_a_path_both_have_to_match(rf: RequestFactory) -> None:
-    """The route is looked for only where the path is right."""
+    """If a rule has a route and a path, it applies only to requests that match both."""
     both = rule(route="v1:thing", path="/api/things/7*")
     assert [both.matches(rf.get(f"/api/things/{pk}/")) for pk in (7, 77, 8)] == [
         False,
@@ -82,7 +82,9 @@ def test_a_route_and_a_path_both_have_to_match(rf: RequestFactory) -> None:
 
 
 def test_the_route_that_django_resolved_precedes_the_early_one(rf: RequestFactory) -> None:
-    """A middleware may have chosen another URLconf by then."""
+    """If Django has resolved the request, its route is used, because a middleware may have chosen
+    another URLconf.
+    """
     request = rf.get("/nowhere/")
     request.resolver_match = resolve("/api/things/7/")
     assert rule(route="v1:thing").matches(request)
@@ -93,14 +95,16 @@ def test_the_route_that_django_resolved_precedes_the_early_one(rf: RequestFactor
     [("/health/", True), ("/health/class/", True), ("/account/", False), ("/nowhere/", False)],
 )
 def test_views_can_be_exempt_from_rules(where: str, is_one: bool, rf: RequestFactory) -> None:
-    """Functions and classes, found by where the path leads."""
+    """Exempt functions and classes are found by resolving the path of the request."""
     assert is_exempt(rf.get(where)) is is_one
 
 
 def test_without_exempt_views_no_path_is_resolved(
     rf: RequestFactory, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
-    """The URLconf is gone through once, not resolved for each request."""
+    """The URLconf is searched once for exempt views. If it has none, no request's path is
+    resolved.
+    """
     settings.ROOT_URLCONF = "tests.unit.rules.urls_without_exempt"
     monkeypatch.setattr(exempt, "_any_view_is", False)
     monkeypatch.setattr(exempt, "resolved", lambda request: pytest.fail("it was looked for"))

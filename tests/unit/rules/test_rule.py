@@ -1,4 +1,4 @@
-"""A rule as it is declared, and as it stands in the place of call sites."""
+"""A rule as it is declared, and as it replaces call sites."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def limit_name(rule: Rule, group: str = "app.view") -> str:
 
 
 def test_a_rule_is_compiled_as_declared() -> None:
-    """When it applies stands in the rule; how much and for whom in its template."""
+    """The rule holds the conditions under which it applies, and its template holds the rates and
+    options.
+    """
     rule = declared(
         method=["GET", "post"],
         audience="anonymous",
@@ -77,7 +79,7 @@ def test_a_rule_is_compiled_as_declared() -> None:
     ],
 )
 def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
-    """Which rule, which field, and what would be right."""
+    """The error names the rule and the invalid field."""
     with pytest.raises(RuleError, match="RATELIMIT_RULES: rule 'api'") as raised:
         declared(**words)
     assert raised.value.field == field
@@ -87,13 +89,17 @@ def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
     "words", [{"key": "app.keys.tenant"}, {"rate": "app.rate"}, {"cost": "app.cost"}]
 )
 def test_a_rule_of_the_admin_may_not_refer_to_code(words: dict[str, Any]) -> None:
-    """Whoever may edit rules may not say what is run."""
+    """A rule of the admin may not contain a dotted path, because editors of rules may not choose
+    the code that runs.
+    """
     with pytest.raises(RuleError):
         compile_rule({**API, **words}, plain=True)
 
 
 def test_only_a_contradicting_tier_is_left_out() -> None:
-    """Where a rule is in force already; its others stay, the most favourable first."""
+    """A rule that is already in force keeps its valid tiers, the most favourable first. A new rule
+    with an invalid tier is an error.
+    """
     tiers = [
         {"group": "a", "rate": "2/s"},
         {"group": "b", "rate": "9/s"},
@@ -108,8 +114,8 @@ def test_only_a_contradicting_tier_is_left_out() -> None:
 
 
 def test_a_call_site_is_a_rule_without_a_name() -> None:
-    """Its limits are named by group, methods, key and rate; the group by the view where it names
-    none.
+    """Its limits are named by group, methods, key and rate. Without a group, the name of the view
+    is used.
     """
     here = call_site(None, ("ip", "post:username"), "5/m", UNSAFE, 1, {})
     assert (here.name, limit_name(here)) == (
@@ -123,7 +129,9 @@ def test_a_call_site_is_a_rule_without_a_name() -> None:
 
 
 def test_a_rule_keeps_its_count_when_its_rate_is_changed() -> None:
-    """It is named by itself; of several rates, the shorter periods are in the names."""
+    """A single rate is named by the rule alone, so a new rate keeps its count. Of several rates,
+    shorter periods are part of the names.
+    """
     assert limit_name(declared()) == limit_name(declared(rate="7/h")) == "api"
     assert declared(rate=["10/s", "500/h"]).limit_names() == ["api:s", "api"]
     assert declared(rate=["5/15m", "3/s", "9/h"]).limit_names() == ["api:15m", "api:s", "api"]
@@ -132,8 +140,8 @@ def test_a_rule_keeps_its_count_when_its_rate_is_changed() -> None:
 
 
 def test_a_rule_that_replaces_call_sites_uses_their_key_and_cost() -> None:
-    """Key, methods and cost unless it names them; and always whether they block, and what the
-    outcome means.
+    """The rule uses the key, methods and cost of the call sites unless it has its own. `block` and
+    the outcome functions are always those of the call site.
     """
 
     def count_if(request: Any, outcome: Any) -> bool:
@@ -180,8 +188,8 @@ CODE = st.lists(
 def test_a_rule_continues_only_matching_counts_of_limits_in_code(
     code: list[tuple[int, str, str, str]], rates: dict[str, int], key: str
 ) -> None:
-    """Those for the same period, by the same key and algorithm; of several, the first. No two
-    limits share a count, nor is one shared with a limit of the code for another period.
+    """A limit of the rule continues the count of the first limit with the same period, key and
+    algorithm. No two limits share a count, and no count of another period is continued.
     """
     sites = [
         call_site("g", by, f"{limit}/{unit}", ALL, 1, {"algorithm": kind})
@@ -232,7 +240,9 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
 def test_a_rule_applies_to_any_of_its_paths(
     words: dict[str, Any], path: str, applies: bool
 ) -> None:
-    """By any of its paths; without one, everywhere."""
+    """A rule with several paths applies if one of them matches. A rule without a path applies to
+    every path.
+    """
     assert declared(**words).matches(RequestFactory().get(path)) is applies
 
 
@@ -249,7 +259,9 @@ def test_a_rule_applies_to_any_of_its_paths(
 def test_a_rule_by_user_counts_all_anonymous_clients_together(
     key: Any, audience: str, lumps: bool
 ) -> None:
-    """A rule by user alone that meets people without one."""
+    """A rule by user alone counts all anonymous clients together, unless its audience excludes
+    them.
+    """
     assert declared(key=key, audience=audience).lumps_strangers is lumps
 
 
@@ -289,8 +301,8 @@ def in_place(code: dict[str, Any], code_rate: object = "7/d", **words: Any) -> I
 
 @pytest.mark.parametrize("option", VALUES)
 def test_an_option_that_a_rule_omits_stays_as_in_code(option: str) -> None:
-    """One that it has is the rule's. That applies to call sites and limiters, and to tiers. The
-    algorithm stays only if the rule continues counts, and the mode is always the rule's.
+    """An option that the rule has is the rule's. That applies to call sites and limiters, and to
+    tiers. The algorithm stays only if the rule continues counts. The mode is always the rule's.
     """
     assert VALUES.keys() == OPTIONS.keys() - {"mode"}
     with_it, in_code, in_rule = VALUES[option]
@@ -328,7 +340,7 @@ def test_an_option_that_a_rule_omits_stays_as_in_code(option: str) -> None:
 def test_an_option_of_the_code_that_does_not_fit_a_rule_is_left_out(
     code: dict[str, Any], words: dict[str, Any], left_out: list[str]
 ) -> None:
-    """What the rule has, and the other options of the code, apply."""
+    """The rule's options and the other options of the code apply."""
     (limit,) = in_place({**code, "on_store_error": "closed"}, **words)
     assert [getattr(limit, option) for option in left_out] == [None] * len(left_out)
     assert limit.on_store_error == "closed"
@@ -336,7 +348,9 @@ def test_an_option_of_the_code_that_does_not_fit_a_rule_is_left_out(
 
 
 def test_slots_keep_the_options_of_the_slots_in_code() -> None:
-    """The options of rates that are in code beside them are not theirs."""
+    """The slots of a rule do not take the options of the rates in the code, and its rates do not
+    take the options of the slots.
+    """
     limiter = RateLimiter("g", ["3", "7/d"], algorithm="token_bucket", burst=2, queue=4)
     for words, options in (
         ({"rate": "2", "algorithm": "concurrency"}, (None, 4)),

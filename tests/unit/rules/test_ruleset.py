@@ -1,4 +1,4 @@
-"""All rules in force, and what they come to."""
+"""All rules in force, and which of them apply to a request or a call site."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def names(rules: Any) -> list[str]:
 
 
 def test_matching_rules_are_returned_in_order() -> None:
-    """Those that are off, or for call sites, are not among them; those that exempt are."""
+    """Rules that are off and rules for call sites are not returned. Exemptions are."""
     rules = ruleset(
         {"name": "late", "path": "/", "order": 9},
         {"name": "home", "path": "/"},
@@ -50,19 +50,21 @@ def test_matching_rules_are_returned_in_order() -> None:
 
 
 def test_two_rules_of_one_name_are_an_error() -> None:
-    """A name is a count."""
+    """A rule's name identifies its count, so no two rules may have the same name."""
     with pytest.raises(ImproperlyConfigured, match="two rules have the name twice"):
         ruleset({"name": "twice"}, {"name": "twice"})
 
 
 def test_a_call_site_without_a_rule_is_unchanged() -> None:
-    """Rules of other names do not change it."""
+    """Rules with other names do not change a call site."""
     rules = ruleset({"name": "api", "path": "/api/"})
     assert rules.for_call_sites((HERE, OTHER), "app.view", HOME) == [HERE, OTHER]
 
 
 def test_a_rule_with_the_name_of_a_call_site_replaces_it() -> None:
-    """Once for all of that name; one for its group stands beside."""
+    """The rule replaces all call sites with its name by one limit. A rule whose group is that name
+    is added to them.
+    """
     rules = ruleset({"name": "search", "group": "search"}, {"name": "beside", "group": "search"})
     chosen = rules.for_call_sites((HERE, OTHER, HERE), "app.view", HOME)
     assert names(chosen) == ["search", "beside", ""]
@@ -74,17 +76,17 @@ def test_a_rule_with_the_name_of_a_call_site_replaces_it() -> None:
 
 @pytest.mark.parametrize("words", [{"mode": "off"}, {"rate": None, "exempt": True, "path": "/"}])
 def test_a_rule_can_lift_the_limit_of_a_call_site(words: dict[str, Any]) -> None:
-    """Off, or exempt: nothing stands there."""
+    """A rule that is off, or that exempts, leaves no limit at the call site."""
     assert ruleset({"name": "search", **words}).for_call_sites((HERE,), "", HOME) == []
 
 
 def test_a_rule_for_another_path_does_not_replace_the_call_site() -> None:
-    """The call site stands as it says itself."""
+    """If the rule's path does not match, the limit of the call site applies."""
     assert ruleset({"name": "search", "path": "/x"}).for_call_sites((HERE,), "", HOME) == [HERE]
 
 
 def test_a_rule_of_the_admin_precedes_one_of_the_settings() -> None:
-    """Of the same name."""
+    """If both sources have a rule with the same name, the one from the admin applies."""
     given = {"id": 1, "name": "api", "key": "ip", "rate": "2/s"}
     rules = Ruleset(
         compile_rules([{"name": "api", "key": "ip", "rate": "1/s"}]),
@@ -95,7 +97,9 @@ def test_a_rule_of_the_admin_precedes_one_of_the_settings() -> None:
 
 
 def test_an_invalid_rule_keeps_its_last_valid_version() -> None:
-    """A process that has never understood it leaves it out."""
+    """An invalid rule keeps its last valid version and is reported. A process without a valid
+    version leaves the rule out.
+    """
     first = published({"name": "a"})
     for words in ({"rate": "5/moon"}, {"moon": 1}):
         second = published({"name": "a", **words}, before=first)
@@ -109,14 +113,18 @@ def test_an_invalid_rule_keeps_its_last_valid_version() -> None:
     [b"[]", b"{", b'{"format": 0}', b'{"format": 99}', b'{"revision": "x"}', b'{"kinds": []}'],
 )
 def test_an_invalid_snapshot_is_not_read(text: bytes) -> None:
-    """Of a newer format, or garbage."""
+    """A snapshot with invalid content or a newer format raises an error. Only one with a newer
+    format is kept.
+    """
     with pytest.raises(UnreadableError) as raised:
         parse_snapshot(text)
     assert raised.value.is_kept == (b"99" in text)
 
 
 def test_an_edit_calls_no_function_for_unchanged_rules() -> None:
-    """However many these are: each is compared with how it was declared, and goes on as it is."""
+    """Unchanged rules are taken over from the previous set, so the number of calls does not depend
+    on how many there are.
+    """
     frames = []
     for count in (1, 100):
         given = [{"name": f"rule {number}", "path": f"/{number}"} for number in range(count)]

@@ -1,4 +1,4 @@
-"""Which limits stand on a view, found without a request."""
+"""The limits on a view, found without a request."""
 
 from __future__ import annotations
 
@@ -87,20 +87,24 @@ DISPATCH = [("dispatch", "50/h"), ("dispatch", "5/m"), ("get", "50/h"), ("get", 
     ],
 )
 def test_limits_on_a_view_are_found(view: Any, found: list[Any]) -> None:
-    """Around it and on its methods, whatever else decorates it; outermost first."""
+    """Limits around the view and on its methods are found, from the outermost inwards, whichever
+    other decorators there are.
+    """
     for method in ("GET", "HEAD", None):
         assert rates(view, method) == found
     assert on_view(view, "GET").unknown == []
 
 
 def test_stacked_limits_are_one_stack() -> None:
-    """They are decided in one call, and so found once."""
+    """Stacked limits are decided in one call, so they are returned as one stack."""
     (stack,) = on_view(never_cache(hourly(limited(fine)))).stacks
     assert [str(rule.template.rates[0]) for rule in stack.rules] == ["50/h", "5/m"]
 
 
 def test_a_method_counts_under_the_class_of_the_view() -> None:
-    """Also one that is inherited."""
+    """The group of an inherited method is named by the class of the view, not by the class that
+    defines it.
+    """
     cls = type("Heir", (OnDispatch,), {})
     names = [
         stack.group.removeprefix(f"{__name__}.") for stack in on_view(cls.as_view(), "GET").stacks
@@ -120,8 +124,8 @@ def test_a_method_counts_under_the_class_of_the_view() -> None:
 def test_limits_that_cannot_be_read_are_reported_as_unknown(
     view: Any, unknown: list[str], groups: list[str]
 ) -> None:
-    """They are methods of the class that the view may call by `self` or `super`, and functions
-    inside another callable.
+    """These are methods of the class that the view may call through `self` or `super`, and
+    functions inside another callable.
     """
     found = on_view(view, "GET")
     assert found.unknown == unknown
@@ -129,7 +133,7 @@ def test_limits_that_cannot_be_read_are_reported_as_unknown(
 
 
 def test_a_method_limited_for_other_requests_is_not_reported_as_unknown() -> None:
-    """It is found for those."""
+    """A limit on the method for POST is not reported as unknown for GET."""
 
     class Both(View):
         get = Parent.options
@@ -165,7 +169,7 @@ class Rows(ModelViewSet):
     ],
 )
 def test_methods_that_rest_framework_calls_are_found(view: Any, method: str, name: str) -> None:
-    """Its generic views and mixins."""
+    """Limits on the methods of REST framework's generic views, mixins and view sets are found."""
     assert rates(view, method) == ([(name, "5/m")] if name else [])
     assert on_view(view, method).unknown == []
 
@@ -188,7 +192,9 @@ class Asking(LoginRequiredMixin, View):
     ],
 )
 def test_a_login_before_a_limit_is_detected(view: Any, is_behind: bool, settings: Any) -> None:
-    """By the decorator, the mixin or the middleware."""
+    """A login that the decorator, the mixin or the middleware requires is detected if it precedes
+    the limit.
+    """
     assert is_behind_login(view, on_view(view, "GET").stacks[0]) is is_behind
     settings.MIDDLEWARE = ["django.contrib.auth.middleware.LoginRequiredMiddleware"]
     assert is_behind_login(view, on_view(view, "GET").stacks[0])

@@ -1,4 +1,4 @@
-"""A URLconf none of whose views is exempt."""
+"""A URLconf without exempt views."""
 
 from django.http import HttpResponse
 from django.urls import path

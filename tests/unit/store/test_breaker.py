@@ -1,5 +1,5 @@
-"""Whether it is worth asking: after failures in a row nobody does, until a trial succeeds. No
-server, no thread.
+"""The store's breaker opens after consecutive failures and closes after a successful trial, without
+a server or a thread.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from django_ratelimit_lua.store.breaker import FAILURES, FIRST_PAUSE, MAX_PAUSE,
 
 @pytest.fixture
 def trials() -> list[bool]:
-    """What the next trials come to."""
+    """Return the results of the next trials."""
     return []
 
 
 @pytest.fixture
 def breaker(trials: list[bool], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Its trials are made by hand."""
+    """Return a breaker whose trials the test runs."""
     made = Breaker(lambda: trials.pop(0))
     monkeypatch.setattr(made._task, "start", lambda: True)
     return made
 
 
 def test_only_consecutive_failures_open_the_breaker(breaker: Breaker) -> None:
-    """An answer in between makes them none."""
+    """A success between failures resets their number."""
     for _ in range(FAILURES - 1):
         breaker.failed()
     assert breaker.may_ask()
@@ -41,8 +41,9 @@ def test_only_consecutive_failures_open_the_breaker(breaker: Breaker) -> None:
 def test_a_successful_trial_closes_the_breaker_and_pauses_grow_until_then(
     breaker: Any, trials: list[bool]
 ) -> None:
-    """By half each time and by chance, up to a second; a request closes it, too, if it is
-    answered."""
+    """Each pause is half as long again as the one before, with a random part, up to a second. A
+    successful request also closes the breaker.
+    """
     for _ in range(FAILURES):
         breaker.failed()
     trials += [False] * 8 + [True]

@@ -1,5 +1,5 @@
-"""What is taken from a cache alias, and that redis-py makes connections of it: the oldest and the
-newest alike.
+"""The options of a cache alias that limits use, and the connections of the oldest and the newest
+redis-py.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ INSIDE = ("redis.connection", "redis.asyncio", "redis.sentinel", "redis._parsers
 
 
 def use(settings: Any, location: str, **kwargs: Any) -> None:
-    """An alias with these `CONNECTION_POOL_KWARGS`, and a URL of its own, by which django-redis
-    keeps its pools.
+    """Configure an alias with these `CONNECTION_POOL_KWARGS`. Its URL is unique, because
+    django-redis keeps a pool for each URL.
     """
     options = {"CONNECTION_POOL_KWARGS": kwargs}
     settings.CACHES = {
@@ -47,8 +47,8 @@ def use(settings: Any, location: str, **kwargs: Any) -> None:
 
 
 def test_only_listed_connection_options_are_used(settings: Any) -> None:
-    """The cache's ways of using a connection, and whatever redis-py has tomorrow, change nothing
-    here.
+    """Options for the cache's use of connections, and options that a newer redis-py may add, are
+    not used.
     """
     use(
         settings,
@@ -77,7 +77,9 @@ def test_only_listed_connection_options_are_used(settings: Any) -> None:
 
 
 def test_no_tls_option_is_ignored(settings: Any) -> None:
-    """Rather than a connection that checks less than the project asks for."""
+    """An unknown TLS option is an error, because a connection would check less than the project
+    requires.
+    """
     use(settings, "rediss://127.0.0.1:2/0", ssl_tomorrow=True)
     assert "ssl_tomorrow, which limits do not support" in why_unusable("default")
     use(settings, "rediss://127.0.0.1:3/0", ssl_check_hostname=True, ssl_ciphers="HIGH")
@@ -86,7 +88,7 @@ def test_no_tls_option_is_ignored(settings: Any) -> None:
 
 
 def test_unsupported_connection_options_are_reported_at_once(settings: Any) -> None:
-    """By the system check, not by the first request."""
+    """The system check reports the option, and so does the creation of the parameters."""
     use(settings, "redis://127.0.0.1:4/0", ssl_ca_certs="ca.pem")
     assert "ssl_ca_certs" in why_unusable("default")
     with pytest.raises(ImproperlyConfigured, match="ssl_ca_certs"):
@@ -94,8 +96,8 @@ def test_unsupported_connection_options_are_reported_at_once(settings: Any) -> N
 
 
 def test_a_disabled_tls_check_is_accepted_for_coroutines(settings: Any) -> None:
-    """Coroutines connect although their connections do not know OCSP; where it is wanted, they
-    refuse to.
+    """Async connections do not support OCSP. They are created if it is disabled, and are an error
+    if it is enabled.
     """
     use(settings, "rediss://127.0.0.1:8/0", ssl_validate_ocsp=False)
     assert ConnectionParams.of("default").async_connection()
@@ -107,7 +109,7 @@ def test_a_disabled_tls_check_is_accepted_for_coroutines(settings: Any) -> None:
 
 
 def test_the_option_names_are_those_of_redis_py() -> None:
-    """So that none is misspelt, and that each reaches the classes that open connections."""
+    """Each option is a parameter of a connection class of redis-py, so none is misspelt."""
     kinds = [redis.connection.SSLConnection, redis.connection.UnixDomainSocketConnection]
     names = {
         name
@@ -119,7 +121,7 @@ def test_the_option_names_are_those_of_redis_py() -> None:
 
 
 class Rotating(CredentialProvider):
-    """Counts how often it is asked."""
+    """A provider that counts its calls."""
 
     count = 0
 
@@ -130,7 +132,7 @@ class Rotating(CredentialProvider):
 
 @pytest.fixture
 def guarded() -> Iterator[Server]:
-    """A server that lets in only one user."""
+    """Return a server that accepts only one user."""
     with Server() as server, redis.Redis.from_url(server.url) as direct:
         direct.execute_command("ACL", "SETUSER", "someone", "on", ">hush", "~*", "&*", "+@all")
         direct.execute_command("ACL", "SETUSER", "default", "off")
@@ -138,7 +140,9 @@ def guarded() -> Iterator[Server]:
 
 
 def test_credentials_are_requested_for_each_connection(settings: Any, guarded: Server) -> None:
-    """A provider may return others by then, for threads and for coroutines."""
+    """Each new sync or async connection calls the provider, because its credentials may have
+    changed.
+    """
     provider = Rotating()
     use(settings, guarded.url, credential_provider=provider)
     store = Store(ConnectionParams.of("default"), 5, background=True)
@@ -154,7 +158,7 @@ def test_credentials_are_requested_for_each_connection(settings: Any, guarded: S
 
 
 class Noting(redis.connection.DefaultParser):
-    """A parser of the project's own."""
+    """A parser that a project defines."""
 
     count = 0
 
@@ -164,7 +168,9 @@ class Noting(redis.connection.DefaultParser):
 
 
 def test_a_custom_parser_is_used(settings: Any) -> None:
-    """By threads; asyncio connections need another kind of parser, and refuse it."""
+    """Threads use the parser. Async connections need a parser of another kind, so they raise an
+    error.
+    """
     with Server() as server:
         use(settings, server.url)
         alias = settings.CACHES["default"]
@@ -181,7 +187,7 @@ def test_a_custom_parser_is_used(settings: Any) -> None:
 
 
 class OwnConnection(redis.connection.Connection):
-    """A connection class of the project's own."""
+    """A connection class that a project defines."""
 
     count = 0
 
@@ -191,7 +197,7 @@ class OwnConnection(redis.connection.Connection):
 
 
 class OwnPool(redis.ConnectionPool):
-    """A pool of the project's own."""
+    """A pool that a project defines."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(connection_class=OwnConnection, **kwargs)
@@ -214,7 +220,7 @@ class OwnPool(redis.ConnectionPool):
     ids=["blocking pool", "own pool", "herd client", "timeouts"],
 )
 def test_custom_pools_and_clients_are_accepted(options: Any, settings: Any) -> None:
-    """The class of the pool's connections is used, as far as threads go."""
+    """Sync connections use the connection class of the pool."""
     with Server() as server:
         settings.CACHES = {
             "default": {
@@ -233,7 +239,9 @@ def test_custom_pools_and_clients_are_accepted(options: Any, settings: Any) -> N
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 def test_redis_py_connects_within_the_deadline(kind: str, settings: Any, tmp_path: Path) -> None:
-    """Whatever redis-py's own timeouts are. Keepalive is as the options say."""
+    """The timeouts of redis-py's own options do not apply. Keepalive is set as the
+    options require.
+    """
     family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
     with socket.socket(family) as listener:
         listener.bind(("127.0.0.1", 0) if kind == "tcp" else f"{tmp_path}/socket")
@@ -272,7 +280,7 @@ def test_redis_py_connects_within_the_deadline(kind: str, settings: Any, tmp_pat
 
 
 def test_only_one_module_uses_internals_of_redis_py() -> None:
-    """What it may change in any release is imported nowhere else."""
+    """Modules that redis-py may change in any release are imported only in `redis_py.py`."""
     folder = Path(django_ratelimit_lua.store.__file__).parent
     for file in set(folder.glob("*.py")) - {folder / "redis_py.py"}:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -285,7 +293,7 @@ def test_only_one_module_uses_internals_of_redis_py() -> None:
 def test_a_store_made_during_a_change_of_settings_is_not_kept(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that has read the settings of before would leave everybody a store of them."""
+    """A thread that has read the old settings does not leave its store to the other threads."""
     use(settings, "redis://127.0.0.1:1/0")
     read = ConnectionParams.of
 
@@ -305,7 +313,7 @@ def test_a_store_made_during_a_change_of_settings_is_not_kept(
 def test_a_store_made_right_after_a_change_of_settings_has_the_new_ones(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another thread may ask before Django's own receiver has replaced the aliases."""
+    """A thread may request a store before Django's own receiver has replaced the aliases."""
     made: list[int] = []
     receiver = (
         ("CACHES",),

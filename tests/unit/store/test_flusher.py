@@ -27,7 +27,7 @@ def flush_of(
 
 
 def test_urgent_functions_come_first_and_unfinished_ones_are_repeated() -> None:
-    """A second later; none comes again if all have written everything."""
+    """The functions are repeated after a second if one has data left. Otherwise the task ends."""
     calls: Calls = []
     flusher = Flusher()
     flusher.add(flush_of(calls, "counts"))
@@ -39,7 +39,9 @@ def test_urgent_functions_come_first_and_unfinished_ones_are_repeated() -> None:
 
 
 def test_a_failure_delays_no_other_function() -> None:
-    """It is reported when all have been called; as the process ends, it is not."""
+    """The error is raised after all functions were called. When the process ends, it is
+    not raised.
+    """
     calls: Calls = []
     flusher = Flusher()
     flusher.add(flush_of(calls, "fails", fails=True))

@@ -1,4 +1,4 @@
-"""How long the store may keep a decision waiting."""
+"""The time that the store may spend on a decision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from django_ratelimit_lua.store.patience import SLICES
 
 
 def test_a_late_thread_spends_at_most_one_slice_of_patience() -> None:
-    """However late a thread comes to the end of a slice, it looks again before it gives up."""
+    """A thread that is late at the end of each slice still checks the result after each slice
+    before it gives up.
+    """
     patience, looks = Patience(0.02), []
 
     def look(seconds: float) -> bool:
@@ -27,8 +29,8 @@ def test_a_late_thread_spends_at_most_one_slice_of_patience() -> None:
 
 
 def test_the_time_left_is_shared_among_servers() -> None:
-    """Each has its part of what is left then; what one has not spent is there for the next; nobody
-    is asked when nothing is left.
+    """Each server gets an equal share of the time that is left, and unspent time is available to
+    the next one. No server is called if no time is left.
     """
     patience, given = Patience(0.3), []
     for name, share in patience.shares("abc"):
@@ -41,7 +43,9 @@ def test_the_time_left_is_shared_among_servers() -> None:
 
 
 def test_a_share_spends_no_more_than_its_length() -> None:
-    """The rest is for the next servers, however late the loop was when it read a reply."""
+    """If a late loop exceeds a share, only the share is subtracted, so that the next servers keep
+    their time.
+    """
     patience = Patience(0.3)
     share = patience.share(3)
     share.left -= 5.0

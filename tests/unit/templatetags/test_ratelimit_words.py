@@ -1,4 +1,4 @@
-"""Numbers and names in templates."""
+"""The filters for numbers and names in templates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.template import Context, Template
 
 
 def test_template_filters_format_numbers_and_names() -> None:
-    """Names are escaped, and may be broken after each of their parts."""
+    """Names are escaped, and a line break is possible after each of their parts."""
     text = (
         "{% load ratelimit_words %}{{ number|number_words }} {{ share|share_words }} {{ "
         "rate|rate_words }} "

@@ -1,6 +1,4 @@
-"""Other settings and another clock for a while, as the tests of others have them. No limit is
-asked.
-"""
+"""The helpers for tests of projects: temporary settings and a clock. No limit is decided."""
 
 from __future__ import annotations
 
@@ -16,14 +14,16 @@ from django_ratelimit_lua.testing import move_clock, override_ratelimits
 
 
 def test_settings_apply_only_inside_the_block() -> None:
-    """`enabled` and `rules` by their short names, any other by its own."""
+    """`enabled` and `rules` have short names, and any other setting has its full name. All are
+    restored after the block.
+    """
     with override_ratelimits(enabled=False, rules=[{"name": "x"}], RATELIMIT_ALGORITHM="gcra"):
         assert (conf.ENABLE, conf.RULES, conf.ALGORITHM) == (False, [{"name": "x"}], "token_bucket")
     assert (conf.ENABLE, conf.RULES, conf.ALGORITHM) == (True, [], "sliding_window")
 
 
 def test_each_use_has_its_own_prefix() -> None:
-    """Unless it is told not to begin afresh, or names one."""
+    """The prefix is not changed if `fresh` is False, and is the given one if a prefix is set."""
     before, seen = conf.CACHE_PREFIX, set()
     again = override_ratelimits()
     for _ in range(2):
@@ -40,7 +40,9 @@ def test_each_use_has_its_own_prefix() -> None:
 
 
 def test_a_clock_stands_still_until_it_is_moved() -> None:
-    """By seconds or a `timedelta`, also back; and goes on as before when it is over."""
+    """`advance` takes seconds or a `timedelta`, which may be negative. After the block, the usual
+    clock continues.
+    """
     with move_clock() as clock:
         started = decide.now_us()
         clock.advance(1.5)
@@ -52,7 +54,7 @@ def test_a_clock_stands_still_until_it_is_moved() -> None:
 
 
 def test_a_decorated_function_gets_the_clock() -> None:
-    """In the argument that is named."""
+    """The clock is passed in the argument that `kwarg_name` names."""
 
     @override_ratelimits(enabled=False)
     @move_clock(kwarg_name="clock")
@@ -63,7 +65,7 @@ def test_a_decorated_function_gets_the_clock() -> None:
 
 
 def test_only_test_cases_can_be_decorated() -> None:
-    """Of classes; unittest's own among them."""
+    """A class has to be a test case, such as one of unittest. Other classes raise an error."""
     with pytest.raises(ValueError, match="a subclass of TestCase"):
         override_ratelimits()(object)
     assert override_ratelimits()(type("Case", (unittest.TestCase,), {}))

@@ -1,4 +1,4 @@
-"""DRF's throttle classes, asked without a server."""
+"""DRF's throttle classes, used without a server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ class Scoped(ScopedRateThrottle):
 
 @pytest.mark.parametrize("rate", ["5/month", "ten/m", "5", "5/fortnight"])
 def test_an_invalid_rate_names_its_scope(rate: str) -> None:
-    """At the first request, not a guess."""
+    """Creating a throttle with an invalid rate raises an error that names the scope, and no rate is
+    guessed.
+    """
     with pytest.raises(
         ImproperlyConfigured, match=f"scope 'anon': (Rate {rate!r}|5 is a number of slots)"
     ):
@@ -54,7 +56,9 @@ def test_an_invalid_rate_names_its_scope(rate: str) -> None:
 
 
 def test_a_throttle_without_scope_or_rate_is_an_error() -> None:
-    """As in DRF."""
+    """A throttle without a scope or rate raises `ImproperlyConfigured`, and one without a cache key
+    `NotImplementedError`, as in DRF.
+    """
     with pytest.raises(ImproperlyConfigured, match="scope"):
         SimpleRateThrottle()
     throttle = type("Half", (SimpleRateThrottle,), {"rate": "5/m"})()
@@ -78,8 +82,8 @@ def test_a_throttle_without_scope_or_rate_is_an_error() -> None:
 def test_one_client_is_one_identity_for_throttles(
     one: str, same: str, other: str, throttle: Any, proxies: int | None, settings: Any
 ) -> None:
-    """One /64 however many addresses it uses, without ports, brackets and zones; whoever says where
-    the address is.
+    """All addresses of a /64 network are one identity, and ports, brackets and zones are ignored.
+    That applies to each setting of proxies.
     """
     settings.RATELIMIT_TRUSTED_PROXIES = 1
     settings.REST_FRAMEWORK = {"NUM_PROXIES": proxies}
@@ -103,7 +107,7 @@ def test_one_client_is_one_identity_for_throttles(
 
 
 def test_the_mask_is_that_of_the_settings(settings: Any) -> None:
-    """Also where DRF says which address it is."""
+    """RATELIMIT_IPV6_MASK also applies if DRF's NUM_PROXIES determines the address."""
     settings.REST_FRAMEWORK = {"NUM_PROXIES": 0}
     request = APIRequestFactory().get("/", REMOTE_ADDR="2001:db8:1:2::1")
     for mask, network in ((64, "2001:db8:1:2::"), (48, "2001:db8:1::"), (128, "2001:db8:1:2::1")):
@@ -122,7 +126,7 @@ def request(method: str = "GET", who: Any = None) -> Any:
 
 
 def charged(asked: Any, *rules: dict[str, Any]) -> list[tuple[str, str]]:
-    """What a throttle charges by these rules: under which names, and the rates."""
+    """Return the names and rates that a throttle charges under these rules."""
     ruleset = Ruleset(compile_rules(rules))
     planner = RequestPlanner(request(), lambda ruleset: [asked.place(request(), None, ruleset)])
     run(planner.gather(ruleset))
@@ -130,7 +134,9 @@ def charged(asked: Any, *rules: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def test_a_throttle_charges_by_its_scope() -> None:
-    """Whom `get_cache_key` says; nobody where that is None, or the scope's rate is."""
+    """The throttle charges the identity that `get_cache_key` returns. If that or the scope's rate
+    is None, it charges nothing.
+    """
     ada = SimpleNamespace(pk=7, is_authenticated=True)
     charge = throttle().prepare(request(), None)
     assert (charge.limit.name, str(charge.limit.rate), charge.limit.algorithm) == (
@@ -147,7 +153,9 @@ def test_a_throttle_charges_by_its_scope() -> None:
 
 
 def test_a_rate_can_depend_on_the_method() -> None:
-    """HEAD goes by that of GET, each is named by what it counts as, and None is no limit."""
+    """HEAD uses the rate of GET, each count is named by its method, and a rate of None is
+    no limit.
+    """
     asked = throttle(rate={"get": "2/h", "POST": None, "*": "9/h"})
     charges = {
         method: asked.prepare(request(method), None) for method in ("GET", "HEAD", "POST", "PUT")
@@ -164,7 +172,9 @@ def test_a_rate_can_depend_on_the_method() -> None:
 
 
 def test_a_view_sets_the_cost_of_its_requests() -> None:
-    """One number, or one for each action; 1 where it says nothing of that one."""
+    """`throttle_cost` is a number, or a number for each action. An action that is not listed costs
+    1.
+    """
     costs = {"list": 10}
     for view, cost in (
         (None, 1),
@@ -178,7 +188,9 @@ def test_a_view_sets_the_cost_of_its_requests() -> None:
 
 
 def test_a_rule_named_by_a_scope_replaces_its_rate() -> None:
-    """One whose group is the scope stands beside it; one that is off lifts it."""
+    """A rule whose group is the scope is added to the throttle's rate. A rule that is off
+    lifts it.
+    """
     rule, beside = (
         {"name": name, "group": "anon", "key": "ip", "rate": "7/h"} for name in ("anon", "beside")
     )
@@ -192,7 +204,9 @@ def test_a_rule_named_by_a_scope_replaces_its_rate() -> None:
 
 
 def test_a_throttle_with_a_million_requests_uses_a_sliding_window() -> None:
-    """A throttle that names no algorithm has a sliding window then."""
+    """A throttle without an algorithm uses a sliding window instead of a log if its rate is very
+    high.
+    """
     assert throttle(rate="1000000/d").prepare(request(), None).limit.algorithm == "sliding_window"
     assert (
         throttle(rate="5/d", algorithm="gcra", options={"burst": 2})
@@ -203,8 +217,8 @@ def test_a_throttle_with_a_million_requests_uses_a_sliding_window() -> None:
 
 
 def test_throttles_of_a_view_are_decided_together() -> None:
-    """Those of ours that decide as ours do; the one that asks is the one that is answered. One by
-    itself is alone.
+    """A view's throttles of this package are decided in one call. One that overrides the decision,
+    or has no view, is decided alone.
     """
 
     class Own(Anon):

@@ -1,4 +1,4 @@
-"""What clients are told of their limits."""
+"""The rate-limit headers of responses."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ OURS = (
 
 
 def test_names_in_headers_are_escaped_and_unique(settings: Any) -> None:
-    """Quotes and backslashes as RFC 9651 says; what is not ASCII is replaced; no two are
-    the same."""
+    """Quotes and backslashes are escaped as in RFC 9651, other characters than ASCII are replaced,
+    and equal names get a number.
+    """
     settings.RATELIMIT_HEADERS = "draft-10"
     names = [
         'say "hi"',
@@ -42,7 +43,7 @@ def test_names_in_headers_are_escaped_and_unique(settings: Any) -> None:
 
 
 def test_a_fallback_decision_adds_no_headers(settings: Any) -> None:
-    """Numbers that nobody counted are not shown."""
+    """Without Redis, the counts are not exact, so they are not sent to clients."""
     settings.RATELIMIT_HEADERS = "x"
     response = HttpResponse()
     add_headers(

@@ -1,4 +1,4 @@
-"""What overrides make of charges, without a server."""
+"""The effects of overrides on charges, without a server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def test_an_override_exempts_changes_or_blocks_a_charge() -> None:
 
 
 def test_a_block_for_all_rules_needs_no_rule() -> None:
-    """It refuses where no enforced charge is, but only those faces that stand for all rules."""
+    """It refuses a request without enforced charges, but only at entry points that apply
+    all rules.
+    """
     overrides = known(Override(1, None, "block"))
     (blocked,), _ = apply_overrides([], overrides, NO_RULES, True, "owner")
     state = blocked.blocked
@@ -74,7 +76,7 @@ def test_a_block_for_all_rules_needs_no_rule() -> None:
 
 
 def test_an_override_applies_from_its_start_to_its_end() -> None:
-    """Before and after, a charge is what it was."""
+    """Before its start and after its end, the charges are unchanged."""
     now = now_us()
     for override in (
         Override(1, None, "block", starts=now + 10**9),
@@ -85,7 +87,9 @@ def test_an_override_applies_from_its_start_to_its_end() -> None:
 
 
 def test_an_override_for_one_rule_does_not_affect_another() -> None:
-    """Rules are known by their rows; a limit at a call site has none."""
+    """Overrides refer to rules by primary key, so they do not apply to limits of call sites, which
+    have none.
+    """
     rules = Ruleset(
         (), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]}
     )
@@ -105,8 +109,8 @@ KINDS = Ruleset(
 
 
 def test_only_kinds_that_may_matter_are_looked_up() -> None:
-    """By the names of what is charged; and blocks that need no rule, where a face stands for all
-    rules.
+    """The kinds are those for the names of the charges. At entry points that apply all rules, the
+    kinds of overrides without a rule are looked up even if nothing is charged.
     """
     assert list(override_kinds(KINDS, planned(), False)) == ["ip4/24", "user", "ip4/32"]
     assert list(override_kinds(KINDS, planned(), True)) == ["ip4/24", "user", "ip4/32"]
@@ -165,8 +169,8 @@ def test_the_subjects_are_the_digests_that_charges_count_or_would_ban(settings: 
 
 
 def test_undetermined_subjects_are_skipped_and_logged_once(rf: RequestFactory, caplog: Any) -> None:
-    """A database that is away: overrides by the other kinds are found all the same; a refusal of
-    Django's is one.
+    """If the database is unavailable, overrides by user are skipped and other overrides apply.
+    Django's own exceptions refuse the request.
     """
 
     def fail() -> Any:

@@ -1,4 +1,4 @@
-"""What a request is charged: gathered and planned, without a server."""
+"""The charges of a request are gathered and planned, without a server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_RULES = Ruleset(())
 
 
 class Groups:
-    """A user's groups, which count how often they are asked for, blocking or not."""
+    """A user's groups, which count their sync and async queries."""
 
     def __init__(self, *names: str) -> None:
         self.names, self.asked = names, 0
@@ -71,7 +71,7 @@ def gathered(
 
 
 def gather(planner: RequestPlanner, ruleset: Ruleset, kind: str = "sync") -> None:
-    """Gather as a blocking caller does, or a coroutine."""
+    """Gather with the sync or the async driver."""
     if kind == "sync":
         run(planner.gather(ruleset))
     else:
@@ -122,7 +122,9 @@ COSTS = [1, 0, lambda group, request: 2, three]
     ("key", "rate", "cost"), list(itertools.product(KEYS, RATES, COSTS)), ids=lambda value: None
 )
 def test_sync_and_async_gathering_give_the_same_result(key: Any, rate: Any, cost: Any) -> None:
-    """Whatever a key, a rate and a cost are, functions and coroutines among them."""
+    """The charges are equal for any combination of keys, rates and costs, including functions and
+    coroutines.
+    """
     rules = [
         call_site(None, key, rate, None, cost, {}),
         call_site("other", key, "1/s", ["GET"], 1, {}),
@@ -151,8 +153,8 @@ def test_sync_and_async_gathering_give_the_same_result(key: Any, rate: Any, cost
 def test_groups_are_loaded_only_if_a_rule_needs_them(
     kind: str, audience: list[str], who: Any, is_met: bool, asks: int
 ) -> None:
-    """A rule is about the user or not, and the database is asked at most once, and only if it
-    matters.
+    """A rule applies only to its audience. The groups are loaded at most once per request, and only
+    if the result depends on them.
     """
     rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "audience": audience})
     groups = getattr(who, "groups", Groups())
@@ -164,8 +166,8 @@ def test_groups_are_loaded_only_if_a_rule_needs_them(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_gathered_values_are_reused_if_newer_rules_keep_the_call_sites(kind: str) -> None:
-    """Functions of the user's are called once by both; and anew where a rule took the place of a
-    call site between.
+    """Functions of the project are called once for both sets of rules. They are called again if a
+    rule has replaced the call site in between.
     """
     calls: list[str] = []
 
@@ -193,7 +195,9 @@ def test_gathered_values_are_reused_if_newer_rules_keep_the_call_sites(kind: str
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_rule_that_fails_is_replaced_by_its_call_sites(kind: str) -> None:
-    """Unless it is the request that is refused, or a call site that is wrong."""
+    """The call site applies if the rule raises an exception. Exceptions that refuse the request,
+    and errors of the call site itself, are raised.
+    """
 
     def fail(group: str, request: HttpRequest) -> Any:
         raise ValueError("no")
@@ -222,8 +226,8 @@ def test_a_rule_that_fails_is_replaced_by_its_call_sites(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_rule_is_charged_completely_or_not_at_all(kind: str) -> None:
-    """One of whose rates the second is nonsense charges nothing, and calls neither cost nor key
-    first.
+    """If one of several rates is invalid, the rule charges nothing and calls neither its cost nor
+    its key.
     """
     called: list[str] = []
 
@@ -244,9 +248,7 @@ def test_a_rule_is_charged_completely_or_not_at_all(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_missing_user_or_an_invalid_identity_is_explained(kind: str) -> None:
-    """A user where no middleware sets one, and an identity that is none: both are the developer's
-    to mend.
-    """
+    """The exception says which middleware is missing, or which identities are valid."""
     with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware"):
         gathered([call_site(None, "user", "5/h", None, 1, {})], kind, RequestFactory().get("/"))
     with pytest.raises(TypeError, match="primary key"):
@@ -257,7 +259,7 @@ def test_a_missing_user_or_an_invalid_identity_is_explained(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_the_most_favourable_tier_of_a_users_groups_applies(kind: str) -> None:
-    """The rule's own numbers are for everybody else."""
+    """A user in no group with a tier, and an anonymous client, get the rule's own rate."""
     tiers = [{"group": "free", "rate": "9/h"}, {"group": "pro", "rate": "99/h"}]
     rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "tiers": tiers})
     people = (user("free", "pro"), user("free"), user("other"), STRANGER)
@@ -265,8 +267,8 @@ def test_the_most_favourable_tier_of_a_users_groups_applies(kind: str) -> None:
 
 
 def test_a_stack_of_blocking_and_advising_limits_is_one_decision() -> None:
-    """Beside one that blocks, one with `block=False` only advises; by itself it has a verdict as
-    any other.
+    """In a stack with a blocking limit, a limit with `block=False` only advises. Alone, it decides
+    like any other limit.
     """
     blocking = call_site("a", "ip", "5/h", None, 1, {})
     advising = call_site("b", "ip", "5/h", None, 1, {}, block=False)
@@ -280,8 +282,8 @@ def test_a_stack_of_blocking_and_advising_limits_is_one_decision() -> None:
 
 
 def test_no_two_limits_of_a_place_share_a_count() -> None:
-    """The same limit written twice is counted twice, each under a name of its own; two rates of a
-    rule are two.
+    """A limit that is written twice has two counts with different names, and so have the rates of a
+    list.
     """
     twice = call_site("here", "ip", "5/h", None, 1, {})
     two_rates = call_site("here", "ip", ["5/m", "50/h"], None, 1, {})
@@ -293,7 +295,7 @@ def test_no_two_limits_of_a_place_share_a_count() -> None:
 
 
 def scoped(rate: str, owner: str) -> Place:
-    """A throttle's place: it charges by itself, under the name of its scope."""
+    """Return the place of a throttle, which is charged under the name of its scope."""
     return Place(
         (),
         "scope",
@@ -303,8 +305,8 @@ def scoped(rate: str, owner: str) -> Place:
 
 
 def test_charges_of_several_places_are_made_in_order() -> None:
-    """Each for its owner; where two have one name, as throttles of one scope, they are told apart
-    by their rates.
+    """Each charge keeps its owner. Limits with the same name, such as throttles of one scope, are
+    distinguished by their rates.
     """
     places = [
         scoped("5/m", "first"),
@@ -324,14 +326,16 @@ def test_charges_of_several_places_are_made_in_order() -> None:
 
 
 def test_an_exempt_request_is_neither_charged_nor_blocked() -> None:
-    """Where no place is named for it; not even a block for all rules is looked for."""
+    """If there are no places, nothing is charged and no block is looked up."""
     planner = RequestPlanner(asked_by(), lambda ruleset: None, has_blocks=True)
     gather(planner, WITH_BLOCKS)
     assert (planner.charges, planner.parties) == ([], ())
 
 
 def test_a_rule_is_counted_once_for_a_request() -> None:
-    """The middleware has counted it; the view that is named like it, or met again, does not."""
+    """A rule that the middleware has counted is not charged again by a view for the same
+    request.
+    """
     request, rule = asked_by(), compile_rule({"name": "x", "key": "ip", "rate": "5/h"})
     planner = RequestPlanner(request, [rule])
     gather(planner, NO_RULES)
@@ -344,7 +348,9 @@ def test_a_rule_is_counted_once_for_a_request() -> None:
 
 
 def test_signal_receivers_get_the_refused_client() -> None:
-    """Of each limit that refuses a hit; not of a peek, and not where Redis could not be asked."""
+    """The signal is sent for each limit that refuses a hit. It is not sent for a peek or a decision
+    without Redis.
+    """
     heard: list[Any] = []
 
     def receiver(limit: str, mode: str, **kwargs: Any) -> None:
@@ -392,8 +398,8 @@ WITH_BLOCKS = Ruleset(
 
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
 def test_a_blocked_client_is_peeked_and_not_counted(mode: str) -> None:
-    """The call peeks, with the block's subject, so that it is found out if the block has ended; a
-    shadow limit's block refuses nobody, so the other limits count.
+    """The call is a peek with the block's subject, so that Redis reports when the block has ended.
+    A block of a limit in shadow mode refuses no request, so the call stays a hit.
     """
     rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "mode": mode})
     planner = RequestPlanner(asked_by(), [rule], operation="hit")

@@ -1,4 +1,4 @@
-"""References: 20 letters and digits that this site verifies, however they are written down."""
+"""References of refusals: 20 letters and digits that the site can verify."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def refused(
 
 
 def test_a_reference_contains_the_limit_the_client_and_the_time() -> None:
-    """As hashes; the same refusal has the same reference."""
+    """The limit and the client are stored as hashes. The same refusal always has the same
+    reference.
+    """
     text = reference_of(refused())
     assert re.fullmatch(r"[0-9A-HJKMNP-TV-Z]{5}(-[0-9A-HJKMNP-TV-Z]{5}){3}", text)
     assert text == reference_of(refused())
@@ -48,7 +50,7 @@ def test_a_reference_contains_the_limit_the_client_and_the_time() -> None:
 
 
 def test_a_reference_of_a_block_contains_no_limit_name() -> None:
-    """It is recognized as a block, of whatever rule."""
+    """It is recognized as a block, without the rule it belongs to."""
     opened = open_reference(
         reference_of(refused(state=LimitState.blocked("search", None, "enforce")))
     )
@@ -59,7 +61,9 @@ def test_a_reference_of_a_block_contains_no_limit_name() -> None:
 def test_the_time_of_a_reference_is_the_latest_possible_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eight and a half years back; clocks of hosts may differ by a day."""
+    """References remain valid for eight and a half years, and clocks of hosts may differ
+    by a day.
+    """
     text = reference_of(refused(moment=NOW + 60))
     assert open_reference(text).moment == NOW + 60
     monkeypatch.setattr(reference.time, "time", lambda: NOW + 2**28 - 100_000)
@@ -78,7 +82,7 @@ def test_the_time_of_a_reference_is_the_latest_possible_one(
     ],
 )
 def test_a_reference_is_recognized_in_every_spelling(change: Any) -> None:
-    """Small letters, spaces, no hyphens, O for 0, I and l for 1."""
+    """Lower case, spaces, missing hyphens, O for 0, and I or l for 1 are accepted."""
     for number in range(20):
         text = reference_of(refused(who=digest(number)))
         assert open_reference(change(text)).text == text
@@ -89,7 +93,7 @@ LETTER = st.sampled_from("0123456789ABCDEFGHJKMNPQRSTVWXYZ")
 
 @given(st.dictionaries(st.integers(0, 19), LETTER, min_size=1))
 def test_other_characters_are_invalid_in_a_reference(changes: dict[int, str]) -> None:
-    """Wherever they are, and however many."""
+    """Any number of changed characters at any positions makes the reference invalid."""
     text = reference_of(refused()).replace("-", "")
     mistyped = "".join(changes.get(at, letter) for at, letter in enumerate(text))
     if mistyped != text:
@@ -99,13 +103,13 @@ def test_other_characters_are_invalid_in_a_reference(changes: dict[int, str]) ->
 
 @given(st.text(max_size=200) | st.from_regex(r"[0-9A-HJKMNP-TV-Z]{20}", fullmatch=True))
 def test_invalid_text_is_an_error(text: str) -> None:
-    """Nothing is opened, and nothing else is raised."""
+    """Text that is not a reference raises a `BadReferenceError` and no other exception."""
     with pytest.raises(BadReferenceError, match=r"has 20 letters|mistyped, or not a reference"):
         open_reference(text)
 
 
 def test_the_error_contains_the_length() -> None:
-    """A letter is missing, or is U, which no reference contains."""
+    """A text of another length, or with a letter that no reference contains, is an error."""
     text = reference_of(refused())
     with pytest.raises(
         BadReferenceError, match="a reference has 20 letters and digits, but this text has 18"
@@ -116,8 +120,8 @@ def test_the_error_contains_the_length() -> None:
 
 
 def test_another_site_cannot_make_or_verify_a_reference(settings: Any) -> None:
-    """Nor see which limit it names; an earlier secret of this site verifies it while it is a
-    fallback.
+    """A site with another secret cannot verify a reference or see its limit. A former secret of the
+    site verifies it while it is a fallback.
     """
     text = reference_of(refused())
     before, settings.SECRET_KEY = settings.SECRET_KEY, "another"
@@ -135,6 +139,6 @@ def test_another_site_cannot_make_or_verify_a_reference(settings: Any) -> None:
 
 
 def test_a_refusal_without_a_client_has_no_reference() -> None:
-    """As of a `Ratelimited` that is raised by hand."""
+    """A `Ratelimited` that a project raises itself, for example, has no client."""
     assert reference_of(Decision(False)) == ""
     assert reference_of(refused(who=b"")) == ""

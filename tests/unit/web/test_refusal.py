@@ -1,4 +1,4 @@
-"""What is told of a refusal."""
+"""The reason and the time of a refusal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ FREE = LimitState("free", True, 10, 1, 9, 0.0, 5.0, 0.0, period=1.0)
 def test_the_reason_is_that_of_the_longest_wait(
     states: list[LimitState], reason: str, rf: RequestFactory
 ) -> None:
-    """Of several; a limit in shadow mode is none."""
+    """If several limits refuse, the one with the longest wait gives the reason. Limits in shadow
+    mode are ignored.
+    """
     refusal = refusal_of(rf.get("/"), Decision(False, tuple(states)))
     assert refusal.reason == reason
     assert (refusal.retry_after is None) == (reason != "wait")
@@ -51,7 +53,7 @@ def test_the_reason_is_that_of_the_longest_wait(
 
 
 def test_a_decision_is_logged_once(rf: RequestFactory, caplog: Any) -> None:
-    """However often it is asked: one record, one reference."""
+    """The same decision always has the same refusal and one log record."""
     request, decision = rf.get("/"), Decision(False, (WAIT,))
     assert refusal_of(request, decision) is refusal_of(request, decision)
     assert len(caplog.records) == 1
@@ -61,7 +63,9 @@ def test_a_decision_is_logged_once(rf: RequestFactory, caplog: Any) -> None:
 
 @given(st.integers(1, 10**9))
 def test_a_time_in_words_is_never_too_short(seconds: int) -> None:
-    """And by less than its unit too long; exact up to a minute and a half."""
+    """The text is exact up to 90 seconds. A longer time is rounded up to whole minutes, hours or
+    days.
+    """
     *_, count, unit = in_time(seconds).split()
     size = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}[unit.rstrip("s")]
     assert 0 <= int(count) * size - seconds < size
@@ -78,6 +82,6 @@ def test_a_time_in_words_is_never_too_short(seconds: int) -> None:
     ],
 )
 def test_a_time_is_formatted_in_german(seconds: int, german: str) -> None:
-    """One and several."""
+    """The German text has the correct singular and plural forms."""
     with translation.override("de"):
         assert in_time(seconds) == german

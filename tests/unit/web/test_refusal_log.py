@@ -1,4 +1,4 @@
-"""The log of refusals: who is refused, once a minute, and of a flood little."""
+"""The log of refusals has one record per client and minute, and few records of a flood."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def refused(name: str = "search:*:ip:10/s", identity: bytes = b"0123456789abcdef
 def write(
     number: int = 1, name: str = "search:*:ip:10/s", path: str = "/search/", **meta: Any
 ) -> None:
-    """Refusals of as many clients."""
+    """Write the refusals of this number of clients."""
     for client in range(number):
         identity = b"0123456789abcdef" if number == 1 else b"%016x" % client
         refusal_log.write(rf.get(path, **meta), refused(name, identity), "api", "7ZK4M")
 
 
 def test_a_log_record_contains_the_limit_the_client_and_the_path(caplog: Any) -> None:
-    """In its text, and each part by itself; of the address and the digest, no more than tells where
-    it comes from.
+    """The text and the attributes of the record contain the same values. The address and the digest
+    are shortened, and the query is left out.
     """
     write(REMOTE_ADDR="203.0.113.77", path="/search/?q=secret")
     (record,) = caplog.records
@@ -68,13 +68,13 @@ def test_a_log_record_contains_the_limit_the_client_and_the_path(caplog: Any) ->
     ],
 )
 def test_an_address_is_masked(address: str, client: str, caplog: Any) -> None:
-    """Whatever it is."""
+    """The record contains the network of an address, or "unknown" if the address is invalid."""
     write(REMOTE_ADDR=address)
     assert caplog.records[0].client == client
 
 
 def test_client_text_cannot_add_log_lines(caplog: Any) -> None:
-    """Nor long ones."""
+    """A path with a line break or with 100,000 characters stays one short line."""
     write(path="/a%0AWARNING%20all%20is%20well" + "x" * 100_000)
     (record,) = caplog.records
     assert "\n" not in record.getMessage()
@@ -82,7 +82,9 @@ def test_client_text_cannot_add_log_lines(caplog: Any) -> None:
 
 
 def test_a_client_is_logged_once_a_minute() -> None:
-    """By each limit that refuses it; whoever is not known is written as any flood is."""
+    """A client is logged once a minute for each limit that refuses it. Refusals of unknown clients
+    are limited only as a flood is.
+    """
     ada, grace = b"a" * 32, b"b" * 32
     assert [refusal_log.left_out("search", ada, 1000.0 + second) for second in range(59)] == [0] + [
         None
@@ -95,7 +97,9 @@ def test_a_client_is_logged_once_a_minute() -> None:
 
 
 def test_clients_skipped_in_a_flood_are_logged_later() -> None:
-    """What counts is what was written."""
+    """A client whose record was skipped does not count as logged, so it is logged when the flood
+    has ended.
+    """
     for client in range(MAX_OF_LIMIT):
         refusal_log.left_out("search", b"%032x" % client, 1000.0)
     assert refusal_log.left_out("search", b"a" * 32, 1000.0) is None
@@ -103,8 +107,8 @@ def test_clients_skipped_in_a_flood_are_logged_later() -> None:
 
 
 def test_a_flood_writes_few_records(caplog: Any) -> None:
-    """Of thousands ten, and on a busy machine those of another minute; those about another limit
-    are still written.
+    """Thousands of refusals by one limit write ten records a minute. Refusals by another limit are
+    still logged.
     """
     write(5000)
     assert MAX_OF_LIMIT <= len(caplog.records) <= MAX_OF_LIMIT + 10
@@ -113,7 +117,9 @@ def test_a_flood_writes_few_records(caplog: Any) -> None:
 
 
 def test_omissions_are_logged_with_the_next_record() -> None:
-    """Ten a minute; what was left out of others is said of them."""
+    """After ten records in a minute, the others are counted for their limit, and the limit's next
+    record has their number.
+    """
     said = [refusal_log.left_out("search", b"%032x" % client, 1000.0) for client in range(5000)]
     assert said == [0] * 10 + [None] * 4990
     assert refusal_log.left_out("login", b"x" * 32, 1000.0) == 0
@@ -124,13 +130,13 @@ def test_omissions_are_logged_with_the_next_record() -> None:
 
 
 def test_made_up_limit_names_write_few_records() -> None:
-    """Sixty a minute, of whatever limits."""
+    """All limits together write at most sixty records a minute."""
     said = [refusal_log.left_out(f"made-up-{number}", b"x" * 32, 1000.0) for number in range(3000)]
     assert said == [0] * MAX_OF_LOG + [None] * (3000 - MAX_OF_LOG)
 
 
 def test_nothing_is_counted_as_skipped_while_logging_is_off(caplog: Any) -> None:
-    """Where the level says that nobody wants to know, nothing is counted."""
+    """If the logger's level excludes the records, none is counted as skipped."""
     logger = logging.getLogger("django_ratelimit_lua.refused")
     with caplog.at_level(logging.ERROR, logger.name):
         write(100)
@@ -140,7 +146,7 @@ def test_nothing_is_counted_as_skipped_while_logging_is_off(caplog: Any) -> None
 
 
 def test_a_failing_project_function_does_not_prevent_a_record(caplog: Any, settings: Any) -> None:
-    """For the address."""
+    """If the function for the address raises an exception, the record has the client "unknown"."""
 
     def fail(request: Any) -> str:
         raise RuntimeError

@@ -1,4 +1,4 @@
-"""What a blocked client is told."""
+"""The responses to refused requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from django_ratelimit_lua.web.responses import too_many_requests
 def test_retry_after_is_whole_seconds_rounded_up(
     seconds: float | None, header: str | None, rf: RequestFactory
 ) -> None:
-    """Never too early, never 0; absent where it would never help."""
+    """The header is never less than the wait and never 0. It is absent if no retry would
+    succeed.
+    """
     refused = Decision(False, (LimitState("x", False, 1, 1, 0, seconds, 1.0, 0.0),))
     response = too_many_requests(rf.get("/", headers={"accept": "application/json"}), refused)
     assert response.headers.get("Retry-After") == header
@@ -25,7 +27,9 @@ def test_retry_after_is_whole_seconds_rounded_up(
 
 
 def test_an_overlong_accept_header_gets_the_page(rf: RequestFactory) -> None:
-    """What a browser would get; one of a common length is read to its end."""
+    """An overlong Accept header gets the default response. A header of usual length is read to its
+    end.
+    """
     refused = Decision(False)
     for accept, kind in (
         ("application/json," + "a/b," * 300, "text/plain; charset=utf-8"),

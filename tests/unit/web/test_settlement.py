@@ -1,4 +1,4 @@
-"""What is left to do when a view has answered, driven by hand: no server, no view."""
+"""The settlement after a view's response, without a server or a view."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATE = LimitState("here", True, 5, 2, 3, 0.0, 3600.0, 0.0, counted_at=7)
 
 
 def outcome(token: int | None = 7, source: Any = "redis", **says: Any) -> Outcome:
-    """What came of a hit at a call site that says something of outcomes."""
+    """Return the outcome of a hit at a call site with these options about outcomes."""
     rule = call_site("here", "ip", "5/h", None, 2, {}, **says)
     return Outcome(
         Decision(True, (STATE,), source=source),
@@ -34,7 +34,7 @@ def outcome(token: int | None = 7, source: Any = "redis", **says: Any) -> Outcom
 def settled(
     outcome: Outcome, response: Any = "the response", request: HttpRequest | None = None
 ) -> list[tuple[str, int]]:
-    """What is done, and for how many units."""
+    """Return the operations of the settlement, each with its units."""
     waiting, done = settle(request or RequestFactory().get("/"), response, outcome), []
     try:
         step = next(waiting)
@@ -84,8 +84,8 @@ def seven(request: HttpRequest, outcome: Any) -> int:
     ],
 )
 def test_the_options_of_the_call_site_apply(says: dict[str, Any], done: Any) -> None:
-    """Units are given back by the moment they count from; what is forgotten needs nothing given
-    back.
+    """Units are refunded at the moment from which they count. After a reset, nothing is
+    refunded.
     """
     if done is LimitError:
         with pytest.raises(LimitError, match="cost_after gave"):
@@ -95,15 +95,15 @@ def test_the_options_of_the_call_site_apply(says: dict[str, Any], done: Any) -> 
 
 
 def test_a_call_that_took_no_units_refunds_none() -> None:
-    """A refused hit has no token; where Redis could not be asked, nobody is asked about the outcome
-    either.
+    """A refused hit took no units. If Redis was unavailable, the functions of the call site are not
+    called.
     """
     assert settled(outcome(token=None, count_if=no)) == []
     assert settled(outcome(source="fallback", count_if=no, cost_after=seven, reset_if=yes)) == []
 
 
 def test_cost_after_charges_a_request_once() -> None:
-    """However often it goes through the view; another request is another matter."""
+    """A request that passes the view twice is charged once. Another request is charged again."""
     request = RequestFactory().get("/")
     assert [settled(outcome(cost_after=seven), request=request) for _ in range(2)] == [
         [("charge", 7)],
@@ -113,7 +113,7 @@ def test_cost_after_charges_a_request_once() -> None:
 
 
 def test_the_outcome_is_the_response_or_the_exception() -> None:
-    """Whatever stopped the view is what the functions are given."""
+    """The functions get the response, or any exception that stopped the view."""
     seen: list[Any] = []
     error = KeyboardInterrupt()
     for response in ("the response", error):
