@@ -17,7 +17,7 @@ from .exceptions import Ratelimited
 from .identity.keys import KeyLike
 from .limits.options import Options
 from .limits.rate import LimitError
-from .rules.callsite import CallSite, call_site, group_of, known_call_sites
+from .rules.callsite import CallSite, call_site, group_of, known_call_sites, why_undecorated
 from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .rules.methods import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
@@ -141,16 +141,19 @@ def is_async(view: object) -> bool:
 
 
 def _check_function(view: Callable[..., object]) -> None:
-    """Raise `LimitError` for a class and for a method: its first argument is not a request."""
+    """Raise `LimitError` if the decorator would limit nothing here, or not a request."""
     if isinstance(view, type):
         remedy = f"@method_decorator(ratelimit(...), name='dispatch') on {view.__name__}"
         raise LimitError(
             f"@ratelimit is for functions, and {view.__qualname__} is a class: use {remedy}"
         )
+    if problem := why_undecorated(view):
+        raise LimitError(f"@ratelimit {problem}")
     if not inspect.isfunction(view):
         return
     arguments = view.__code__.co_varnames[: view.__code__.co_argcount]
-    if arguments[:1] == ("self",) and view.__qualname__.rpartition(".")[0][-1:] not in ("", ">"):
+    is_in_class = view.__qualname__.rpartition(".")[0][-1:] not in ("", ">")
+    if is_in_class and arguments[:1] in (("self",), ("cls",)):
         raise _on_method(view)
 
 
@@ -190,65 +193,73 @@ def _checked(
     def checker(request: HttpRequest, *args: object, **kwargs: object) -> object:
         if not hasattr(request, "META"):
             raise _on_method(view)
-        outcome = decide(RequestPlanner(request, rules, group, call_site=rules))
-        decision = attach_decision(request, outcome.decision)
-        if blocks and not decision.allowed:
-            if fallback is NO_FALLBACK:
-                return refused_response(request, decision)
-            answer = fall_back(fallback, Ratelimited(decision), request, *args, **kwargs)
-            return add_ratelimit_headers(request, answer)
-        held = None
-        if outcome.slot:
-            held = hold_slots(request, outcome)
-        if blocks and decision.wait > 0:
-            hold(outcome)
-        if not settles and held is None:
-            return add_ratelimit_headers(request, checked(request, *args, **kwargs))
+        planner = RequestPlanner(request, rules, group, call_site=rules, once=True)
+        outcome = decide(planner)
         try:
-            response = checked(request, *args, **kwargs)
-        except BaseException as error:
-            with unmasked(error):
-                run(settle(request, error, outcome, held))
-            raise
-        run(settle(request, response, outcome))
-        if held is not None:
-            response = watch_body(request, response)
-        return add_ratelimit_headers(request, response)
+            decision = attach_decision(request, outcome.decision)
+            if blocks and not decision.allowed:
+                if fallback is NO_FALLBACK:
+                    return refused_response(request, decision)
+                answer = fall_back(fallback, Ratelimited(decision), request, *args, **kwargs)
+                return add_ratelimit_headers(request, answer)
+            held = None
+            if outcome.slot:
+                held = hold_slots(request, outcome)
+            if blocks and decision.wait > 0:
+                hold(outcome)
+            if not settles and held is None:
+                return add_ratelimit_headers(request, checked(request, *args, **kwargs))
+            try:
+                response = checked(request, *args, **kwargs)
+            except BaseException as error:
+                with unmasked(error):
+                    run(settle(request, error, outcome, held))
+                raise
+            run(settle(request, response, outcome))
+            if held is not None:
+                response = watch_body(request, response)
+            return add_ratelimit_headers(request, response)
+        finally:
+            planner.leave()
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: object, **kwargs: object) -> object:
         if not hasattr(request, "META"):
             raise _on_method(view)
-        outcome = await adecide(RequestPlanner(request, rules, group, call_site=rules))
-        decision = attach_decision(request, outcome.decision)
-        if blocks and not decision.allowed:
-            if fallback is NO_FALLBACK:
-                return await arefused_response(request, decision)
-            answer = await afall_back(
-                in_thread(fallback), Ratelimited(decision), request, *args, **kwargs
-            )
-            return add_ratelimit_headers(request, answer)
-        held = None
-        if outcome.slot:
-            held = hold_slots(request, outcome)
-        if blocks and decision.wait > 0:
-            await ahold(outcome)
-        if not settles and held is None:
-            return add_ratelimit_headers(request, await checked(request, *args, **kwargs))
+        planner = RequestPlanner(request, rules, group, call_site=rules, once=True)
+        outcome = await adecide(planner)
         try:
-            response = await checked(request, *args, **kwargs)
-        except BaseException as error:
-            await settled(error, settle(request, error, outcome, held))
-            raise
-        try:
-            await to_the_end(arun(settle(request, response, outcome)))
-        except BaseException as error:
-            if held is not None:  # No caller gets the response, so it may never be closed.
-                await settled(error, held.releasing())
-            raise
-        if held is not None:
-            response = watch_body(request, response)
-        return add_ratelimit_headers(request, response)
+            decision = attach_decision(request, outcome.decision)
+            if blocks and not decision.allowed:
+                if fallback is NO_FALLBACK:
+                    return await arefused_response(request, decision)
+                answer = await afall_back(
+                    in_thread(fallback), Ratelimited(decision), request, *args, **kwargs
+                )
+                return add_ratelimit_headers(request, answer)
+            held = None
+            if outcome.slot:
+                held = hold_slots(request, outcome)
+            if blocks and decision.wait > 0:
+                await ahold(outcome)
+            if not settles and held is None:
+                return add_ratelimit_headers(request, await checked(request, *args, **kwargs))
+            try:
+                response = await checked(request, *args, **kwargs)
+            except BaseException as error:
+                await settled(error, settle(request, error, outcome, held))
+                raise
+            try:
+                await to_the_end(arun(settle(request, response, outcome)))
+            except BaseException as error:
+                if held is not None:  # No caller gets the response, so it may never be closed.
+                    await settled(error, held.releasing())
+                raise
+            if held is not None:
+                response = watch_body(request, response)
+            return add_ratelimit_headers(request, response)
+        finally:
+            planner.leave()
 
     wrapper: Callable[..., object] = achecker if is_async(checked) else checker
     return register(Stack(wrapper, checked, rules, group, fallback))

@@ -39,7 +39,7 @@ from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.options import Options, wait_us
 from .limits.rate import SECOND, LimitError, Rate
-from .rules.callsite import LIMITER, CallSite, known_call_sites
+from .rules.callsite import LIMITER, CallSite, known_call_sites, why_undecorated
 from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
@@ -468,8 +468,10 @@ class RateLimiter:
             )
         called = _called_by(function)
         name = getattr(called, "__qualname__", type(called).__qualname__)
-        if isinstance(function, type) or not callable(function):
+        if isinstance(function, type):
             raise LimitError(f"RateLimiter {self.name!r}: {name} is not a function")
+        if problem := why_undecorated(function):
+            raise LimitError(f"RateLimiter {self.name!r} {problem}")
         if inspect.isasyncgenfunction(called):
             remedy = "await ahit() or aacquire() inside it"
             raise LimitError(f"RateLimiter {self.name!r}: {name} is an async generator; {remedy}")
@@ -603,6 +605,8 @@ class Slot:
         what = self._what or name
         if isinstance(function, type):
             raise self._returns_early(name)
+        if problem := why_undecorated(function):
+            raise LimitError(f"RateLimiter {self._limiter.name!r} {problem}")
         for inner in (inspect.unwrap(called), type(called).__call__):
             if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
                 raise self._returns_early(name)

@@ -19,6 +19,7 @@ class RequestState:
     """The data of one request, from the middleware to the end of its view.
 
     - `counted`: the rules that were counted for it, each with its call site;
+    - `running`: the limits that decorators have counted for it and whose views are still running;
     - `charged`: the counters that `cost_after` has charged for it;
     - `waits`: whether some rules wait until the user and the session are known;
     - `throttles`: the decision about all throttles of its DRF view;
@@ -32,6 +33,7 @@ class RequestState:
     """
 
     counted: dict[str, object] = field(default_factory=dict)
+    running: set[object] = field(default_factory=set)
     charged: set[tuple[bytes, bytes]] = field(default_factory=set)
     waits: bool = False
     throttles: Any = None

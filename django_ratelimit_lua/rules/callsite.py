@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
+from ..conf.callables import name_of
 from ..extension import FIELDS_OF_ANNEXES, install, is_installed
 from ..identity.keys import KeyLike
 from ..limits.limit import Limit
@@ -275,6 +276,8 @@ def group_of(view: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     owner = getattr(function, "__self__", None)
+    if inspect.isfunction(getattr(owner, "view_func", None)):  # django-ninja's `decorate_view`.
+        return group_of(owner.view_func)
     name = str(
         getattr(view, "__qualname__", None)
         or getattr(function, "__qualname__", type(function).__qualname__)
@@ -287,3 +290,24 @@ def group_of(view: Any) -> str:
     if code and code.co_name == "<lambda>":
         name += f":{code.co_firstlineno}"
     return f"{module}.{name}"
+
+
+def why_undecorated(function: Any) -> str | None:
+    """Return why a decorator directly above this function would have no effect, or None.
+
+    Frameworks that register a function and return it unchanged never call what a decorator above
+    theirs makes. Of these, only django-ninja leaves a mark on the function.
+    """
+    name = name_of(function)
+    if hasattr(function, "_ninja_operation"):
+        return (
+            f"on {name}: django-ninja has registered the function without it. Write it below "
+            "@api.get, @router.post and the like, directly above the function"
+        )
+    if isinstance(function, staticmethod) or not callable(function):
+        kind = type(function).__name__
+        return (
+            f"on {name}: that is a {kind}, not a function. Write it below the decorator that made "
+            f"the {kind}, directly above the function"
+        )
+    return None

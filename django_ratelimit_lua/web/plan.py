@@ -243,7 +243,8 @@ class RequestPlanner(Planner):
     - `now`: microseconds since 1970, for a caller with its own clock;
     - `has_blocks`: whether a blocked client is refused even if nothing is charged;
     - `on_error`: receives the names of rules that cannot be applied, which are otherwise raised;
-    - `call_site`: see `Planner`. A rule that was counted anywhere else is not counted again.
+    - `call_site`: see `Planner`. A rule that was counted anywhere else is not counted again;
+    - `once`: whether the same limit is not counted again until the caller has called `leave`.
     """
 
     def __init__(
@@ -257,6 +258,7 @@ class RequestPlanner(Planner):
         has_blocks: bool = False,
         on_error: OnError | None = None,
         call_site: object = None,
+        once: bool = False,
     ) -> None:
         # Not by super(): every decorated request comes through here.
         self.operation: Operation = operation
@@ -273,6 +275,8 @@ class RequestPlanner(Planner):
         self.state: RequestState = request_state(request)
         self.counted: dict[str, object] = self.state.counted
         self.call_site = call_site
+        self._once = once
+        self._entered: Sequence[object] = ()
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
         self.ruleset = ruleset
@@ -311,6 +315,10 @@ class RequestPlanner(Planner):
                 charges = one_of_each(charges)
             if self.is_hit and self.state.held:
                 charges = self._without_held(charges)
+            if self._once and self.state.running:
+                # A view and its base class may have the same limit.
+                running = self.state.running
+                charges = [planned for planned in charges if _limit_key(planned) not in running]
             self.charges = charges
         self.parties = ()  # Older rules may have had overrides.
         if ruleset.kinds:
@@ -475,6 +483,21 @@ class RequestPlanner(Planner):
                 charge = charge._replace(reports=True)
             charges[place] = planned._replace(charge=charge)
 
+    def finish(self, outcome: Outcome) -> Sequence[Wait]:
+        if self._once:
+            # A limit that refuses has counted nothing, and an inner decorator may have to refuse.
+            self._entered = [
+                _limit_key(planned)
+                for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False)
+                if state.allowed
+            ]
+            self.state.running.update(self._entered)
+        return super().finish(outcome)
+
+    def leave(self) -> None:
+        """Let the limits count again for the request: the view that they guard has ended."""
+        self.state.running.difference_update(self._entered)
+
     def _without_held(self, charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
         """Return the charges without the slots that the request holds already.
 
@@ -487,6 +510,16 @@ class RequestPlanner(Planner):
             if not planned.charge.limit.holds
             or (planned.charge.digest, planned.charge.limit.key_part) not in counters
         ]
+
+
+def _limit_key(planned: PlannedCharge) -> tuple[object, ...]:
+    """Return what two charges of one limit have in common: the counter, cost and outcomes."""
+    charge = planned.charge
+    rule = planned.rule
+    outcomes: tuple[object, ...] = ()
+    if rule is not None:
+        outcomes = (rule.count_if, rule.reset_if, rule.cost_after)
+    return (charge.digest, charge.limit.key_part, charge.cost, outcomes)
 
 
 def is_never_banned(request: HttpRequest) -> bool:

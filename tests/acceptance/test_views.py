@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.contrib.auth.models import AnonymousUser
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
@@ -344,3 +345,89 @@ def test_a_raised_ratelimited_is_a_403_in_django(client: Client, settings: Any) 
     """Like the exception of django-ratelimit, it is a `PermissionDenied`."""
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited
     assert [client.get("/plain").status_code for _ in range(3)] == [200, 200, 403]
+
+
+def wrapped(view: Any) -> Any:
+    """Return a function around the view, as another decorator would."""
+
+    @functools.wraps(view)
+    def around(request: HttpRequest) -> Any:
+        return view(request)
+
+    return around
+
+
+two_per_hour = method_decorator(ratelimit(key="ip", rate="2/h"), name="dispatch")
+
+
+@two_per_hour
+class Parent(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+@method_decorator(ratelimit(key="ip", rate="2/h"), name="dispatch")
+class Child(Parent):
+    pass
+
+
+@two_per_hour
+class SameChild(Parent):
+    pass
+
+
+@method_decorator(ratelimit("tree", "ip", "2/h"), name="dispatch")
+class NamedParent(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+@method_decorator(ratelimit("tree", "ip", "2/h"), name="dispatch")
+class NamedChild(NamedParent):
+    async def get(self, request: HttpRequest) -> HttpResponse:  # type: ignore[override]
+        return HttpResponse("ok")
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        Child.as_view(),
+        SameChild.as_view(),
+        NamedChild.as_view(),
+        ratelimit("apart", "ip", "2/h")(wrapped(ratelimit("apart", "ip", "2/h")(ok))),
+    ],
+    ids=["child", "same-decorator", "async-group", "function"],
+)
+def test_the_same_limit_at_two_places_of_a_view_counts_a_request_once(
+    view: Any, rf: RequestFactory
+) -> None:
+    """A class and its base class have the same limit, or a function has it twice with another
+    decorator between. Two requests are allowed, and a third is refused.
+    """
+    if iscoroutinefunction(view):
+        view = async_to_sync(view)
+    assert statuses(view, rf) == [200, 200, 429]
+
+
+def test_limits_that_differ_in_cost_or_outcome_both_count(rf: RequestFactory) -> None:
+    """Only the same limit counts a request once: another cost, or another `count_if`, is a hit of
+    its own, and a limit that only informs the view does not replace one that blocks.
+    """
+
+    def never(request: HttpRequest, outcome: object) -> bool:
+        return False
+
+    inner = wrapped(ratelimit("cost", "ip", "9/h", cost=2)(ok))
+    assert statuses(ratelimit("cost", "ip", "9/h")(inner), rf, 4) == [200, 200, 200, 429]
+    inner = wrapped(ratelimit("outcome", "ip", "2/h")(ok))
+    free = ratelimit("outcome", "ip", "2/h", count_if=never)(inner)
+    assert statuses(free, rf, 2) == [200, 429]
+    inner = wrapped(ratelimit("informs", "ip", "2/h")(ok))
+    assert statuses(ratelimit("informs", "ip", "2/h", block=False)(inner), rf) == [200, 200, 429]
+
+
+def test_a_request_that_a_test_sends_twice_counts_twice(rf: RequestFactory) -> None:
+    """A unit test may call a view several times with one request."""
+    view = ratelimit(key="ip", rate="2/h")(ok)
+    request = rf.get("/")
+    assert [view(request).status_code for _ in range(3)] == [200, 200, 429]

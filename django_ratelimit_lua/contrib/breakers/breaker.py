@@ -25,6 +25,7 @@ from django.http.multipartparser import MultiPartParserError
 from ...engine.run import Waiting, arun, run
 from ...engine.waiting import to_the_end
 from ...extension import install, is_installed
+from ...rules.callsite import why_undecorated
 from ...rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from ...rules.stacks import Mark, register
 from .circuits import Ticket, circuits
@@ -204,8 +205,10 @@ class CircuitBreaker:
 
     def __call__(self, function: F) -> F:
         """Decorate a function, plain or `async def`."""
-        if isinstance(function, type) or not callable(function):
+        if isinstance(function, type):
             raise BreakerError(self.name, "", f"must decorate a function, not {function!r}")
+        if problem := why_undecorated(function):
+            raise BreakerError(self.name, "", problem)
         inner = inspect.unwrap(function)
         if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             problem = (
