@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from ..limits.call import REGISTER, Call, Charge
 from ..limits.decision import Decision
 from ..limits.rate import SECOND
 from ..process.bounded_map import BoundedMap
+from ..process.clock import Clock
 from ..rules.callsite import known_call_sites, limits_of
 from ..rules.provider import current, load
 from ..signals import banned
@@ -61,7 +61,7 @@ class KnownBans:
             if state.ban is None:
                 continue
             if state.ban.until:
-                ends_at = time.monotonic() + (state.ban.until - decision.moment) / SECOND
+                ends_at = Clock.monotonic() + (state.ban.until - decision.moment) / SECOND
                 self._bans.put(_key(call, charge), (state.ban.later(), ends_at))
             elif self._bans.entries:
                 self._bans.pop(_key(call, charge))
@@ -95,7 +95,7 @@ class KnownBans:
     def _find(self, call: Call, charge: Charge) -> tuple[Ban | None, float]:
         """Return the ban in force, and the seconds until its end."""
         ban, ends_at = self._bans.get(_key(call, charge)) or (None, 0.0)
-        seconds = ends_at - time.monotonic()
+        seconds = ends_at - Clock.monotonic()
         if seconds <= 0:
             return None, 0.0
         return ban, seconds
@@ -223,7 +223,7 @@ def clock_of_bans() -> int:
         with suppress(StoreError, IndexError):
             seconds, microseconds = get_store(background=True).execute(b"TIME")
             return int(seconds) * SECOND + int(microseconds)
-    return time.time_ns() // 1000
+    return Clock.time_ns() // 1000
 
 
 def bans_active() -> Counter[str]:

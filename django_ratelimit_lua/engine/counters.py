@@ -6,7 +6,6 @@ Moments are seconds of the monotonic clock.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
+from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from .heartbeat import ProcessShare, heartbeat
 from .slots import Key, held_slots
@@ -306,7 +306,7 @@ class Counters:
         self._answers: OrderedDict[Key, tuple[int, float]] = OrderedDict()
         self._counters: OrderedDict[Key, Counter] = OrderedDict()
         self._lock = Lock()
-        self._began_us = time.time_ns() // 1000 - round(time.monotonic() * SECOND)
+        self._began_us = Clock.time_ns() // 1000 - round(Clock.monotonic() * SECOND)
         """The start of this process's own clock: its moments are microseconds since 1970 that no
         change of the system's clock affects.
         """
@@ -330,7 +330,7 @@ class Counters:
         with self._lock:
             # Read here, so that it never runs backwards for what is counted. In whole microseconds,
             # as it is reported.
-            now = round(time.monotonic() * SECOND) / SECOND
+            now = round(Clock.monotonic() * SECOND) / SECOND
             counters = [self._find(call, charge, now, in_outage) for charge in call.charges]
             charges = call.charges
             if call.partial and is_hit:
@@ -429,7 +429,7 @@ class Counters:
 
     def remember(self, call: Call, states: Sequence[LimitState]) -> None:
         """Store the used units that Redis has returned, for limits whose policy is "local"."""
-        now = time.monotonic()
+        now = Clock.monotonic()
         for place, (limit, digest, _, _, _) in enumerate(call.charges):
             # `policy_of`, inlined: it is on the way of a hit.
             if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":
@@ -462,7 +462,7 @@ class Counters:
 
     def owing(self) -> list[Counter]:
         """Return the counters with units to report to Redis, and update `is_owing`."""
-        now = time.monotonic()
+        now = Clock.monotonic()
         with self._lock:
             for counter in self._counters.values():
                 counter.owed = counter.owes(now)

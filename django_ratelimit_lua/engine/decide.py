@@ -25,6 +25,7 @@ from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Call, Charge, Operation, Revision, StaleRules, Subject
 from ..limits.decision import Decision, LimitState
 from ..limits.rate import duration, time_us
+from ..process.clock import Clock
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.overrides import override_cache
@@ -211,7 +212,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
     """
     if not conf.ENABLE:
         return Outcome(Decision(True, granted=planner.units))
-    began = time.perf_counter()
+    began = Clock.perf_counter()
     if not listener.task.is_running:
         listener.start()
     stale: StaleRules | None = None
@@ -259,7 +260,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                         decision = decision._replace(granted=planner.units)
                     outcome = _outcome(plan, call, decision)
                     if decision_hooks and planner.is_hit:
-                        seconds = time.perf_counter() - began
+                        seconds = Clock.perf_counter() - began
                         for on_decision in decision_hooks:
                             on_decision(
                                 plan.charges, outcome.decision, seconds, plan.exempt, planner.state
@@ -323,7 +324,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         denial = deny_cache.find(call)
         if denial is not None and not listener.has_news():
             return denial
-    asked_at = time.monotonic()
+    asked_at = Clock.monotonic()
     generation = deny_cache.generation
     patience = patience or Patience(conf.TIMEOUT)
     is_hot = bans = False
@@ -404,7 +405,7 @@ def _compare(call: Call, patience: Patience) -> Waiting[None]:
     question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
     share = patience.share(RULES_SHARE if call.charges else 1)
     store = get_store()
-    asked_at = time.monotonic()
+    asked_at = Clock.monotonic()
     try:
         yield Wait(partial(store.decide, question, share), partial(store.adecide, question, share))
     except StoreError:

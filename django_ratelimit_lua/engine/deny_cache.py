@@ -13,7 +13,6 @@ second and process.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from threading import Lock
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from ..limits.call import Call, Subject
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
+from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..rules import provider
 
@@ -87,7 +87,7 @@ class DenyCache:
         if call.operation != "hit" or call.now is not None:
             return None
         denial = self._denials.get(_key(call))
-        now = time.monotonic()
+        now = Clock.monotonic()
         if (
             denial is None
             or now >= denial.until
@@ -110,7 +110,7 @@ class DenyCache:
         seconds = conf.DENY_CACHE_SECONDS
         if decision.retry_after is not None:
             seconds = min(seconds, decision.retry_after)
-        denial = CachedDenial(decision, asked_at, time.monotonic(), asked_at + seconds)
+        denial = CachedDenial(decision, asked_at, Clock.monotonic(), asked_at + seconds)
         with self._lock:
             if generation == self.generation:
                 self._denials.put(_key(call), denial)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from ..identity.names import printable
 from ..limits.ban import Ban, BanTerms
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
+from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..store import PATIENCE, Patience, flusher, get_store
 
@@ -119,7 +119,7 @@ class EvidenceNotes:
                     return
                 noted = self._noted[key] = _Noted(key)
             noted.offences.append((f"{ban.last:017d}:{next(_numbers) % 10**9:09d}", offence))
-            noted.until = max(noted.until, time.monotonic() + lasts / SECOND)
+            noted.until = max(noted.until, Clock.monotonic() + lasts / SECOND)
         flusher.start()
 
     def flush(self, last: Patience | None) -> bool:
@@ -144,7 +144,7 @@ class EvidenceNotes:
         with self._lock:
             noted = self._noted
             self._noted = {}
-        now = time.monotonic()
+        now = Clock.monotonic()
         items = [(each.key, each.record(now)) for each in noted.values() if each.until > now]
         if not items:
             return True

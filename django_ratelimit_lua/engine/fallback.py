@@ -14,13 +14,13 @@ have to allow a hit.
 
 from __future__ import annotations
 
-import time
 from threading import Lock
 
 from ..conf import conf
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge, Operation
 from ..limits.decision import Decision
+from ..process.clock import Clock
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..signals import store_up
@@ -100,7 +100,7 @@ class FallbackLimiter:
 
     def _wait_for_others(self) -> None:
         with self._lock:
-            self._back_at = held_slots.outage_at = time.monotonic()
+            self._back_at = held_slots.outage_at = Clock.monotonic()
             self.is_recovering = True
 
     def _share_of(self, call: Call) -> Call | None:
@@ -126,7 +126,7 @@ class FallbackLimiter:
         return call._replace(charges=charges) if charges else None
 
     def _is_back_within(self, seconds: float) -> bool:
-        return time.monotonic() - self._back_at < seconds
+        return Clock.monotonic() - self._back_at < seconds
 
     def _by_policies(self, call: Call) -> Decision:
         decision = counters.decide(call, in_outage=True)
@@ -172,7 +172,7 @@ def _report_call(counter: Counter, operation: Operation, units: int) -> Call:
     prefix, digest, _ = counter.key
     call = Call([Charge(counter.limit, digest, units)], operation, prefix)
     if conf.CLOCK == "client":
-        return call._replace(now=time.time_ns() // 1000)
+        return call._replace(now=Clock.time_ns() // 1000)
     return call
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from ..exceptions import StoreError
 from ..limits.limit import Limit
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
+from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import Patience, Reply, get_store, last_patience
@@ -74,7 +74,7 @@ class Register:
         self.limit = limit
         self.count = 1
         self.share: ProcessShare | None = None
-        self.used_at = time.monotonic()
+        self.used_at = Clock.monotonic()
         self._began: bytes | None = None
 
     @property
@@ -86,7 +86,7 @@ class Register:
     @property
     def is_used(self) -> bool:
         """Return whether this process stays in the register."""
-        return self.limit is None or time.monotonic() - self.used_at <= USED_SECONDS
+        return self.limit is None or Clock.monotonic() - self.used_at <= USED_SECONDS
 
     def read(self, reply: Reply) -> None:
         """Apply the reply of Redis to a heartbeat."""
@@ -149,7 +149,7 @@ class Heartbeat:
         self._splits: dict[bytes, Register] = {}
         self._lock = threading.Lock()
         self._id = uuid.uuid4().hex
-        self._since = time.time()
+        self._since = Clock.time()
         self._is_listed = False
 
     def start(self) -> None:
@@ -179,7 +179,7 @@ class Heartbeat:
                 limit.key_part, Register(SPLIT + limit.key_part + b":process", limit)
             )
         register.limit = limit
-        register.used_at = time.monotonic()
+        register.used_at = Clock.monotonic()
         if register.share is None:
             return register
         return None
@@ -215,7 +215,7 @@ class Heartbeat:
         keys = [key for register, _ in beat for key in register.keys]
         clock = b""
         if conf.CLOCK == "client":
-            clock = b"%d %d" % divmod(time.time_ns() // 1000, SECOND)
+            clock = b"%d %d" % divmod(Clock.time_ns() // 1000, SECOND)
         values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME, clock]
         values += [b"%d" % is_used for _, is_used in beat]
         return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], values

@@ -20,6 +20,7 @@ from ..conf import conf
 from ..extension import decision_hooks
 from ..identity.names import printable, shown
 from ..limits.algorithms.concurrency import new_slot
+from ..process.clock import Clock
 from ..process.forks import chance
 from .decide import Outcome, Planner, adecide, decide, releasing
 from .run import Wait, Waiting, arun, in_thread, run, settling, to_the_end
@@ -117,7 +118,7 @@ class Seeking:
         self._waits = timeout is None or timeout > 0
         self._until = float("inf")
         if timeout is not None:
-            self._until = time.monotonic() + timeout
+            self._until = Clock.monotonic() + timeout
         self._planner: Planner | None = None
 
     def take(self) -> Outcome:
@@ -136,12 +137,12 @@ class Seeking:
             raise
 
     def _asking(self) -> Waiting[Outcome]:
-        began = time.perf_counter()
+        began = Clock.perf_counter()
         pause = FIRST_PAUSE
         while True:
             self._planner = planner = self._ask(self._slot, waits=self._waits)
             outcome: Outcome = yield Wait(partial(decide, planner), partial(adecide, planner))
-            left = self._until - time.monotonic()
+            left = self._until - Clock.monotonic()
             if outcome.decision or not self._waits or left <= 0:
                 break
             place = _place(outcome)
@@ -155,7 +156,7 @@ class Seeking:
         if self._waits:
             for on_decision in decision_hooks:
                 on_decision(
-                    outcome.planned, outcome.decision, time.perf_counter() - began, (), None
+                    outcome.planned, outcome.decision, Clock.perf_counter() - began, (), None
                 )
             if not outcome.decision:
                 yield from self._leaving()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -28,6 +27,7 @@ from ..limits.call import Call, Charge, Subject
 from ..limits.decision import Decision, LimitState, Source
 from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
+from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import FOREVER, Patience, get_store, last_patience
@@ -84,7 +84,7 @@ class Lease:
         self._is_asking = False
         self._closed_until = -1
         self._state: LimitState | None = None
-        self._state_at = self._hit_at = self._since = time.monotonic()
+        self._state_at = self._hit_at = self._since = Clock.monotonic()
         self._speed = 0.0
         self._spent = 0
         self._dry_until = 0.0
@@ -94,7 +94,7 @@ class Lease:
 
         Return the limit's state, and the moment from which the units count.
         """
-        now = time.monotonic()
+        now = Clock.monotonic()
         with self._lock:
             batch = self._batch
             if batch is None or batch.until <= now or batch.units < needed:
@@ -122,7 +122,7 @@ class Lease:
         If the number is not 0, the caller has to request the units, and report the result by
         `add_batch` or `ask_failed`.
         """
-        now = time.monotonic()
+        now = Clock.monotonic()
         with self._lock:
             if self._is_asking or self._closed_until >= 0 or now < self._dry_until:
                 return 0
@@ -147,7 +147,7 @@ class Lease:
 
     def add_batch(self, decision: Decision, asked_at: float) -> None:
         """Add the units that a request for a batch has returned."""
-        now = time.monotonic()
+        now = Clock.monotonic()
         with self._lock:
             self._is_asking = False
             # A reset came later: these units are counted nowhere any more.
@@ -174,13 +174,13 @@ class Lease:
         """Record that a request for a batch has failed."""
         with self._lock:
             self._is_asking = False
-            self._dry_until = time.monotonic() + DRY
+            self._dry_until = Clock.monotonic() + DRY
 
     def observe(self, state: LimitState, cost: int) -> None:
         """Record the state that Redis returned for a single hit."""
         with self._lock:
             self._state = state
-            self._state_at = time.monotonic()
+            self._state_at = Clock.monotonic()
             if state.allowed:
                 self._spent += cost
 
@@ -190,7 +190,7 @@ class Lease:
         They refund the units that may not be spent here any more, and all units if fewer than
         `fewer_than` are left.
         """
-        now = time.monotonic()
+        now = Clock.monotonic()
         with self._lock:
             batch = self._batch
             if batch is not None and (
@@ -432,7 +432,7 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
         here.undo(granted)
     states = tuple([here.states[place] for place in range(len(call.charges))])
     if redis is None:
-        moment = max(here.moments.values(), default=time.time_ns() // 1000)
+        moment = max(here.moments.values(), default=Clock.time_ns() // 1000)
         redis = Decision(allowed, source=here.source, moment=moment)
     return redis._replace(
         allowed=allowed,
@@ -528,7 +528,7 @@ def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision,
 def _ask_batch(
     call: Call, charge: Charge, lease: Lease, size: int
 ) -> Generator[Call, Decision, None]:
-    asked_at = time.monotonic()
+    asked_at = Clock.monotonic()
     try:
         decision = yield call._replace(charges=[charge._replace(cost=size)], partial=True)
     except BaseException:

@@ -22,6 +22,7 @@ from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..extension import extensions
+from ..process.clock import Clock
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
@@ -104,8 +105,8 @@ class Listener:
         subscription = self._subscription
         if subscription is None:
             return False
-        if not self._has_news and time.monotonic() >= self._looked_at + LOOK_SECONDS:
-            self._looked_at = time.monotonic()
+        if not self._has_news and Clock.monotonic() >= self._looked_at + LOOK_SECONDS:
+            self._looked_at = Clock.monotonic()
             self._has_news = subscription.has_news()
         return self._has_news
 
@@ -115,11 +116,11 @@ class Listener:
         Return whether it listens.
         """
         self.start()
-        end = time.monotonic() + seconds
+        end = Clock.monotonic() + seconds
         while (
             self.task.is_running
             and not (self.is_listening or self.error)
-            and time.monotonic() < end
+            and Clock.monotonic() < end
         ):
             time.sleep(MIN_LENGTH)
         return self.is_listening
@@ -140,11 +141,11 @@ class Listener:
             self._subscription.close()
             self._subscription = None
             self._connect_at = float("-inf")
-        if self._subscription is None and time.monotonic() >= self._connect_at:
+        if self._subscription is None and Clock.monotonic() >= self._connect_at:
             self._connect(channel)
-        if time.monotonic() >= self._check_at:
+        if Clock.monotonic() >= self._check_at:
             self._check()
-        now = time.monotonic()
+        now = Clock.monotonic()
         if self._subscription is None:
             return max(min(self._check_at, self._connect_at) - now, MIN_LENGTH)
         try:
@@ -161,7 +162,7 @@ class Listener:
         except StoreError as error:
             self._lose(error)
             return
-        self._connected_at = time.monotonic()
+        self._connected_at = Clock.monotonic()
         self.error = ""
         self._has_news = False
         deny_cache.clear()  # Messages sent until now may be lost.
@@ -180,12 +181,12 @@ class Listener:
         self._is_polling = True
         self._subscription = None
         self.error = str(error)
-        self._connect_at = time.monotonic() + self._pause * chance.uniform(0.75, 1.25)
+        self._connect_at = Clock.monotonic() + self._pause * chance.uniform(0.75, 1.25)
         self._pause = min(self._pause * 2, MAX_PAUSE)
 
     def _check(self) -> None:
         """Compare the rules in force with the published ones."""
-        now = self._checked_at = time.monotonic()
+        now = self._checked_at = Clock.monotonic()
         self._check_at = now + CHECK_SECONDS
         if (
             self._is_polling

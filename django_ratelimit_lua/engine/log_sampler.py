@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from threading import Lock
 
+from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 
 MAX_OF_LIMIT = 10
@@ -38,7 +38,7 @@ class LogSampler:
         empty if it is not known.
         """
         if now is None:
-            now = time.monotonic()
+            now = Clock.monotonic()
         with self._lock:
             if now >= self._ends_at:
                 self._ends_at = now + MINUTE

@@ -22,7 +22,6 @@ import logging
 import os
 import socket
 import threading
-import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from ..limits.algorithms.concurrency import lasts_us
 from ..limits.call import Charge
 from ..limits.program import Program, source
 from ..limits.rate import SECOND
+from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand, Task
 from ..signals import slot_lost
@@ -100,8 +100,8 @@ class HeldSlot:
         self.identity = identity
         self.what = what
         self.is_local = is_local
-        self.since = time.time()
-        self.held_at = time.monotonic()
+        self.since = Clock.time()
+        self.held_at = Clock.monotonic()
         self.renewed_at = self.held_at
         self.is_late = False
         self.is_lost = False
@@ -203,7 +203,7 @@ class HeldSlots:
         self._abandoned: deque[HeldSlot] = deque()
         self._process = uuid.uuid4().hex.encode()
         self._is_listed = False
-        self._used_at = self._due_at = time.monotonic()
+        self._used_at = self._due_at = Clock.monotonic()
 
     @property
     def interval(self) -> float:
@@ -225,7 +225,7 @@ class HeldSlots:
         """Hold these slots from now on: they are renewed until they are dropped."""
         with self._lock:
             if not self._held:
-                self._due_at = time.monotonic() + self.interval
+                self._due_at = Clock.monotonic() + self.interval
             for held in slots:
                 self._held.setdefault(held.key, {})[held.slot] = held
         if not self.task.start():
@@ -238,7 +238,7 @@ class HeldSlots:
         """
         dropped = []
         with self._lock:
-            self._used_at = time.monotonic()
+            self._used_at = Clock.monotonic()
             for held in slots:
                 of_key = self._held.get(held.key, {})
                 if of_key.get(held.slot) is held:
@@ -263,8 +263,8 @@ class HeldSlots:
 
     def _step_without_thread(self) -> None:
         """Renew slots without a thread, in a call that takes or releases one, if it is time."""
-        if time.monotonic() >= self._due_at:
-            self._due_at = time.monotonic() + self.interval
+        if Clock.monotonic() >= self._due_at:
+            self._due_at = Clock.monotonic() + self.interval
             with suppress(StoreError):
                 self._step()
 
@@ -274,14 +274,14 @@ class HeldSlots:
         self._release_late()
         held = self.all()
         if held:
-            self._used_at = time.monotonic()
+            self._used_at = Clock.monotonic()
             unasked = self.renew(held)
             if unasked or self._late or any(slot.is_local for slot in held):
                 return min(SOON_SECONDS, self.interval)
         # In a cluster, another node may have the list. Slots are renewed nevertheless.
         with suppress(StoreError):
             self._report(self.all())  # Of those above, some have ended.
-        if held or time.monotonic() - self._used_at < LINGER_SECONDS:
+        if held or Clock.monotonic() - self._used_at < LINGER_SECONDS:
             return self.interval
         return None
 
@@ -313,7 +313,7 @@ class HeldSlots:
 
         Return the slots that Redis does not hold, and those for which Redis gave no reply.
         """
-        asked_at = time.monotonic()
+        asked_at = Clock.monotonic()
         items = [(slot.redis_key, slot.record()) for slot in slots]
         answers = _run_program(what, items, patience or self._patience())
         gone: list[HeldSlot] = []
@@ -323,7 +323,7 @@ class HeldSlots:
                 slot.renewed_at = asked_at
                 slot.is_local = slot.is_late = False
             elif answer is None:
-                self.outage_at = time.monotonic()
+                self.outage_at = Clock.monotonic()
                 unasked.append(slot)
             else:
                 gone.append(slot)
@@ -337,7 +337,7 @@ class HeldSlots:
         late = []
         for slot in held:
             if (
-                time.monotonic() >= slot.ends_at
+                Clock.monotonic() >= slot.ends_at
                 and not slot.is_local
                 and not slot.is_late
                 and self._is_held(slot)
@@ -350,7 +350,7 @@ class HeldSlots:
         late = []
         while self._late:
             slot = self._late.popleft()
-            if time.monotonic() < slot.ends_at:  # Else it has ended by itself.
+            if Clock.monotonic() < slot.ends_at:  # Else it has ended by itself.
                 late.append(slot)
         if late:
             self._late.extend(self._perform(b"release", late)[1])
@@ -371,7 +371,7 @@ class HeldSlots:
             if self._is_listed:
                 self._leave_list(self._patience())
             return
-        before = time.monotonic() - self.interval
+        before = Clock.monotonic() - self.interval
         in_flight = Counter[str]()
         for slot in held:
             in_flight[slot.charge.limit.name] += slot.charge.cost
@@ -389,7 +389,7 @@ class HeldSlots:
         get_store(background=True).execute_all(
             [
                 (b"SET", _key(_LIST + b":" + self._process), text, b"PX", lasts),
-                (b"ZADD", _key(_LIST), b"%d" % time.time(), self._process),
+                (b"ZADD", _key(_LIST), b"%d" % Clock.time(), self._process),
                 (b"ZREMRANGEBYRANK", _key(_LIST), b"0", b"%d" % (-1 - MAX_LATE)),
                 (b"EXPIRE", _key(_LIST), b"7200"),
             ],
@@ -433,7 +433,7 @@ def _log_lost(slot: HeldSlot) -> dict[str, object]:
         "limit": slot.charge.limit.name,
         "identity": slot.charge.digest.decode(),
         "what": slot.what,
-        "seconds": time.monotonic() - slot.held_at,
+        "seconds": Clock.monotonic() - slot.held_at,
     }
     logger.warning(
         "A slot of %r ended after %.1f s while it was held%s: another client may take it",

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from math import isfinite
 from struct import Struct
 from typing import Literal, NamedTuple
 
+from ..process.clock import Clock
 from .algorithms.concurrency import WAITS
 from .ban import Ban
 from .decision import Decision, LimitState
@@ -260,7 +260,7 @@ class Call(NamedTuple):
         args = [self.operation.encode(), b"", b"", b"%d" % self.partial]
         if self.revision is not None:
             args[1] = self.revision.text
-        now = time.time_ns() // 1000
+        now = Clock.time_ns() // 1000
         if self.now is not None:
             now = self.now
             args[2] = b"%016d" % now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from ..exceptions import StoreError
 from ..identity import digest
 from ..limits.call import Charge
 from ..limits.limit import Limit
+from ..process.clock import Clock
 from ..rules.problems import problems
 from ..rules.provider import current
 from ..store import get_store
@@ -51,13 +51,13 @@ def health() -> Health:
     call = build_call([Charge(Limit("health", "1/s"), digest("health"))], "peek")
     message = None
     found: Sequence[Process] = ()
-    started = time.monotonic()
+    started = Clock.monotonic()
     try:
         store.decide(call)
-        seconds = time.monotonic() - started
+        seconds = Clock.monotonic() - started
         found = processes()
     except StoreError as error:
-        seconds = time.monotonic() - started
+        seconds = Clock.monotonic() - started
         message = str(error)
     ruleset = current()
     revision = 0

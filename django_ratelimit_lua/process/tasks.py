@@ -12,13 +12,13 @@ import atexit
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from .clock import Clock
 from .forks import renew_after_fork
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -105,7 +105,7 @@ class Task:
             return True
         with self._lock:
             _hear_of_end()
-            if not self.is_running and time.monotonic() - self._refused_at >= RETRY_SECONDS:
+            if not self.is_running and Clock.monotonic() - self._refused_at >= RETRY_SECONDS:
                 self.is_running = True
                 self._is_over = threading.Event()
                 self.error = None
@@ -114,7 +114,7 @@ class Task:
                 )
                 if thread is None:
                     self.is_running = False
-                    self._refused_at = time.monotonic()
+                    self._refused_at = Clock.monotonic()
                 else:
                     self._thread = thread
             self._is_wanted = self.is_running
@@ -183,7 +183,7 @@ class Task:
         if self.error is not None:
             logger.info("The background task %r works again", self.name)
         self.error = None
-        self.done_at = time.monotonic()
+        self.done_at = Clock.monotonic()
         return pause
 
 
@@ -238,13 +238,13 @@ def stop(seconds: float) -> None:
 
     Each starts again with the next caller that needs it.
     """
-    end = time.monotonic() + seconds
+    end = Clock.monotonic() + seconds
     # Again, as the last step of one may have started another.
     while threads := [thread for task in all_tasks() if (thread := task.stop()) is not None]:
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, end - time.monotonic()))
-        if time.monotonic() >= end:
+                thread.join(max(0.0, end - Clock.monotonic()))
+        if Clock.monotonic() >= end:
             return
 
 

@@ -276,8 +276,9 @@ def group_of(view: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     owner = getattr(function, "__self__", None)
-    if inspect.isfunction(getattr(owner, "view_func", None)):  # django-ninja's `decorate_view`.
-        return group_of(owner.view_func)
+    view_func = getattr(owner, "view_func", None)
+    if inspect.isfunction(view_func):  # django-ninja's `decorate_view`.
+        return group_of(view_func)
     name = str(
         getattr(view, "__qualname__", None)
         or getattr(function, "__qualname__", type(function).__qualname__)

@@ -9,10 +9,9 @@ background, twice a second and after each message, so requests rarely have to.
 
 from __future__ import annotations
 
-import time
-
 from ..limits.call import Call, Revision, Subject
 from ..process.bounded_map import BoundedMap
+from ..process.clock import Clock
 
 MAX_AGE = 1.0
 """Maximum age in seconds of rules that are used without a comparison."""
@@ -39,7 +38,7 @@ class Freshness:
 
     def expire(self) -> None:
         """Record a change: the next request has to compare."""
-        self._expired_at = time.monotonic()
+        self._expired_at = Clock.monotonic()
         self._known = None
 
     def is_due(self, call: Call) -> bool:
@@ -47,7 +46,7 @@ class Freshness:
         if call.revision is None:
             return False
         proof = self._known
-        now = time.monotonic()
+        now = Clock.monotonic()
         if (
             proof is None
             or proof[2] <= now - MAX_AGE

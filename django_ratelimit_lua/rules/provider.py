@@ -8,7 +8,6 @@ setting to change.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,6 +20,7 @@ from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.call import NO_RULES, Revision, StaleRules
+from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand
 from ..store import PATIENCE, Patience, get_store, rules_key
@@ -160,7 +160,7 @@ def current() -> Ruleset | None:
 
     Raises `ImproperlyConfigured`.
     """
-    if time.monotonic() >= _compare_at:
+    if Clock.monotonic() >= _compare_at:
         _compare_now_and_then()
     if _ruleset is None and _snapshot is not None:
         # Only the settings have changed.
@@ -173,7 +173,7 @@ def current() -> Ruleset | None:
 
 def _compare_now_and_then() -> None:
     global _compare_at
-    _compare_at = time.monotonic() + COMPARE_SECONDS
+    _compare_at = Clock.monotonic() + COMPARE_SECONDS
     ruleset = _ruleset
     if ruleset is None or ruleset.fence is None:
         return
@@ -232,7 +232,7 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
             snapshot, is_blind = _published_or_best(older, patience)
             is_answered = True
         except StoreError:
-            _unanswered_at = time.monotonic()
+            _unanswered_at = Clock.monotonic()
             is_answered = False
             if older is not None:
                 return older
@@ -276,7 +276,7 @@ def _waited_for(lock: Lock, patience: Patience) -> bool:
     known rules.
     """
     turn = patience.share(2)
-    began = time.monotonic()
+    began = Clock.monotonic()
     is_got = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
     if _unanswered_at > began or not (is_got or get_store().heard_at > began):
         patience.take_back(turn)  # The wait for a turn counts only while Redis answers no request.
@@ -289,7 +289,7 @@ def _within_half(patience: Patience, ask: Callable[..., T], argument: object) ->
     That leaves time to decide by the known rules. The timeout is at most half of the time of a
     request, because others may wait for the lock.
     """
-    began = time.monotonic()
+    began = Clock.monotonic()
     most = max(0.0, min(patience.left, conf.TIMEOUT) / 2)
     answer = ask(most, argument)
     patience.spend(began, most)
@@ -372,7 +372,7 @@ def compare_with_published(*, loads: bool) -> bool:
         ruleset = _ruleset
         if ruleset is None or ruleset.fence is None:
             return True
-        asked_at = time.monotonic()
+        asked_at = Clock.monotonic()
         patience = Patience(ASK_SECONDS)
         text = b""
         # Otherwise they are of another database, or were loaded before the settings changed.

@@ -8,7 +8,6 @@ so a caller that is cancelled or times out disturbs no other.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -28,6 +27,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..limits.call import StaleRules
 from ..limits.program import Program
+from ..process.clock import Clock
 from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import find_master
 from .commands import Question, Reply, Unreachable, as_redis_error, to_check_master
@@ -98,7 +98,7 @@ async def within(patience: Patience, awaitable: Awaitable[T]) -> T:
 
     Raises `TimeoutError` of redis-py.
     """
-    began = time.monotonic()
+    began = Clock.monotonic()
     future = asyncio.ensure_future(awaitable)
     timer = Countdown(future.get_loop(), patience.left, future.cancel, Pulse())
     try:
@@ -136,7 +136,7 @@ class Link:
         self._watch: Countdown | None = None
         self._to_send: list[PendingCommand] = []
         self._waiting: deque[PendingCommand] = deque()
-        self._pulse.heard_at = time.monotonic()
+        self._pulse.heard_at = Clock.monotonic()
         self._source_sent_at: dict[Program | None, float] = {}
         self.error: BaseException | None = None
         """Why it was closed."""
@@ -152,7 +152,7 @@ class Link:
         """
         if self._waiting:
             return self.is_usable
-        return self.is_usable and time.monotonic() - self._pulse.heard_at < QUIET_SECONDS
+        return self.is_usable and Clock.monotonic() - self._pulse.heard_at < QUIET_SECONDS
 
     async def open(self) -> None:
         """Connect."""
@@ -179,7 +179,7 @@ class Link:
         if future is None:
             future = self._loop.create_future()
         is_idle = not (self._waiting or self._to_send)
-        self._to_send.append((question, future, patience, time.monotonic()))
+        self._to_send.append((question, future, patience, Clock.monotonic()))
         if is_idle or len(self._to_send) == BATCH_SIZE:
             self._send()
         elif len(self._to_send) == 1:
@@ -196,7 +196,7 @@ class Link:
         """Send a command whose script the server did not have. It was not run."""
         # Otherwise another caller has sent the source since, and this comes after that.
         if began >= self._source_sent_at.get(question.program, 0.0):
-            self._source_sent_at[question.program] = time.monotonic()
+            self._source_sent_at[question.program] = Clock.monotonic()
             question = question.with_source()
         patience.was_answered()
         self.ask(question._replace(program=None), patience, future)
@@ -212,7 +212,7 @@ class Link:
         if self.error is not None:
             return
         if not self._waiting:
-            self._pulse.heard_at = time.monotonic()  # Its silence begins now.
+            self._pulse.heard_at = Clock.monotonic()  # Its silence begins now.
         commands = []
         for pending in self._to_send:
             question, future, _, _ = pending
@@ -241,7 +241,7 @@ class Link:
                     next_reply = await self._connection.read_reply()
                     if not isinstance(reply, ResponseError):
                         reply = next_reply
-                self._pulse.heard_at = self._server.heard_at = time.monotonic()
+                self._pulse.heard_at = self._server.heard_at = Clock.monotonic()
                 self._settle(pending, reply)
                 self._waiting.popleft()
                 if not (self.is_usable or self._waiting or self._to_send):
@@ -298,7 +298,7 @@ class Link:
         self._to_send.clear()
 
     def _close_if_idle(self) -> None:
-        left = IDLE_SECONDS - (time.monotonic() - self._pulse.heard_at)
+        left = IDLE_SECONDS - (Clock.monotonic() - self._pulse.heard_at)
         if left <= 0 and not self._waiting:
             self.close()
         if self.error is None:

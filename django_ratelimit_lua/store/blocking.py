@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from functools import partial
@@ -15,6 +14,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseE
 
 from ..limits.call import StaleRules
 from ..limits.program import PROGRAM
+from ..process.clock import Clock
 from .commands import (
     Question,
     Unreachable,
@@ -92,7 +92,7 @@ class Link:
                     )
                 except ResponseError as error:
                     errors.append(error)
-            self._pulse.heard_at = time.monotonic()
+            self._pulse.heard_at = Clock.monotonic()
             if errors:
                 raise errors[0]
             return answers
@@ -134,7 +134,7 @@ class Link:
                 self.close()  # There is another reply.
                 raise
         reply = connection.read_response(disable_decoding=True)
-        self._pulse.heard_at = time.monotonic()
+        self._pulse.heard_at = Clock.monotonic()
         return question.read(reply)
 
     def _ended(self, error: BaseException) -> BaseException:

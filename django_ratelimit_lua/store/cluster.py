@@ -6,7 +6,6 @@ SLOTS).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from ..process.clock import Clock
 from ..process.forks import chance
 from .commands import Address, Question, Reply, Unreachable, command
 from .patience import Patience
@@ -141,7 +141,7 @@ class Cluster:
         return sorted(every, key=lambda address: address in self._failing)[:5]
 
     def _may_look(self) -> bool:
-        now = time.monotonic()
+        now = Clock.monotonic()
         if now - self._looked_at < PATIENCE:
             return False
         self._looked_at = now

@@ -12,9 +12,10 @@ restarts it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
+
+from ..process.clock import Clock
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ class Patience:
 
     def spend(self, began: float, most: float) -> None:
         """Count a wait that began at this moment (monotonic), as at most `most` seconds."""
-        self.left -= min(time.monotonic() - began, most)
+        self.left -= min(Clock.monotonic() - began, most)
 
     def was_answered(self) -> None:
         """Leave time for one more reply, because Redis has just replied.
@@ -67,7 +68,7 @@ class Patience:
         Return whether it succeeded.
         """
         while True:
-            began = time.monotonic()
+            began = Clock.monotonic()
             most = self.next_slice
             succeeded = attempt(most)
             self.spend(began, most)

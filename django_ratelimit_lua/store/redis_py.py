@@ -21,6 +21,7 @@ from django_redis.client import DefaultClient
 from redis import ConnectionPool
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection
 
+from ..process.clock import Clock
 from .factory import ClusterConnectionFactory
 from .patience import Patience
 
@@ -128,7 +129,7 @@ class DeadlineSocket:
             if timeout != self._timeout:
                 self.sock.settimeout(timeout)
                 self._timeout = timeout
-            began = time.monotonic()
+            began = Clock.monotonic()
             try:
                 result = operation(argument)
             except _WOULD_BLOCK as error:
@@ -138,7 +139,7 @@ class DeadlineSocket:
                     raise TimeoutError("no reply within the deadline") from error
                 patience.spend(began, timeout)
             else:
-                patience.left -= min(time.monotonic() - began, timeout)
+                patience.left -= min(Clock.monotonic() - began, timeout)
                 return result
 
 
@@ -152,7 +153,7 @@ class BlockingConnection(synchronous.AbstractConnection):
     @property
     def socket_timeout(self) -> float:
         """Return the seconds left to connect. redis-py reads this before each step."""
-        return max(self.turn.patience.left - (time.monotonic() - self._began), 0.001)
+        return max(self.turn.patience.left - (Clock.monotonic() - self._began), 0.001)
 
     @socket_timeout.setter
     def socket_timeout(self, value: object) -> None:
@@ -161,7 +162,7 @@ class BlockingConnection(synchronous.AbstractConnection):
     socket_connect_timeout = socket_timeout
 
     def _connect(self) -> DeadlineSocket:
-        self._began = time.monotonic()
+        self._began = Clock.monotonic()
         try:
             sock = super()._connect()  # type: ignore[safe-super] # The class that this is mixed into has one.
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,6 +17,7 @@ from ..exceptions import StoreError
 from ..limits.call import Call
 from ..limits.decision import Decision
 from ..limits.program import Program
+from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
 from .asynchronous import IDLE_SECONDS, AsyncConnections, LoopConnections
@@ -105,7 +105,7 @@ class Node:
                     self._check()
                 answer = ask(link, asked, patience)
             finally:
-                link.used_at = time.monotonic()
+                link.used_at = Clock.monotonic()
                 self._idle.append(link)
                 if self._waiting:
                     with self._freed:
@@ -137,7 +137,7 @@ class Node:
 
     def close_idle(self) -> bool:
         """Close the connections that were not used for a while. Return whether any are open."""
-        return self._close(unused_since=time.monotonic() - IDLE_SECONDS)
+        return self._close(unused_since=Clock.monotonic() - IDLE_SECONDS)
 
     def _close(self, unused_since: float) -> bool:
         for link in self._idle[:]:
@@ -160,12 +160,12 @@ class Node:
                 while True:
                     with suppress(IndexError):
                         return self._idle.pop()
-                    began = time.monotonic()
+                    began = Clock.monotonic()
                     most = patience.next_slice
                     self._freed.wait(most)
                     patience.spend(began, most)
                     if self.pulse.heard_at > began:
-                        silence = time.monotonic() - self.pulse.heard_at
+                        silence = Clock.monotonic() - self.pulse.heard_at
                         patience.left = at_first - min(silence, most)
                     elif not most:
                         raise RedisTimeoutError(
@@ -447,7 +447,7 @@ class Store:
     def _answered(self, node: Address | None = None) -> None:
         with self._lock:
             self._failing.discard(node)
-            is_steady = self._was_paused or time.monotonic() - self._failed_at >= STEADY_SECONDS
+            is_steady = self._was_paused or Clock.monotonic() - self._failed_at >= STEADY_SECONDS
             if not self._is_down or self._failing or not is_steady:
                 return
             self._is_down = False
@@ -463,7 +463,7 @@ class Store:
             was_down = self._is_down
             self._is_down = True
             self._failing.add(node)
-            self._failed_at = time.monotonic()
+            self._failed_at = Clock.monotonic()
             # After a pause the first answer is enough: a trial has shown that Redis is back.
             # Without a pause, some calls were answered with errors or not at all: that has to end
             # first.

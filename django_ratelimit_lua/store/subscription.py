@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from contextlib import suppress
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -12,6 +11,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..conf import conf
 from ..exceptions import StoreError
+from ..process.clock import Clock
 from ..process.forks import chance
 from .blocking import Link
 from .commands import command, to_execute
@@ -86,7 +86,7 @@ class Subscription:
         may be lost.
         """
         try:
-            now = time.monotonic()
+            now = Clock.monotonic()
             if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
                 self._pinged_at = now
                 self._is_pinged = True

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
+from ..process.clock import Clock
+
 # The shell is the server's parent. It waits for a line on its standard input, or for its end, which
 # comes when this process ends in whatever way. Then it stops the server and clears up.
 _KEEPER = """folder=$1; shift
@@ -116,8 +118,8 @@ class Server:
         )
         assert self._process.stdout
         self.pid = int(self._process.stdout.readline())
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
+        deadline = Clock.monotonic() + 10
+        while Clock.monotonic() < deadline:
             if _process_at(port, self.password) == self.pid:
                 return True
             time.sleep(0.01)

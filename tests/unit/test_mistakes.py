@@ -336,7 +336,11 @@ async def several() -> Any:
     ("decorator", "function", "problem"),
     [
         (RateLimiter("mistakes", "5/m"), type("Job", (), {}), "Job is not a function"),
-        (RateLimiter("mistakes", "5/m"), classmethod(ok), "ok: that is a classmethod, not a function"),
+        (
+            RateLimiter("mistakes", "5/m"),
+            classmethod(ok),
+            "ok: that is a classmethod, not a function",
+        ),
         (RateLimiter("mistakes", "5/m"), several, "several is an async generator"),
         (RateLimiter("mistakes", "5/m")(fallback=later), ok, "fallback is a coroutine function"),
         (ratelimit(key="ip", rate="5/m", fallback=later), ok, "fallback is a coroutine function"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import time
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -25,6 +24,7 @@ from django.http.multipartparser import MultiPartParserError
 from ...engine.run import Waiting, arun, run
 from ...engine.waiting import to_the_end
 from ...extension import install, is_installed
+from ...process.clock import Clock
 from ...rules.callsite import why_undecorated
 from ...rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from ...rules.stacks import Mark, register
@@ -306,7 +306,7 @@ class Call:
     def _begin(self, ticket: Ticket) -> Call:
         self._ticket = ticket
         self.is_admitted = True
-        self._began = time.monotonic()
+        self._began = Clock.monotonic()
         self._number = self._circuit.begin(ticket, self._began)
         return self
 

@@ -35,6 +35,7 @@ from ...extension import install, is_installed
 from ...limits import program
 from ...limits.program import Program
 from ...limits.rate import SECOND
+from ...process.clock import Clock
 from ...process.forks import chance, renew_after_fork
 from ...rules import provider
 from ...store import ANNEX, Patience, flusher, get_store
@@ -189,7 +190,7 @@ class Circuit:
 
     def calm_ticket(self) -> Ticket | None:
         """Return the ticket of a call that needs no other check, or None."""
-        if time.monotonic() < min(self.calm_until, self.due_at):
+        if Clock.monotonic() < min(self.calm_until, self.due_at):
             return self.calm
         return None
 
@@ -197,7 +198,7 @@ class Circuit:
         """Let a call through, or raise `CircuitOpen`."""
         if not is_installed("breakers"):
             raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
-        now = time.monotonic()
+        now = Clock.monotonic()
         self.used_at = now
         if not conf.ENABLE:
             return Ticket(-1)
@@ -225,14 +226,14 @@ class Circuit:
         return (yield from self._probing())
 
     def _probing(self) -> Waiting[Ticket]:
-        now = time.monotonic()
+        now = Clock.monotonic()
         if now < self._changes_at:
             raise CircuitOpen(self.name, self._changes_at - now, self.state)
         self._changes_at = now + PROBE_PAUSE  # Other calls of this process wait for the answer.
         probe = secrets.token_hex(16)
         answer = yield from self._exchanging(Report("ask", probe))
         if answer.granted:
-            self._changes_at = time.monotonic()  # There may be another.
+            self._changes_at = Clock.monotonic()  # There may be another.
             return Ticket(answer.era, probe)
         if self.state == "closed":
             return self.calm
@@ -251,7 +252,7 @@ class Circuit:
 
     def _trust(self) -> None:
         """Let calls through without another check, for some time."""
-        now = time.monotonic()
+        now = Clock.monotonic()
         with self._lock:
             # Something else may have been heard since this was asked for.
             if self.state != "closed" or self.known_at == NEVER or self.forced_by() is not None:
@@ -294,7 +295,7 @@ class Circuit:
         Return whether that may open the breaker, so that it must be reported immediately. Probes
         are left to the background task.
         """
-        now = time.monotonic()
+        now = Clock.monotonic()
         self.due_at = ENDLESS
         for number, (began, ticket) in self.running.copy().items():
             due_at = began + self.slow_seconds
@@ -314,11 +315,11 @@ class Circuit:
 
         Watched calls may become slow, or are probes.
         """
-        return bool(self.running or self._probes) or time.monotonic() - self.used_at < USED_SECONDS
+        return bool(self.running or self._probes) or Clock.monotonic() - self.used_at < USED_SECONDS
 
     def _running_probes(self) -> str:
         """Return the ids of the probes with slots to renew, separated by spaces."""
-        oldest = time.monotonic() - self.by.longest_probe_us / SECOND
+        oldest = Clock.monotonic() - self.by.longest_probe_us / SECOND
         for probe, began in self._probes.copy().items():
             if began <= oldest:
                 self._probes.pop(probe, None)
@@ -341,7 +342,7 @@ class Circuit:
         Returns:
             The steps to perform immediately, or None.
         """
-        slow = time.monotonic() - began >= self.slow_seconds
+        slow = Clock.monotonic() - began >= self.slow_seconds
         is_counted = number != 0 and self.running.pop(number, None) is None
         if ticket.probe:
             return self._end_probe(ticket, failed, slow)
@@ -400,7 +401,7 @@ class Circuit:
             outcomes = Outcomes(*self._counts)
             self._counts = [0, 0, 0]
             if any(outcomes):
-                self.used_at = time.monotonic()
+                self.used_at = Clock.monotonic()
             return Report("tell", era=self.answer.era, outcomes=outcomes)
 
     def _exchanging(self, report: Report, background: Patience | None = None) -> Waiting[Answer]:
@@ -413,7 +414,7 @@ class Circuit:
             background: The patience, if the background task is the caller. In that case,
                 `StoreError` is raised while Redis is unavailable.
         """
-        asked_at = time.monotonic()
+        asked_at = Clock.monotonic()
         if background is None:
             if self.lone is not None and flusher.is_running:
                 # The background finds out when Redis is available again.
@@ -511,7 +512,7 @@ class Circuit:
             self._counts = [0, 0, 0]
         self.answer = answer
         self.known_at = asked_at
-        now = time.monotonic()
+        now = Clock.monotonic()
         self._changes_at = now + answer.wait / SECOND
         if answer.state == "half-open":
             self._changes_at = min(self._changes_at, now + PROBE_PAUSE)
@@ -532,7 +533,7 @@ class Circuit:
 
     def _alone(self, report: Report) -> Waiting[Answer]:
         with self._lock:
-            now = time.monotonic()
+            now = Clock.monotonic()
             if self.lone is None:
                 ends = now
                 if self.state == "open":
@@ -673,7 +674,7 @@ class Circuits:
 
 def _note(circuit: Circuit) -> None:
     """Record the breaker in Redis, for operators and metrics of all processes."""
-    if time.monotonic() - circuit.noted_at < NOTED_SECONDS:
+    if Clock.monotonic() - circuit.noted_at < NOTED_SECONDS:
         return
     noted = json.dumps([circuit.name, circuit.declared.declared()]).encode()
     store = get_store(background=True)
@@ -683,7 +684,7 @@ def _note(circuit: Circuit) -> None:
     store.execute(b"ZREMRANGEBYSCORE", key, b"-inf", b"%d" % (now - NOTES_KEPT))
     store.execute(b"ZREMRANGEBYRANK", key, b"0", b"%d" % -(MAX_LISTED + 1))
     store.execute(b"EXPIRE", key, b"%d" % NOTES_KEPT)
-    circuit.noted_at = time.monotonic()
+    circuit.noted_at = Clock.monotonic()
 
 
 def noted(patience: Patience) -> dict[str, dict[str, Any]]:

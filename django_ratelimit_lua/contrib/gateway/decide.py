@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -20,6 +19,7 @@ from django.db import DatabaseError
 from ...engine.decide import Outcome, releasing
 from ...engine.run import arun
 from ...engine.waiting import ahold
+from ...process.clock import Clock
 from ...publishing.publish import DatabaseErrand, primary
 from .answer import Answer, ProblemError
 from .decide_planner import Caller, DecidePlanner, unauthorised
@@ -116,7 +116,7 @@ async def _wait_for_turn(outcome: Outcome, gone: Gone | None) -> None:
 
 def _note_use(client: str) -> None:
     """Record the use of a token, in a background task."""
-    now = time.monotonic()
+    now = Clock.monotonic()
     if now - _noted.get(client, -NOTE_SECONDS) >= NOTE_SECONDS and not noting.is_busy:
         _noted[client] = now
         noting.give(partial(_write_use, client))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from django import forms
 from django.core.exceptions import PermissionDenied
 from django.core.files.uploadedfile import UploadedFile
@@ -18,6 +16,7 @@ from ...admin.pages import Page, page_response, register_page
 from ...conf import conf
 from ...exceptions import StoreError
 from ...models import RateLimitRule
+from ...process.clock import Clock
 from ...rules.rule import compile_rule
 from ...rules.ruleset import Ruleset
 from ...store import get_store
@@ -118,7 +117,7 @@ def replay_rule(
         limit0: Another limit that is asked for, as it was entered.
     """
     ruleset = Ruleset([compile_rule({**rule.declared(), "mode": "enforce"}, plain=True)])
-    ends = time.monotonic() + MAX_SECONDS
+    ends = Clock.monotonic() + MAX_SECONDS
     opened = Log(log.name or "log", file=log.file)
     try:
         replayed = replay(
@@ -127,7 +126,7 @@ def replay_rule(
             get_store(background=True),
             trusted=conf.TRUSTED_PROXIES,
             draws=True,
-            on_progress=lambda _progress: time.monotonic() > ends,
+            on_progress=lambda _progress: Clock.monotonic() > ends,
         )
     finally:
         opened.close()

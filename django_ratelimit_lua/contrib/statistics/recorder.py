@@ -22,6 +22,7 @@ from ...identity.names import Name, is_short, shown
 from ...identity.request_state import RequestState
 from ...limits.decision import Decision, LimitState
 from ...limits.limit import shortened
+from ...process.clock import Clock
 from ...process.forks import renew_after_fork
 from ...rules.rule import Rule
 from ...store import FLUSH_SECONDS, Patience, failures, flusher, get_store
@@ -203,7 +204,7 @@ class Recorder:
 
     def _flush_without_thread(self) -> None:
         """Write once a second during requests, if no thread can be started."""
-        now = time.monotonic()
+        now = Clock.monotonic()
         if now >= self._due_at and not get_store().is_paused:
             self._due_at = now + FLUSH_SECONDS
             self.flush(Patience(conf.TIMEOUT))

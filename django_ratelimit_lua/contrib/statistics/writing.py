@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...exceptions import StoreError
 from ...limits import program
 from ...limits.limit import shortened
+from ...process.clock import Clock
 from ...rules.callsite import known_call_sites
 from ...store import Patience, Store, get_store
 from .keys import (
@@ -170,7 +171,7 @@ def why_unwritable() -> StoreError | None:
     """
     writer = Writer()
     writer._process = b"trial"
-    writer._number = time.time_ns()
+    writer._number = Clock.time_ns()
     pending = Pending()
     for command, word in ((b"add", 1), (b"meet", b""), (b"mark", 0), (b"say", b"0")):
         pending.to(command, (b"trial:" + command, 1))[b"0"] = word
@@ -403,26 +404,26 @@ class Writer:
         except StoreError as error:
             failures = 1
             failed = error
-        began = time.monotonic()
+        began = Clock.monotonic()
         names = [
             name for name in self._pending if name in self._known and name not in self._batches
         ]
         # First those that have not failed, or not lately; the whole site last.
         for name in sorted([*names, *self._batches], key=lambda name: name == SITE):
-            if failures >= MAX_FAILURES or time.monotonic() - began > ROUND_SECONDS:
+            if failures >= MAX_FAILURES or Clock.monotonic() - began > ROUND_SECONDS:
                 break
             try:
                 while (batch := self._next_batch(name)) is not None:
                     arguments = batch.arguments(name, self._process)
                     for problem in store.run(WRITE, *arguments, patience):
                         self.error = StoreError(problem.decode(errors="replace"))
-                        self._refused_at = time.monotonic()
+                        self._refused_at = Clock.monotonic()
                     del self._batches[name]
             except StoreError as error:
                 failures += 1
                 failed = error
                 self._batches[name] = self._batches.pop(name)
-        if failed is not None or time.monotonic() - self._refused_at > STEADY_SECONDS:
+        if failed is not None or Clock.monotonic() - self._refused_at > STEADY_SECONDS:
             self.error = failed
         return self.is_empty
 

@@ -11,6 +11,7 @@ from ...engine.background import background_tasks, task_purposes
 from ...engine.listener import listener
 from ...extension import extensions
 from ...operations.health import health
+from ...process.clock import Clock
 from ...publishing.triggers import migration_problem
 from ...rules import provider
 from ...rules.problems import problems
@@ -44,7 +45,7 @@ def _health(command: Printer, options: VerbOptions) -> None:
         elif task.is_running:
             state = "running"
         if task.done_at != float("-inf") and task.error is None:
-            state += f", last {time.monotonic() - task.done_at:.1f} s ago"
+            state += f", last {Clock.monotonic() - task.done_at:.1f} s ago"
         command.say(f"{task.name}: {task_purposes()[task.name]} ({state})")
     for process in status.processes:
         age = duration_words(time.time() - process.since)

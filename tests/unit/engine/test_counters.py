@@ -19,6 +19,7 @@ from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.process.clock import Clock as ProcessClock
 from tests.parts import set_part
 
 MAX = 100
@@ -41,7 +42,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000_000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(ProcessClock, "monotonic", lambda: self.now)
 
 
 def hits(here: Counters, limit: Limit, who: object, times: int = 1) -> int:

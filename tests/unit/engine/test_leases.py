@@ -5,7 +5,6 @@ returns. There is no server.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +17,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.process.clock import Clock as ProcessClock
 from django_ratelimit_lua.store import FOREVER, Patience, read_reset
 
 WINDOW = Limit("hot", "1000/h", algorithm="fixed_window", lease=100)
@@ -39,7 +39,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return a clock that stands still until the test moves it."""
     clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(ProcessClock, "monotonic", clock)
     return clock
 
 
@@ -70,7 +70,7 @@ def filled(units: int, moment: int = 7_000_000) -> Lease:
     lease = Lease(Call([Charge(WINDOW, WHO)]), Charge(WINDOW, WHO))
     lease.add_batch(
         Decision(True, (state(WINDOW, units, moment=moment),), units, moment=moment),
-        time.monotonic(),
+        ProcessClock.monotonic(),
     )
     return lease
 
@@ -175,7 +175,8 @@ def test_units_are_refunded_at_the_moment_of_their_batch() -> None:
     lease = filled(3, moment=1_000_000)
     assert lease.take(2, 2) is not None
     lease.add_batch(
-        Decision(True, (state(WINDOW, 7, moment=2_000_000),), 4, moment=2_000_000), time.monotonic()
+        Decision(True, (state(WINDOW, 7, moment=2_000_000),), 4, moment=2_000_000),
+        ProcessClock.monotonic(),
     )
     lease.put_back(2, 1_000_000)
     lease.put_back(1, 2_000_000)
@@ -204,7 +205,7 @@ def hold(call: Call, units: int) -> Lease:
     """Give the lease of the call's first charge a batch of units."""
     lease = leases.of(call, call.charges[0])
     lease.add_batch(
-        Decision(True, (state(WINDOW, units),), units, moment=7_000_000), time.monotonic()
+        Decision(True, (state(WINDOW, units),), units, moment=7_000_000), ProcessClock.monotonic()
     )
     return lease
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from ....limits.algorithms import BY_RATE, SYNONYMS
 from ....management.arguments import require_urlconf
 from ....management.verbs import Printer, argument, verb
 from ....operations.rules_yaml import declared_rules
+from ....process.clock import Clock
 from ....rules import provider
 from ....rules.rule import compile_rule
 from ....rules.ruleset import Ruleset, compile_rules
@@ -207,11 +207,11 @@ def _progress(stack: ExitStack) -> Callable[[Progress], bool | None]:
     bar = stack.enter_context(
         tqdm(unit="B", unit_scale=True, leave=False, mininterval=REFRESH_SECONDS)
     )
-    began = time.monotonic()
+    began = Clock.monotonic()
 
     def show(progress: Progress) -> None:
         bar.total = progress.size or None
-        speed = progress.lines / max(time.monotonic() - began, 0.001)
+        speed = progress.lines / max(Clock.monotonic() - began, 0.001)
         bar.set_postfix_str(f"{progress.lines:,} lines, {speed:,.0f} lines/s", refresh=not bar.n)
         bar.update(progress.done - bar.n)
 
