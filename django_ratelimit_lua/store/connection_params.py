@@ -160,6 +160,11 @@ def _problem(alias: str, cache: object) -> str | None:
     if not is_known:
         kinds = "django_redis.client.DefaultClient or SentinelClient"
         return f"CACHES[{alias!r}] uses {type(client).__name__}; use {kinds}"
+    if redis_py.uses_fakeredis(client):
+        server = "django_ratelimit_lua.testing.Server"
+        return (
+            f"CACHES[{alias!r}] uses fakeredis, which limits cannot use; in tests, start {server}"
+        )
     pools = redis_py.pools_of(client)
     given = pools[0].connection_kwargs
     # To ignore an option of TLS would check less than the project requires.

@@ -48,8 +48,15 @@ def kind_of(error: BaseException) -> Kind:
 
 
 def as_store_error(error: Exception) -> StoreError:
-    """Convert an error of redis-py or of the operating system to a `StoreError`."""
-    failure = StoreError(f"{type(error).__name__}: {error}".removesuffix(": "))
+    """Convert an error of redis-py or of the operating system to a `StoreError`.
+
+    Without a password, a server rejects a long command before it parses the command, by an error
+    of its own.
+    """
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if "unauthenticated" in text:
+        text = f"AuthenticationError: Authentication required ({error})"
+    failure = StoreError(text)
     failure.was_answered = isinstance(error, ResponseError)
     return failure
 

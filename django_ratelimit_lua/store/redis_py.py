@@ -176,8 +176,13 @@ class AsyncConnection(asynchronous.AbstractConnection):
     """A mixin for redis-py's asyncio connection classes: many callers write without waiting."""
 
     def write(self, data: bytes) -> None:
-        """Send bytes, or buffer them if the server does not read them yet."""
-        self._writer.write(data)  # type: ignore[union-attr] # It fails like any reply that cannot be read.
+        """Send bytes, or buffer them if the server does not read them yet.
+
+        After the connection has broken, nothing is written: asyncio would log each attempt. The
+        read of the reply fails.
+        """
+        if not self._writer.is_closing():  # type: ignore[union-attr] # It is connected.
+            self._writer.write(data)  # type: ignore[union-attr]
 
     def read_reply(self) -> Awaitable[Any]:
         """Return the next reply. Errors of the server are returned as well, not raised.
@@ -258,11 +263,25 @@ def pools_of(client: DefaultClient) -> list[ConnectionPool]:
 def class_of(pool: ConnectionPool) -> ConnectionClass:
     """Return the class of a pool's connections; for Sentinel, the plain class."""
     kind: ConnectionClass = pool.connection_class
+    if not isinstance(kind, type):
+        raise TypeError(f"connection_class is {kind!r}: must be a class")
     if not issubclass(kind, SentinelManagedConnection):
         return kind
     if issubclass(kind, synchronous.SSLConnection):
         return synchronous.SSLConnection
     return synchronous.Connection
+
+
+def uses_fakeredis(client: DefaultClient) -> bool:
+    """Return whether an alias has a client or a connection class of fakeredis."""
+    classes = [client.connection_factory.redis_client_cls, pools_of(client)[0].connection_class]
+    for each in classes:
+        # In some versions of fakeredis, its connection classes are functions.
+        for base in getattr(each, "__mro__", [each]):
+            name = str(getattr(base, "__module__", base))
+            if name.partition(".")[0] == "fakeredis":
+                return True
+    return False
 
 
 def sentinel_pools_of(pool: ConnectionPool) -> tuple[str, list[ConnectionPool]]:

@@ -5,6 +5,7 @@ errors.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -272,3 +273,69 @@ def test_many_threads_with_event_loops_raise_no_exception(own: Server) -> None:
         node = get_store()._nodes[None]
         assert node._async_connections._loops == {}
     assert limiter.peek("x").limits[0].used == 721
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_password_that_is_set_meanwhile_is_reported_as_authentication(
+    kind: str, own: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that has got a password rejects long commands of new connections before it parses
+    them, by a protocol error. The log names the cause.
+    """
+    limiter = RateLimiter("login", ["5/m", "9/h", "20/d"])
+
+    def hit() -> str:
+        return (limiter.hit("x") if kind == "sync" else asyncio.run(limiter.ahit("x"))).source
+
+    assert hit() == "redis"
+    with redis.Redis.from_url(own.url) as direct:
+        direct.config_set("requirepass", "secret")
+        get_store().close()
+        direct.client_kill_filter(skipme=True, _type="normal")
+        for _ in range(3):
+            if hit() == "fallback":
+                break
+        direct.config_set("requirepass", "")
+    (reason,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "cannot decide limits" in record.getMessage()
+    ]
+    assert "AuthenticationError: Authentication required" in reason
+
+
+def test_reset_connections_leave_no_message_in_the_log_of_asyncio(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Many coroutines write to a connection that the server resets again and again. Each call
+    ends, and asyncio logs nothing.
+    """
+
+    def script(command: list[bytes]) -> Any:
+        right = usual(lambda: server, command)
+        return reset(right, 0) if next(numbers) % 20 == 19 else right
+
+    numbers = itertools.count()
+    with Scripted(script) as server:
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
+        store = Store(ConnectionParams.of("default"), 5, background=True)
+        ends = time.monotonic() + 3
+
+        async def ask(number: int) -> int:
+            failures = 0
+            while time.monotonic() < ends:
+                try:
+                    await store.adecide(call(number))
+                except StoreError:
+                    failures += 1
+                    await asyncio.sleep(0)
+            return failures
+
+        async def everything() -> list[int]:
+            return await asyncio.gather(*(ask(number) for number in range(200)))
+
+        assert sum(asyncio.run(everything())) > 100
+        store.close()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

@@ -7,18 +7,22 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import re
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fakeredis
 import pytest
 import redis.connection
 from django.core.exceptions import ImproperlyConfigured
 from redis.credentials import CredentialProvider
 
 import django_ratelimit_lua.store
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.checks import check_cache
 from django_ratelimit_lua.conf import changes
 from django_ratelimit_lua.store import Patience, why_unusable
 from django_ratelimit_lua.store.connection_params import OPTIONS, ConnectionParams
@@ -74,6 +78,54 @@ def test_only_listed_connection_options_are_used(settings: Any) -> None:
     }
     assert params.database == 3
     assert "hush" not in repr(params)
+
+
+class ClassOfFake(redis.connection.Connection):
+    """A connection class of fakeredis, as its older versions have it."""
+
+    __module__ = "fakeredis._connection"
+
+
+class OwnFake(ClassOfFake):
+    """A project's own subclass of it."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"CONNECTION_POOL_KWARGS": {"connection_class": fakeredis.FakeConnection}},
+        {"CONNECTION_POOL_KWARGS": {"connection_class": fakeredis.FakeAsyncRedis}},
+        {"CONNECTION_POOL_KWARGS": {"connection_class": "fakeredis.FakeConnection"}},
+        {"CONNECTION_POOL_KWARGS": {"connection_class": OwnFake}},
+        {"REDIS_CLIENT_CLASS": "fakeredis.FakeStrictRedis"},
+    ],
+    ids=["function", "class", "text", "subclass", "client"],
+)
+def test_fakeredis_is_an_error_that_names_the_server_for_tests(
+    options: dict[str, Any], settings: Any
+) -> None:
+    """The system check and the first decision report it. Without that, each decision would be a
+    fallback.
+    """
+    settings.CACHES = {
+        "default": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": f"redis://127.0.0.1:1/{len(str(options))}",
+            "OPTIONS": options,
+        }
+    }
+    expected = r"uses fakeredis, .* start django_ratelimit_lua\.testing\.Server"
+    (message,) = check_cache()
+    assert message.is_serious()
+    assert re.search(expected, message.msg)
+    with pytest.raises(ImproperlyConfigured, match=expected):
+        RateLimiter("fake", "5/m").hit("ada")
+
+
+def test_a_connection_class_that_is_no_class_is_named(settings: Any) -> None:
+    """django-redis does not import a dotted path there."""
+    use(settings, "redis://127.0.0.1:1/77", connection_class="redis.Connection")
+    assert "connection_class is 'redis.Connection': must be a class" in why_unusable("default")
 
 
 def test_no_tls_option_is_ignored(settings: Any) -> None:
