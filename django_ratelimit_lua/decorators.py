@@ -47,6 +47,9 @@ class _Ratelimit:
     bucket hold the request until its turn. A leaky bucket without `max_wait` refuses a request that
     would have to wait for more than five seconds.
 
+    Write it below decorators that register the function, such as `@api.get` of django-ninja.
+    A limit that decorators repeat around one view counts a request once.
+
     Args:
         group: The name of the count. Default: the view's module and name.
         key: What to count by: all (every client together), ip, user, user_or_ip, get:NAME,

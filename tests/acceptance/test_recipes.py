@@ -5,30 +5,39 @@ from __future__ import annotations
 import re
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import AnonymousUser
+from django.contrib import admin
+from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.views import LoginView
+from django.core.cache import caches
 from django.http import HttpResponse
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
+from django.urls import path
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import LimitError, ratelimit
+from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
 from django_ratelimit_lua.limits.call import MAX_COST
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.testing import override_ratelimits
+from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.testing import Server, override_ratelimits
 from tests.celery_stand_in import celery  # noqa: F401
 from tests.examples import examples
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def recipe(page: str, name: str) -> dict[str, Any]:
-    """Run the code block of a page that defines the name, and return its definitions."""
+def recipe(page: str, name: str, without: str = "") -> dict[str, Any]:
+    """Run the code block of a page that defines the name, and return its definitions. Text that it
+    is to be run `without` has to occur there.
+    """
     text = (DOCS / page).read_text()
+    assert without in text
+    text = text.replace(without, "")
     blocks = re.findall(r"^\.\. code-block:: python\n\n((?:   .*\n|\n)+)", text, re.MULTILINE)
     (block,) = (
         block for block in blocks if re.search(rf"^   (def|class) {name}\b", block, re.MULTILINE)
@@ -52,58 +61,144 @@ def settings_of(page: str) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize(
-    ("page", "view", "field"),
-    [("how-to/count-by-outcome.rst", "login", "name"), ("how-to/login.rst", "Login", "username")],
-)
+PAGES = ["how-to/count-by-outcome.rst", "how-to/from-axes-or-defender.rst"]
+"""The pages with a login that counts by outcome."""
+
+
+def serve_login(page: str, settings: Any, without: str = "") -> None:
+    """Serve the login of a page at /login/, which redirects users that are signed in."""
+    template = ("registration/login.html", "{{ form }}")
+    loaders = [("django.template.loaders.locmem.Loader", dict([template]))]
+    settings.TEMPLATES = [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "OPTIONS": {"loaders": loaders},
+        }
+    ]
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+    ]
+    settings.LOGIN_REDIRECT_URL = "/"
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+    if page == PAGES[0]:
+        names = recipe(page, "Login", without)
+        login = names["Login"].as_view()
+    else:
+        names = recipe(page, "protect", without)
+        del admin.site.login  # Other tests use the site as it was.
+        login = names["protect"](LoginView.as_view(redirect_authenticated_user=True))
+    urls = ModuleType("urls")
+    # With the receiver of the signal, to which the signal itself has only a weak reference.
+    vars(urls).update(names, urlpatterns=[path("login/", login)])
+    settings.ROOT_URLCONF = urls
+
+
+@pytest.fixture(params=PAGES)
+def login(request: pytest.FixtureRequest, settings: Any, db: None) -> None:
+    serve_login(request.param, settings)
+
+
+def log_in(client: Client, name: str, password: str = "guess") -> int:
+    return client.post("/login/", {"username": name, "password": password}).status_code
+
+
+@pytest.mark.usefixtures("login")
+def test_only_a_login_by_this_request_clears_the_failures() -> None:
+    """An attacker signs in with an account of their own, and sends the victim's name with that
+    session after every four guesses. The answer is a redirect, and no more than five guesses are
+    made. A login of the victim clears the failures.
+    """
+    User.objects.create_user("mallory", password="lovelace")
+    User.objects.create_user("victim", password="lovelace")
+    attacker = Client()
+    attacker.force_login(User.objects.get(username="mallory"))
+    assert log_in(attacker, "nobody") == 302
+    guesses = 0
+    for _ in range(8):
+        for _ in range(4):
+            guesses += log_in(Client(), "victim") == 200
+        log_in(attacker, "victim")
+    assert 0 < guesses <= 5
+    assert log_in(Client(), "victim", "lovelace") == 429
+
+
+@pytest.mark.usefixtures("login")
+def test_a_login_clears_the_failures_of_its_address_and_name() -> None:
+    """Four failures, a login, and five more failures are allowed; the next attempt is refused."""
+    User.objects.create_user("ada", password="lovelace")
+    assert [log_in(Client(), "ada") for _ in range(4)] == [200] * 4
+    assert log_in(Client(), "ada", "lovelace") == 302
+    assert [log_in(Client(), "ada") for _ in range(6)] == [200] * 5 + [429]
+    assert log_in(Client(REMOTE_ADDR="192.0.2.1"), "ada", "lovelace") == 302
+
+
+@pytest.mark.parametrize("page", ["how-to/count-by-outcome.rst", "how-to/login.rst"])
 @pytest.mark.parametrize("method", ["get", "head", "options"])
 @pytest.mark.django_db
-def test_viewing_a_login_form_locks_no_client_out(
-    page: str, view: str, field: str, method: str, settings: Any
-) -> None:
+def test_viewing_a_login_form_locks_no_client_out(page: str, method: str, settings: Any) -> None:
     """Sixty clients view the form, from one address and from many. No request is refused, and a
     login afterwards is allowed.
     """
-    names = recipe(page, view)
-    login = names[view] if view == "login" else names[view].as_view()
-    settings.RATELIMIT_CACHE_PREFIX += "fresh:"  # Without what the recipe's own lines have counted.
+    login = recipe(page, "Login")["Login"].as_view()
     requests = RequestFactory()
 
     def status(method: str, address: str, **given: str) -> int:
         request = getattr(requests, method)("/", given, REMOTE_ADDR=address)
         request._dont_enforce_csrf_checks = True
+        request.user = AnonymousUser()
         return int(login(request).status_code)
 
     for i in range(60):
         assert status(method, "192.0.2.1") == 200
         assert status(method, f"198.51.100.{i}") == 200
     assert status("get", "203.0.113.1") == 200
-    assert status("post", "203.0.113.1", **{field: "grace", "password": "guess"}) == 200
-    assert status("post", "192.0.2.1", **{field: "ada", "password": "guess"}) == 200
+    assert status("post", "203.0.113.1", username="grace", password="guess") == 200
+    assert status("post", "192.0.2.1", username="ada", password="guess") == 200
 
 
-def test_similar_user_names_allow_no_more_guesses_than_the_address(settings: Any) -> None:
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(("without", "allowed"), [("", 30), (", reset_if=succeeded", 5)])
+@pytest.mark.django_db
+def test_similar_user_names_allow_no_more_guesses_than_the_address(
+    page: str, without: str, allowed: int, settings: Any
+) -> None:
     """A login as ADA resets the failures for ada from that address, as the page states, but no
     other limit: thirty guesses are made in all, or five without `reset_if`.
     """
-    names = recipe("how-to/count-by-outcome.rst", "login")
+    serve_login(page, settings, without)
+    User.objects.create_user("ada", password="other")
+    User.objects.create_user("ADA", password="lovelace")
+    guesses = 0
+    for _ in range(12):
+        guesses += sum(log_in(Client(), "ada") == 200 for _ in range(4))
+        log_in(Client(), "ADA", "lovelace")
+    assert guesses == allowed
 
-    def guesses(login: Any) -> int:
-        settings.RATELIMIT_CACHE_PREFIX += "fresh:"
-        passed = 0
-        for _ in range(12):
-            for _ in range(4):
-                guess = RequestFactory().post("/", {"name": "ada", "password": "guess"})
-                passed += login(guess).status_code == 200
-            login(RequestFactory().post("/", {"name": "ADA", "password": "lovelace"}))
-        return passed
 
-    assert guesses(names["login"]) == 30
-    text = (DOCS / "how-to" / "count-by-outcome.rst").read_text()
-    (source,) = re.findall(r"^   (@ratelimit\(\"login\".*\n(?:   .*\n)+)", text, re.MULTILINE)
-    assert source.count(", reset_if=succeeded") == 1
-    exec(textwrap.dedent("   " + source.replace(", reset_if=succeeded", "")), names)
-    assert guesses(names["login"]) == 5
+def test_a_cleared_cache_forgets_counts_and_bans_in_its_database_only(settings: Any) -> None:
+    """Limits in the database of the cache start anew. With the settings of the page on deployment,
+    which give them another database, they stay.
+    """
+    text = (DOCS / "how-to" / "deploy.rst").read_text()
+    (block,) = re.findall(r"^   CACHES = \{\n(?:   .*\n)+", text, re.MULTILINE)
+    names: dict[str, Any] = {}
+    limiter = RateLimiter("cleared", "1/h", ban_after=1, ban_for="1h")
+
+    def hits() -> list[bool]:
+        start_fresh()  # Otherwise a refusal is repeated from memory for up to a second.
+        return [limiter.hit("ada").allowed for _ in range(3)]
+
+    with Server() as server:
+        exec(textwrap.dedent(block.replace(":6379/", f":{server.port}/")), names)
+        settings.CACHES = names["CACHES"]
+        assert hits() == [True, False, False]
+        caches["default"].clear()
+        assert hits() == [True, False, False]
+        settings.RATELIMIT_USE_CACHE = names["RATELIMIT_USE_CACHE"]
+        assert hits() == [True, False, False]
+        caches["default"].clear()
+        assert hits() == [False, False, False]
 
 
 def test_login_rules_allow_viewing_the_form(settings: Any) -> None:
