@@ -12,8 +12,8 @@ TASKS: Mapping[str, str] = MappingProxyType(
     {
         "listener": "receives changes of rules and resets, and checks twice a second whether the "
         "rules are current",
-        "heartbeat": "reports every two seconds that this process is running, while limits are "
-        "shared among processes",
+        "heartbeat": "reports every two seconds that this process is running, and counts the "
+        "processes",
         "leases": "returns unspent leased units, ten times a second while there are any",
         "slots": "renews the slots of concurrency limits that this process holds, four times "
         "before they expire",
@@ -21,8 +21,6 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "optional apps), once a second while there is any",
         "breaker": "tests, up to four times a second, whether a server that failed repeatedly "
         "answers again",
-        "fallback": "reports to Redis, five times a second, the units that were admitted without "
-        "it, until all are reported",
         "publishing": "compares the published rules with the database, every ten seconds in one "
         "of the processes, and publishes changes that could not be published when they were "
         "saved, after 0.5 to 30 seconds",
