@@ -12,8 +12,8 @@ TASKS: Mapping[str, str] = MappingProxyType(
     {
         "listener": "receives changes of rules and resets, and checks twice a second whether the "
         "rules are current",
-        "heartbeat": "reports every two seconds that this process is running, and counts the "
-        "processes",
+        "heartbeat": "reports every two seconds that this process is running, while limits are "
+        "shared among processes",
         "leases": "returns unspent leased units, ten times a second while there are any",
         "slots": "renews the slots of concurrency limits that this process holds, four times "
         "before they expire",

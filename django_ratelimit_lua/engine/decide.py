@@ -326,7 +326,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     asked_at = time.monotonic()
     generation = deny_cache.generation
     patience = patience or Patience(conf.TIMEOUT)
-    if not heartbeat.task.is_running:
+    if not heartbeat.task.is_running and _depends_on_processes(call):
         heartbeat.start()
     is_hot = False
     for charge in call.charges:
@@ -353,6 +353,14 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     elif not decision.allowed and not (is_hot and may_have_more(call)):
         deny_cache.note(call, decision, asked_at, generation)
     return decision
+
+
+def _depends_on_processes(call: Call) -> bool:
+    """Return whether the number of processes may decide about the call, now or in an outage."""
+    return any(
+        charge.limit.is_hot or (charge.limit.on_store_error or conf.ON_STORE_ERROR) == "local"
+        for charge in call.charges
+    )
 
 
 def _without_redis(call: Call) -> Decision:
