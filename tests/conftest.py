@@ -25,7 +25,7 @@ from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.engine.bans import ban_log
-from django_ratelimit_lua.engine.fallback import fallback_limiter
+from django_ratelimit_lua.engine.fallback import local_counts
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.extension import is_installed
 from django_ratelimit_lua.process.tasks import Task, stop
@@ -246,7 +246,7 @@ def prefix(settings: Any) -> Iterator[str]:
         recorder._begin()
     refusal_log.clear()
     ban_log.clear()
-    fallback_limiter.clear()
+    local_counts._counts.clear()
 
 
 @pytest.fixture

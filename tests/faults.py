@@ -368,9 +368,10 @@ class Outcome:
     """When the servers were hurt indeed; on a busy machine, or by a slow command, later than meant.
     """
 
-    def admitted(self, limit: str, until: float = END + 60) -> int:
+    def admitted(self, limit: str, until: float = END + 60, source: str | None = None) -> int:
         return sum(
-            status == 200 and of == limit and at < until for at, _, status, of, _ in self.requests
+            status == 200 and of == limit and at < until and source in (None, by)
+            for at, _, status, of, by in self.requests
         )
 
     def over(self, limit: str) -> int:

@@ -21,8 +21,6 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "optional apps), once a second while there is any",
         "breaker": "tests, up to four times a second, whether a server that failed repeatedly "
         "answers again",
-        "fallback": "reports to Redis, five times a second, the units that were admitted without "
-        "it, until all are reported",
         "publishing": "compares the published rules with the database, every ten seconds in one "
         "of the processes, and publishes changes that could not be published when they were "
         "saved, after 0.5 to 30 seconds",

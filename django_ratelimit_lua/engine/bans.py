@@ -1,8 +1,7 @@
-"""The bans that this process knows: those in force, and those that were just triggered.
+"""Reports of the bans that were just triggered, and the numbers of those in force.
 
-While Redis is unavailable, no ban is triggered. The bans that this process knows hold until their
-end, whatever the policies of the limits are, so an outage readmits no client that this process has
-seen banned. A client that was banned by another process is limited like any other client.
+While Redis is unavailable, no ban is triggered, and only the deny cache still refuses a banned
+client.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,14 +17,12 @@ from typing import TYPE_CHECKING
 from asgiref.sync import sync_to_async
 
 from ..conf import conf
-from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..identity.names import shown
 from ..limits.ban import Ban
-from ..limits.call import REGISTER, Call, Charge
+from ..limits.call import REGISTER, Call
 from ..limits.decision import Decision
 from ..limits.rate import SECOND
-from ..process.bounded_map import BoundedMap
 from ..process.clock import Clock
 from ..rules.callsite import known_call_sites, limits_of
 from ..rules.provider import current, load
@@ -40,78 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_ratelimit_lua.banned")
 MAX_ENTRIES = 10_000
-"""Maximum number of known bans. The latest are kept."""
-_Key = tuple[bytes, bytes, bytes]
-
-
-class KnownBans:
-    """The bans in force that this process knows, with their ends on the monotonic clock."""
-
-    def __init__(self) -> None:
-        self._bans: BoundedMap[_Key, tuple[Ban, float]] = BoundedMap(
-            MAX_ENTRIES, labels_of=lambda key: (key[1],)
-        )
-
-    def note(self, call: Call, decision: Decision) -> None:
-        """Store the bans that Redis has returned."""
-        # By a time that is not the present, as of a test.
-        if call.now is not None and conf.CLOCK != "client":
-            return
-        for charge, state in zip(call.charges, decision.limits, strict=True):
-            if state.ban is None:
-                continue
-            if state.ban.until:
-                ends_at = Clock.monotonic() + (state.ban.until - decision.moment) / SECOND
-                self._bans.put(_key(call, charge), (state.ban.later(), ends_at))
-            elif self._bans.entries:
-                self._bans.pop(_key(call, charge))
-
-    def hold(self, call: Call, decision: Decision) -> Decision:
-        """Return a decision made without Redis, with the known bans applied to it."""
-        states = list(decision.limits)
-        for place, charge in enumerate(call.charges):
-            ban, seconds = self._find(call, charge)
-            if ban is None:
-                continue
-            state = states[place]
-            if state.retry_after is not None:
-                state = state._replace(retry_after=max(state.retry_after, seconds))
-            reset = max(state.reset_after, seconds)
-            states[place] = state._replace(
-                allowed=False, remaining=0, reset_after=reset, wait=0.0, ban=ban
-            )
-        decision = decision._replace(limits=tuple(states))
-        if any(state.refuses for state in states):
-            return decision._replace(allowed=False, granted=0, wait=0.0)
-        return decision
-
-    def refuses(self, call: Call) -> bool:
-        """Return whether an enforced limit has banned an identity of the call."""
-        return any(
-            charge.limit.mode == "enforce" and self._find(call, charge)[0] is not None
-            for charge in call.charges
-        )
-
-    def _find(self, call: Call, charge: Charge) -> tuple[Ban | None, float]:
-        """Return the ban in force, and the seconds until its end."""
-        ban, ends_at = self._bans.get(_key(call, charge)) or (None, 0.0)
-        seconds = ends_at - Clock.monotonic()
-        if seconds <= 0:
-            return None, 0.0
-        return ban, seconds
-
-    def forget(self, digests: Iterable[bytes]) -> None:
-        """Remove the bans of these identities, which were lifted."""
-        for digest in digests:
-            self._bans.pop_labelled(digest)
-
-    def clear(self) -> None:
-        self._bans.clear()
-
-
-def _key(call: Call, charge: Charge) -> _Key:
-    part = b"" if charge.limit.ban is None else charge.limit.ban.key_part
-    return call.prefix, charge.ban_digest, part
+"""Maximum number of listed bans in a cluster. The latest are kept."""
 
 
 def details_key(ban_key: bytes) -> bytes:
@@ -248,6 +174,4 @@ def bans_active() -> Counter[str]:
     )
 
 
-known_bans = KnownBans()
 ban_log = LogSampler()
-on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), known_bans.clear)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from asyncio import CancelledError
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from logging import DEBUG
@@ -33,13 +33,13 @@ from ..rules.provider import current, load
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..store import FOREVER, Patience, get_store
-from .bans import known_bans, report_bans
-from .counters import counters
+from .bans import report_bans
 from .decision_log import log_decision
 from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
 from .evidence import drop_evidence
-from .fallback import fallback_limiter
+from .fallback import local_counts
+from .heartbeat import heartbeat
 from .leases import decide_here, leases, may_have_more
 from .listener import listener
 from .run import Wait, Waiting, arun, run, settling
@@ -327,10 +327,11 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     asked_at = Clock.monotonic()
     generation = deny_cache.generation
     patience = patience or Patience(conf.TIMEOUT)
-    is_hot = bans = False
-    for limit, _, _, _, _ in call.charges:
-        is_hot = is_hot or limit.is_hot
-        bans = bans or limit.ban is not None
+    if not heartbeat.task.is_running and _depends_on_processes(call):
+        heartbeat.start()
+    is_hot = False
+    for charge in call.charges:
+        is_hot = is_hot or charge.limit.is_hot
     try:
         if is_hot or not call.charges or not get_store().compares_rules:
             is_apart = _is_compared_apart(call)
@@ -340,12 +341,8 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
                 yield from _compare(call, patience)
             if is_apart and not call.charges:
                 return Decision(True, revision=call.revision_number)
-        if is_hot or fallback_limiter.is_recovering:
-            steps = decide_here(call, patience) if is_hot else _asking(call)
-            decision = yield from fallback_limiter.decide_by_both(call, steps)
-            # This process's share was used up, and Redis not asked.
-            if bans and decision.source == "fallback":
-                decision = known_bans.hold(call, decision)
+        if is_hot:
+            decision = yield from decide_here(call, patience)
         else:
             decision = yield call
     except StoreError:
@@ -356,24 +353,20 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
             deny_cache.forget([charge.digest for charge in call.charges])
     elif not decision.allowed and not (is_hot and may_have_more(call)):
         deny_cache.note(call, decision, asked_at, generation)
-    if decision.source == "redis":
-        counters.remember(call, decision.limits)
-        if bans and call.banning:
-            known_bans.note(call, decision)
     return decision
 
 
+def _depends_on_processes(call: Call) -> bool:
+    """Return whether the number of processes may decide about the call, now or in an outage."""
+    return any(
+        charge.limit.is_hot or (charge.limit.on_store_error or conf.ON_STORE_ERROR) == "local"
+        for charge in call.charges
+    )
+
+
 def _without_redis(call: Call) -> Decision:
-    if not call.charges:
-        return Decision(True, source="fallback")
-    is_hit = call.operation == "hit"
-    if is_hit and known_bans.refuses(call):
-        decision = fallback_limiter.decide(call._replace(operation="peek"))
-    else:
-        decision = fallback_limiter.decide(call)
-    if call.operation in ("hit", "peek"):
-        decision = known_bans.hold(call, decision)
-    if call.slot and is_hit:
+    decision = local_counts.decide(call, in_outage=True)
+    if call.slot and call.operation == "hit":
         # It is unknown whether Redis has counted them. This process has not.
         states = zip(call.charges, decision.limits, strict=True)
         _release_later(
@@ -415,10 +408,6 @@ def _compare(call: Call, patience: Patience) -> Waiting[None]:
         freshness.confirm_call(call, asked_at)
     finally:
         patience.take_back(share)
-
-
-def _asking(call: Call) -> Generator[Call, Decision, Decision]:
-    return (yield call)
 
 
 def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
@@ -513,7 +502,6 @@ def banning(
     units = 0 if length is None else time_us(duration(length))
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban", why=why)
     decision: Decision = yield call
-    known_bans.note(call, decision)
     yield from report_bans(call, charges, decision)
     return decision
 
@@ -528,9 +516,7 @@ def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Wait
         yield Wait(drop, sync_to_async(drop))
         return decision
     finally:
-        digests = {charge.ban_digest for charge in call.charges}
-        known_bans.forget(digests)
-        deny_cache.forget(digests)
+        deny_cache.forget({charge.ban_digest for charge in call.charges})
 
 
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
@@ -550,8 +536,7 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
             digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)
         }
         leases.drop(dict.fromkeys(digests, moment))
-        counters.forget(call)
-        known_bans.forget(digests)
+        local_counts.forget(call)
         deny_cache.forget(digests)
 
 

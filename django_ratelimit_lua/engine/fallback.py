@@ -1,180 +1,148 @@
-"""Decisions while Redis is unavailable, by each limit's policy.
+"""Counts in this process: limits while Redis is unavailable, and this process's part of splits.
 
-"local": of N units that P processes share, each admits N / P, rounded up. So together they admit at
-most N + P - 1 units where one Redis admits N. A share begins with the last reply of Redis about the
-identity, if it is still stored. One hit that costs more than a share, but no more than the limit,
-is admitted if nothing else is counted. Units that this process has admitted stay in its share as
-long as the limit counts them, also in the next outage, and whether or not they were reported to
-Redis.
-
-When Redis is available again, a thread reports the admitted units that still count. Until the other
-processes have reported theirs as well (slots with their next renewal), both Redis and the share
-have to allow a hit.
+There is one count for each client and limit: the units since the first hit of a window. The window
+of a bucket is the time in which a full bucket refills, and that of slots is
+`RATELIMIT_SLOT_SECONDS`. Nothing is reported to Redis when it is available again.
 """
 
 from __future__ import annotations
 
+from math import inf
 from threading import Lock
+from typing import NamedTuple
 
 from ..conf import conf
-from ..exceptions import StoreError
-from ..limits.call import Call, Charge, Operation
-from ..limits.decision import Decision
+from ..limits.call import Call, Charge
+from ..limits.decision import Decision, LimitState
+from ..limits.limit import Limit
+from ..limits.rate import SECOND
+from ..process.bounded_map import BoundedMap
 from ..process.clock import Clock
-from ..process.forks import chance, renew_after_fork
-from ..process.tasks import Task
-from ..signals import store_up
-from ..store import Patience, get_store
-from .counters import Counter, counters, policy_of
-from .run import Waiting
-from .slots import held_slots
+from ..process.forks import renew_after_fork
+from .heartbeat import heartbeat
+from .slots import Key, held_slots
 
-Steps = Waiting[Decision]
-"""Yields the calls that have to be made for a decision, and is sent theirs."""
-BACK_SECONDS = 1.5
-"""Seconds within which all processes are back after Redis is: the interval of their breakers'
-trials.
-"""
-TELL_SECONDS = 0.2
-"""Seconds between two attempts to report admitted units to Redis, with a jitter of a quarter."""
-MAX_ERRORS = 10
-"""Maximum number of errors that Redis answers in one attempt, for example because it is full. The
-next attempt starts with others.
-"""
+MAX_COUNTS = 10_000
+"""Counts that are kept. The least recently used one is dropped first."""
+RETRY_SECONDS = 1.0
+"""The retry time of a hit that is larger than this process's part, because Redis may be back."""
 
 
-class FallbackLimiter:
-    """Decides while Redis is unavailable (`decide`), and just after an outage (`decide_by_both`).
+class LocalCount(NamedTuple):
+    """The count of one client under one limit, and the charge that a call makes.
 
-    - `is_recovering`: whether some units that were admitted in an outage may be unreported.
+    - `size`: the units that this process admits in a window;
+    - `start`: the start of the window, in microseconds since 1970;
+    - `ends_in`: the seconds until its end;
+    - `used`: the units counted in it.
     """
 
+    charge: Charge
+    key: Key
+    size: float
+    start: int
+    ends_in: float
+    used: int
+
+    @property
+    def retry_after(self) -> float | None:
+        """Return the seconds until the charge may fit; None if it never does."""
+        cost = max(self.charge.cost, 1)
+        if self.used + cost <= self.size:
+            return 0.0
+        if cost > self.charge.limit.capacity:
+            return None
+        if cost > self.size:
+            return RETRY_SECONDS
+        return self.ends_in
+
+
+class LocalCounts:
+    """All counts of this process."""
+
     def __init__(self) -> None:
-        self.is_recovering = False
-        self._back_at = float("-inf")
+        self._counts: BoundedMap[Key, tuple[int, int]] = BoundedMap(MAX_COUNTS)
         self._begin()
-        self.task = Task(
-            "fallback",
-            self._step,
-            delay=_pause,
-            meanwhile="units that were admitted without Redis are not counted there",
-        )
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
         self._lock = Lock()
 
-    def decide(self, call: Call) -> Decision:
-        """Return the decision about a call while Redis is unavailable."""
-        self._wait_for_others()
-        return self._by_policies(call)
+    def decide(self, call: Call, *, in_outage: bool = False) -> Decision:
+        """Decide a call in this process. Units are taken if every limit allows the call.
 
-    def decide_by_both(self, call: Call, steps: Steps) -> Steps:
-        """Return the decision of `steps`, which call Redis.
-
-        If this process's share does not allow the call, Redis is not called.
+        With `in_outage`, the policy of each limit decides.
         """
-        share = self._share_of(call)
-        if share is None:
-            return (yield from steps)
-        if not counters.decide(share):
-            return self._by_policies(call)
-        is_taken = False
-        try:
-            decision = yield from steps
-            is_taken = decision.allowed
-        finally:
-            if not is_taken:
-                counters.decide(share._replace(operation="refund"))
-        return decision
-
-    def on_store_up(self, **kwargs: object) -> None:
-        self._wait_for_others()
-        if counters.is_owing:
-            self.task.start()
-
-    def clear(self) -> None:
-        counters.clear()
-        self.is_recovering = False
-        self._back_at = float("-inf")
-
-    def _wait_for_others(self) -> None:
         with self._lock:
-            self._back_at = held_slots.outage_at = Clock.monotonic()
-            self.is_recovering = True
+            counts = [self._find(call, charge, in_outage) for charge in call.charges]
+            allowed = call.operation in ("charge", "refund") or all(
+                count.retry_after == 0.0 for count in counts if count.charge.limit.mode == "enforce"
+            )
+            states = tuple([self._apply(call, count, allowed) for count in counts])
+        return Decision(allowed, states, call.units if allowed else 0, source="fallback")
 
-    def _share_of(self, call: Call) -> Call | None:
-        """Return the part of a call that this process's share has to allow as well, or None."""
-        if not self.is_recovering:
-            return None
-        # Their renewal reports slots, also those of a process that has noticed no outage.
-        slots_wait = self._is_back_within(BACK_SECONDS + held_slots.interval)
-        if not slots_wait and not counters.is_owing:
-            with self._lock:
-                slots_wait = self._is_back_within(BACK_SECONDS + held_slots.interval)
-                self.is_recovering = slots_wait or counters.is_owing
-            return None
-        if call.operation != "hit" or call.partial or call.now is not None:
-            return None
-        is_waiting = self._is_back_within(BACK_SECONDS) or counters.owes_any(call)
-        charges = [
-            charge
-            for charge in call.charges
-            if policy_of(charge.limit) == "local" and not charge.limit.is_hot
-            if is_waiting or (slots_wait and charge.limit.holds)
-        ]
-        return call._replace(charges=charges) if charges else None
+    def _find(self, call: Call, charge: Charge, in_outage: bool) -> LocalCount:
+        limit = charge.limit
+        key = (call.prefix, charge.digest, limit.key_part)
+        now = call.now or Clock.time_ns() // 1000
+        seconds = limit.rate.period * limit.capacity / max(limit.rate.limit, 1)
+        held = 0
+        if limit.holds:
+            seconds = conf.SLOT_SECONDS
+            held = sum([slot.charge.cost for slot in list(held_slots.of(key).values())])
+        start, used = self._counts.pop(key) or (0, 0)
+        ends_in = seconds - (now - start) / SECOND
+        if not 0.0 < ends_in <= seconds:
+            start = now
+            used = 0
+            ends_in = seconds
+        if used:  # The most recently used count is the last to be dropped.
+            self._counts.put(key, (start, used))
+        used = max(used, held)
+        return LocalCount(charge, key, _size(limit, in_outage), start, ends_in, used)
 
-    def _is_back_within(self, seconds: float) -> bool:
-        return Clock.monotonic() - self._back_at < seconds
+    def _apply(self, call: Call, count: LocalCount, allowed: bool) -> LimitState:
+        """Take or give back the units of a charge, and return the state of its limit."""
+        limit, _, cost, *_ = count.charge
+        retry_after = count.retry_after
+        is_taken = call.operation == "charge" or (call.operation == "hit" and retry_after == 0.0)
+        used = count.used
+        counted_at = 0
+        if is_taken and allowed and count.size < inf:
+            used += cost
+            counted_at = count.start
+        elif call.operation == "refund" and call.hit_at in (None, count.start):
+            used = max(0, used - cost)
+        if used != count.used:
+            self._counts.put(count.key, (count.start, used))
+        return LimitState.of(
+            limit,
+            allowed=retry_after == 0.0,
+            used=used,
+            remaining=max(0, min(limit.capacity, count.size - used)),
+            retry_after=retry_after,
+            reset_after=count.ends_in if used else 0.0,
+            counted_at=counted_at,
+        )
 
-    def _by_policies(self, call: Call) -> Decision:
-        decision = counters.decide(call, in_outage=True)
-        if counters.is_owing:
-            self.task.start()
-        return decision._replace(source="fallback")
-
-    def _step(self) -> float | None:
-        # Not only after a request: a process that gets none, or refuses all by itself, has to
-        # report as well.
-        if not get_store().is_paused:
-            self._report()
-            counters.owing()  # Until here, every owed identity is decided by the share as well.
-        return _pause() if counters.is_owing else None
-
-    def _report(self) -> None:
-        """Report the owed units of all identities to Redis."""
-        store = get_store(background=True)
-        owing = counters.owing()
-        chance.shuffle(owing)  # An identity that gets an error each time must not always be first.
-        answers = False
-        errors = 0
-        for counter in owing:
-            try:
-                if not answers:  # A silent Redis might count, when it wakes up, what it was sent.
-                    store.decide(_report_call(counter, "peek", 1), Patience(conf.TIMEOUT))
-                    answers = True
-                units = counter.owed
-                if units:
-                    call = _report_call(counter, "charge", units)
-                    counters.mark_reported(counter, units, call, store.decide(call).limits)
-            except StoreError as error:
-                errors += 1
-                if not error.was_answered or errors >= MAX_ERRORS:
-                    return
+    def forget(self, call: Call) -> None:
+        """Delete the counts of a call's limits."""
+        with self._lock:
+            for charge in call.charges:
+                self._counts.pop((call.prefix, charge.digest, charge.limit.key_part))
 
 
-def _pause() -> float:
-    return TELL_SECONDS * chance.uniform(0.75, 1.25)
+def _size(limit: Limit, in_outage: bool) -> float:
+    """Return the units of a limit that this process admits in a window."""
+    policy = limit.on_store_error or conf.ON_STORE_ERROR
+    if in_outage and policy == "open":
+        return inf
+    if not limit.rate.limit or (in_outage and policy == "closed"):
+        return 0
+    part = heartbeat.part_of(limit)
+    if part is not None:
+        return part.units(limit.capacity)
+    return max(1, limit.capacity // heartbeat.count)
 
 
-def _report_call(counter: Counter, operation: Operation, units: int) -> Call:
-    prefix, digest, _ = counter.key
-    call = Call([Charge(counter.limit, digest, units)], operation, prefix)
-    if conf.CLOCK == "client":
-        return call._replace(now=Clock.time_ns() // 1000)
-    return call
-
-
-fallback_limiter = FallbackLimiter()
-store_up.connect(fallback_limiter.on_store_up, dispatch_uid="django_ratelimit_lua.engine.fallback")
+local_counts = LocalCounts()

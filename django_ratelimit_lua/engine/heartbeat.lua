@@ -2,32 +2,22 @@
 Notes that a process is alive, in one register of processes or several. For each, tells how many there are, and where
 this one stands among them. What it costs grows with the logarithm of the processes, and with the number of registers.
 
-A register begins anew where it was lost, or where nobody was heard of for half a lifetime: this server was away, or its
-clock was set. Then others may be alive and not listed yet, until a lifetime later.
-
-KEYS[3n-2]      a sorted set: processes by the moment they were last heard of
-KEYS[3n-1]      a sorted set: the same processes by name
-KEYS[3n]        when the register began: seconds, and microseconds
+KEYS[2n-1]      a sorted set: processes by the moment they were last heard of
+KEYS[2n]        a sorted set: the same processes by name
 KEYS[#KEYS]     a hash: how each process of the first register describes itself
 ARGV[1]         the process's name
 ARGV[2]         how it describes itself
 ARGV[3]         seconds after which one that is not heard of is no more
 ARGV[4]         the time by the process's clock, seconds and microseconds; empty: this server's own
 ARGV[4+n]       for each register 1, or 0: it leaves the register
-returns         for each register: when it began, 1 if that was a lifetime ago, how many processes there are, and how many
-                of them come before this one
+returns         for each register: how many processes there are, and how many of them come before this one
 ]]
 
 local clock, lifetime, descriptions = ARGV[4], tonumber(ARGV[3]), KEYS[#KEYS]
 if clock == '' then clock = table.concat(redis.call('TIME'), ' ') end
 local now = tonumber(string.match(clock, '^(%d+) %d+$'))
 
-local function beat(alive, names, since, own)
-  local began, heard = redis.call('GET', since), redis.call('ZRANGE', alive, -1, -1, 'WITHSCORES')[2]
-  local seconds = began and tonumber(string.match(began, '^(%d+) %d+$'))
-  if not seconds or seconds > now or not heard or math.abs(now - heard) >= lifetime / 2 then
-    began, seconds = clock, now
-  end
+local function beat(alive, names, own)
   local gone = redis.call('ZRANGEBYSCORE', alive, '-inf', now - lifetime)
   -- The clock was set back: these entries would last until it has caught up. A live process adds itself again.
   for _, process in ipairs(redis.call('ZRANGEBYSCORE', alive, now + lifetime / 2, '+inf')) do
@@ -46,16 +36,15 @@ local function beat(alive, names, since, own)
       redis.call('DEL', names)
       redis.call('ZADD', names, 0, ARGV[1])
     end
-    redis.call('SET', since, began, 'EX', 2 * lifetime)
     redis.call('EXPIRE', alive, 2 * lifetime)
     redis.call('EXPIRE', names, 2 * lifetime)
   end
-  return {began, now - seconds >= lifetime and 1 or 0, redis.call('ZCARD', names), redis.call('ZRANK', names, ARGV[1]) or 0}
+  return {redis.call('ZCARD', names), redis.call('ZRANK', names, ARGV[1]) or 0}
 end
 
 local answers = {}
 for n = 1, #ARGV - 4 do
-  answers[n] = beat(KEYS[3 * n - 2], KEYS[3 * n - 1], KEYS[3 * n], ARGV[4 + n])
+  answers[n] = beat(KEYS[2 * n - 1], KEYS[2 * n], ARGV[4 + n])
 end
 if ARGV[5] ~= '0' then
   redis.call('HSET', descriptions, ARGV[1], ARGV[2])

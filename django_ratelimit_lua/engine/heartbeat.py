@@ -52,10 +52,6 @@ class ProcessShare(NamedTuple):
         """Return this part of a number of units. All parts add up to the number."""
         return whole * (self.before + 1) // self.of - whole * self.before // self.of
 
-    def speed(self, limit: int) -> float:
-        """Return this part of a number of units per period."""
-        return limit / self.of
-
 
 class Register:
     """The processes of one register, which Redis keeps under `prefix`.
@@ -64,9 +60,6 @@ class Register:
     - `share`: the part of this process (None: not known yet);
     - `limit`: the split limit of the register (None: the register lists all processes);
     - `used_at`: the moment of this process's last hit of that limit.
-
-    If the register is lost in Redis, the other processes are added one after the other. A number
-    smaller than before is not used until each process has had the time to send a heartbeat.
     """
 
     def __init__(self, prefix: bytes, limit: Limit | None = None) -> None:
@@ -75,13 +68,12 @@ class Register:
         self.count = 1
         self.share: ProcessShare | None = None
         self.used_at = Clock.monotonic()
-        self._began: bytes | None = None
 
     @property
     def keys(self) -> list[bytes]:
         """Return the keys that the script of the heartbeat reads and writes."""
         prefix = conf.CACHE_PREFIX + self.prefix
-        return [prefix + b"es", prefix + b"-names", prefix + b"es-since"]
+        return [prefix + b"es", prefix + b"-names"]
 
     @property
     def is_used(self) -> bool:
@@ -90,15 +82,8 @@ class Register:
 
     def read(self, reply: Reply) -> None:
         """Apply the reply of Redis to a heartbeat."""
-        began, is_settled, count, before = reply
-        # The floor stays until the register is settled: a new process may stand for one that is
-        # missing.
-        if self._began in (None, began) or is_settled:
-            self._began = began
-        elif count < self.count:
-            return
-        self.count = count
-        self.share = ProcessShare(before, count)
+        self.count, before = reply
+        self.share = ProcessShare(before, self.count)
 
 
 _Beat = Sequence[tuple[Register, bool]]

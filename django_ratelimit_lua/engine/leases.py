@@ -31,11 +31,10 @@ from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
 from ..store import FOREVER, Patience, get_store, last_patience
-from .counters import counters
 from .deny_cache import deny_cache
-from .fallback import Steps
+from .fallback import local_counts
 from .heartbeat import heartbeat
-from .run import Wait
+from .run import Wait, Waiting
 
 HORIZON = 0.1
 """Seconds that a batch is meant to last."""
@@ -274,7 +273,6 @@ class Leases:
         key = (call.prefix, charge.digest, charge.limit, call.revision, tuple(call.subjects))
         lease = self._leases.get(key)
         if lease is None:
-            heartbeat.start()
             with self._lock:  # Concurrent callers share it.
                 lease = self._leases.get(key)
                 if lease is None:
@@ -384,7 +382,7 @@ def may_have_more(call: Call) -> bool:
     )
 
 
-def decide_here(call: Call, patience: Patience) -> Steps:
+def decide_here(call: Call, patience: Patience) -> Waiting[Decision]:
     """Decide a call in this process and, for the rest, in Redis.
 
     Raises the `StoreError` or `StaleRules` of the calls that it yields.
@@ -456,7 +454,6 @@ def _splits_of(call: Call) -> list[int]:
 def _join_splits(call: Call, patience: Patience) -> Generator[Wait, None, None]:
     """Join the registers of the split limits that a call hits. Raises `StoreError`."""
     for place in _splits_of(call):
-        heartbeat.start()
         if call.operation != "hit":
             continue
         register = heartbeat.use(call.charges[place].limit)
@@ -472,19 +469,19 @@ def _decide_splits(call: Call, here: LocalPart) -> bool:
     if not places:
         return True
     splits = call._replace(charges=[call.charges[place] for place in places])
-    decision = counters.decide(splits)
+    decision = local_counts.decide(splits)
     here.states.update(zip(places, decision.limits, strict=True))
     if call.operation == "hit" and decision.allowed:
         for charge, state in zip(splits.charges, decision.limits, strict=True):
-            units = decision.granted if call.partial else charge.cost
-            here.taken.append((units, partial(_refund_split, splits, charge, state.counted_at)))
+            give_back = partial(_refund_split, splits, charge, state.counted_at)
+            here.taken.append((charge.cost, give_back))
     return decision.allowed
 
 
 def _refund_split(splits: Call, charge: Charge, counted_at: int, units: int) -> None:
     if counted_at:  # Else a shadow limit took nothing.
         refund = splits._replace(charges=[charge._replace(cost=units)], operation="refund")
-        counters.decide(refund._replace(hit_at=counted_at))
+        local_counts.decide(refund._replace(hit_at=counted_at))
 
 
 def _is_leased(call: Call, charge: Charge) -> bool:

@@ -47,9 +47,7 @@ logger = logging.getLogger("django_ratelimit_lua")
 RENEWALS = 4
 """How often a slot is renewed while it lasts."""
 SOON_SECONDS = 0.25
-"""Seconds between two attempts if Redis is unavailable, or does not have slots yet that were given
-without it.
-"""
+"""Seconds between two attempts if Redis is unavailable."""
 LINGER_SECONDS = 30.0
 """For how long the thread waits for the next slot when none is held any more: to start one is dear.
 """
@@ -78,8 +76,7 @@ class HeldSlot:
     - `since`: the beginning, in seconds since 1970;
     - `held_at`, `renewed_at`, `ends_at`: the beginning, the last renewal, and the end without
       another renewal (monotonic);
-    - `is_local`: this process granted the slot while Redis was unavailable, and Redis does not have
-      it yet;
+    - `is_local`: this process granted the slot while Redis was unavailable. Redis never has it;
     - `is_late`: the slot may have ended in Redis, which was unavailable, and that was reported;
     - `is_lost`: the slot has ended while it was held.
     """
@@ -109,7 +106,7 @@ class HeldSlot:
     @property
     def may_be_gone(self) -> bool:
         """Return whether Redis may not have the slot."""
-        return self.is_local or self.is_late or self.renewed_at < held_slots.outage_at
+        return self.is_late or self.renewed_at < held_slots.outage_at
 
     @property
     def ends_at(self) -> float:
@@ -276,7 +273,7 @@ class HeldSlots:
         if held:
             self._used_at = Clock.monotonic()
             unasked = self.renew(held)
-            if unasked or self._late or any(slot.is_local for slot in held):
+            if unasked or self._late:
                 return min(SOON_SECONDS, self.interval)
         # In a cluster, another node may have the list. Slots are renewed nevertheless.
         with suppress(StoreError):
@@ -288,9 +285,11 @@ class HeldSlots:
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
         """Renew these slots once. Return those for which Redis gave no reply.
 
-        Slots that Redis may not know are taken there, if there is room: those granted without it,
-        those held during an outage, and those that could not be renewed in time.
+        Slots that Redis may not know are taken there, if there is room: those held during an
+        outage, and those that could not be renewed in time. Slots granted without Redis are not
+        reported to it.
         """
+        held = [slot for slot in held if not slot.is_local]
         self.note_late(held)
         unknown = [slot for slot in held if slot.may_be_gone]
         known = [slot for slot in held if not slot.may_be_gone]
@@ -302,7 +301,7 @@ class HeldSlots:
             self.release_later(ended)
         gone += refused
         for slot in gone:
-            slot.is_lost = not slot.is_local and bool(self.drop([slot]))
+            slot.is_lost = bool(self.drop([slot]))
         _report_lost([slot for slot in gone if slot.is_lost and not slot.is_late])
         return [*unasked, *later]
 
@@ -321,7 +320,7 @@ class HeldSlots:
         for slot, answer in zip(slots, answers, strict=True):
             if answer:
                 slot.renewed_at = asked_at
-                slot.is_local = slot.is_late = False
+                slot.is_late = False
             elif answer is None:
                 self.outage_at = Clock.monotonic()
                 unasked.append(slot)
@@ -336,12 +335,8 @@ class HeldSlots:
         """Report the slots that were not renewed in time: they may have ended in Redis."""
         late = []
         for slot in held:
-            if (
-                Clock.monotonic() >= slot.ends_at
-                and not slot.is_local
-                and not slot.is_late
-                and self._is_held(slot)
-            ):
+            is_over = Clock.monotonic() >= slot.ends_at and not slot.is_local
+            if is_over and not slot.is_late and self._is_held(slot):
                 slot.is_late = True
                 late.append(slot)
         _report_lost(late)

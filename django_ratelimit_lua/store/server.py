@@ -216,6 +216,7 @@ class Store:
         self._is_down = False
         self._failing: set[Address | None] = set()
         self._failed_at = float("-inf")
+        self._down_since = 0.0
         self._was_paused = False
         self._begin()
         renew_after_fork(self._begin)
@@ -451,7 +452,10 @@ class Store:
             if not self._is_down or self._failing or not is_steady:
                 return
             self._is_down = False
-        logger.info("Redis of cache %r is available again", self._params.name)
+            seconds = Clock.monotonic() - self._down_since
+        logger.warning(
+            "Redis of cache %r is available again after %.1f s", self._params.name, seconds
+        )
         store_up.send_robust(Store, alias=self._params.name)
 
     def _failed(self, error: Exception, node: Address | None = None) -> StoreError:
@@ -464,6 +468,8 @@ class Store:
             self._is_down = True
             self._failing.add(node)
             self._failed_at = Clock.monotonic()
+            if not was_down:
+                self._down_since = self._failed_at
             # After a pause the first answer is enough: a trial has shown that Redis is back.
             # Without a pause, some calls were answered with errors or not at all: that has to end
             # first.

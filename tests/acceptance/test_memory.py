@@ -17,8 +17,8 @@ from django.test import RequestFactory
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.core import is_ratelimited
-from django_ratelimit_lua.engine.counters import counters
 from django_ratelimit_lua.engine.deny_cache import deny_cache
+from django_ratelimit_lua.engine.fallback import local_counts
 from django_ratelimit_lua.engine.heartbeat import ProcessShare
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.identity import digest
@@ -62,7 +62,7 @@ def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def forget() -> None:
         deny_cache.clear()
-        counters.clear()
+        local_counts._counts.clear()
         leases.clear()
         limiters.clear()
         override_cache._known.clear()
@@ -88,7 +88,6 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for _, found in kept():
         if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "most", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
     monkeypatch.setattr(
         callables, "known", dict(callables.known)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.engine.counters import counters
+from django_ratelimit_lua.engine.fallback import local_counts
 from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
 from tests.parts import set_part
 
 
 @pytest.fixture(autouse=True)
-def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process the only one, without counts and with memory for few identities."""
     monkeypatch.setattr(heartbeat, "count", 1)
     set_part(monkeypatch, ProcessShare(0, 1))
-    monkeypatch.setattr("django_ratelimit_lua.engine.counters.MAX_IDENTITIES", 1_000)
-    counters.clear()
-    yield
-    counters.clear()
+    monkeypatch.setattr(local_counts._counts, "most", 1_000)
 
 
 def test_an_active_identity_is_never_evicted() -> None:

@@ -83,10 +83,7 @@ def test_the_drawing_of_the_floors_is_current() -> None:
         (r"register_at_fork|[!=]= os\.getpid\(\)", {"process/forks.py"}),
         (r"\bThread\(|start_new_thread|\bTimer\(|Executor\(|\batexit\b", {"process/tasks.py"}),
         (r"\bsetting_changed\b", {"conf/changes.py"}),
-        (
-            r"\bOrderedDict\(|popitem\(last=False\)",
-            {"process/bounded_map.py", "engine/counters.py"},
-        ),
+        (r"\bOrderedDict\(|popitem\(last=False\)", {"process/bounded_map.py"}),
         (r"lru_cache\(maxsize=None\)|from functools import .*\bcached_property\b", set()),
     ],
     ids=[
@@ -100,8 +97,8 @@ def test_the_drawing_of_the_floors_is_current() -> None:
 def test_forks_threads_and_settings_are_handled_in_one_module_each(
     what: str, where: set[str]
 ) -> None:
-    """Only one module handles forks, one handles changed settings, and one starts threads. Maps
-    with a bound are in two modules, and no cache is unbounded.
+    """Only one module handles forks, one handles changed settings, one starts threads, and one
+    bounds maps. No cache is unbounded.
     """
     assert {
         path.relative_to(PACKAGE).as_posix()

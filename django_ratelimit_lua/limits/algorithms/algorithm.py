@@ -31,8 +31,7 @@ class Algorithm:
         options: The options that it takes in addition to the general ones.
         waits_anyway: Whether hits wait for their turn, even without `max_wait`.
         holds: Whether units are held until they are released. Its rate is a number of slots.
-        is_bucket: Whether units drain at the rate, instead of expiring one period later. A process
-            counts its share of a limit in the same way.
+        is_bucket: Whether units drain at the rate, instead of expiring one period later.
         allows_debt: Whether a hit may take more units than are available, so that later hits wait.
         ends_together: Whether all units of a window expire together.
         is_exact: Whether a unit counts until exactly `expires_at`, and never for a shorter time.
