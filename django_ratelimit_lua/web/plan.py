@@ -26,6 +26,7 @@ from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload, drop_impossible
 from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
+from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..rules.overrides import USER, SubjectRef, override_cache
 from ..rules.problems import problems
@@ -100,10 +101,10 @@ class Place:
         for rate in rates:
             limit = numbers.limit(name, rate)
             ordinal = 1
-            while (subject, limit.key_part) in taken:  # Each has a name of its own here.
-                ordinal += 1
+            while taken.intersection(keys := _keys(limit, subject, ban_subject)):
+                ordinal += 1  # Each has a name of its own here.
                 limit = numbers.limit(name, rate, ordinal)
-            taken.add((subject, limit.key_part))
+            taken.update(keys)
             if identity is None:
                 limit = limit.without_bans()
             if self._is_mixed and not rule.block:
@@ -487,6 +488,14 @@ class RequestPlanner(Planner):
             if not planned.charge.limit.holds
             or (planned.charge.digest, planned.charge.limit.key_part) not in counters
         ]
+
+
+def _keys(limit: Limit, subject: bytes, ban_subject: bytes) -> list[tuple[bytes, bytes]]:
+    """Return what must not occur twice in a call: the keys of the count and of the bans."""
+    keys = [(subject, limit.key_part)]
+    if limit.ban is not None:
+        keys.append((ban_subject or subject, limit.ban.key_part))
+    return keys
 
 
 def is_never_banned(request: HttpRequest) -> bool:
