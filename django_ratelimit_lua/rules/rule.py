@@ -507,7 +507,9 @@ class _Reader:
             tier = compiled(rates, burst)
             bans = template.ban_parts(name)
             if bans and len(bans) != len(tier.rates):
-                text = _("A ban holds in every tier: write %(number)d rates, as in the rule")
+                text = _(
+                    "A ban holds in every tier: write as many rates as the rule has (%(number)d)"
+                )
                 raise LimitError(text, number=len(bans))
             return tier
 

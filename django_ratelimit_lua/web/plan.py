@@ -567,12 +567,14 @@ def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> l
     limit are added up.
     """
     by_counter: dict[tuple[bytes, bytes], PlannedCharge] = {}
+    names: set[tuple[bytes, str]] = set()
     for planned in charges:
         charge = planned.charge
         limit = charge.limit
         number = 1
-        while (other := by_counter.get((charge.digest, limit.key_part))) is not None:
-            if adds_up and other.charge.limit == limit:
+        other = by_counter.get((charge.digest, limit.key_part))
+        while other is not None or (charge.digest, limit.name) in names:
+            if other is not None and adds_up and other.charge.limit == limit:
                 planned = planned._replace(owner=(*other.owner, *planned.owner))  # type: ignore[misc]
                 charge = charge._replace(cost=min(charge.cost + other.charge.cost, MAX_COST))
                 break
@@ -580,7 +582,10 @@ def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> l
                 f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1)
             )
             number += 1
+            other = by_counter.get((charge.digest, limit.key_part))
         if charge.limit is not limit or other is not None:
             planned = planned._replace(charge=charge._replace(limit=limit))
         by_counter[charge.digest, limit.key_part] = planned
+        if not limit.variant:
+            names.add((charge.digest, limit.name))
     return list(by_counter.values())
