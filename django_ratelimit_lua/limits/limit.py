@@ -20,7 +20,11 @@ from .values import gettext_noop as _
 
 _MAX_ID_LENGTH = 64
 _MAX_NAME_LENGTH = 500
-_PLAIN = re.compile(r"[\w.,:/@+*=-]+", re.ASCII)
+_PLAIN = re.compile(r"[\w.,:/+*=-]+", re.ASCII)
+TIER = "tier"
+"""Begins the variants that are tiers."""
+_VARIANT = b"@"
+"""Begins the variant in keys. No name contains it there, so no name is that of a variant."""
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
@@ -35,11 +39,13 @@ class Limit:
     django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option ...
 
     It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`;
-    `counted_as`: the name of the count, if that is another one. Raises `LimitError`.
+    `counted_as`: the name of the count, if that is another one; `variant`: distinguishes this count
+    from those of the same name at other rates. All variants share their bans. Raises `LimitError`.
     """
 
     name: str
     counted_as: str
+    variant: str
     rate: Rate
     algorithm: str
     burst: int | None
@@ -81,17 +87,18 @@ class Limit:
         rate: Rate | str | tuple[int, float],
         *,
         counted_as: str = "",
+        variant: str = "",
         **options: Unpack[Options],
     ) -> None:
-        name, key_name = _named(name)
+        name, _key_name = _named(name)
         if counted_as:
-            counted_as, key_name = _named(counted_as)
-        names = {"name": name, "counted_as": counted_as or name}
+            counted_as, _key_name = _named(counted_as)
+        names = {"name": name, "counted_as": counted_as or name, "variant": variant}
         try:
             if not isinstance(rate, Rate):
                 rate = Rate.parse(rate)
             self._set(names | read_options(options) | {"rate": rate})
-            self._derive(key_name)
+            self._derive()
         except LimitError as error:
             error.where = f"Limit {name!r}: "
             raise
@@ -100,7 +107,7 @@ class Limit:
         for attribute, value in values.items():
             object.__setattr__(self, attribute, value)
 
-    def _derive(self, key_name: bytes) -> None:
+    def _derive(self) -> None:
         """Set the attributes that follow from the rate and the options."""
         kind = algorithms.ALGORITHMS[self.algorithm]
         if self.rate.is_slots != kind.holds:
@@ -113,16 +120,23 @@ class Limit:
             packed = b""
         self._set(
             {
-                "key_part": key_name + b":" + kind.suffix,
                 "packed": packed,
                 "max_wait_us": max_wait_us,
                 "wants_more": kind.wants_more(self),
                 "is_hot": self.lease is not None or self.split is not None,
-                "ban": BanTerms.of(self, key_name),
                 "holds": kind.holds,
             }
         )
+        self._set(self._keys())
         self._set_text()
+
+    def _keys(self) -> Mapping[str, object]:
+        """Return the attributes that name the keys of the count and of the bans."""
+        _name, key_name = _named(self.counted_as)
+        ban = BanTerms.of(self, key_name)
+        if self.variant:
+            key_name += _VARIANT + _named(self.variant)[1]
+        return {"key_part": key_name + b":" + self.kind.suffix, "ban": ban}
 
     def _set_text(self) -> None:
         object.__setattr__(self, "text", repr((self, self.ban)))
@@ -137,6 +151,14 @@ class Limit:
     def kind(self) -> Algorithm:
         """Return the algorithm object of the limit."""
         return algorithms.ALGORITHMS[self.algorithm]
+
+    @property
+    def tier(self) -> str:
+        """Return the name of the tier that it is of, or an empty string."""
+        prefix, _colon, tier = self.variant.partition(":")
+        if prefix != TIER:
+            return ""
+        return tier
 
     @property
     def capacity(self) -> int:
@@ -166,8 +188,8 @@ class Limit:
         """Return the same limit with these ban terms."""
         return self._but(ban=terms)
 
-    def at(self, rate: Rate, burst: int | None) -> Limit:
-        """Return the same limit, with the same count, at another rate. Raises `LimitError`."""
+    def at(self, rate: Rate, burst: int | None, variant: str) -> Limit:
+        """Return this limit at another rate, with a count of its own. Raises `LimitError`."""
         options: dict[str, Any] = {option: getattr(self, option) for option in OPTIONS}
         if burst is not None:
             options["burst"] = burst
@@ -176,21 +198,19 @@ class Limit:
         is_advising = self.mode == "advise"
         if is_advising:
             options["mode"] = "enforce"
-        limit = Limit(self.name, rate, counted_as=self.counted_as, **options)
+        limit = Limit(self.name, rate, counted_as=self.counted_as, variant=variant, **options)
         if is_advising:
             limit = limit.advising()
-        if self.ban is None and limit.ban is not None:
-            limit = limit.without_bans()
-        return limit
+        return limit._but(ban=self.ban)
 
     def renamed(self, name: str) -> Limit:
         """Return the same limit under another name, with its own count."""
-        name, key_name = _named(name)
-        key_part = key_name + b":" + self.kind.suffix
-        ban = self.ban
-        if ban is not None:
-            ban = BanTerms.of(self, key_name)
-        return self._but(name=name, counted_as=name, key_part=key_part, ban=ban)
+        name, _key_name = _named(name)
+        renamed = self._but(name=name, counted_as=name)
+        keys = renamed._keys()
+        if self.ban is None:
+            keys = {**keys, "ban": None}
+        return renamed._but(**keys)
 
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
@@ -240,7 +260,7 @@ def _named(name: str) -> tuple[str, bytes]:
         name = shortened(name)
     if len(name) <= _MAX_ID_LENGTH and _PLAIN.fullmatch(name):
         return name, name.encode()
-    readable = re.sub(r"[^\w.,:/@+*=-]+", "_", name[: _MAX_ID_LENGTH - 25], flags=re.ASCII)
+    readable = re.sub(r"[^\w.,:/+*=-]+", "_", name[: _MAX_ID_LENGTH - 25], flags=re.ASCII)
     return name, f"{readable}~{_digest(name)}".encode()
 
 

@@ -365,7 +365,7 @@ class RateLimitOverride(RateFields, AuditedModel):
             compiled = self.rule and self.rule.compiled([])
             if compiled and compiled.template:
                 for limit in compiled.template.limits("rule"):
-                    limit.at(rate, self.burst)
+                    limit.at(rate, self.burst, "override")
         except LimitError as error:
             field = "burst" if error.field == "burst" else "limit"
             return {field: problem_text(error)}

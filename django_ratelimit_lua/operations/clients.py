@@ -9,7 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ..conf import conf
-from ..engine.decide import Outcome, PlannedCharge, answered, build_call, decide, now_us
+from ..engine.decide import Outcome, Plan, PlannedCharge, answered, build_call, decide, now_us
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import Wait, run
 from ..engine.slots import Holder
@@ -31,11 +31,18 @@ from ..rules.ruleset import Ruleset
 from ..web.overrides import override_kinds
 from ..web.plan import Party, Planner
 from .bans import ActiveBan, active_bans, bans_by_key
-from .explain import Explanation, explained_limits, override_row
+from .explain import (
+    ExplainedLimit,
+    Explanation,
+    explained_limits,
+    override_row,
+    with_tier,
+    without_shared_bans,
+)
 from .reference import KnownLimit, known_limits
 from .request_builder import find_user
 from .slots import slots_held
-from .subjects import Subject
+from .subjects import NetworkOverride, Subject
 
 MAX_EXAMINED = 2000
 """Maximum number of limits to read the counts of a client of."""
@@ -54,7 +61,7 @@ class ExplainedClient(NamedTuple):
       and `RATELIMIT_SHOW_IDENTITIES` allows;
     - `found`: the limits that have counted it, and those of the requested name. They are decided
       as if it was not blocked; `found.block` is the override that blocks it. Overrides about a
-      network, and tiers, cannot be found by a digest;
+      network cannot be found by a digest;
     - `offences`: the last requests that counted towards a ban, the earliest first; `bans`, `slots`
       and `overrides`: those that have not ended;
     - `is_complete`: every limit of the site was examined.
@@ -82,33 +89,29 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
         StoreError: Redis is unavailable.
     """
     limits = _limits_by_place()
-    named = limits.pop(name, [])
-    others = [found for place in limits.values() for found in place]
+    named = [found for found in limits.get(name, ()) if not found[1].variant]
+    others = [found for place in limits.values() for found in place if found not in named]
     every = _sharing_nothing([*named, *others])
     named, others = every[: len(named)], every[len(named) :]
     examined = [*named, *others][:MAX_EXAMINED]
-    counted = _counted(others[:MAX_EXAMINED], digest.encode())
+    overrides = overrides_of([digest])[digest]
+    about: Sequence[NetworkOverride] = ()
+    if address:
+        about = Subject(address=address).network_overrides()
+        overrides += [each.override for each in about if each.part != "part"]
+    counted = _counted(others[:MAX_EXAMINED], digest.encode(), overrides)
     listed = [*named, *counted][:MAX_LISTED]
     planner = _ClientPlanner(digest.encode(), listed)
     outcome = decide(planner)
-    met = [
-        explained._replace(reading=known.reading)
-        for explained, (known, _limit) in zip(
-            explained_limits(planner, outcome), listed, strict=False
-        )
-    ]
+    met = [_as_known(explained, overrides) for explained in explained_limits(planner, outcome)]
     found = Explanation(outcome.decision, met)
     strongest = planner.strongest()
     charges = [Charge(limit, digest.encode()) for _known, limit in examined]
     bans = bans_by_key(build_call(charges, "peek").ban_keys())
     slots = [holder for holder in slots_held() if holder.digest == digest]
     names = [active.who for active in bans] + [list(holder.identity) for holder in slots]
-    overrides = overrides_of([digest])[digest]
-    if address:
-        about = Subject(address=address).network_overrides()
-        overrides += [each.override for each in about if each.part != "part"]
-        if strongest is None:
-            strongest = next((each.override for each in about if each.blocks_all), None)
+    if strongest is None:
+        strongest = next((each.override for each in about if each.blocks_all), None)
     if strongest is not None and strongest.effect == "block":
         found.block = strongest
     return ExplainedClient(
@@ -158,22 +161,55 @@ def _sharing_nothing(limits: Sequence[_Place]) -> list[_Place]:
     return found
 
 
-def _counted(limits: Sequence[_Place], digest: bytes) -> Iterator[_Place]:
-    """Yield the limits that have counted units of the client, or ban it."""
+def _as_known(explained: ExplainedLimit, overrides: Sequence[RateLimitOverride]) -> ExplainedLimit:
+    """Return the limit with its sentence, which may be in code, and its counts by overrides."""
+    planned = explained.planned
+    known = planned.owner
+    assert isinstance(known, KnownLimit)
+    return explained._replace(
+        reading=with_tier(known.reading, planned.charge.limit),
+        counts=[count for each in explained.counts for count in _counts((known, each), overrides)],
+    )
+
+
+def _counted(
+    limits: Sequence[_Place], digest: bytes, overrides: Sequence[RateLimitOverride]
+) -> Iterator[_Place]:
+    """Yield the limits that have counted units of the client, or ban it.
+
+    That includes the counts by these overrides.
+    """
     for start in range(0, len(limits), AT_ONCE):
-        part = limits[start : start + AT_ONCE]
-        charges = [Charge(limit, digest) for _known, limit in part]
+        counts = [
+            (place, Charge(limit, digest))
+            for place in limits[start : start + AT_ONCE]
+            for limit in _counts(place, overrides)
+        ]
+        charges = without_shared_bans([charge for _place, charge in counts])
         decision = run(answered(build_call(charges, "peek")))
         if decision.source == "fallback":
             raise StoreError("Redis is unavailable")
-        for place, state in zip(part, decision.limits, strict=True):
-            if state.used or state.reset_after or not state.allowed:
+        used = {
+            charge.limit.key_part
+            for charge, state in zip(charges, decision.limits, strict=True)
+            if state.used or state.reset_after or not state.allowed
+        }
+        for place in limits[start : start + AT_ONCE]:
+            if any(limit.key_part in used for limit in _counts(place, overrides)):
                 yield place
+
+
+def _counts(place: _Place, overrides: Sequence[RateLimitOverride]) -> list[Limit]:
+    """Return a limit, and the same at the rate of each of these overrides that is about it."""
+    known, limit = place
+    pk = known.rule.pk if known.rule is not None else None
+    own = [row.override() for row in overrides if row.rule_id in (None, pk)]
+    return [limit, *(override.limit(limit) for override in own)]
 
 
 def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
     """Return the evidence for each limit that bans; none if Redis is unavailable."""
-    bans = {state.name: state.ban or Ban() for state in outcome.decision.limits}
+    bans = {state.name: state.ban for state in outcome.decision.limits if state.ban is not None}
     banning = [planned.charge for planned in charges if planned.charge.limit.ban is not None]
     keys = build_call(banning, "peek").ban_keys()
     known = [bans.get(charge.limit.name, Ban()) for charge in banning]
@@ -190,14 +226,15 @@ class _ClientPlanner(Planner):
     def __init__(self, digest: bytes, limits: Sequence[_Place]) -> None:
         super().__init__("peek")
         self._digest = digest
-        self.charges = [
-            PlannedCharge(Charge(limit, digest), known.place, known.rule) for known, limit in limits
+        self._listed = [
+            PlannedCharge(Charge(limit, digest), known.place, known.rule, known)
+            for known, limit in limits
         ]
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         # A RateLimiter uses no overrides.
-        own = [planned for planned in self.charges if not _is_limiter(planned.name)]
-        rest = [planned for planned in self.charges if _is_limiter(planned.name)]
+        own = [planned for planned in self._listed if not _is_limiter(planned.name)]
+        rest = [planned for planned in self._listed if _is_limiter(planned.name)]
         subjects = []
         client = client_identity(self._digest.decode())
         for kind in override_kinds(ruleset, own, True):
@@ -209,6 +246,26 @@ class _ClientPlanner(Planner):
         self.ruleset = ruleset
         self.parties = [Party(own, subjects, False), Party(rest, [], False)]
         return ()
+
+    def plan(self, ruleset: Ruleset) -> Plan:
+        """Return the plan. An override with a rate is one limit, instead of a rule's tiers."""
+        known = override_cache.get_many(self.parties[0].subjects)
+        listed: dict[bytes, PlannedCharge] = {}
+        for planned in self._listed:
+            rule = ruleset.by_name.get(planned.name)
+            override = known.strongest_for(getattr(rule, "pk", None), now_us())
+            limit = planned.charge.limit
+            if override is not None:
+                limit = override.limit(limit)
+            listed.setdefault(limit.key_part, planned)
+        kept = [*listed.values()]
+        self.take(
+            [
+                party._replace(charges=[planned for planned in party.charges if planned in kept])
+                for party in self.parties
+            ]
+        )
+        return super().plan(ruleset)
 
     def strongest(self) -> RateLimitOverride | None:
         """Return the override of the client that applies to all rules."""

@@ -192,8 +192,12 @@ def _key_name(rule: Rule, sites: Sequence[CallSite] = ()) -> str:
 
 
 def _counts(limits: Sequence[Limit], key: str) -> dict[int, tuple[str, bytes]]:
-    """Return the counts of limits by period: the key, and the name of the count."""
-    return {limit.rate.period_us: (key, limit.key_part) for limit in limits}
+    """Return the counts of limits by period: the key, and the name of the count.
+
+    The counts of tiers are left out.
+    """
+    own = [limit for limit in limits if not limit.variant]
+    return {limit.rate.period_us: (key, limit.key_part) for limit in own}
 
 
 def enforcing(rule: RateLimitRule) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from ..identity.request_state import request_state
 from ..identity.routes import resolved
 from ..limits.call import Charge
 from ..limits.decision import Decision, LimitState
+from ..limits.limit import Limit
 from ..models import RateLimitChange, RateLimitOverride
 from ..rules.describe import rate_words, reading
 from ..rules.exempt import is_exempt
@@ -54,6 +55,8 @@ class ExplainedLimit(NamedTuple):
     - `source`: where it is defined;
     - `rule`: its rule; None if it is in the code;
     - `planned`: its planned charge;
+    - `counts`: all limits under which the client may have a count here: also those of other tiers,
+      and of overrides with a rate;
     - `state`: its state; None if the client is exempt;
     - `override`: the override that replaces it;
     - `is_skipped`: whether the override's numbers do not fit this limit, so that the limit applies;
@@ -65,6 +68,7 @@ class ExplainedLimit(NamedTuple):
     source: str
     rule: Rule | None
     planned: PlannedCharge
+    counts: Sequence[Limit]
     state: LimitState | None
     override: RateLimitOverride | None
     is_skipped: bool
@@ -367,6 +371,7 @@ def explained_limits(
         _counter(planned): state
         for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False)
     }
+    names = {planned.charge.limit.name for planned in planner.charges}
     explained = []
     for planned in planner.charges:
         limit = planned.charge.limit
@@ -377,16 +382,19 @@ def explained_limits(
             source = rule.source
             pk = rule.pk
         override = known.strongest_for(pk, now_us())
-        is_skipped = (
-            override is not None and override.rate is not None and override.limit(limit) is limit
-        )
+        is_skipped = False
+        if override is not None and override.rate is not None:
+            charge = planned.charge._replace(limit=override.limit(limit))
+            is_skipped = charge.limit is limit
+            planned = planned._replace(charge=charge)
         explained.append(
             ExplainedLimit(
                 limit.name,
-                _reading(planned, rule),
+                with_tier(_reading(planned, rule), limit),
                 source,
                 rule,
                 planned,
+                _counts(limit, planned.rule, known.with_rates(pk), names),
                 states.get(_counter(planned)),
                 override_row(override),
                 is_skipped,
@@ -394,6 +402,29 @@ def explained_limits(
             )
         )
     return explained
+
+
+def _counts(
+    limit: Limit, rule: Rule | None, overrides: Sequence[Override], names: Collection[str]
+) -> list[Limit]:
+    """Return the limits under which a client of this limit may have a count.
+
+    They include those of other tiers that are not among the `names` of the request's limits.
+    """
+    limits = [limit]
+    if rule is not None and rule.template is not None:
+        templates = [rule.template, *dict(rule.template.tiers).values()]
+        limits += [each for template in templates for each in template.limits(rule.name)]
+    limits = [each for each in limits if each.name == limit.name or each.name not in names]
+    limits += [override.limit(each) for each in limits for override in overrides]
+    return [*{each.key_part: each for each in reversed(limits)}.values()]
+
+
+def with_tier(reading: str, limit: Limit) -> str:
+    """Return the sentence that describes a limit, with the name of its tier, if it is of one."""
+    if not limit.tier:
+        return reading
+    return _("%(limit)s (tier %(tier)s)") % {"limit": reading, "tier": limit.tier}
 
 
 def _known_overrides(planner: Planner) -> KnownOverrides:
@@ -440,16 +471,39 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
     Raises:
         StoreError: Redis is unavailable.
     """
-    charges = [limit.charge for limit in explanation.met if names is None or limit.name in names]
+    # Also if an override or a tier applies: its end brings back what was counted before.
+    limits = [limit for limit in explanation.met if names is None or limit.name in names]
+    charges = without_shared_bans(
+        [limit.charge._replace(limit=count) for limit in limits for count in limit.counts]
+    )
     if not charges:
         return []
-    # Also if an override exempts: its end brings back what was counted before.
     counted = run(answered(build_call(charges, "peek")))
     if counted.source == "fallback":
         raise StoreError(_("Redis is unavailable"))
     run(forgetting(build_call(charges, "peek"), strict=True))
-    done = [state.name for state in counted.limits if state.used or state.reset_after]
+    states = [state.name for state in counted.limits if state.used or state.reset_after]
+    done = [*dict.fromkeys(states)]
     if done:
         digests = sorted({charge.digest.decode() for charge in charges})
         record_change(RateLimitChange.Action.ENDED, done, {"digests": digests})
     return done
+
+
+def without_shared_bans(charges: Sequence[Charge]) -> list[Charge]:
+    """Return the charges in a form that one call accepts: each count and each ban once."""
+    counts: set[tuple[bytes, bytes]] = set()
+    bans: set[tuple[bytes, bytes]] = set()
+    found = []
+    for charge in charges:
+        limit = charge.limit
+        if (charge.digest, limit.key_part) in counts:
+            continue
+        counts.add((charge.digest, limit.key_part))
+        if limit.ban is not None:
+            ban = (charge.ban_digest, limit.ban.key_part)
+            if ban in bans:
+                charge = charge._replace(limit=limit.without_bans())
+            bans.add(ban)
+        found.append(charge)
+    return found

@@ -74,20 +74,21 @@ class Override(NamedTuple):
     def limit(self, limit: Limit) -> Limit:
         """Return a limit with this override's numbers, or the limit itself if they do not fit.
 
-        An override may apply to rules of all algorithms: if an algorithm has no burst, only the
-        rate is changed. Numbers that do not fit are logged.
+        It has a count of its own, which all tiers of a rule share. An override may apply to rules
+        of all algorithms: if an algorithm has no burst, only the rate is changed. Numbers that do
+        not fit are logged.
         """
         if self.rate is None:
             return limit
-        return _retuned(limit, self.rate, self.burst)
+        return _retuned(limit, self.rate, self.burst, f"override:{self.pk}")
 
 
 @lru_cache(maxsize=4096)
-def _retuned(limit: Limit, rate: Rate, burst: int | None) -> Limit:
+def _retuned(limit: Limit, rate: Rate, burst: int | None, variant: str) -> Limit:
     if "burst" not in algorithms.find(limit.algorithm).options:
         burst = None
     try:
-        return limit.at(rate, burst)
+        return limit.at(rate, burst, variant)
     except LimitError as error:
         logger.error("An override is skipped: %s", error)
         return limit
@@ -190,6 +191,11 @@ class KnownOverrides(NamedTuple):
         if not matching:
             return None
         return max(matching, key=_rank)[1]
+
+    def with_rates(self, rule: int | None) -> list[Override]:
+        """Return all overrides of a rule that have a rate, in force or not."""
+        each = [override for _ref, (_tag, overrides) in self.records for override in overrides]
+        return [one for one in each if one.rate is not None and one.rule in (None, rule)]
 
     def subject_of(self, override: Override) -> bytes:
         """Return the digest of the subject of one of these overrides."""

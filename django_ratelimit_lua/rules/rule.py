@@ -502,10 +502,21 @@ class _Reader:
         template = self.read("rate", compiled, rates, {})
         if template is None:
             return None
-        tiers = self.read("tiers", self.tiers, compiled)
+
+        def compiled_tier(rates: object, burst: object) -> LimitTemplate:
+            tier = compiled(rates, burst)
+            bans = template.ban_parts(name)
+            if bans and len(bans) != len(tier.rates):
+                text = _(
+                    "A ban holds in every tier: write as many rates as the rule has (%(number)d)"
+                )
+                raise LimitError(text, number=len(bans))
+            return tier
+
+        tiers = self.read("tiers", self.tiers, compiled_tier)
         if not tiers:
             return template
-        return replace(template, tiers=tiers)
+        return template.with_tiers(tiers)
 
     def cost(self) -> int | CostFunction | None:
         value = self.given.get("cost")

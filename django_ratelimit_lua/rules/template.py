@@ -5,7 +5,7 @@ A template is turned into limits when its rates and algorithm are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from ..conf.callables import lazily
 from ..identity.keys import ALL_CALLERS, Key, KeyLike, compile_key, registered_keys
 from ..limits import algorithms, calendar
 from ..limits.call import MAX_COST, whole_cost
-from ..limits.limit import Limit
+from ..limits.limit import TIER, Limit
 from ..limits.options import OPTIONS, Options
 from ..limits.rate import SECOND, LimitError, Rate
 
@@ -118,11 +118,12 @@ class LimitTemplate:
       is empty, the name of a count contains the period of its rate. For the rate with the longest
       period, it does not contain the period either. So a rate keeps its count when its number of
       units changes, and the rate with the longest period keeps its count when one with a shorter
-      period is added. If one with a longer period is added, it starts a new count. If there are
-      several rates, and a function returns one of them, the name of its count contains the whole
-      rate, so that it never shares a count with a constant rate;
+      period is added. If one with a longer period is added, it starts a new count. Each rate that a
+      function returns has a count of its own, because a client may be able to choose between them;
     - `counted`: by period and algorithm, the names of the counts that rates of this template
-      continue, because they replace limits declared in code; see `in_place_of`.
+      continue, because they replace limits declared in code; see `in_place_of`;
+    - `tier`, `whole`: for the template of a tier, the name of the tier and the template of its
+      rule. A tier has counts of its own, for the same reason, and the bans of its rule.
     """
 
     key: Key | None
@@ -132,6 +133,8 @@ class LimitTemplate:
     label: str = ""
     tiers: tuple[tuple[str, LimitTemplate], ...] = ()
     counted: tuple[tuple[tuple[int, str], str], ...] = ()
+    tier: str = ""
+    whole: LimitTemplate | None = field(default=None, repr=False)
     ban_key: Key | None = field(init=False, repr=False)
     tier_keys: tuple[Key, ...] = field(init=False, repr=False)
     has_group_tiers: bool = field(init=False, repr=False)
@@ -187,8 +190,14 @@ class LimitTemplate:
             period = 0
         return Rate(1, period)
 
+    def with_tiers(self, tiers: Iterable[tuple[str, LimitTemplate]]) -> LimitTemplate:
+        """Return this template with tiers: their names and templates."""
+        whole = replace(self, tiers=())
+        own = [(name, replace(tier, tier=name, whole=whole, _limits={})) for name, tier in tiers]
+        return replace(self, tiers=tuple(own))
+
     def limit(self, name: str, rate: Rate, ordinal: int = 1) -> Limit:
-        """Return the limit for one rate.
+        """Return the limit for one rate: one of `rates`, or one that a function has returned.
 
         If several limits in one call would have the same name, `ordinal` distinguishes them.
         """
@@ -198,20 +207,53 @@ class LimitTemplate:
         if limit is None:
             if len(self._limits) >= 1000:
                 self._limits.clear()
-            if self.label:
-                name = f"{name}:{self.label}:{rate}"
-            elif len(self.rates) > 1 and rate not in self.rates:
-                name = f"{name}:{rate}"
-            elif len(self.rates) > 1 and rate.period_us != self._longest:
-                name = f"{name}:{rate.per or 'slots'}"
-            options = self._options_of(rate, algorithm)
-            if ordinal > 1:
-                name = f"{name}*{ordinal}"
-            limit = Limit(
-                name, rate, counted_as=self._count_of(name, rate, options, ordinal), **options
-            )
-            self._limits[limit_key] = limit
+            limit = self._limits[limit_key] = self._limit(name, rate, ordinal, algorithm)
         return limit
+
+    def _limit(self, name: str, rate: Rate, ordinal: int, algorithm: str) -> Limit:
+        options = self._options_of(rate, algorithm)
+        varies = rate not in self.rates
+        number = ""
+        if ordinal > 1:
+            number = f"*{ordinal}"
+        shown = name
+        if self.label:
+            shown = f"{name}:{self.label}:{rate}"
+        elif len(self.rates) > 1 and varies:
+            shown = f"{name}:{rate}"
+        elif len(self.rates) > 1 and rate.period_us != self._longest:
+            shown = f"{name}:{rate.per or 'slots'}"
+        shown += number
+        variant = ""
+        counted_as = self._count_of(shown, rate, options, ordinal)
+        if self.tier:
+            variant = f"{TIER}:{self.tier}"
+        elif varies:
+            variant = str(rate)
+            counted_as = f"{name}:{self.label or 'function'}{number}"
+        limit = Limit(shown, rate, counted_as=counted_as, variant=variant, **options)
+        if limit.ban is not None and self.whole is not None:
+            parts = dict(zip(self._longest_first(), self.whole.ban_parts(name), strict=False))
+            if rate in parts and ordinal == 1:
+                limit = limit.with_ban(limit.ban._replace(key_part=parts[rate]))
+        return limit
+
+    def ban_parts(self, name: str) -> list[bytes]:
+        """Return the ends of the keys of its bans, those of the longest period first."""
+        example = self._example(self.options.get("algorithm") or conf.ALGORITHM)
+        limits = [
+            self.limit(name, rate if isinstance(rate, Rate) else example)
+            for rate in self._longest_first()
+        ]
+        return [*dict.fromkeys(limit.ban.key_part for limit in limits if limit.ban is not None)]
+
+    def _longest_first(self) -> list[CompiledRate]:
+        """Return the rates, the constant ones first."""
+
+        def length(rate: CompiledRate) -> int:
+            return rate.period_us if isinstance(rate, Rate) else -1
+
+        return sorted(self.rates, key=length, reverse=True)
 
     def _count_of(self, name: str, rate: Rate, options: Options, ordinal: int) -> str:
         """Return the name of the count of a limit.
@@ -246,14 +288,12 @@ class LimitTemplate:
                 (limit.rate.period_us, limit.algorithm): limit.counted_as
                 for limit in reversed(limits)
             }
-            tiers = tuple(
-                [(group, tier.in_place_of(limits, declared)) for group, tier in self.tiers]
-            )
-            template = replace(
-                self._with_options_of(limits or declared, continues=bool(limits)),
-                tiers=tiers,
-                counted=tuple(counted.items()),
-            )
+            templates = [
+                each._with_options_of(limits or declared, continues=bool(limits))
+                for each in (self, *dict(self.tiers).values())
+            ]
+            template = replace(templates[0], counted=tuple(counted.items()), _limits={})
+            template = template.with_tiers(zip(dict(self.tiers), templates[1:], strict=True))
             self._in_place[asked] = template
         return template
 

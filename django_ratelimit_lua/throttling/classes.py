@@ -49,6 +49,13 @@ if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 
+@lru_cache(maxsize=4096)
+def _limit(name: str, rate: Rate, algorithm: str, options: tuple[tuple[str, Any], ...]) -> Limit:
+    """Return a limit of a throttle. Classes of one scope with other rates do not share a count."""
+    counted_as = f"{name}:{rate}"
+    return Limit(name, rate, counted_as=counted_as, **{**dict(options), "algorithm": algorithm})
+
+
 def _call_site(scope: str, place: str, rate: Any, algorithm: str | None = None) -> CallSite:
     """Return the call site of a throttle, with the valid rates of its declaration.
 
@@ -61,7 +68,7 @@ def _call_site(scope: str, place: str, rate: Any, algorithm: str | None = None) 
     for each in filter(None, declared):
         with suppress(LimitError):
             parsed = Rate.parse(each)
-            limits.append(Limit(scope, parsed, algorithm=_algorithm(parsed, algorithm)))
+            limits.append(_limit(scope, parsed, _algorithm(parsed, algorithm), ()))
     rates = tuple(limit.rate for limit in limits)
     return CallSite(THROTTLE, place, rates, limits=tuple(limits))
 
@@ -535,8 +542,3 @@ for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():
     known_call_sites.add(
         _scope, _call_site(_scope, "REST_FRAMEWORK, DEFAULT_THROTTLE_RATES", _rate)
     )
-
-
-@lru_cache(maxsize=4096)
-def _limit(name: str, rate: Rate, algorithm: str, options: tuple[tuple[str, Any], ...]) -> Limit:
-    return Limit(name, rate, **{**dict(options), "algorithm": algorithm})

@@ -26,6 +26,7 @@ from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload, drop_impossible
 from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
+from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..rules.overrides import USER, SubjectRef, override_cache
 from ..rules.problems import problems
@@ -100,10 +101,10 @@ class Place:
         for rate in rates:
             limit = numbers.limit(name, rate)
             ordinal = 1
-            while (subject, limit.key_part) in taken:  # Each has a name of its own here.
-                ordinal += 1
+            while taken.intersection(keys := _keys(limit, subject, ban_subject)):
+                ordinal += 1  # Each has a name of its own here.
                 limit = numbers.limit(name, rate, ordinal)
-            taken.add((subject, limit.key_part))
+            taken.update(keys)
             if identity is None:
                 limit = limit.without_bans()
             if self._is_mixed and not rule.block:
@@ -522,6 +523,14 @@ def _limit_key(planned: PlannedCharge) -> tuple[object, ...]:
     return (charge.digest, charge.limit.key_part, charge.cost, outcomes)
 
 
+def _keys(limit: Limit, subject: bytes, ban_subject: bytes) -> list[tuple[bytes, bytes]]:
+    """Return what must not occur twice in a call: the keys of the count and of the bans."""
+    keys = [(subject, limit.key_part)]
+    if limit.ban is not None:
+        keys.append((ban_subject or subject, limit.ban.key_part))
+    return keys
+
+
 def is_never_banned(request: HttpRequest) -> bool:
     """Return whether a request comes from a network that is never banned.
 
@@ -591,12 +600,14 @@ def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> l
     limit are added up.
     """
     by_counter: dict[tuple[bytes, bytes], PlannedCharge] = {}
+    names: set[tuple[bytes, str]] = set()
     for planned in charges:
         charge = planned.charge
         limit = charge.limit
         number = 1
-        while (other := by_counter.get((charge.digest, limit.key_part))) is not None:
-            if adds_up and other.charge.limit == limit:
+        other = by_counter.get((charge.digest, limit.key_part))
+        while other is not None or (charge.digest, limit.name) in names:
+            if other is not None and adds_up and other.charge.limit == limit:
                 planned = planned._replace(owner=(*other.owner, *planned.owner))  # type: ignore[misc]
                 charge = charge._replace(cost=min(charge.cost + other.charge.cost, MAX_COST))
                 break
@@ -604,7 +615,10 @@ def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> l
                 f"{charge.limit.name}:{charge.limit.rate}" + f"*{number}" * (number > 1)
             )
             number += 1
+            other = by_counter.get((charge.digest, limit.key_part))
         if charge.limit is not limit or other is not None:
             planned = planned._replace(charge=charge._replace(limit=limit))
         by_counter[charge.digest, limit.key_part] = planned
+        if not limit.variant:
+            names.add((charge.digest, limit.name))
     return list(by_counter.values())

@@ -253,8 +253,8 @@ def test_memory_is_bounded_whatever_clients_send(
 
 
 def test_a_long_name_is_shortened_and_stays_unique() -> None:
-    """Limits whose names differ after 500 characters have separate counts. An override keeps the
-    count of the name.
+    """Limits whose names differ after 500 characters have separate counts. An override has
+    a count of its own.
     """
     first, second = (
         RateLimiter(f"{LONG}{number}", "1/h", algorithm="token_bucket") for number in (1, 2)
@@ -266,7 +266,8 @@ def test_a_long_name_is_shortened_and_stays_unique() -> None:
     ]
     limit = first.limits[0]
     assert len(limit.name) == 500
-    assert limit.at(limit.rate, 5).key_part == limit.key_part
+    own, other = (limit.at(limit.rate, 5, variant).key_part for variant in ("one", "two"))
+    assert len({limit.key_part, own, other}) == 3
 
 
 def test_a_limiter_keeps_no_outdated_rules(settings: Any) -> None:

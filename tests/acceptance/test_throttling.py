@@ -22,6 +22,7 @@ from rest_framework.test import APIClient, APIRequestFactory
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
+from django_ratelimit_lua.testing import move_clock
 from django_ratelimit_lua.throttling import (
     AnonRateThrottle,
     BaseThrottle,
@@ -294,9 +295,21 @@ def test_a_throttle_can_be_called_without_a_view() -> None:
     assert Anon().wait() is None
 
 
-def test_a_lowered_rate_limits_the_wait_of_earlier_requests() -> None:
-    """`wait()` is finite, or None if the request is never allowed."""
-    assert answers((type("T", (Anon,), {"rate": "30/h"}),), 30) == [200] * 30
+def test_throttles_of_one_scope_with_other_rates_do_not_share_a_count() -> None:
+    """A client that alternates between two views gets at most the sum of both rates."""
+    long, short = (type("T", (Anon,), {"rate": rate}) for rate in ("3/d", "2/m"))
+    with move_clock() as clock:
+        assert answers((long,), 4) == [200, 200, 200, 429]
+        assert answers((short,), 3) == [200, 200, 429]
+        clock.advance(61)
+        assert answers((short,), 1) == [200]
+        assert answers((long,), 1) == [429]
+        assert answers((short, long), 1) == [429]
+
+
+def test_the_wait_is_none_if_a_request_is_never_allowed() -> None:
+    """Otherwise `wait()` is finite."""
+    assert answers((type("T", (Anon,), {"rate": "5/m"}),), 5) == [200] * 5
     throttle = type("T", (Anon,), {"rate": "5/m"})()
     request = Plain().initialize_request(APIRequestFactory().get("/"))
     assert not throttle.allow_request(request, None)

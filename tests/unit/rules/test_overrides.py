@@ -111,14 +111,17 @@ def test_an_override_applies_from_its_start_to_its_end() -> None:
 
 def test_another_burst_applies_only_to_algorithms_with_bursts() -> None:
     """An override's burst applies only to a token bucket. A rate that the algorithm cannot keep
-    leaves the limit unchanged.
+    leaves the limit unchanged. Another rate has a count of its own.
     """
     bucket, window = (
         Limit("a", "1/s", algorithm="token_bucket"),
         Limit("a", "1/s", algorithm="sliding_window"),
     )
-    assert ROWS[1].limit(bucket) == Limit("a", "5/m", algorithm="token_bucket", burst=9)
-    assert ROWS[1].limit(window) == Limit("a", "5/m", algorithm="sliding_window")
+    variant = f"override:{ROWS[1].pk}"
+    other = Limit("a", "5/m", algorithm="token_bucket", burst=9, variant=variant)
+    assert ROWS[1].limit(bucket) == other
+    assert ROWS[1].limit(window) == Limit("a", "5/m", algorithm="sliding_window", variant=variant)
+    assert other.key_part != bucket.key_part
     assert ROWS[0].limit(bucket) is bucket
     log = Limit("a", "1/s", algorithm="sliding_log")
     assert Override(1, None, "limit", Rate(10**6, 1_000_000)).limit(log) is log

@@ -175,13 +175,14 @@ def _limit(template: LimitTemplate, name: str, rate: Rate) -> Limit:
     except LimitError:
         options = template.options
         algorithm = options.get("algorithm") or conf.ALGORITHM
-        return Limit(name, rate, algorithm=algorithm, mode=options.get("mode", "enforce"))
+        mode = options.get("mode", "enforce")
+        return Limit(name, rate, variant=str(rate), algorithm=algorithm, mode=mode)
 
 
 @lru_cache(maxsize=1024)
 def _of_envoy(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) -> Limit:
     """Return the limit of Envoy's own configuration, if no rule matches the descriptor."""
-    return Limit(":".join((domain, *keys)), rate, algorithm=algorithm)
+    return Limit(":".join((domain, *keys)), rate, variant=str(rate), algorithm=algorithm)
 
 
 async def answer(data: bytes) -> bytes:

@@ -47,8 +47,9 @@ def write_lease(held: Sequence[DecidedCharge], *, needs_confirmation: bool) -> s
     """Return the lease of slots that were taken in one call."""
     charges = [decided.charge for decided in held]
     limits = [
-        (charge.limit.name, charge.limit.rate.limit, charge.digest.decode(), charge.cost)
+        (limit.counted_as, limit.variant, limit.rate.limit, charge.digest.decode(), charge.cost)
         for charge in charges
+        for limit in [charge.limit]
     ]
     return signing.dumps((held[0].slot.hex(), limits, needs_confirmation), salt=_SALT)
 
@@ -66,8 +67,12 @@ def read_leases(text: str) -> list[Lease]:
         except signing.BadSignature:
             continue
         charges = [
-            Charge(Limit(name, Rate(slots, 0), algorithm=OF_SLOTS), subject.encode(), cost)
-            for name, slots, subject, cost in limits
+            Charge(
+                Limit(name, Rate(slots, 0), variant=variant, algorithm=OF_SLOTS),
+                subject.encode(),
+                cost,
+            )
+            for name, variant, slots, subject, cost in limits
         ]
         found.append(Lease(bytes.fromhex(slot), charges, needs_confirmation))
     return found
