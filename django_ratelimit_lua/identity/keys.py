@@ -37,7 +37,7 @@ from .request_state import request_state
 from .request_values import cookie_values, header_values, query_values
 from .routes import known_match, resolved
 from .session import session_key
-from .text import normalised
+from .text import normalised, number_spelling
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, User
@@ -49,6 +49,9 @@ ALL_CALLERS = "all"
 """The key that counts all clients together."""
 EXACT = "exact:"
 """Prefix of a field to compare exactly: its value is not normalized."""
+INT = "int:"
+"""Prefix of a field that is a whole number: all spellings of a number are one value."""
+PREFIXES = (EXACT, INT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,7 @@ FIELDS: Mapping[str, FieldKind] = {
     "kwarg": FieldKind(_kwarg, gettext_lazy("part of the URL %s")),
 }
 FIELD_KINDS = tuple(FIELDS)
-RESERVED = frozenset({*BUILT_IN, *FIELDS, EXACT.rstrip(":"), "digest", "entry", "network"})
+RESERVED = frozenset({*BUILT_IN, *FIELDS, "exact", "int", "digest", "entry", "network"})
 """Names that a registered key cannot have: other identities begin with them."""
 
 
@@ -251,21 +254,32 @@ def registered_identity(name: str, value: object) -> tuple[str, str | None]:
     return (name, str(value))
 
 
-def split_field(field: str) -> tuple[str, str, bool] | None:
-    """Split a field into its kind, its name, and whether it is case-sensitive.
+def split_prefix(field: str) -> tuple[str, str]:
+    """Split a field into one of `PREFIXES`, or an empty text, and the field without it.
+
+    >>> split_prefix("int:post:account"), split_prefix("post:name")
+    (('int:', 'post:account'), ('', 'post:name'))
+    """
+    prefix = next(filter(field.startswith, PREFIXES), "")
+    return prefix, field.removeprefix(prefix)
+
+
+def split_field(field: str) -> tuple[str, str] | None:
+    """Split a field into its kind and its name.
 
     Return None if the text is not a field. For a registered key, the kind is the key and the name
     is empty.
 
     >>> split_field("header:X-API-Key"), split_field("exact:post:name"), split_field("ip")
-    (('header', 'X-API-Key', False), ('post', 'name', True), None)
+    (('header', 'X-API-Key'), ('post', 'name'), None)
     """
     if field in registered_keys():
-        return field, "", True
-    kind, _, name = field.removeprefix(EXACT).partition(":")
+        return field, ""
+    _prefix, field = split_prefix(field)
+    kind, _, name = field.partition(":")
     if kind not in FIELDS or not name:
         return None
-    return kind, name, field.startswith(EXACT) or FIELDS[kind].is_exact
+    return kind, name
 
 
 def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
@@ -273,14 +287,21 @@ def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
 
     >>> field_identity("post:name", " Ada "), field_identity("exact:post:name", "Ada")
     (('post', 'name', 'ada'), ('post', 'name', 'Ada'))
+    >>> field_identity("int:post:account", "007"), field_identity("int:post:account", "seven")
+    (('post', 'account', '7'), ('post', 'account', 'INVALID'))
     """
     parts = split_field(field)
     if parts is None:
         raise _no_field(field)
-    kind, name, is_exact = parts
+    kind, name = parts
+    prefix, _ = split_prefix(field)
     if not name:
         return registered_identity(kind, value)
-    if is_exact or value is None:
+    if value is None or (prefix == INT and not value.strip()):
+        return (kind, name, None)
+    if prefix == INT:
+        return (kind, name, number_spelling(value))
+    if prefix == EXACT or FIELDS[kind].is_exact:
         return (kind, name, value)
     return (kind, name, normalised(value) or None)
 
@@ -316,7 +337,7 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
     parts = split_field(field)
     if parts is None:
         raise _no_field(field)
-    kind, name, _ = parts
+    kind, name = parts
     if not name:
         key = registered_keys()[kind]
         user = getattr(request, "user", None)
@@ -421,8 +442,9 @@ def compile_key(key: KeyLike) -> Key:
     names = ", ".join([*BUILT_IN, *(f"{kind}:NAME" for kind in FIELDS)])
     site = ", ".join(registered_keys()) or "none yet"
     accepted = (
-        f"{names} (with the prefix exact: case-sensitive), a key of RATELIMIT_KEYS ({site}), a "
-        "callable (group, request), its dotted path, or a tuple of these"
+        f"{names} (with the prefix exact: case-sensitive, with int: a whole number), a key of "
+        f"RATELIMIT_KEYS ({site}), a callable (group, request), its dotted path, or a tuple of "
+        "these"
     )
     raise LimitError(
         gettext_noop("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=accepted

@@ -30,8 +30,8 @@ begins with one.
 _JOINT_OF_COOKIES = re.compile(r",(?=[!#$%&'*+.^_`|~\w-]+=)", re.ASCII)
 MAX_HEADER_LENGTH = 64 * 1024
 """Characters of a header that are looked at; common servers take 8 to 64 KiB."""
-MAX_QUERY_LENGTH = 16 * 1024
-"""Characters of a query that are parsed; common servers take 4 to 8 KiB."""
+MAX_PARSED_LENGTH = 16 * 1024
+"""Characters of a query, or of cookies, that are parsed; common servers take 4 to 8 KiB."""
 MAX_COOKIES = 1000
 """Cookies that are parsed; browsers send at most 180."""
 
@@ -50,7 +50,7 @@ def header_values(request: HttpRequest, name: str) -> Values:
 
 def cookie_values(request: HttpRequest, name: str) -> Values:
     """Return the values that servers may find in a cookie. Raises `RequestDataTooBig`."""
-    cookies = _header(request, "Cookie")
+    cookies = _header(request, "Cookie", MAX_PARSED_LENGTH)
     if cookies is not None and cookies.count(";") >= MAX_COOKIES:
         raise RequestDataTooBig(f"The request has more than {MAX_COOKIES} cookies")
     if cookies is None or LINES not in request.META:
@@ -66,7 +66,7 @@ def query_values(request: HttpRequest, name: str) -> Values:
 
     Raises `RequestDataTooBig`.
     """
-    _check_length("query", str(request.META.get("QUERY_STRING") or ""), MAX_QUERY_LENGTH)
+    _check_length("query", str(request.META.get("QUERY_STRING") or ""), MAX_PARSED_LENGTH)
     if LINES not in request.META:
         return (request.GET.get(name),)
     return _ends(request.GET.getlist(name))
@@ -77,11 +77,11 @@ def _ends(values: Sequence[str]) -> Values:
     return tuple(dict.fromkeys((*values[:1], *values[-1:])))
 
 
-def _header(request: HttpRequest, name: str) -> str | None:
+def _header(request: HttpRequest, name: str, longest: int = MAX_HEADER_LENGTH) -> str | None:
     # Not by request.headers, which looks at every header there is.
     value: str | None = request.META.get(HttpHeaders.to_wsgi_name(name))
     if value is not None:
-        _check_length(f"header {name}", value, MAX_HEADER_LENGTH)
+        _check_length(f"header {name}", value, longest)
     return value
 
 

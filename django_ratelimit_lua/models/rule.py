@@ -131,8 +131,8 @@ class RateLimitRule(RatesFields, AuditedModel):
         help_text=_(
             "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, "
             "get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With "
-            "exact: in front, a value is compared letter by letter. Empty: the key of the call "
-            "site with this name."
+            "exact: in front, a value is compared letter by letter, with int: as a whole number. "
+            "Empty: the key of the call site with this name."
         ),
     )
     cost = models.BigIntegerField(

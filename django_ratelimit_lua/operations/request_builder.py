@@ -20,7 +20,7 @@ from django.http import HttpRequest
 from ..conf import conf
 from ..identity.body import JSON, URLENCODED
 from ..identity.forwarded import parse_network
-from ..identity.keys import EXACT, registered_keys
+from ..identity.keys import registered_keys, split_prefix
 from ..identity.request_state import request_state
 from ..limits.rate import LimitError
 from ..rules.rule import is_unwritable
@@ -65,7 +65,8 @@ def build_request(
     sent["header"] += (headers or {}).items()
     key_values = {}
     for field, value in fields:
-        kind, _colon, name = field.removeprefix(EXACT).partition(":")
+        _prefix, place = split_prefix(field)
+        kind, _colon, name = place.partition(":")
         if field in registered_keys():
             key_values[field] = value
         elif kind in sent and name:

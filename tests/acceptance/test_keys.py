@@ -60,7 +60,7 @@ KEYS = [
     "session",
     "path",
     "route",
-    *(f"{exact}{kind}:name" for kind in FIELD_KINDS for exact in ("", "exact:")),
+    *(f"{prefix}{kind}:name" for kind in FIELD_KINDS for prefix in ("", "exact:", "int:")),
 ]
 NASTY = st.one_of(
     st.text(max_size=40),

@@ -33,6 +33,8 @@ def person(primary_key: Any) -> Any:
         ("fe80::1%eth0", "fe80::"),
         (" 192.0.2.7 ", "192.0.2.7"),
         ("", None),
+        ("2001:db8:1:2:3:4:5:6:4711", "2001:db8:1:2::"),
+        ("2001:db8:1:2:3:4:5:6:7:8", "unknown"),
         ("no address", "unknown"),
         ("192.0.2.7, 10.0.0.1", "unknown"),
         ("\x00", "unknown"),
@@ -59,6 +61,9 @@ def test_masks_and_the_address_source_are_configurable(rf: RequestFactory, setti
     assert client_address(request).network == "198.51.100.0"
     settings.RATELIMIT_IP_META_KEY = f"{__name__}.somewhere"
     assert client_address(request).network == "203.0.113.0"
+    settings.RATELIMIT_IP_META_KEY = "HTTP_X_REAL_IP"
+    request.META["HTTP_X_REAL_IP"] = "2001:db8:1:2:3:4:5:6:4711"
+    assert client_address(request).network == "2001:db8:1::"
     settings.RATELIMIT_IP_META_KEY = "HTTP_MISSING"
     assert client_address(request).network is None
 
