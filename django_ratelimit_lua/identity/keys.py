@@ -32,9 +32,9 @@ from ..conf.changes import on_change
 from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address
-from .body import UNREAD, Values, agreed, data_values, form_values, json_values
+from .body import UNREAD, Value, data_value, form_value, json_value
 from .request_state import request_state
-from .request_values import cookie_values, header_values, query_values
+from .request_values import cookie_value, header_value, query_value
 from .routes import known_match, resolved
 from .session import session_key
 from .text import normalised, number_spelling
@@ -96,11 +96,11 @@ class Key:
     functions: tuple[str, ...] = ()
 
 
-def _kwarg(request: HttpRequest, name: str) -> Values:
+def _kwarg(request: HttpRequest, name: str) -> Value:
     match = known_match(request)
     if match is None or match.kwargs.get(name) is None:
-        return (None,)
-    return (str(match.kwargs[name]),)
+        return None
+    return str(match.kwargs[name])
 
 
 def _user(group: str, request: HttpRequest, user: User | AnonymousUser) -> Identity:
@@ -152,29 +152,29 @@ BUILT_IN = {
 class FieldKind(NamedTuple):
     """A kind of fields, such as `header:NAME`.
 
-    - `read`: returns the values that views may find in a field, see `agreed`;
+    - `read`: returns the value of a field;
     - `label`: its name for operators, with `%s` for the name of the field;
     - `in_body`: whether the field is in the body;
     - `is_exact`: whether its values are never normalized.
     """
 
-    read: Callable[[HttpRequest, str], Values]
+    read: Callable[[HttpRequest, str], Value]
     label: Any
     in_body: bool = False
     is_exact: bool = False
 
 
 FIELDS: Mapping[str, FieldKind] = {
-    "header": FieldKind(header_values, gettext_lazy("header %s")),
+    "header": FieldKind(header_value, gettext_lazy("header %s")),
     # The site has written a cookie, and only the site reads it.
-    "cookie": FieldKind(cookie_values, gettext_lazy("cookie %s"), is_exact=True),
-    "get": FieldKind(query_values, gettext_lazy("query parameter %s")),
-    "post": FieldKind(form_values, gettext_lazy("form field %s"), in_body=True),
-    "json": FieldKind(json_values, gettext_lazy("JSON field %s"), in_body=True),
-    "data": FieldKind(data_values, gettext_lazy("form or JSON field %s"), in_body=True),
+    "cookie": FieldKind(cookie_value, gettext_lazy("cookie %s"), is_exact=True),
+    "get": FieldKind(query_value, gettext_lazy("query parameter %s")),
+    "post": FieldKind(form_value, gettext_lazy("form field %s"), in_body=True),
+    "json": FieldKind(json_value, gettext_lazy("JSON field %s"), in_body=True),
+    "data": FieldKind(data_value, gettext_lazy("form or JSON field %s"), in_body=True),
     "kwarg": FieldKind(_kwarg, gettext_lazy("part of the URL %s")),
 }
-FIELD_KINDS = tuple(FIELDS)
+FIELD_FORMS = tuple(f"{kind}:NAME" for kind in FIELDS)
 RESERVED = frozenset({*BUILT_IN, *FIELDS, "exact", "int", "digest", "entry", "network"})
 """Names that a registered key cannot have: other identities begin with them."""
 
@@ -310,7 +310,7 @@ def _field(field: str, kind: str, name: str) -> Key:
     of_kind = FIELDS[kind]
 
     def read(group: str, request: HttpRequest, user: object) -> Identity:
-        value = agreed(of_kind.read(request, name))
+        value = of_kind.read(request, name)
         if value is UNREAD:
             return _ip(group, request, user)
         return field_identity(field, value)
@@ -328,10 +328,9 @@ def _field(field: str, kind: str, name: str) -> Key:
 
 
 def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]]:
-    """Return the identities of a request by a field.
+    """Return the identity of a request by a field, or none if it is missing or was not read.
 
-    There are several if views may read the field in more than one way, and none if it is missing or
-    was not read. Raises `LimitError` for an invalid field. Blocks if it is a registered key whose
+    Raises `LimitError` for an invalid field. Blocks if it is a registered key whose
     function blocks.
     """
     parts = split_field(field)
@@ -346,12 +345,10 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
         return known_identities(key.read("", request, user))
     if kind == "kwarg":
         resolved(request)
-    identities = [
-        field_identity(field, value)
-        for value in FIELDS[kind].read(request, name)
-        if value is not UNREAD
-    ]
-    return known_identities(*identities)
+    value = FIELDS[kind].read(request, name)
+    if value is UNREAD:
+        return []
+    return known_identities(field_identity(field, value))
 
 
 def known_identities(*identities: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
@@ -360,8 +357,8 @@ def known_identities(*identities: tuple[str | None, ...]) -> list[tuple[str | No
 
 
 def _no_field(field: str) -> LimitError:
-    names = [*(f"{kind}:NAME" for kind in FIELDS), *registered_keys()]
-    return LimitError(f"Unknown field {field!r}; use {', '.join(names)}", "field")
+    names = ", ".join([*FIELD_FORMS, *registered_keys()])
+    return LimitError(f"Unknown field {field!r}; use {names}", "field")
 
 
 def label_of(name: str) -> str:
@@ -439,7 +436,7 @@ def compile_key(key: KeyLike) -> Key:
         if keys[0].name == ALL_CALLERS:
             return keys[0]
         return _joined(keys)
-    names = ", ".join([*BUILT_IN, *(f"{kind}:NAME" for kind in FIELDS)])
+    names = ", ".join([*BUILT_IN, *FIELD_FORMS])
     site = ", ".join(registered_keys()) or "none yet"
     accepted = (
         f"{names} (with the prefix exact: case-sensitive, with int: a whole number), a key of "

@@ -18,7 +18,7 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 
 from ..conf import conf
-from ..identity.body import JSON, URLENCODED
+from ..identity.body import URLENCODED
 from ..identity.forwarded import parse_network
 from ..identity.keys import registered_keys, split_prefix
 from ..identity.request_state import request_state
@@ -129,7 +129,7 @@ def _body(posted: Fields, in_json: Fields) -> tuple[bytes, str]:
             if not isinstance(place, dict):
                 raise LimitError(f"json:{path}: another field sets {part} to text")
         place[name] = value
-    return json.dumps(body).encode(), JSON
+    return json.dumps(body).encode(), "application/json"
 
 
 def _user_of_session(request: HttpRequest) -> User | AnonymousUser:
