@@ -23,7 +23,6 @@ from ..identity.forwarded import parse_network
 from ..identity.keys import registered_keys, split_prefix
 from ..identity.request_state import request_state
 from ..limits.rate import LimitError
-from ..rules.rule import is_unwritable
 
 SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
 """The kinds of fields that a client sends. `data` is a form field, or a JSON field if the body has
@@ -140,8 +139,6 @@ def _user_of_session(request: HttpRequest) -> User | AnonymousUser:
 
 def find_user(name: str) -> User | None:
     """Return the user of that name or primary key, or None."""
-    if is_unwritable(name):
-        return None
     model = get_user_model()
     for field in (model.USERNAME_FIELD, "pk"):
         # Not every text can be a primary key, or is accepted by every database.
