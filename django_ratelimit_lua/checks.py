@@ -573,7 +573,7 @@ def check_published(
         )
     for rule in rules:
         try:
-            if rule.compiled().counts_missing_bodies:
+            if rule.compiled().counts_missing_bodies and rule.mode != "off":
                 yield _no_method(f"Rule {rule.name!r}")
         except RuleError as error:
             yield BAD_ROW.message(f"A rule, or a part of it, is not applied: {error}")

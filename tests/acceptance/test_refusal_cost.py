@@ -319,7 +319,6 @@ def test_an_oversized_value_is_a_bad_request(settings: Any) -> None:
 
     large = (
         ("HTTP_X_KEY", "a" * 70_000, "header:x-key"),
-        ("HTTP_COOKIE", "a=b;" * 1001, "cookie:k"),
         ("HTTP_COOKIE", "k=" + "a" * 17_000, "int:cookie:k"),
         ("QUERY_STRING", "a" * 70_000, "get:k"),
     )
@@ -339,6 +338,6 @@ def test_a_large_cookie_header_is_not_parsed(settings: Any) -> None:
     settings.RATELIMIT_RULES = [{"name": "rule", "path": "/", "key": "cookie:k", "rate": "5/h"}]
     request = rf.get("/plain/", HTTP_COOKIE='k="' + "\\" * 64_000 + '"')
     before = time.thread_time()
-    with pytest.raises(RequestDataTooBig, match="header Cookie is longer than 16384"):
+    with pytest.raises(RequestDataTooBig, match="COOKIE is longer than 16384"):
         RateLimitMiddleware(view)(request)
     assert time.thread_time() - before < 1

@@ -31,6 +31,7 @@ from django_ratelimit_lua.checks import check_settings
 from django_ratelimit_lua.conf import SETTINGS, conf
 from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.rate import Rate
+from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
 from tests.examples import examples
 
@@ -522,12 +523,26 @@ def test_a_body_key_that_counts_requests_without_a_body_is_a_warning(
 def test_a_rule_by_a_body_field_without_a_method_is_a_warning(
     more: Any, is_reported: bool, settings: Any
 ) -> None:
-    """This holds for rules of the settings and of the admin."""
+    """A rule that is off, or only replaces a call site, gets no warning."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     rule = {"name": "form", "path": "/", "key": "post:username", "rate": "5/m", **more}
     settings.RATELIMIT_RULES = [{name: value for name, value in rule.items() if value}]
     reported = [identifier for identifier, _ in found() if identifier != "W022"]
     assert reported == (["W037"] if is_reported else [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rule_of_the_admin_by_a_body_field_without_a_method_is_a_warning() -> None:
+    """It is reported together with the other problems of stored rules."""
+    for number, fields in enumerate(({}, {"methods": ["POST"]}, {"mode": "off"}, {"key": "ip"})):
+        values = {"name": f"form {number}", "path": "/", "key": "int:post:account", "limit": 5}
+        RateLimitRule.objects.create(**{**values, **fields})
+    messages = [
+        message
+        for message in run_checks(tags=["database"], databases=["default"])
+        if message.id == "django_ratelimit_lua.W037"
+    ]
+    assert ["'form 0'" in message.msg for message in messages] == [True]
 
 
 OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"

@@ -519,7 +519,9 @@ def test_errors_are_reported_by_the_system_check(settings: Any, no_others: None)
         {"name": "mine", "path": "/", "key": ["ip", "user"], "rate": "1/d"},
         {"name": "slots", "path": "/", "key": "ip", "rate": "1", "algorithm": "concurrency"},
     ]
-    RateLimitRule.objects.create(name="theirs", path="/", key="post:name", limit=1, unit="d")
+    RateLimitRule.objects.create(
+        name="theirs", path="/", key="post:name", methods=["POST"], limit=1, unit="d"
+    )
     RateLimitRule.objects.create(name="fine", path="/", key="ip", limit=1, unit="d")
 
     def found() -> list[tuple[str, str]]:
