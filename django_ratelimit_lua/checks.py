@@ -35,6 +35,7 @@ from .store import get_store, why_unusable
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
+CORS = "corsheaders.middleware.CorsMiddleware"
 APP = "django_ratelimit_lua"
 MAX_KINDS = 100
 """Maximum number of kinds of override subjects without a warning. Each request looks up all of
@@ -116,6 +117,8 @@ NO_RATE = Problem(
     "Write a rate such as rate='100/m'. If only rules of the admin limit it, add the id of this "
     "warning to SILENCED_SYSTEM_CHECKS.",
 )
+NO_METHOD = Problem("W037", 'Add method=UNSAFE in the code, or "method": "POST" to the rule.')
+ABOVE_CORS = Problem("W038", f"Move '{MIDDLEWARE}' below '{CORS}'.")
 ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(
     "I015", "Enter the values again before you remove the secret key from the fallbacks."
@@ -216,6 +219,20 @@ def check_rules(**kwargs: object) -> Iterator[CheckMessage]:
         for rule in active:
             if rule.lumps_strangers:
                 yield _one_for_all(f"Rule {rule.name!r}", "or the audience 'authenticated'")
+    for rule in active:
+        if rule.counts_missing_bodies:
+            yield _no_method(f"Rule {rule.name!r}")
+
+
+@register(Tags.caches)
+def check_cors(**kwargs: object) -> Iterator[CheckMessage]:
+    """Check that refused requests pass `CorsMiddleware`, which adds the headers of CORS."""
+    order = [path for path in settings.MIDDLEWARE if path in (MIDDLEWARE, CORS)]
+    if order == [MIDDLEWARE, CORS]:
+        yield ABOVE_CORS.message(
+            "Refused requests have no CORS headers, and preflights are counted, because "
+            "RateLimitMiddleware is above CorsMiddleware."
+        )
 
 
 def _valid_rules() -> Sequence[Rule]:
@@ -249,13 +266,23 @@ def _one_for_all(subject: str, otherwise: str) -> CheckMessage:
     return ONE_FOR_ALL.message(text, otherwise=otherwise)
 
 
+def _no_method(subject: str) -> CheckMessage:
+    return NO_METHOD.message(
+        f"{subject}: the key is a field of the body, and all requests without a body share one "
+        "count, such as those that only show the form."
+    )
+
+
 @register(Tags.urls)
 def check_views(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that no public view counts all clients without a signed-in user as one.
+    """Check the call sites of all views.
 
-    Also check that every `@ratelimit` has a rate, and that sessions are stored if rules use them.
+    No public view counts all clients without a signed-in user as one, or counts requests without a
+    body by a field of the body. Every `@ratelimit` has a rate, and sessions are stored if rules use
+    them.
     """
     yield from _no_rates()
+    bodiless: dict[str, None] = {}
     lumping: dict[str, None] = {}
     by_session: dict[str, None] = {}
     for view in _all_views():
@@ -263,12 +290,17 @@ def check_views(**kwargs: object) -> Iterator[CheckMessage]:
         for stack in on_view(view).stacks:
             if any(rule.needs_session for rule in stack.rules):
                 by_session[name] = None
+            if stack.method in (*BEFORE_METHODS, "get") and any(
+                rule.counts_missing_bodies for rule in stack.rules
+            ):
+                bodiless[name] = None
             if any(rule.lumps_strangers for rule in stack.rules) and _is_open(view, stack):
                 lumping[name] = None
     for name in lumping:
         yield _one_for_all(name, "or login_required")
     for name in by_session:
         yield from _no_session(name)
+    yield from map(_no_method, bodiless)
 
 
 def _no_rates() -> Iterator[CheckMessage]:
@@ -541,7 +573,8 @@ def check_published(
         )
     for rule in rules:
         try:
-            rule.compiled()
+            if rule.compiled().counts_missing_bodies and rule.mode != "off":
+                yield _no_method(f"Rule {rule.name!r}")
         except RuleError as error:
             yield BAD_ROW.message(f"A rule, or a part of it, is not applied: {error}")
     if odd:

@@ -55,7 +55,7 @@ class _Ratelimit:
         key: What to count by: all (every client together), ip, user, user_or_ip, get:NAME,
             post:NAME, header:NAME, cookie:NAME, a callable (group, request), its dotted path, or a
             tuple of these. Values that clients write are normalized (case, spaces, Unicode); with
-            the prefix exact: they are not.
+            the prefix exact: they are not, and with int: all spellings of a number are one.
         rate: "N/[k]unit", (count, seconds), a callable (group, request), its dotted path, or None
             for no limit. A plain number such as "5" is a maximum of concurrent requests, each until
             its response is closed. A list of these is decided together, all or nothing.

@@ -80,6 +80,7 @@ kinds = st.sampled_from(
         "post:username",
         "json:a.b",
         "data:username",
+        "int:post:account",
         "kwarg:name",
         "a.b:c",
         "header:\u00e9",

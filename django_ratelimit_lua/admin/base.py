@@ -1,48 +1,27 @@
-"""The base class of the model admins: records the author of a change, and accepts any input."""
+"""The base class of the model admins: records the author of a change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import flatten
-from django.contrib.admin.widgets import AutocompleteSelect
-from django.core.exceptions import ValidationError
-from django.db import DataError
-from django.db.models import DateTimeField, ForeignKey, Model, QuerySet
-from django.forms import ModelChoiceField, ModelForm
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.db.models import Model
+from django.forms import ModelForm
+from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..models.audit import acting
-from ..models.override import within
 from ..publishing import triggers
-from ..rules.rule import is_unwritable
 
 View = Callable[..., HttpResponse]
-UNSTORABLE = (OverflowError, DataError)
-"""Databases raise these for a number that no column can hold."""
-
-
-class Autocomplete(AutocompleteSelect):
-    """Django's widget, which also renders a form with an invalid key."""
-
-    def optgroups(
-        self, name: str, value: Sequence[str], attr: dict[str, object] | None = None
-    ) -> Any:
-        try:
-            return super().optgroups(name, value, attr)
-        except (ValueError, ValidationError, *UNSTORABLE):
-            return super().optgroups(name, [""], attr)
 
 
 class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A `ModelAdmin` that records changes as made by the logged-in user, and accepts any input."""
+    """A `ModelAdmin` that records changes as made by the logged-in user."""
 
     class Media:
         """The style sheet of the pages."""
@@ -63,42 +42,6 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             pattern.callback = audited(pattern.callback)
         return patterns
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, object] | None = None
-    ) -> HttpResponse:
-        texts = [text for _name, values in request.GET.lists() for text in values]
-        unfiltered = f"{request.path}?e=1"  # Django's answer to a filter that it cannot apply.
-        if any(map(is_unwritable, texts)):
-            return HttpResponseRedirect(unfiltered)
-        try:
-            return super().changelist_view(request, extra_context)
-        except UNSTORABLE:
-            return HttpResponseRedirect(unfiltered)
-
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Model | None:
-        """Return a row. An empty name of a field, which a link may contain, is ignored."""
-        return super().get_object(request, object_id, from_field or None)
-
-    def response_action(
-        self, request: HttpRequest, queryset: QuerySet[Model], *args: Any, **kwargs: Any
-    ) -> HttpResponse | None:
-        if not all(map(str.isdecimal, request.POST.getlist(ACTION_CHECKBOX_NAME))):
-            messages.error(request, _("The selection is not in the list. Nothing was changed."))
-            return HttpResponseRedirect(request.get_full_path())
-        return super().response_action(request, queryset, *args, **kwargs)
-
-    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the initial values in a link that are valid for their fields."""
-        initial: dict[str, Any] = super().get_changeform_initial_data(request)
-        for field in self.opts.concrete_fields:
-            if isinstance(field, DateTimeField) and field.name in initial:
-                text = initial.pop(field.name)
-                with suppress(ValidationError):
-                    initial[field.name] = within(field.to_python(text))
-        return initial
-
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
@@ -109,15 +52,6 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             if inline.formset.forms:
                 inline.classes = ""
         return super().render_change_form(request, context, *args, **kwargs)
-
-    def formfield_for_foreignkey(
-        self, db_field: ForeignKey[Model, Model], request: HttpRequest, **kwargs: Any
-    ) -> ModelChoiceField[Model] | None:
-        if db_field.name in self.get_autocomplete_fields(request):
-            kwargs.setdefault(
-                "widget", Autocomplete(db_field, self.admin_site, using=kwargs.get("using"))
-            )
-        return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
 
 def _shown_sections(

@@ -219,7 +219,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         duration = request.POST.get("duration", HOUR)
         if duration not in HOW_LONG:
             raise PermissionDenied
-        rule = RateLimitRule.objects.named(target).first()
+        rule = RateLimitRule.objects.filter(name=target).first()
         if target and rule is None:  # Without a rule, it would be for all of them.
             raise ValidationError(_("There is no rule “%(name)s” in the admin.") % {"name": target})
         subject = _subjects(form, found).get(kind)

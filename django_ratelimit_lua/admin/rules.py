@@ -368,7 +368,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     def _in_place_of(self, request: HttpRequest, name: str) -> Context:
         """Return the call sites of a name, or the closest match, for a template."""
         sites = call_sites_of(name)
-        is_new = not RateLimitRule.objects.named(name).exists()
+        is_new = not RateLimitRule.objects.filter(name=name).exists()
         in_code = [site for site in sites if site.kind != SETTINGS]
         return {
             "name": name,

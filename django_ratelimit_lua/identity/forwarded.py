@@ -29,21 +29,23 @@ _TOKEN = r"[!#$%&'*+.^`|~\w-]++"
 _VALUE = r'(?:"(?:[^"\\]|\\.)*+"|[^\s,;"]*+)'
 _PAIR = rf"{_TOKEN}={_VALUE}"
 _LAST_ELEMENT = rf"(?:^|,)[ \t]*+((?:{_PAIR})(?:[ \t]*+;[ \t]*+(?:{_PAIR})?)*+)[ \t]*+$"
+_PORT = r"(?<!:):\w*\Z"
 _FOR = rf"(?:^|;)[ \t]*+for=({_VALUE})"
 
 
 def parse_address(text: str) -> Address | None:
     """Return an address from a proxy's header, or None if it is invalid.
 
-    A port, brackets, quotes and a zone are removed. An IPv4-mapped IPv6 address becomes its IPv4
-    address.
+    A port, brackets, quotes and a zone are removed. Text that is an address as it stands has no
+    port. An IPv4-mapped IPv6 address becomes its IPv4 address.
 
     >>> (
     ...     parse_address("[2001:db8::1]:4711"),
+    ...     parse_address("2001:db8:0:0:0:0:0:1:4711"),
     ...     parse_address("::ffff:192.0.2.1"),
     ...     parse_address("unknown"),
     ... )
-    (IPv6Address('2001:db8::1'), IPv4Address('192.0.2.1'), None)
+    (IPv6Address('2001:db8::1'), IPv6Address('2001:db8::1'), IPv4Address('192.0.2.1'), None)
     """
     text = text.strip()
     if len(text) > MAX_ADDRESS_LENGTH:
@@ -56,15 +58,18 @@ def _parsed(text: str) -> Address | None:
     text = text.strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]
-    elif text.count(":") == 1:
-        text = text.partition(":")[0]
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
+    text = text.partition("%")[0]
+    address = _address(text) or _address(re.sub(_PORT, "", text, flags=re.ASCII))
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         return address.ipv4_mapped
     return address
+
+
+def _address(text: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
 
 
 def parse_network(text: str) -> Network:

@@ -32,12 +32,12 @@ from ..conf.changes import on_change
 from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address
-from .body import UNREAD, Values, agreed, data_values, form_values, json_values
+from .body import UNREAD, Value, data_value, form_value, json_value
 from .request_state import request_state
-from .request_values import cookie_values, header_values, query_values
+from .request_values import cookie_value, header_value, query_value
 from .routes import known_match, resolved
 from .session import session_key
-from .text import normalised
+from .text import normalised, number_spelling
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, User
@@ -49,6 +49,9 @@ ALL_CALLERS = "all"
 """The key that counts all clients together."""
 EXACT = "exact:"
 """Prefix of a field to compare exactly: its value is not normalized."""
+INT = "int:"
+"""Prefix of a field that is a whole number: all spellings of a number are one value."""
+PREFIXES = (EXACT, INT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,11 @@ class Key:
     functions: tuple[str, ...] = ()
 
 
-def _kwarg(request: HttpRequest, name: str) -> Values:
+def _kwarg(request: HttpRequest, name: str) -> Value:
     match = known_match(request)
     if match is None or match.kwargs.get(name) is None:
-        return (None,)
-    return (str(match.kwargs[name]),)
+        return None
+    return str(match.kwargs[name])
 
 
 def _user(group: str, request: HttpRequest, user: User | AnonymousUser) -> Identity:
@@ -149,30 +152,30 @@ BUILT_IN = {
 class FieldKind(NamedTuple):
     """A kind of fields, such as `header:NAME`.
 
-    - `read`: returns the values that views may find in a field, see `agreed`;
+    - `read`: returns the value of a field;
     - `label`: its name for operators, with `%s` for the name of the field;
     - `in_body`: whether the field is in the body;
     - `is_exact`: whether its values are never normalized.
     """
 
-    read: Callable[[HttpRequest, str], Values]
+    read: Callable[[HttpRequest, str], Value]
     label: Any
     in_body: bool = False
     is_exact: bool = False
 
 
 FIELDS: Mapping[str, FieldKind] = {
-    "header": FieldKind(header_values, gettext_lazy("header %s")),
+    "header": FieldKind(header_value, gettext_lazy("header %s")),
     # The site has written a cookie, and only the site reads it.
-    "cookie": FieldKind(cookie_values, gettext_lazy("cookie %s"), is_exact=True),
-    "get": FieldKind(query_values, gettext_lazy("query parameter %s")),
-    "post": FieldKind(form_values, gettext_lazy("form field %s"), in_body=True),
-    "json": FieldKind(json_values, gettext_lazy("JSON field %s"), in_body=True),
-    "data": FieldKind(data_values, gettext_lazy("form or JSON field %s"), in_body=True),
+    "cookie": FieldKind(cookie_value, gettext_lazy("cookie %s"), is_exact=True),
+    "get": FieldKind(query_value, gettext_lazy("query parameter %s")),
+    "post": FieldKind(form_value, gettext_lazy("form field %s"), in_body=True),
+    "json": FieldKind(json_value, gettext_lazy("JSON field %s"), in_body=True),
+    "data": FieldKind(data_value, gettext_lazy("form or JSON field %s"), in_body=True),
     "kwarg": FieldKind(_kwarg, gettext_lazy("part of the URL %s")),
 }
-FIELD_KINDS = tuple(FIELDS)
-RESERVED = frozenset({*BUILT_IN, *FIELDS, EXACT.rstrip(":"), "digest", "entry", "network"})
+FIELD_FORMS = tuple(f"{kind}:NAME" for kind in FIELDS)
+RESERVED = frozenset({*BUILT_IN, *FIELDS, "exact", "int", "digest", "entry", "network"})
 """Names that a registered key cannot have: other identities begin with them."""
 
 
@@ -251,21 +254,32 @@ def registered_identity(name: str, value: object) -> tuple[str, str | None]:
     return (name, str(value))
 
 
-def split_field(field: str) -> tuple[str, str, bool] | None:
-    """Split a field into its kind, its name, and whether it is case-sensitive.
+def split_prefix(field: str) -> tuple[str, str]:
+    """Split a field into one of `PREFIXES`, or an empty text, and the field without it.
+
+    >>> split_prefix("int:post:account"), split_prefix("post:name")
+    (('int:', 'post:account'), ('', 'post:name'))
+    """
+    prefix = next(filter(field.startswith, PREFIXES), "")
+    return prefix, field.removeprefix(prefix)
+
+
+def split_field(field: str) -> tuple[str, str] | None:
+    """Split a field into its kind and its name.
 
     Return None if the text is not a field. For a registered key, the kind is the key and the name
     is empty.
 
     >>> split_field("header:X-API-Key"), split_field("exact:post:name"), split_field("ip")
-    (('header', 'X-API-Key', False), ('post', 'name', True), None)
+    (('header', 'X-API-Key'), ('post', 'name'), None)
     """
     if field in registered_keys():
-        return field, "", True
-    kind, _, name = field.removeprefix(EXACT).partition(":")
+        return field, ""
+    _prefix, field = split_prefix(field)
+    kind, _, name = field.partition(":")
     if kind not in FIELDS or not name:
         return None
-    return kind, name, field.startswith(EXACT) or FIELDS[kind].is_exact
+    return kind, name
 
 
 def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
@@ -273,14 +287,21 @@ def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
 
     >>> field_identity("post:name", " Ada "), field_identity("exact:post:name", "Ada")
     (('post', 'name', 'ada'), ('post', 'name', 'Ada'))
+    >>> field_identity("int:post:account", "007"), field_identity("int:post:account", "seven")
+    (('post', 'account', '7'), ('post', 'account', 'INVALID'))
     """
     parts = split_field(field)
     if parts is None:
         raise _no_field(field)
-    kind, name, is_exact = parts
+    kind, name = parts
+    prefix, _ = split_prefix(field)
     if not name:
         return registered_identity(kind, value)
-    if is_exact or value is None:
+    if value is None or (prefix == INT and not value.strip()):
+        return (kind, name, None)
+    if prefix == INT:
+        return (kind, name, number_spelling(value))
+    if prefix == EXACT or FIELDS[kind].is_exact:
         return (kind, name, value)
     return (kind, name, normalised(value) or None)
 
@@ -289,7 +310,7 @@ def _field(field: str, kind: str, name: str) -> Key:
     of_kind = FIELDS[kind]
 
     def read(group: str, request: HttpRequest, user: object) -> Identity:
-        value = agreed(of_kind.read(request, name))
+        value = of_kind.read(request, name)
         if value is UNREAD:
             return _ip(group, request, user)
         return field_identity(field, value)
@@ -307,16 +328,15 @@ def _field(field: str, kind: str, name: str) -> Key:
 
 
 def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]]:
-    """Return the identities of a request by a field.
+    """Return the identity of a request by a field, or none if it is missing or was not read.
 
-    There are several if views may read the field in more than one way, and none if it is missing or
-    was not read. Raises `LimitError` for an invalid field. Blocks if it is a registered key whose
+    Raises `LimitError` for an invalid field. Blocks if it is a registered key whose
     function blocks.
     """
     parts = split_field(field)
     if parts is None:
         raise _no_field(field)
-    kind, name, _ = parts
+    kind, name = parts
     if not name:
         key = registered_keys()[kind]
         user = getattr(request, "user", None)
@@ -325,12 +345,10 @@ def read_fields(field: str, request: HttpRequest) -> list[tuple[str | None, ...]
         return known_identities(key.read("", request, user))
     if kind == "kwarg":
         resolved(request)
-    identities = [
-        field_identity(field, value)
-        for value in FIELDS[kind].read(request, name)
-        if value is not UNREAD
-    ]
-    return known_identities(*identities)
+    value = FIELDS[kind].read(request, name)
+    if value is UNREAD:
+        return []
+    return known_identities(field_identity(field, value))
 
 
 def known_identities(*identities: tuple[str | None, ...]) -> list[tuple[str | None, ...]]:
@@ -339,8 +357,8 @@ def known_identities(*identities: tuple[str | None, ...]) -> list[tuple[str | No
 
 
 def _no_field(field: str) -> LimitError:
-    names = [*(f"{kind}:NAME" for kind in FIELDS), *registered_keys()]
-    return LimitError(f"Unknown field {field!r}; use {', '.join(names)}", "field")
+    names = ", ".join([*FIELD_FORMS, *registered_keys()])
+    return LimitError(f"Unknown field {field!r}; use {names}", "field")
 
 
 def label_of(name: str) -> str:
@@ -418,11 +436,12 @@ def compile_key(key: KeyLike) -> Key:
         if keys[0].name == ALL_CALLERS:
             return keys[0]
         return _joined(keys)
-    names = ", ".join([*BUILT_IN, *(f"{kind}:NAME" for kind in FIELDS)])
+    names = ", ".join([*BUILT_IN, *FIELD_FORMS])
     site = ", ".join(registered_keys()) or "none yet"
     accepted = (
-        f"{names} (with the prefix exact: case-sensitive), a key of RATELIMIT_KEYS ({site}), a "
-        "callable (group, request), its dotted path, or a tuple of these"
+        f"{names} (with the prefix exact: case-sensitive, with int: a whole number), a key of "
+        f"RATELIMIT_KEYS ({site}), a callable (group, request), its dotted path, or a tuple of "
+        "these"
     )
     raise LimitError(
         gettext_noop("Unknown key %(key)r; use %(accepted)s"), "key", key=key, accepted=accepted

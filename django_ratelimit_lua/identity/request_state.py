@@ -7,7 +7,6 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +26,7 @@ class RequestState:
     - `groups`: a user, and the names of this user's Django groups;
     - `key_values`: values of registered keys, by name, that an operator or a service has supplied;
     - `looked_ahead`, `ahead`: whether its route was resolved before Django did, and the result;
-    - `readings`: the results of parsing its body;
+    - `fields`: the result of parsing its body;
     - `refusal`: the content of the last refusal;
     - `count`: an optional app's data for counting the request once.
     """
@@ -42,7 +41,7 @@ class RequestState:
     key_values: dict[str, object] = field(default_factory=dict)
     looked_ahead: bool = False
     ahead: ResolverMatch | None = None
-    readings: dict[tuple[str, str], Sequence[object]] = field(default_factory=dict)
+    fields: Any = None
     refusal: Any = None
     count: Any = None
 

@@ -8,7 +8,12 @@ the view treats as equal must share a count.
 from __future__ import annotations
 
 import unicodedata
+from contextlib import suppress
 
+NO_NUMBER = "INVALID"
+"""The spelling of every text that is no number. Normalized text has no capitals."""
+MAX_NUMBER_LENGTH = 8600
+"""Characters of a number: `int` accepts 4,300 digits with an underscore between each."""
 MAX_LENGTH = 1024
 """Characters beyond which text that is not ASCII is only stripped: NFKC takes quadratic time for
 some of it.
@@ -41,3 +46,19 @@ def normalised(text: str) -> str:
             break
         text = folded
     return text
+
+
+def number_spelling(text: str) -> str:
+    """Return the one spelling of all texts that Python reads as the same whole number.
+
+    Python's `int` cuts off the fraction of a JSON number, so the fraction is cut off here as well.
+    The spelling of all other texts is `NO_NUMBER`.
+
+    >>> [number_spelling(text) for text in ("7", " +0_7 ", "\uff17", "7.5", "seven")]
+    ['7', '7', '7', '7', 'INVALID']
+    """
+    if len(text.strip()) <= MAX_NUMBER_LENGTH:
+        for read in (int, float):
+            with suppress(ValueError, OverflowError):
+                return str(int(read(text)))
+    return NO_NUMBER

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity import Identity, digest, is_digest, key_id, secrets_by_id
 from ..identity.forwarded import network_words, parse_network
-from ..identity.keys import EXACT, FIELD_KINDS, field_identity, registered_keys, split_field
+from ..identity.keys import EXACT, FIELD_FORMS, field_identity, registered_keys, split_field
 from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import (
@@ -323,7 +323,7 @@ class RateLimitOverride(RateFields, AuditedModel):
                 )
         if self.field and split_field(self.field) is None:
             text = _("Enter one of %(kinds)s, for example header:X-API-Key.")
-            kinds = [*(f"{kind}:NAME" for kind in FIELD_KINDS), *registered_keys()]
+            kinds = [*FIELD_FORMS, *registered_keys()]
             problems["field"] = text % {"kinds": ", ".join(kinds)}
         elif self.field and not (self.kind == self.field and self.subject):
             problems["field"] = _("The value is missing.")

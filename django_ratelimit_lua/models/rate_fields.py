@@ -17,7 +17,6 @@ from ..limits import algorithms
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 from ..limits.values import Number, Whole
-from ..rules.rule import is_unwritable
 from ..rules.template import as_rates
 
 MAX_ENTRIES = Rate.MAX_UNITS
@@ -92,15 +91,13 @@ class RateFields(models.Model):
         abstract = True
 
     def clean_fields(self, exclude: Collection[str] | None = None) -> None:
-        """Check the fields. Raises `ValidationError`, also for text that cannot be stored."""
+        """Check the fields. Raises `ValidationError`."""
         problems: dict[str, Any] = {}
         for field in self._meta.concrete_fields:
             value = getattr(self, field.attname)
             if field.name in (exclude or ()) or not isinstance(value, str):
                 continue
-            if is_unwritable(value):
-                problems[field.name] = [_("Enter text without control characters.")]
-            elif field.name in _TRIMMED and (value != value.strip() or not value.isprintable()):
+            if field.name in _TRIMMED and (value != value.strip() or not value.isprintable()):
                 text = _(
                     "Enter the text without spaces at its ends, and without invisible characters."
                 )

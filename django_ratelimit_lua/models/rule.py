@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 from ..extension import FIELDS_OF_ANNEXES, PLACES, rule_fields
 from ..limits.options import OPTIONS
 from ..rules.describe import reading
-from ..rules.rule import AUDIENCES, FIELDS, MODES, Rule, RuleError, compile_rule, is_unwritable
+from ..rules.rule import AUDIENCES, FIELDS, MODES, Rule, RuleError, compile_rule
 from .audit import BATCH, AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
 from .rate_fields import RatesFields, column, named, problem_text
@@ -24,17 +24,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
-    """A queryset of rules that can be filtered by untrusted names."""
-
-    def named(self, name: str) -> RuleQuerySet:
-        """Return the rule of that name.
-
-        The result is empty for a name that no database could store, because some databases raise an
-        error for such a query.
-        """
-        if is_unwritable(name):
-            return self.none()
-        return self.filter(name=name)
+    """A queryset of rules."""
 
     def keys_by_name(self, names: Iterable[str]) -> dict[str, int]:
         """Return the primary keys of the rules with these names, by name."""
@@ -131,8 +121,8 @@ class RateLimitRule(RatesFields, AuditedModel):
         help_text=_(
             "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, "
             "get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With "
-            "exact: in front, a value is compared letter by letter. Empty: the key of the call "
-            "site with this name."
+            "exact: in front, a value is compared letter by letter, with int: as a whole number. "
+            "Empty: the key of the call site with this name."
         ),
     )
     cost = models.BigIntegerField(

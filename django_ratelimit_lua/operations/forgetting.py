@@ -27,8 +27,8 @@ from ..extension import extensions
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import address_as
 from ..identity.forwarded import parse_network
-from ..identity.keys import EXACT, field_identity, registered_keys
-from ..identity.text import normalised
+from ..identity.keys import EXACT, INT, field_identity, registered_keys, split_prefix
+from ..identity.text import NO_NUMBER, normalised, number_spelling
 from ..limits.algorithms.concurrency import Concurrency
 from ..limits.call import REGISTER, Charge
 from ..limits.limit import Limit
@@ -126,11 +126,15 @@ def _identities(subject: Subject) -> list[Identity]:
         return []
     fields = {subject.field}
     if subject.field not in registered_keys():
-        kind, _colon, name = subject.field.removeprefix(EXACT).partition(":")
+        _prefix, field = split_prefix(subject.field)
+        kind, _colon, name = field.partition(":")
         kinds = {kind}
         if kind in ("post", "json"):
             kinds.add("data")
-        fields = {f"{exact}{each}:{name}" for each in kinds for exact in ("", EXACT)}
+        prefixes = ["", EXACT]
+        if number_spelling(subject.value) != NO_NUMBER:
+            prefixes.append(INT)
+        fields = {f"{prefix}{each}:{name}" for each in kinds for prefix in prefixes}
     return [field_identity(each, subject.value) for each in fields]
 
 

@@ -18,12 +18,11 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 
 from ..conf import conf
-from ..identity.body import JSON, URLENCODED
+from ..identity.body import URLENCODED
 from ..identity.forwarded import parse_network
-from ..identity.keys import EXACT, registered_keys
+from ..identity.keys import registered_keys, split_prefix
 from ..identity.request_state import request_state
 from ..limits.rate import LimitError
-from ..rules.rule import is_unwritable
 
 SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
 """The kinds of fields that a client sends. `data` is a form field, or a JSON field if the body has
@@ -65,7 +64,8 @@ def build_request(
     sent["header"] += (headers or {}).items()
     key_values = {}
     for field, value in fields:
-        kind, _colon, name = field.removeprefix(EXACT).partition(":")
+        _prefix, place = split_prefix(field)
+        kind, _colon, name = place.partition(":")
         if field in registered_keys():
             key_values[field] = value
         elif kind in sent and name:
@@ -128,7 +128,7 @@ def _body(posted: Fields, in_json: Fields) -> tuple[bytes, str]:
             if not isinstance(place, dict):
                 raise LimitError(f"json:{path}: another field sets {part} to text")
         place[name] = value
-    return json.dumps(body).encode(), JSON
+    return json.dumps(body).encode(), "application/json"
 
 
 def _user_of_session(request: HttpRequest) -> User | AnonymousUser:
@@ -139,8 +139,6 @@ def _user_of_session(request: HttpRequest) -> User | AnonymousUser:
 
 def find_user(name: str) -> User | None:
     """Return the user of that name or primary key, or None."""
-    if is_unwritable(name):
-        return None
     model = get_user_model()
     for field in (model.USERNAME_FIELD, "pk"):
         # Not every text can be a primary key, or is accepted by every database.

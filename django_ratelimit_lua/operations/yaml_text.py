@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import yaml
 
@@ -15,6 +16,18 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: object) -> bool:
         return True
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML without aliases, which may expand to gigabytes, and without explicit tags."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise _error("aliases (*) are not supported; write the value again", event)
+        if getattr(event, "tag", None) is not None:
+            raise _error("tags (!) are not supported; write the value without it", event)
+        return super().compose_node(parent, index)
 
 
 def dump_list(values: Sequence[object]) -> str:
@@ -30,19 +43,21 @@ def read_items(text: str, source: str) -> Iterator[tuple[int, object]]:
     """
     if len(text) > MAX_TEXT_LENGTH:
         raise RuleError(source, "yaml", f"the text has more than {MAX_TEXT_LENGTH} characters")
+    where = source
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:  # Probably a truncated file, and not the wish to delete every rule.
             raise RuleError(source, "yaml", "is empty; write [] for no rules")
         if not isinstance(node, yaml.SequenceNode):
             raise RuleError(source, "yaml", "must be a list of rules, each a mapping with a name")
-        _check(node)
+        _check_keys(node)
         for item in node.value:
-            yield item.start_mark.line + 1, loader.construct_document(item)
+            line = item.start_mark.line + 1
+            where = f"{source}, line {line}"
+            yield line, loader.construct_document(item)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = source
         if mark is not None:
             where = f"{source}, line {mark.line + 1}"
         problem = getattr(error, "problem", None) or str(error).replace("<unicode string>", source)
@@ -50,28 +65,25 @@ def read_items(text: str, source: str) -> Iterator[tuple[int, object]]:
     except RecursionError:
         raise RuleError(source, "yaml", "not YAML: nested too deeply") from None
     except (ValueError, ArithmeticError) as error:  # A number or a date that is out of range.
-        raise RuleError(source, "yaml", f"not YAML: {error}") from None
+        raise RuleError(where, "yaml", f"not YAML: {error}") from None
 
 
-def _check(root: yaml.Node) -> None:
-    """Refuse aliases, which may expand to gigabytes, and duplicate keys."""
-    seen = set()
+def _check_keys(root: yaml.Node) -> None:
+    """Refuse duplicate keys, and keys that are lists or mappings."""
     nodes = [root]
     for node in nodes:
-        if node in seen:
-            raise _error("aliases (*) are not supported; write the value again", node)
-        seen.add(node)
         if isinstance(node, yaml.SequenceNode):
             nodes += node.value
         elif isinstance(node, yaml.MappingNode):
             keys = set()
             for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise _error("a key must be a name, not a list or a mapping", key)
                 if key.value in keys:
                     raise _error(f"{key.value!r} is given twice", key)
-                if isinstance(key, yaml.ScalarNode):
-                    keys.add(key.value)
-                nodes += (key, value)
+                keys.add(key.value)
+                nodes.append(value)
 
 
-def _error(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+def _error(problem: str, place: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)

@@ -223,6 +223,17 @@ class Rule:
             return False
         return self.key.needs_user and self.key.lumps_strangers
 
+    @property
+    def counts_missing_bodies(self) -> bool:
+        """Return whether the key has a field of the body, and requests without a body count.
+
+        A rule without a path or route only replaces a call site, and counts its methods.
+        """
+        if self.key is None or not self.key.needs_body:
+            return False
+        is_for_get = self.methods is None or "GET" in self.methods
+        return is_for_get and (not self.name or self.is_for_requests)
+
     def matches_path(self, path: str) -> bool:
         """Return whether the rule applies to a path."""
         # A path that is too long for a glob to decide about is limited, and not exempt.

@@ -485,7 +485,7 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
             "group: Enter the text without spaces",
         ),
         ("- {name: x, path: /, key: ip, rate: 1/s, id: 5}", "unknown id"),
-        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 1: not YAML: aliases"),
+        ("- &a {name: x, path: /, key: ip, rate: 1/s}\n- *a", "line 2: not YAML: aliases"),
         ("[" * 10_000, "nested too deeply"),
         ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "not YAML"),
         (
@@ -496,8 +496,18 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
             "- {name: " + "x" * 201 + ", path: /, key: ip, rate: 1/s}",
             "name: Ensure this value has at most 200",
         ),
-        ("- {name: 2020-99-99}", "not YAML"),
+        ("- {name: 2020-99-99}", "line 1: not YAML: month"),
         ("- {name: x}\n- \x00", "not YAML"),
+        ("- name: x\n- ? [a, b]\n  : 1", "line 2: not YAML: a key must be a name"),
+        ("- name: x\n  ? {a: b}\n  : 1", "line 2: not YAML: a key must be a name"),
+        ('- name: x\n  order: !!int ""', r"line 2: not YAML: tags \(!\) are not supported"),
+        ('- name: x\n  order: !!float ""', "line 2: not YAML: tags"),
+        ("- name: x\n  exempt: !!bool maybe", "line 2: not YAML: tags"),
+        ("- name: x\n  order: !!timestamp soon", "line 2: not YAML: tags"),
+        ("- name: ! x", "line 1: not YAML: tags"),
+        ("- name: x\n- !!map {name: y}", "line 2: not YAML: tags"),
+        ("- name: x\n- {name: y, order: 0b_}", "line 2: not YAML: invalid literal"),
+        ("- name: x\n- {name: y, order: =}", "line 2: not YAML: could not"),
         ("- !!python/object/apply:os.system [ls]", "not YAML"),
         (
             "- {name: x, path: /, key: ip, rate: 1/s, tiers: [{group: "

@@ -22,6 +22,7 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.admin.history import restore
 from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity.text import NO_NUMBER
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
@@ -266,6 +267,18 @@ def test_values_of_fields_and_combinations_are_forgotten(
     assert left == [False, False, True]
     said("forget", "--digest", digest(IP).decode())
     assert traces(direct, prefix, digest(IP).decode()) == []
+
+
+def test_the_counts_of_a_number_are_forgotten(soon: None, direct: redis.Redis, prefix: str) -> None:
+    """They are named by any spelling. The shared count of values that are no number stays."""
+    number, no_number = ("post", "account", "7"), ("post", "account", NO_NUMBER)
+    for identity in (number, no_number):
+        RateLimiter("counted", "1/h").hit(identity)
+    said("forget", "--field", "account=007")
+    said("forget", "--field", "account=seven")
+    kept = in_redis(direct, prefix)
+    assert digest(number).decode() not in kept
+    assert digest(no_number).decode() in kept
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.identity.keys import FIELD_KINDS
+from django_ratelimit_lua.identity.keys import FIELDS
 from tests.examples import examples
 
 
@@ -60,7 +60,7 @@ KEYS = [
     "session",
     "path",
     "route",
-    *(f"{exact}{kind}:name" for kind in FIELD_KINDS for exact in ("", "exact:")),
+    *(f"{prefix}{kind}:name" for kind in FIELDS for prefix in ("", "exact:", "int:")),
 ]
 NASTY = st.one_of(
     st.text(max_size=40),

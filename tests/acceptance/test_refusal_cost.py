@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.exceptions import SuspiciousOperation
+from django.core.exceptions import RequestDataTooBig, SuspiciousOperation
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.urls import path
@@ -133,6 +133,7 @@ CASES: dict[str, tuple[Callable[[int], HttpRequest], dict[str, Any], dict[str, A
     "cookie, many": (sends("HTTP_COOKIE", "a=b;"), {"key": "cookie:k"}, {}),
     "cookie, empty ones": (sends("HTTP_COOKIE", ";"), {"key": "cookie:k"}, {}),
     "cookie, one": (sends("HTTP_COOKIE", "k=%41"), {"key": "cookie:k"}, {}),
+    "cookie, number": (sends("HTTP_COOKIE", "1"), {"key": "int:cookie:k"}, {}),
     "get, many": (asks("", "a=b&"), {"key": "get:k"}, {}),
     "get, one": (asks("k=", "%41"), {"key": "get:k"}, {}),
     "get, not ASCII": (asks("k=", "%EF%B7%BA"), {"key": "get:k"}, {}),
@@ -316,13 +317,27 @@ def test_an_oversized_value_is_a_bad_request(settings: Any) -> None:
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
     from django.test import Client
 
-    large = {"HTTP_X_KEY": "a" * 70_000, "HTTP_COOKIE": "a=b;" * 1001, "QUERY_STRING": "a" * 70_000}
-    for (name, value), key in zip(
-        large.items(), ("header:x-key", "cookie:k", "get:k"), strict=True
-    ):
-        settings.RATELIMIT_RULES = [{"name": f"{key} rule", "path": "/", "key": key, "rate": "5/h"}]
+    large = (
+        ("HTTP_X_KEY", "a" * 70_000, "header:x-key"),
+        ("HTTP_COOKIE", "k=" + "a" * 17_000, "int:cookie:k"),
+        ("QUERY_STRING", "a" * 70_000, "get:k"),
+    )
+    for number, (name, value, key) in enumerate(large):
+        settings.RATELIMIT_RULES = [
+            {"name": f"{key} rule {number}", "path": "/", "key": key, "rate": "5/h"}
+        ]
         assert Client().get("/plain/", **{name: value}).status_code == 400
         settings.RATELIMIT_RULES = [
-            {"name": f"{key} none", "path": "/", "key": "ip", "rate": "5/h"}
+            {"name": f"{key} none {number}", "path": "/", "key": "ip", "rate": "50/h"}
         ]
         assert Client().get("/plain/", **{name: value}).status_code == 200
+
+
+def test_a_large_cookie_header_is_not_parsed(settings: Any) -> None:
+    """Some versions of Python unquote a cookie in quadratic time (CVE-2024-7592)."""
+    settings.RATELIMIT_RULES = [{"name": "rule", "path": "/", "key": "cookie:k", "rate": "5/h"}]
+    request = rf.get("/plain/", HTTP_COOKIE='k="' + "\\" * 64_000 + '"')
+    before = time.thread_time()
+    with pytest.raises(RequestDataTooBig, match="COOKIE is longer than 16384"):
+        RateLimitMiddleware(view)(request)
+    assert time.thread_time() - before < 1

@@ -26,11 +26,12 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua import UNSAFE, RateLimiter, ratelimit
 from django_ratelimit_lua.checks import check_settings
 from django_ratelimit_lua.conf import SETTINGS, conf
 from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.rate import Rate
+from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
 from tests.examples import examples
 
@@ -461,6 +462,103 @@ def test_a_rule_that_counts_anonymous_clients_as_one_is_a_warning(
         "user."
     )
     assert found() == ([("W010", said)] if is_said else [])
+
+
+by_name = ratelimit(key="post:username", rate="5/m")
+
+
+class Posted(View):
+    @method_decorator(by_name)
+    def post(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse("ok")
+
+
+@method_decorator(by_name, name="dispatch")
+class Form(View):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("view", "is_reported"),
+    [
+        (by_name(anybody), True),
+        (ratelimit(key=("ip", "json:user.name"), rate="5/m")(anybody), True),
+        (ratelimit(key="int:data:account", rate="5/m", method=["GET", "POST"])(anybody), True),
+        (Form.as_view(), True),
+        (Posted.as_view(), False),
+        (ratelimit(key="post:username", rate="5/m", method=UNSAFE)(anybody), False),
+        (ratelimit(key="post:username", rate="5/m", method="POST")(anybody), False),
+        (ratelimit(key="get:username", rate="5/m")(anybody), False),
+    ],
+)
+def test_a_body_key_that_counts_requests_without_a_body_is_a_warning(
+    view: Any, is_reported: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a few views of the form by any client lock the form for all clients."""
+    urls = ModuleType("urls")
+    urls.urlpatterns = [path("view", view)]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "urls_of_a_check", urls)
+    settings.ROOT_URLCONF = "urls_of_a_check"
+    warnings = [
+        message
+        for message in run_checks(tags=["urls"])
+        if message.id == "django_ratelimit_lua.W037"
+    ]
+    assert len(warnings) == is_reported
+    assert all("method=UNSAFE" in str(message.hint) for message in warnings)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_reported"),
+    [
+        ({}, True),
+        ({"method": ["GET", "POST"]}, True),
+        ({"key": ["ip", "int:post:account"]}, True),
+        ({"method": "POST"}, False),
+        ({"mode": "off"}, False),
+        ({"key": "get:username"}, False),
+        ({"path": None, "group": "login"}, False),  # It counts the methods of the call site.
+    ],
+)
+def test_a_rule_by_a_body_field_without_a_method_is_a_warning(
+    more: Any, is_reported: bool, settings: Any
+) -> None:
+    """A rule that is off, or only replaces a call site, gets no warning."""
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    rule = {"name": "form", "path": "/", "key": "post:username", "rate": "5/m", **more}
+    settings.RATELIMIT_RULES = [{name: value for name, value in rule.items() if value}]
+    reported = [identifier for identifier, _ in found() if identifier != "W022"]
+    assert reported == (["W037"] if is_reported else [])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_rule_of_the_admin_by_a_body_field_without_a_method_is_a_warning() -> None:
+    """It is reported together with the other problems of stored rules."""
+    for number, fields in enumerate(({}, {"methods": ["POST"]}, {"mode": "off"}, {"key": "ip"})):
+        values = {"name": f"form {number}", "path": "/", "key": "int:post:account", "limit": 5}
+        RateLimitRule.objects.create(**{**values, **fields})
+    messages = [
+        message
+        for message in run_checks(tags=["database"], databases=["default"])
+        if message.id == "django_ratelimit_lua.W037"
+    ]
+    assert ["'form 0'" in message.msg for message in messages] == [True]
+
+
+OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
+CORS = "corsheaders.middleware.CorsMiddleware"
+
+
+@pytest.mark.parametrize(
+    ("middleware", "is_reported"),
+    [([OURS, CORS], True), ([CORS, OURS], False), ([OURS], False), ([CORS], False)],
+)
+def test_the_middleware_above_the_cors_middleware_is_a_warning(
+    middleware: list[str], is_reported: bool, settings: Any
+) -> None:
+    """Its refusals would have no CORS headers, and it would count preflights."""
+    settings.MIDDLEWARE = middleware
+    assert [identifier for identifier, _ in found()] == (["W038"] if is_reported else [])
 
 
 @pytest.mark.parametrize(

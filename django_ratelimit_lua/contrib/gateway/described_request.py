@@ -22,7 +22,6 @@ from ...conf import conf
 from ...identity.address import believed
 from ...identity.forwarded import parse_address
 from ...identity.request_state import request_state
-from ...identity.request_values import LINES
 from .answer import ProblemError
 from .conf import settings as gateway_settings
 from .dialects import DIALECTS, Dialect
@@ -89,8 +88,7 @@ def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
             f"The request has more than {MAX_HEADERS} header lines, or more than "
             f"{MAX_HEADER_BYTES} bytes of headers.",
         )
-    lines: dict[str, list[str]] = {}
-    meta: dict[str, Any] = {LINES: lines}
+    meta: dict[str, Any] = {}
     for name, value in headers:
         # One with an underscore could be taken for one with a hyphen.
         if b"_" in name:
@@ -98,11 +96,8 @@ def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
         key = _key(name.decode("latin-1"))
         text = value.decode("latin-1")
         if key in meta:
-            lines.setdefault(key, [meta[key]]).append(text)
-        else:
-            meta[key] = text
-    for key, values in lines.items():
-        meta[key] = _SEPARATORS.get(key, ",").join(values)
+            text = f"{meta[key]}{_SEPARATORS.get(key, ',')}{text}"
+        meta[key] = text
     if scope.get("client"):
         meta["REMOTE_ADDR"] = scope["client"][0]
     return meta
@@ -184,10 +179,7 @@ def read_described_request(meta: Meta) -> DescribedRequest:
         "REMOTE_ADDR": address,
         "wsgi.input": io.BytesIO(),
         "wsgi.url_scheme": "http",
-        LINES: meta.get(LINES),
     }
-    if gateway_settings.GATEWAY_DIALECT == "envoy":  # Envoy joins the lines of a header.
-        environ[LINES] = None
     if isinstance(conf.IP_META_KEY, str):
         environ[conf.IP_META_KEY] = address
     request = DescribedRequest(environ)

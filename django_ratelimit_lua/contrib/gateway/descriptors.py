@@ -19,7 +19,7 @@ from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_noop as _
 
 from ...extension import RuleField
-from ...identity.keys import ALL_CALLERS, EXACT, registered_keys
+from ...identity.keys import ALL_CALLERS, registered_keys, split_prefix
 from ...limits.rate import LimitError
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
@@ -143,7 +143,7 @@ def _entry_of(part: str) -> str:
     """
     if part in ("ip", "user_or_ip"):  # A client without a signed-in user has only an address.
         return ADDRESS
-    field = part.removeprefix(EXACT)
+    _prefix, field = split_prefix(part)
     kind, _, name = field.partition(":")
     if part in ("user", "path", *registered_keys()) or (kind in READ_KINDS and name):
         return _spelling(field)

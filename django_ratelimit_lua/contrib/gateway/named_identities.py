@@ -100,7 +100,7 @@ def _may_be_user(text: str) -> bool:
 
 def _place(key: str) -> tuple[str, str]:
     """Return the kind and the normalized name of a field."""
-    kind, name, _is_exact = split_field(key) or (key, "", True)
+    kind, name = split_field(key) or (key, "")
     if kind == "header":
         name = str(HttpHeaders.to_wsgi_name(name))
     return kind, name

@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from ...conf import conf
 from ...conf.callables import name_of
 from ...identity.forwarded import parse_address
-from ...identity.keys import EXACT, registered_keys
+from ...identity.keys import registered_keys, split_prefix
 from ...identity.routes import resolved
 from ...limits.call import Charge
 from ...limits.rate import Rate
@@ -187,7 +187,8 @@ def why_unseen(rule: Rule, knows: frozenset[str]) -> str:
 
 def _why_unknown(part: str, knows: frozenset[str]) -> str:
     """Return why a part of a key cannot be read from a log; empty if it can."""
-    kind, _colon, name = part.removeprefix(EXACT).partition(":")
+    _prefix, field = split_prefix(part)
+    kind, _colon, name = field.partition(":")
     registered = registered_keys().get(part)
     if kind in _UNKNOWN or (registered is not None and not registered.known_to_proxies):
         return _("it counts by %(part)s, which no log contains") % {"part": part}

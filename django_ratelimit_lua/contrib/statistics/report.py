@@ -36,7 +36,7 @@ from ...operations.plot import sparkline
 from ...publishing.publish import primary
 from ...rules.callsite import known_call_sites
 from ...rules.describe import period_words, reading
-from ...rules.rule import Rule, RuleError, is_unwritable
+from ...rules.rule import Rule, RuleError
 from ...rules.ruleset import settings_rules
 from . import reading as stats
 from .attempts import higher_limits
@@ -317,7 +317,7 @@ class Encoder(DjangoJSONEncoder):
 
 def named(name: str) -> NamedLimit:
     """Return the limits under a name."""
-    row = RateLimitRule.objects.using(primary()).named(name).prefetch_related("tiers").first()
+    row = RateLimitRule.objects.using(primary()).filter(name=name).prefetch_related("tiers").first()
     return _describe(name, row)
 
 
@@ -566,11 +566,8 @@ def _other_limits(what: NamedLimit, span: Span) -> list[str]:
     start, end = _moments(span)
     overrides = RateLimitOverride.objects.between(start, end).filter(effect="limit")
     changes = RateLimitChange.objects.using(primary()).filter(
-        kind=RateLimitChange.Kind.RULE, at__gte=start, at__lt=end
+        kind=RateLimitChange.Kind.RULE, name=what.name, at__gte=start, at__lt=end
     )
-    if is_unwritable(what.name):
-        changes = changes.none()
-    changes = changes.filter(name=what.name)
     if not _in_code(what.name).limits:  # Before the rule was created, there was no limit.
         changes = changes.exclude(action=RateLimitChange.Action.CREATED)
     reasons = {

@@ -33,7 +33,7 @@ from . import Printer, VerbOptions, argument, verb
 def _block(command: Printer, options: VerbOptions) -> None:
     subject = subject_of(options)
     name = options["rule"]
-    rule = RateLimitRule.objects.named(name or "").first()
+    rule = RateLimitRule.objects.filter(name=name or "").first()
     if name is not None and rule is None:
         raise CommandError(f"--rule {name!r}: the admin has no rule of this name")
     for_good = options["for_good"]

@@ -155,7 +155,7 @@ def _effect(override: RateLimitOverride) -> str:
 def _switch(command: Printer, options: VerbOptions) -> None:
     name = options["name"]
     mode = options["mode"]
-    rule = RateLimitRule.objects.named(name).first()
+    rule = RateLimitRule.objects.filter(name=name).first()
     if rule is None:
         names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
         raise CommandError(f"the admin has no rule {name!r}; known rules: {names}")

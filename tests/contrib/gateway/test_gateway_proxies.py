@@ -294,23 +294,6 @@ def test_invalid_requests_get_the_same_kind_of_error(proxied: Proxied) -> None:
     assert answer.lower().count(b"content-type:") <= 1
 
 
-def test_a_repeated_value_does_not_avoid_a_limit(proxied: Proxied) -> None:
-    """The proxies differ in how they forward a header, or cookies, of several lines."""
-    begin = ("Host: a", "Connection: close")
-    for path, name in (("/keys/", "X-API-Key: {0}"), ("/cookies/", "Cookie: visitor={0}")):
-        statuses = [
-            say(
-                proxied.port,
-                f"GET {path} HTTP/1.1",
-                *begin,
-                name.format("twice"),
-                name.format(number),
-            )[0]
-            for number in range(3)
-        ]
-        assert statuses == [200, 429, 429]
-
-
 @pytest.mark.alone
 def test_exactly_the_limit_is_admitted(proxied: Proxied) -> None:
     """Many clients send requests simultaneously."""

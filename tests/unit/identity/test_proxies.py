@@ -219,6 +219,10 @@ def test_headers_are_ignored_without_trusted_proxies(trusted: Any, settings: Any
         (CLIENT, "no address", UNKNOWN),
         ("2001:db8:1:2::9", "fd00::1", "2001:db8:1:2::"),
         ("[2001:db8:1:2::9]:4711", "10.0.0.1", "2001:db8:1:2::"),
+        ("2001:db8:1:2:0:0:0:9:4711", "10.0.0.1", "2001:db8:1:2::"),
+        ("2001:db8:1:2::9:47110", "10.0.0.1", "2001:db8:1:2::"),
+        ("::ffff:198.51.100.7:80", "10.0.0.1", CLIENT),
+        (":::", "10.0.0.1", "10.0.0.1"),
         ("fe80::1%eth0", "10.0.0.1", "fe80::"),
         ("10.9.9.9, 10.8.8.8", "10.0.0.1", "10.9.9.9"),  # All trusted: the request began inside.
         ("unknown, 10.8.8.8", "10.0.0.1", "10.8.8.8"),  # A trusted proxy does not say who asked it.

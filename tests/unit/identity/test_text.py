@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections import defaultdict
 from functools import cache
@@ -16,7 +17,12 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.keys import compile_key, field_identity
-from django_ratelimit_lua.identity.text import MAX_LENGTH, normalised
+from django_ratelimit_lua.identity.text import (
+    MAX_LENGTH,
+    NO_NUMBER,
+    normalised,
+    number_spelling,
+)
 from django_ratelimit_lua.models import RateLimitOverride
 from django_ratelimit_lua.rules.rule import compile_rule
 
@@ -193,8 +199,70 @@ def test_overrides_normalise_like_keys(field: str, pair: tuple[str, str]) -> Non
         assert same == (not field.startswith("exact:") or text == pair[0])
 
 
-@pytest.mark.parametrize("key", ["exact:header:X-API-Key", ["ip", "exact:post:name"]])
-def test_rules_may_use_keys_with_the_prefix_exact(key: Any) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, "cookie"])
+@given(
+    number=st.integers(-(10**20), 10**20),
+    script=st.sampled_from(["0", "\u0660", "\uff10", "\U0001d7ce"]),
+    zeros=st.integers(0, 9),
+    around=st.sampled_from(["", " ", "\t", "\u3000"]),
+    joint=st.sampled_from(["", "_"]),
+)
+def test_all_spellings_of_a_number_are_one_identity(
+    kind: str, number: int, script: str, zeros: int, around: str, joint: str
+) -> None:
+    """With `int:`, a limit and an override take every text that `int` accepts for its number."""
+    digits = "".join(chr(ord(script) + int(digit)) for digit in "0" * zeros + str(abs(number)))
+    sign = "-" if number < 0 else "+" * (zeros % 2)
+    spelling = f"{around}{sign}{joint.join(digits)}{around}"
+    assert int(spelling) == number
+    request = requests(RequestFactory(), kind, spelling)
+    read = compile_key(f"int:{kind}:name").read("", request, None)
+    assert read == (kind, "name", str(number))
+    override = RateLimitOverride(field=f"int:{kind}:name")
+    override.set_value(str(number))
+    assert override.subject == digest(read).decode()
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "0x1", "1__0", "_1", "--1", "1 0", "\u00b2", "\x001", "9" * 9000, "nan", "1e999"]
+)
+def test_a_text_that_is_no_number_is_one_identity(text: str, rf: RequestFactory) -> None:
+    """All invalid values share an identity, which is not that of a missing value."""
+    key = compile_key("int:post:name")
+    assert key.read("", requests(rf, "post", text), None) == ("post", "name", NO_NUMBER)
+    for missing in ("", " "):
+        assert key.read("", requests(rf, "post", missing), None) == ("post", "name", None)
+    assert key.read("", rf.post("/"), None) == ("post", "name", None)
+
+
+@pytest.mark.parametrize("number", [7, 7.0, 7.9, "7", "07"])
+def test_a_number_in_json_is_the_number_that_int_makes_of_it(
+    number: Any, rf: RequestFactory
+) -> None:
+    """The fraction of a number is ignored, as `int` cuts it off."""
+    request = rf.post("/", {"name": number}, content_type="application/json")
+    for kind in ("json", "data"):
+        read = compile_key(f"int:{kind}:name").read("", request, None)
+        assert read == (kind, "name", str(int(number)))
+
+
+def test_a_long_number_is_read_in_bounded_time() -> None:
+    """All numbers that Python accepts by default are read, with all of their underscores. Python
+    can be configured to parse numbers of any length, which takes quadratic time.
+    """
+    assert number_spelling(" " * 9000 + "-" + "_".join("1" * 4300)) == "-" + "1" * 4300
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        assert number_spelling("9" * 10_000_000) == NO_NUMBER
+    finally:
+        sys.set_int_max_str_digits(limit)
+
+
+@pytest.mark.parametrize(
+    "key", ["exact:header:X-API-Key", ["ip", "exact:post:name"], "int:post:a", ["ip", "int:get:a"]]
+)
+def test_rules_may_use_keys_with_a_prefix(key: Any) -> None:
     """A rule that may not refer to code can use such a key, alone or in a list."""
     rule = compile_rule({"name": "n", "path": "/", "key": key, "rate": "1/m"}, plain=True)
     assert rule.key is not None

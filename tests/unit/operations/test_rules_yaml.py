@@ -69,7 +69,7 @@ def test_a_rule_is_built_with_its_tiers() -> None:
         ("- name: api\n  name: b", "Rules, line 2: not YAML: 'name' is given twice"),
         ("- tiers: [{rate: 1/m}, {rate: 2/m}, {rate: 1/s, rate: 2/s}]", "'rate' is given twice"),
         ("- name: rate\n  key: rate", "rule 'rate'"),
-        ("- &a {name: api}\n- *a", "line 1: not YAML: aliases (*) are not supported"),
+        ("- &a {name: api}\n- *a", "line 2: not YAML: aliases (*) are not supported"),
         ("[" * 10_000, "nested too deeply"),
         (
             "\n- {name: a, path: /, key: ip, rate: 5/m}\n- {name: b, path: /, key: ip, rate: "
