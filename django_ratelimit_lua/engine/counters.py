@@ -501,8 +501,6 @@ def _verdict(call: Call, charge: Charge, counter: Counter, now: float) -> float 
     # A caller that waits for a slot asks again.
     if charge.limit.holds or not charge.limit.kind.waits_anyway:
         return retry
-    if retry and charge.limit.wants_more and call.max_wait_us is not None:
-        retry = 0.0  # A caller that sets its own maximum wait may wait in a queue of any length.
     longest = call.max_wait_us_of(charge.limit)
     if retry == 0.0 and longest >= 0:
         retry = max(0.0, counter.wait(now) - longest / SECOND)

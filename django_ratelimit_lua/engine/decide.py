@@ -578,8 +578,8 @@ def build_call(
         options: Further fields of `Call`.
     """
     partial = partial and any(charge.cost for charge in charges)
-    if now is None and (clock is not None or conf.CLOCK == "client"):
-        now = now_us()
+    if now is None and clock is not None:
+        now = clock()
     if operation == "hit" and not slot:
         for charge in charges:
             if charge.limit.holds:

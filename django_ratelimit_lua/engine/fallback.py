@@ -170,10 +170,7 @@ def _pause() -> float:
 
 def _report_call(counter: Counter, operation: Operation, units: int) -> Call:
     prefix, digest, _ = counter.key
-    call = Call([Charge(counter.limit, digest, units)], operation, prefix)
-    if conf.CLOCK == "client":
-        return call._replace(now=time.time_ns() // 1000)
-    return call
+    return Call([Charge(counter.limit, digest, units)], operation, prefix)
 
 
 fallback_limiter = FallbackLimiter()

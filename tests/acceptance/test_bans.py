@@ -461,15 +461,11 @@ def own(settings: Any) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("clock", ["redis", "client"])
 @pytest.mark.parametrize("policy", ["open", "local", "closed"])
-def test_an_outage_admits_no_client_with_a_known_ban(
-    policy: Any, clock: str, own: Server, settings: Any
-) -> None:
+def test_an_outage_admits_no_client_with_a_known_ban(policy: Any, own: Server) -> None:
     """The ban holds until its end, by the clock of the process. No ban is triggered in an outage,
     and other clients are decided by the policy.
     """
-    settings.RATELIMIT_CLOCK = clock
     limiter = login(ban_for="1h", on_store_error=policy)
     for _ in range(5):
         limiter.hit("ada")

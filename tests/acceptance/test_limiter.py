@@ -313,16 +313,6 @@ def test_a_disabled_limiter_allows_everything(settings: Any) -> None:
     assert asyncio.run(limiter.ahit("ada")).allowed
 
 
-def test_the_client_clock_can_replace_the_clock_of_redis(settings: Any) -> None:
-    """The setting is `RATELIMIT_CLOCK = "client"`."""
-    settings.RATELIMIT_CLOCK = "client"
-    limiter = RateLimiter("clock", (2, 1), algorithm="sliding_log")
-    decisions = [limiter.hit("ada") for _ in range(3)]
-    assert [decision.allowed for decision in decisions] == [True, True, False]
-    time.sleep(decisions[-1].retry_after)
-    assert limiter.hit("ada")
-
-
 def test_acquire_with_debt_grants_any_cost_and_delays_later_callers() -> None:
     """The cost is granted at once. The next caller waits, or is refused with the time that it would
     have to wait.
