@@ -38,4 +38,4 @@ class LeakyBucket(Algorithm):
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Return the numbers of a token bucket of this capacity."""
-        return bucket_numbers(limit, self.capacity(limit.rate, {"queue": limit.queue}), "queue")
+        return bucket_numbers(limit, limit.capacity, "queue")

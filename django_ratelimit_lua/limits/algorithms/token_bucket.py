@@ -34,7 +34,7 @@ class TokenBucket(Algorithm):
 
         Fractions of a microsecond are returned as separate numbers.
         """
-        burst = _burst(limit)
+        burst = limit.capacity
         if limit.lease is not None and burst:
             # Units that were taken ahead may be spent when the bucket has filled up again: keep as
             # many back.
@@ -49,13 +49,7 @@ class TokenBucket(Algorithm):
         """Return one second, or the time in which a tenth of the bucket refills if shorter."""
         if limit.rate.limit == 0:
             return SECOND
-        return min(SECOND, _burst(limit) * limit.rate.period_us // (10 * limit.rate.limit))
-
-
-def _burst(limit: Limit) -> int:
-    if limit.burst is None or limit.rate.limit == 0:
-        return limit.rate.limit
-    return limit.burst
+        return min(SECOND, limit.capacity * limit.rate.period_us // (10 * limit.rate.limit))
 
 
 def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
