@@ -177,10 +177,10 @@ def test_acquire_waits_for_its_turn() -> None:
     assert refused.limits[0].used <= decisions[-1].limits[0].used
 
 
-def test_acquire_reserves_a_turn_under_any_algorithm() -> None:
+def test_acquire_waits_under_any_algorithm() -> None:
     """A call that a hit would refuse waits for its turn, if the timeout is long enough."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
-        limiter = RateLimiter("reserved", (1, 1), algorithm=algorithm)
+        limiter = RateLimiter("waits", (1, 1), algorithm=algorithm)
         assert limiter.acquire("ada").wait == 0
         started = time.monotonic()
         assert limiter.acquire("ada", timeout=2)
