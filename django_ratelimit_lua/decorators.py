@@ -71,7 +71,7 @@ class _Ratelimit:
             On a function that is not a view but has a request as its first argument: a value or a
             callable. Of several decorators on one view, the outermost with a fallback applies.
         durable: Keep hourly statistics in the database, for `RATELIMIT_HISTORY_DAYS`.
-        **options: The options of `Limit`: algorithm, burst, initial, queue, segments, align,
+        **options: The options of `Limit`: algorithm, burst, queue, segments, align,
             time_zone, max_wait, count_denied, mode.
 
     Raises:

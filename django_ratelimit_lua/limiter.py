@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import math
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from types import AsyncGeneratorType, GeneratorType
@@ -39,6 +42,8 @@ from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.options import Options, wait_us
 from .limits.rate import SECOND, LimitError, Rate
+from .process.clock import Clock
+from .process.forks import chance
 from .rules.callsite import LIMITER, CallSite, known_call_sites, why_undecorated
 from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .rules.rule import Rule
@@ -226,7 +231,7 @@ class RateLimiter:
             return self.slot(key=key, cost=cost, timeout=timeout, what=what)(identity)
         seconds = None
         if timeout is not None:
-            seconds = wait_us(timeout, "timeout") / SECOND
+            seconds = _longest_wait(timeout)
         return Slot(self, identity, key, cost, seconds, what)
 
     def hit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
@@ -363,16 +368,17 @@ class RateLimiter:
     ) -> Decision:
         """Wait for a turn.
 
-        The turn is reserved at once, in one call, before the wait. A caller that is interrupted
-        while it waits gives the turn back.
+        A token bucket and a leaky bucket reserve the turn in one call, before the wait. A caller
+        that is interrupted while it waits gives the turn back. With other algorithms, and if the
+        queue of a leaky bucket is full, the caller tries again when a hit can be allowed. No order
+        is promised.
 
         Args:
             identity: The client that is counted.
             cost: The number of units.
             timeout: The maximum number of seconds to wait (None: no maximum). It replaces the
                 option `max_wait`. If the turn would come later, nothing is taken, and the decision
-                is a refusal whose `wait` is the time that it would have taken. The `queue` of a
-                leaky bucket bounds the number of waiting callers only if it is set.
+                is a refusal whose `wait` is the time that it would have taken.
             debt: For a token bucket: grant any cost as soon as earlier debts are paid. Later
                 callers wait until this debt is paid.
 
@@ -384,7 +390,12 @@ class RateLimiter:
         >>> reports.acquire("ada", 50, debt=True).wait
         0.0
         """
-        outcome = decide(self._acquiring(identity, cost, timeout, debt))
+        left = _longest_wait(timeout)
+        end = Clock.monotonic() + left
+        outcome = decide(self._acquiring(identity, cost, left, debt))
+        while pause := _retry_pause(outcome.decision, end):
+            time.sleep(pause)
+            outcome = decide(self._acquiring(identity, cost, end - Clock.monotonic(), debt))
         if outcome.decision and outcome.decision.wait > 0:
             hold(outcome)
         return outcome.decision
@@ -398,13 +409,18 @@ class RateLimiter:
         debt: bool = False,
     ) -> Decision:
         """`acquire`, for coroutines."""
-        outcome = await adecide(self._acquiring(identity, cost, timeout, debt))
+        left = _longest_wait(timeout)
+        end = Clock.monotonic() + left
+        outcome = await adecide(self._acquiring(identity, cost, left, debt))
+        while pause := _retry_pause(outcome.decision, end):
+            await asyncio.sleep(pause)
+            outcome = await adecide(self._acquiring(identity, cost, end - Clock.monotonic(), debt))
         if outcome.decision and outcome.decision.wait > 0:
             await ahold(outcome)
         return outcome.decision
 
     def _acquiring(
-        self, identity: Identity, cost: int, timeout: float | timedelta | None, debt: bool
+        self, identity: Identity, cost: int, longest_wait: float, debt: bool
     ) -> _HitPlanner:
         for limit in self.limits if debt else ():
             if not limit.kind.allows_debt:
@@ -414,8 +430,8 @@ class RateLimiter:
                 problem = f"cost is {cost}; the maximum with debt at {limit.rate} is {most}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
         max_wait_us = -1
-        if timeout is not None:
-            max_wait_us = wait_us(timeout, "timeout")
+        if longest_wait < math.inf:
+            max_wait_us = max(round(longest_wait * SECOND), 0)
         return _HitPlanner(self, "hit", identity, cost, max_wait_us=max_wait_us, debt=debt)
 
     @overload
@@ -504,6 +520,22 @@ class RateLimiter:
         if _is_async(function):
             return cast(F, alimited)
         return cast(F, limited)
+
+
+def _longest_wait(timeout: float | timedelta | None) -> float:
+    """Return a timeout in seconds. Raises `LimitError` if it is invalid."""
+    if timeout is None:
+        return math.inf
+    return wait_us(timeout, "timeout") / SECOND
+
+
+def _retry_pause(decision: Decision, end: float) -> float:
+    """Return the seconds after which a caller tries again; 0.0 if it does not."""
+    seconds = max(decision.retry_after or 0.0, decision.wait)
+    left = end - Clock.monotonic()
+    if decision.allowed or decision.retry_after is None or seconds > left:
+        return 0.0
+    return min(seconds * chance.uniform(1.0, 1.1), left)
 
 
 class Slot:

@@ -6,9 +6,8 @@ the moment from which it would be let in; `take` and `punish` return the moment 
 count, by which `give` finds them; the rest does what its name says. Written from the design's
 words, not from the Lua code.
 
-What is given back leaves a limit as if it had never been taken, as far as it remembers who took
-what. Each remembers only so much, and where it has to put two together it goes by the later of
-them: `MOST_HITS`, `MOST_HOLES`, `MOST_WINDOWS`, `SPARE_SEGMENTS` and `SPARE_UNITS` say how much.
+A refund returns units where they still count. A bucket remembers only so many hits, and where it
+has to put two together it goes by the later of them: `MOST_HITS` and `MOST_HOLES` say how many.
 """
 
 from __future__ import annotations
@@ -28,13 +27,6 @@ SET_BACK = 60_000_000
 """Microseconds: a clock that was set back by more takes what is counted along."""
 MOST_HITS, KEPT_HITS = 16, 7
 MOST_HOLES = 16
-MOST_WINDOWS = 16
-SPARE_SEGMENTS = 16
-SPARE_UNITS = 128
-REMEMBERED = 30 * 86_400_000_000
-"""Microseconds: for so long a full token bucket with `initial` is remembered. Then its client is
-new again.
-"""
 
 
 @dataclass
@@ -189,9 +181,6 @@ class Reference:
         if self.seen - now > SET_BACK:
             self.shift(self.seen - now)
 
-    def begin(self, now: int) -> None:
-        """Somebody asks."""
-
     def shift(self, back: int) -> None:
         self.seen -= back
 
@@ -234,7 +223,6 @@ class TokenBucket(Reference):
 
     written = Fraction(0)
     under: object = None
-    has_begun = False
 
     def __init__(self, limit: Limit) -> None:
         self.hits: list[Hit] = []
@@ -256,26 +244,6 @@ class TokenBucket(Reference):
 
     def rate(self) -> Fraction:
         return Fraction(self.size, self.period)
-
-    def missing(self) -> int:
-        """Units that a new client does not have."""
-        return 0 if self.limit.initial is None else self.capacity() - self.limit.initial
-
-    def begin(self, now: int) -> None:
-        """A new client has what it would have if all but the initial units had just been taken. One
-        is new that was never asked about, or whose bucket has been full for so long.
-        """
-        self.has_begun = bool(self.missing()) and self.is_new(now)
-        if self.has_begun:
-            self.owes(now, Fraction(0))
-            self.seen = 0
-            self.take(now, now, self.missing())
-
-    def is_new(self, now: int) -> bool:
-        if self.under is None:
-            return True
-        full_at = self.seen + math.ceil(self.owed() / self.rate()) if self.owed() else self.seen
-        return full_at + REMEMBERED <= self.clock(now)
 
     def is_edited(self) -> bool:
         return self.under not in (None, (self.rate(), self.capacity()))
@@ -314,10 +282,9 @@ class TokenBucket(Reference):
         if tokens <= 0:
             self.hits, self.past, self.is_open = [], None, False
         self.written, self.under = max(tokens, Fraction(0)), (self.rate(), self.capacity())
-        is_forgotten = tokens <= 0 and not self.missing()
-        if is_forgotten:
+        if tokens <= 0:
             self.under = None
-        self.wrote(now, idle=is_forgotten)
+        self.wrote(now, idle=tokens <= 0)
 
     def earliest(self, now: int, cost: int) -> int:
         missing = self.debt(now) + cost - self.capacity()
@@ -362,14 +329,7 @@ class TokenBucket(Reference):
         self.owes(now, max(self.debt(now) - until, Fraction(0)) + cost + until)
         return moment
 
-    def punish(self, now: int, cost: int) -> int:
-        self.note(now, self.clock(now), cost)
-        self.owes(now, max(self.debt(now), min(self.debt(now) + cost, Fraction(self.capacity()))))
-        return self.clock(now)
-
     def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
-        if self.has_begun:
-            return
         debt = self.debt(now)
         self.remember(now)
         self.is_open = False
@@ -518,9 +478,9 @@ class FixedWindow(Reference):
     """
 
     def __init__(self, limit: Limit) -> None:
-        # Start and count of each; hits before that moment are none of theirs.
-        self.windows: list[tuple[int, int]] = []
-        self.since = self.begins = 0
+        # Start and count of the window; hits before `since` are none of its own.
+        self.window: tuple[int, int] | None = None
+        self.since = 0
         super().__init__(limit)
 
     def shift(self, back: int) -> None:
@@ -528,7 +488,8 @@ class FixedWindow(Reference):
             return
         super().shift(back)
         self.since -= back
-        self.windows = [(start - back, count) for start, count in self.windows]
+        if self.window:
+            self.window = (self.window[0] - back, self.window[1])
 
     def aligned(self, moment: int) -> tuple[int, int] | None:
         """The window that holds a moment, if it does not start with its own first hit."""
@@ -542,88 +503,51 @@ class FixedWindow(Reference):
         window = self.aligned(start)
         return start + self.period if window is None else window[1]
 
-    def current(self, now: int) -> list[tuple[int, int]]:
-        """The windows that count now."""
-        clock, self.begins = self.clock(now), self.since
-        windows: list[tuple[int, int]] = []
-        for window in self.windows:
-            if windows and window[0] < self.end(windows[-1][0]):
-                window = (window[0], windows.pop()[1] + window[1])
-            windows.append(window)
+    def current(self, now: int) -> tuple[int, int] | None:
+        """The window that counts now."""
+        if self.window is None:
+            return None
+        clock, (start, count) = self.clock(now), self.window
         aligned = self.aligned(clock)
-        while windows and windows[0][0] <= clock:
-            start, count = windows[0]
-            if aligned is None:
-                if start + self.period > clock:
-                    break
-            elif start >= aligned[0] or (
-                self.seen >= aligned[0] and (len(windows) == 1 or windows[1][0] > self.seen)
-            ):
-                windows[0] = (aligned[0], count)
-                if len(windows) == 1 or windows[1][0] >= aligned[1]:
-                    break
-                windows[:2] = [(windows[1][0], count + windows[1][1])]
-                continue
-            windows.pop(0)
-            self.begins = self.end(start)
-        return windows
+        if aligned is None:
+            return self.window if start + self.period > clock else None
+        # Hits since this window opened belong to it.
+        is_live = start >= aligned[0] or self.seen >= aligned[0]
+        return (aligned[0], count) if is_live else None
 
     def earliest(self, now: int, cost: int) -> int:
-        windows = self.current(now)
-        if not windows:
+        window = self.current(now)
+        if window is None or window[1] + cost <= self.size:
             return self.clock(now)
-        start, count = windows[-1]
-        return self.end(start) if count + cost > self.size else max(start, self.clock(now))
-
-    def keep(self, now: int, windows: list[tuple[int, int]]) -> None:
-        self.windows, self.since = windows, self.begins
-        self.wrote(now, idle=not windows)
+        return self.end(window[0])
 
     def take(self, now: int, at: int, cost: int) -> int:
-        at, windows = max(at, self.clock(now)), self.current(now)
-        if windows and at < self.end(windows[-1][0]):
-            start, count = windows[-1]
-            windows[-1] = (start, count + cost)
-            at = max(at, start)
-        else:
-            aligned = self.aligned(at)
-            start = at if aligned is None else aligned[0]
-            self.begins = self.begins if windows else start
-            windows.append((start, cost))
-            if len(windows) > MOST_WINDOWS:
-                place = 0 if windows[0][0] > self.clock(now) else 1
-                before, after = windows[place : place + 2]
-                windows[place : place + 2] = [(after[0], before[1] + after[1])]
-        self.keep(now, windows)
-        return at
+        clock, window = self.clock(now), self.current(now)
+        if window is None:
+            aligned = self.aligned(clock)
+            window = (clock if aligned is None else aligned[0], 0)
+            self.since = window[0]
+        self.window = (window[0], window[1] + cost)
+        self.wrote(now)
+        return clock
 
     def punish(self, now: int, cost: int) -> int:
         return self.take(now, now, cost)
 
     def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
-        windows = self.current(now)
-        places = list(range(len(windows)))[::-1]
-        if hit_at is not None:
-            places = [
-                place for place in places if self.begins <= hit_at < self.end(windows[place][0])
-            ][-1:]
-        for place in places:
-            start, count = windows[place]
-            back = min(cost, count)
-            cost -= back
-            windows[place] = (start, count - back)
-        self.keep(now, [window for window in windows if window[1]])
+        window = self.current(now)
+        if window is not None and (hit_at is None or self.since <= hit_at < self.end(window[0])):
+            window = (window[0], window[1] - min(cost, window[1]))
+        self.window = window if window and window[1] else None
+        self.wrote(now, idle=self.window is None)
 
     def remaining(self, now: int) -> int:
-        windows = self.current(now)
-        if not windows:
-            return self.size
-        start, count = windows[-1]
-        return 0 if start > self.clock(now) else max(0, self.size - count)
+        window = self.current(now)
+        return self.size if window is None else max(0, self.size - window[1])
 
     def idle(self, now: int) -> int:
-        windows = self.current(now)
-        return self.end(windows[-1][0]) if windows else now
+        window = self.current(now)
+        return now if window is None else self.end(window[0])
 
 
 def calendar_window(align: str, time_zone: str, moment: int) -> tuple[int, int]:
@@ -648,99 +572,69 @@ def calendar_window(align: str, time_zone: str, moment: int) -> tuple[int, int]:
 
 
 class SlidingLog(Reference):
-    """Exact: a unit counts for one period from the moment it goes. Kept as (moment, units, clock of
-    the write); the oldest, if there are too many, together at the moment of the latest of them.
-    """
+    """Exact: a unit counts for one period from its moment. Kept as (moment, units)."""
 
     def __init__(self, limit: Limit) -> None:
-        self.units: list[tuple[int, int, int]] = []
-        self.past = (0, 0)
+        self.units: list[tuple[int, int]] = []
         super().__init__(limit)
 
     def shift(self, back: int) -> None:
         super().shift(back)
-        self.units = [(at - back, count, clock - back) for at, count, clock in self.units]
-        self.past = (self.past[0] - back, self.past[1])
+        self.units = [(at - back, count) for at, count in self.units]
 
-    def live(self, moment: int) -> list[tuple[int, int, int]]:
+    def live(self, moment: int) -> list[tuple[int, int]]:
         return [unit for unit in self.units if unit[0] + self.period > moment]
 
-    def together(self, moment: int) -> int:
-        return self.past[1] if self.past[0] + self.period > moment else 0
-
     def used(self, moment: int) -> int:
-        return self.together(moment) + sum(count for _, count, _ in self.live(moment))
+        return sum(count for _, count in self.live(moment))
 
-    def last(self) -> int:
-        return self.units[-1][0] if self.units else self.past[0] if self.past[1] else 0
-
-    def keep(self, now: int, units: list[tuple[int, int, int]]) -> None:
-        clock = self.clock(now)
+    def keep(self, now: int, units: list[tuple[int, int]]) -> None:
         self.units = units
-        self.past = (self.past[0], self.together(clock))
-        self.units = self.live(clock)
-        self.seen = self.units[-1][2] if self.units else 0
+        self.units = self.live(self.clock(now))
+        self.seen = self.units[-1][0] if self.units else 0
 
     def earliest(self, now: int, cost: int) -> int:
-        moment = max(self.clock(now), self.last())
-        candidates = [at + self.period for at in (self.past[0], *(at for at, _, _ in self.units))]
+        moment = self.clock(now)
+        candidates = [at + self.period for at, _ in self.units]
         candidates = [moment] + [at for at in candidates if at > moment]
         return next(at for at in candidates if self.used(at) + cost <= self.size)
 
     def take(self, now: int, at: int, cost: int) -> int:
         clock = self.clock(now)
-        moment = max(at, clock, self.last())
-        self.keep(now, [*self.units, (moment, cost, clock)])
-        more = sum(count for _, count, _ in self.units) - self.size
-        if more > SPARE_UNITS:
-            more -= SPARE_UNITS // 2
-            self.past = (self.past[0], self.past[1] + more)
-            while more > 0:
-                at, count, clock = self.units.pop(0)
-                self.past = (at, self.past[1])
-                if count > more:
-                    self.units.insert(0, (at, count - more, clock))
-                more -= count
-        return moment
+        self.keep(now, [*self.units, (clock, cost)])
+        return clock
 
     def punish(self, now: int, cost: int) -> int:
         moment = self.take(now, now, min(cost, self.size))
         excess = self.used(self.clock(now)) - self.size
         while excess > 0:
-            at, count, clock = self.units.pop(0)
+            at, count = self.units.pop(0)
             if count > excess:
-                self.units.insert(0, (at, count - excess, clock))
+                self.units.insert(0, (at, count - excess))
             excess -= count
         return moment
 
     def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
-        clock, units = self.clock(now), []
-        self.keep(now, self.units)
-        # The latest first; of those that go at one moment, what was written first.
-        step = -1 if hit_at is None else 1
-        for at, count, written in self.units[::step]:
+        units = []
+        # The latest first.
+        for at, count in self.live(self.clock(now))[::-1]:
             back = min(cost, count) if hit_at in (None, at) else 0
             cost -= back
-            units += [(at, count - back, written)] if count > back else []
-        if self.together(clock) and (
-            hit_at is None or (hit_at <= self.past[0] and hit_at + self.period > clock)
-        ):
-            self.past = (self.past[0], max(0, self.past[1] - cost))
-        self.keep(now, units[::step])
+            units += [(at, count - back)] if count > back else []
+        self.keep(now, units[::-1])
 
     def remaining(self, now: int) -> int:
-        return (
-            0 if self.last() > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
-        )
+        return max(0, self.size - self.used(self.clock(now)))
 
     def idle(self, now: int) -> int:
-        return self.last() + self.period if self.used(self.clock(now)) else now
+        live = self.live(self.clock(now))
+        return live[-1][0] + self.period if live else now
 
 
 class SlidingWindow(Reference):
     """Counted in segments: the units of a segment count until its last hit is a period old. Kept as
-    (last departure, units) of each segment, which an edit leaves as they are. Hits before `since`
-    belong to none of them.
+    (last hit, units) of each segment, which an edit leaves as they are. Hits before `since` belong
+    to none of them.
     """
 
     def __init__(self, limit: Limit) -> None:
@@ -762,9 +656,6 @@ class SlidingWindow(Reference):
     def used(self, moment: int) -> int:
         return sum(units for _, units in self.live(moment))
 
-    def last(self) -> int:
-        return self.segments[-1][0] if self.segments else 0
-
     def keep(self, now: int, segments: list[tuple[int, int]]) -> None:
         gone = [last + 1 for last, _ in self.segments if last + self.period <= self.clock(now)]
         self.since = max([self.since, *gone])
@@ -772,26 +663,19 @@ class SlidingWindow(Reference):
         self.wrote(now, idle=not segments)
 
     def earliest(self, now: int, cost: int) -> int:
-        moment = max(self.clock(now), self.last())
+        moment = self.clock(now)
         candidates = [moment] + [last + self.period for last, _ in self.live(moment)]
         return next(at for at in sorted(candidates) if self.used(at) + cost <= self.size)
 
     def take(self, now: int, at: int, cost: int) -> int:
-        at = max(at, self.clock(now), self.last())
-        segments = self.live(self.clock(now))
+        at = self.clock(now)
+        segments = self.live(at)
         if not segments:
             self.segments, self.since = [], at
         if segments and segments[-1][0] // self.length() == at // self.length():
             segments[-1] = (at, segments[-1][1] + cost)
         else:
             segments.append((at, cost))
-        if len(segments) > SPARE_SEGMENTS + Fraction(self.period, self.length()):
-            ahead = [place for place, (last, _) in enumerate(segments) if last > self.clock(now)]
-            after = segments[ahead[0] + 1 : ahead[0] + 2] if ahead else []
-            if after and after[0][0] + self.period <= at:
-                segments[ahead[0] : ahead[0] + 2] = [
-                    (after[0][0], segments[ahead[0]][1] + after[0][1])
-                ]
         self.keep(now, segments)
         return at
 
@@ -812,9 +696,7 @@ class SlidingWindow(Reference):
         self.keep(now, [segment for segment in segments if segment[1]])
 
     def remaining(self, now: int) -> int:
-        return (
-            0 if self.last() > self.clock(now) else max(0, self.size - self.used(self.clock(now)))
-        )
+        return max(0, self.size - self.used(self.clock(now)))
 
     def idle(self, now: int) -> int:
         live = self.live(self.clock(now))
@@ -859,7 +741,6 @@ def decide(
     has_bans = operation not in ("refund", "charge")
     for limit in limits:
         limit.follow(now)
-        limit.begin(now)
         if has_bans and limit.bans:
             limit.bans.follow(now)
             if operation == "offend" and cost:

@@ -43,8 +43,8 @@ from .preview import previewed
 from .rules_file import RulesFile
 
 _BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
-_OF_ALGORITHMS = ("algorithm", "burst", "initial", "queue", "segments", "align", "time_zone")
-_PLACED = ("mode", "max_wait", *_OF_ALGORITHMS, *_BANS)
+_OF_ALGORITHMS = ("algorithm", "burst", "queue", "max_wait", "segments", "align", "time_zone")
+_PLACED = ("mode", *_OF_ALGORITHMS, *_BANS)
 """Options that have their places in the form; the others follow them."""
 _CONDITIONS = gettext_lazy("Methods, audience and call site")
 _ADVANCED = gettext_lazy("Advanced")
@@ -140,10 +140,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             _ADVANCED,
             {
                 "classes": ("collapse",),
-                "fields": (
-                    "max_wait",
-                    *(option for option in OPTIONS if option not in _PLACED),
-                ),
+                "fields": tuple(option for option in OPTIONS if option not in _PLACED),
             },
         ),
         (gettext_lazy("Confirm"), {"fields": ("confirm",)}),

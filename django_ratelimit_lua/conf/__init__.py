@@ -344,12 +344,6 @@ class Conf(Table):
         "seconds after which slots expire that are not renewed, because their process was killed; "
         "a running process renews them four times in that time, see :doc:`bans-and-slots`",
     )
-    CLOCK = Setting(
-        "redis",
-        Choice(("redis", "client")),
-        '``"client"`` for servers that refuse ``TIME`` in scripts. Then synchronize the clocks of '
-        "your hosts. Leases, splits and cached refusals are not used",
-    )
     TRUSTED_PROXIES = Setting(
         None,
         or_none(proxies),

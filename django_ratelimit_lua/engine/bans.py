@@ -144,11 +144,10 @@ def clock_of_bans() -> int:
 
     It is the time of Redis, if Redis replies. Lists of bans use it.
     """
-    if conf.CLOCK != "client":
-        # A cluster has no single clock. If Redis does not answer, the list reports it.
-        with suppress(StoreError, IndexError):
-            seconds, microseconds = get_store(background=True).execute(b"TIME")
-            return int(seconds) * SECOND + int(microseconds)
+    # A cluster has no single clock. If Redis does not answer, the list reports it.
+    with suppress(StoreError, IndexError):
+        seconds, microseconds = get_store(background=True).execute(b"TIME")
+        return int(seconds) * SECOND + int(microseconds)
     return Clock.time_ns() // 1000
 
 

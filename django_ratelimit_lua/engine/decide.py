@@ -102,7 +102,7 @@ class DecidedCharge(NamedTuple):
         planned: The charge.
         state: The state of its limit.
         token: The token that refunds the units: the moment from which they count, in microseconds
-            since 1970. 0 refunds the units of the latest hit. None: the charge took no units.
+            since 1970. None: the charge took no units.
         slot: The id of the held slot, which releases it. Empty if no slot is held.
     """
 
@@ -149,9 +149,9 @@ class Outcome(NamedTuple):
 
     def _token(self, charge: Charge, state: LimitState) -> int | None:
         # A refusal takes no units, except from limits that count refused hits.
-        is_counted = self.decision.allowed or (charge.limit.count_denied and state.counted_at)
+        is_counted = self.decision.allowed or charge.limit.count_denied
         if self.took and state.allowed and charge.cost and is_counted:
-            return state.counted_at or self.decision.counted_at(charge.digest)
+            return state.counted_at or None
         return None
 
     @property
@@ -564,8 +564,8 @@ def build_call(
         options: Further fields of `Call`.
     """
     partial = partial and any(charge.cost for charge in charges)
-    if now is None and (clock is not None or conf.CLOCK == "client"):
-        now = now_us()
+    if now is None and clock is not None:
+        now = clock()
     if operation == "hit" and not slot:
         for charge in charges:
             if charge.limit.holds:

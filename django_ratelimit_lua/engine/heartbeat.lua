@@ -8,13 +8,11 @@ KEYS[#KEYS]     a hash: how each process of the first register describes itself
 ARGV[1]         the process's name
 ARGV[2]         how it describes itself
 ARGV[3]         seconds after which one that is not heard of is no more
-ARGV[4]         the time by the process's clock, seconds and microseconds; empty: this server's own
-ARGV[4+n]       for each register 1, or 0: it leaves the register
+ARGV[3+n]       for each register 1, or 0: it leaves the register
 returns         for each register: how many processes there are, and how many of them come before this one
 ]]
 
-local clock, lifetime, descriptions = ARGV[4], tonumber(ARGV[3]), KEYS[#KEYS]
-if clock == '' then clock = table.concat(redis.call('TIME'), ' ') end
+local clock, lifetime, descriptions = table.concat(redis.call('TIME'), ' '), tonumber(ARGV[3]), KEYS[#KEYS]
 local now = tonumber(string.match(clock, '^(%d+) %d+$'))
 
 local function beat(alive, names, own)
@@ -43,10 +41,10 @@ local function beat(alive, names, own)
 end
 
 local answers = {}
-for n = 1, #ARGV - 4 do
-  answers[n] = beat(KEYS[2 * n - 1], KEYS[2 * n], ARGV[4 + n])
+for n = 1, #ARGV - 3 do
+  answers[n] = beat(KEYS[2 * n - 1], KEYS[2 * n], ARGV[3 + n])
 end
-if ARGV[5] ~= '0' then
+if ARGV[4] ~= '0' then
   redis.call('HSET', descriptions, ARGV[1], ARGV[2])
   redis.call('EXPIRE', descriptions, 2 * lifetime)
 end

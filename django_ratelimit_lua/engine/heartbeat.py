@@ -16,7 +16,6 @@ from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.limit import Limit
 from ..limits.program import Program, source
-from ..limits.rate import SECOND
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Task
@@ -198,10 +197,7 @@ class Heartbeat:
         """Return the keys and arguments of the script."""
         self._is_listed = True
         keys = [key for register, _ in beat for key in register.keys]
-        clock = b""
-        if conf.CLOCK == "client":
-            clock = b"%d %d" % divmod(Clock.time_ns() // 1000, SECOND)
-        values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME, clock]
+        values = [self._id.encode(), self._description().encode(), b"%d" % LIFETIME]
         values += [b"%d" % is_used for _, is_used in beat]
         return [*keys, conf.CACHE_PREFIX + DESCRIPTIONS], values
 

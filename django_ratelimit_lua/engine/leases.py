@@ -88,11 +88,8 @@ class Lease:
         self._spent = 0
         self._dry_until = 0.0
 
-    def take(self, cost: int, needed: int) -> tuple[LimitState, int] | None:
-        """Spend units if at least `needed` are left.
-
-        Return the limit's state, and the moment from which the units count.
-        """
+    def take(self, cost: int, needed: int) -> LimitState | None:
+        """Spend units if at least `needed` are left. Return the limit's state."""
         now = Clock.monotonic()
         with self._lock:
             batch = self._batch
@@ -103,7 +100,7 @@ class Lease:
             batch.units -= cost
             self._spent += cost
             assert self._state is not None
-            return self._state.with_leased(batch.units, now - self._state_at), batch.moment
+            return self._state.with_leased(batch.units, now - self._state_at, batch.moment)
 
     def put_back(self, units: int, moment: int) -> None:
         """Put units that were just taken, and count since `moment`, back into the batch."""
@@ -160,9 +157,8 @@ class Lease:
             until = asked_at + self.limit.lapse
             if self.limit.kind.ends_together:
                 until = min(until, asked_at + self._state.reset_after)
-            moment = self._state.counted_at or decision.counted_at(self.digest)
             self._expire()
-            self._batch = Batch(decision.granted, until, moment, decision.moment)
+            self._batch = Batch(decision.granted, until, self._state.counted_at, decision.moment)
 
     def _expire(self) -> None:
         if self._batch is not None:
@@ -357,7 +353,6 @@ class LocalPart:
 
     def __init__(self) -> None:
         self.states: dict[int, LimitState] = {}
-        self.moments: dict[bytes, int] = {}
         self.taken: list[tuple[int, Callable[[int], object]]] = []
         self.source: Source = "split"
 
@@ -408,7 +403,6 @@ def decide_here(call: Call, patience: Patience) -> Waiting[Decision]:
             for place, state in zip(rest, redis.limits, strict=True):
                 charge = call.charges[place]
                 here.states[place] = state
-                here.moments[charge.digest] = redis.counted_at(charge.digest)
                 if _is_leased(call, charge):
                     is_spent = redis.allowed and call.operation == "hit"
                     leases.of(call, charge).observe(state, charge.cost if is_spent else 0)
@@ -430,7 +424,7 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
         here.undo(granted)
     states = tuple([here.states[place] for place in range(len(call.charges))])
     if redis is None:
-        moment = max(here.moments.values(), default=Clock.time_ns() // 1000)
+        moment = max(state.counted_at for state in states) or Clock.time_ns() // 1000
         redis = Decision(allowed, source=here.source, moment=moment)
     return redis._replace(
         allowed=allowed,
@@ -439,7 +433,6 @@ def _combine(call: Call, here: LocalPart, redis: Decision | None, is_refused: bo
         # If a later limit refuses, units taken here have no turn to wait for. Otherwise all waits
         # coincide.
         wait=max([state.wait for state in states if state.enforced], default=0.0),
-        moments=here.moments or None,
         revision=call.revision_number,
     )
 
@@ -515,10 +508,10 @@ def _spend(here: LocalPart, place: int, call: Call) -> Generator[Call, Decision,
                 deny_cache.forget([charge.digest])
     if answer is None:
         return False
-    here.states[place], here.moments[charge.digest] = answer
+    here.states[place] = answer
     here.source = "lease"
     if call.operation == "hit":
-        here.taken.append((charge.cost, partial(leases.put_back, lease, answer[1])))
+        here.taken.append((charge.cost, partial(leases.put_back, lease, answer.counted_at)))
     return True
 
 

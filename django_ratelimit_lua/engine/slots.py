@@ -405,7 +405,7 @@ def _run_program(
     what: bytes, items: Sequence[tuple[bytes, bytes]], patience: Patience
 ) -> list[int | None]:
     """Run the script for one operation on slots, given by their keys and records."""
-    now = held_slots.time_of_calls()  # Some servers forbid TIME in scripts.
+    now = held_slots.time_of_calls()
     moment = b"" if now is None else b"%d" % now
     return get_store(background=True).run_each(_PROGRAM, (moment, what), items, patience)
 

@@ -146,7 +146,8 @@ class Call(NamedTuple):
     - `slack_us`: with `now`, how much longer than necessary keys are kept, because they expire by
       the server's clock; None: a minute. A caller whose time is behind the present needs at least
       the difference;
-    - `max_wait_us`: replaces each limit's own for this call; negative: without a maximum;
+    - `max_wait_us`: replaces the maximum wait of limits that reserve turns; negative: without a
+      maximum;
     - `longest_hold_us`: how long a hit may be held by a limit that makes callers wait even without
       `max_wait`, such as a leaky bucket; None: without a maximum;
     - `partial`: grant as many units as are available;
@@ -188,7 +189,7 @@ class Call(NamedTuple):
 
     def max_wait_us_of(self, limit: Limit) -> int:
         """Return how long a hit may wait under one of the limits; negative: without a maximum."""
-        if self.max_wait_us is not None:
+        if self.max_wait_us is not None and limit.kind.is_bucket:
             return self.max_wait_us
         if limit.max_wait_us < 0 and self.longest_hold_us is not None:
             return self.longest_hold_us
@@ -272,14 +273,16 @@ class Call(NamedTuple):
             args[3] = self.why[:MAX_WHY_LENGTH].encode("utf-8", "replace")
         elif self.debt:
             args[3] = b"2"
-        waits = [self.max_wait_us_of(charge.limit) for charge in self.charges]
         takes = self.operation not in _OF_BANS
-        for charge, max_wait in zip(self.charges, waits, strict=True):
+        for charge in self.charges:
             limit = charge.limit
             args.append(limit.algorithm.encode())
             counts_denied = limit.holds if self.waits else limit.count_denied
             record = _HEAD.pack(
-                charge.cost if takes else 0, limit.mode != "enforce", counts_denied, max_wait
+                charge.cost if takes else 0,
+                limit.mode != "enforce",
+                counts_denied,
+                self.max_wait_us_of(limit),
             )
             record += limit.packed or limit.packed_at(now)
             if limit.holds:  # Which slot it is about.
@@ -288,8 +291,6 @@ class Call(NamedTuple):
                     record += WAITS
                 elif self.confirm_ms:
                     record += _CONFIRM.pack(self.confirm_ms)
-            elif limit.wants_more:
-                record += limit.more(now, waits, is_patient=self.max_wait_us is not None)
             args.append(record)
         bans = self.banning
         for place, charge in bans:

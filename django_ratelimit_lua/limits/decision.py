@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -121,10 +120,10 @@ class LimitState(NamedTuple):
             ban,
         )
 
-    def with_leased(self, units: int, seconds: float) -> LimitState:
+    def with_leased(self, units: int, seconds: float, counted_at: int) -> LimitState:
         """Return the state after this number of seconds, with units that a process has leased.
 
-        Those units are taken, but not spent.
+        Those units are taken since `counted_at`, but not spent.
         """
         return LimitState(
             self.name,
@@ -137,6 +136,7 @@ class LimitState(NamedTuple):
             0.0,
             self.mode,
             self.period,
+            counted_at,
         )
 
     @property
@@ -189,7 +189,6 @@ class Decision(NamedTuple):
       limit decided; or "fallback" if Redis was unavailable and a policy decided;
     - `moment`: microseconds since 1970 by the clock that decided (0: no clock did);
     - `revision`: the revision of the rules that decided (0: there were no rules);
-    - `moments`: in a cluster, the moment from which each identity's units count, by digest;
     - `identity`: for a refusal, the digest of the identity that the first limit of `denied_by`
       counts or blocks. Empty if it is not known.
     """
@@ -201,7 +200,6 @@ class Decision(NamedTuple):
     source: Source = "redis"
     moment: int = 0
     revision: int = 0
-    moments: Mapping[bytes, int] | None = None
     identity: bytes = b""
 
     def __bool__(self) -> bool:
@@ -255,10 +253,6 @@ class Decision(NamedTuple):
         """Return the seconds until every limit is completely unused if nothing else happens."""
         return max([state.reset_after for state in self.enforced], default=0.0)
 
-    def counted_at(self, digest: bytes) -> int:
-        """Return the moment from which an identity's units count, in microseconds since 1970."""
-        return (self.moments or {}).get(digest) or self.moment + round(self.wait * SECOND)
-
     def later(self, seconds: float, source: Source) -> Decision:
         """Return the same refusal, as it is this number of seconds later."""
         states = tuple([state.later(seconds) for state in self.limits])
@@ -279,6 +273,5 @@ class Decision(NamedTuple):
             source=source,
             moment=later.moment,
             revision=later.revision,
-            moments={**(self.moments or {}), **(later.moments or {})} or None,
             identity=self.identity or later.identity,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from struct import pack
@@ -49,7 +49,6 @@ class Limit:
     rate: Rate
     algorithm: str
     burst: int | None
-    initial: int | None
     queue: int | None
     segments: int | None
     align: Align | None
@@ -71,7 +70,6 @@ class Limit:
     `packed_at`.
     """
     max_wait_us: int = field(repr=False)
-    wants_more: bool = field(repr=False)
     is_hot: bool = field(repr=False)
     """Whether it is decided in this process, as far as may be."""
     ban: BanTerms | None = field(repr=False)
@@ -122,7 +120,6 @@ class Limit:
             {
                 "packed": packed,
                 "max_wait_us": max_wait_us,
-                "wants_more": kind.wants_more(self),
                 "is_hot": self.lease is not None or self.split is not None,
                 "holds": kind.holds,
             }
@@ -193,8 +190,6 @@ class Limit:
         options: dict[str, Any] = {option: getattr(self, option) for option in OPTIONS}
         if burst is not None:
             options["burst"] = burst
-        if self.initial is not None:
-            options["initial"] = min(self.initial, options["burst"] or rate.limit)
         is_advising = self.mode == "advise"
         if is_advising:
             options["mode"] = "enforce"
@@ -226,10 +221,6 @@ class Limit:
         """Return the arguments of the algorithm's Lua code, encoded as little-endian doubles."""
         numbers = algorithms.ALGORITHMS[self.algorithm].numbers(self, now)
         return pack(f"<{len(numbers)}d", *numbers)
-
-    def more(self, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """Return the algorithm's further arguments for one call; see `Algorithm.more`."""
-        return self.kind.more(self, now, waits, is_patient=is_patient)
 
 
 @lru_cache(maxsize=1024)

@@ -120,17 +120,6 @@ class Options(TypedDict, total=False):
             words=_("bursts of %(burst)s"),
         ),
     ]
-    initial: Annotated[
-        int | None,
-        Option(
-            Whole(0, Rate.MAX_UNITS),
-            _("initial units"),
-            _(
-                "Token bucket: units that a new client has. The bucket fills up from there. Empty: "
-                "the burst."
-            ),
-        ),
-    ]
     queue: Annotated[
         int | None,
         Option(
@@ -179,8 +168,8 @@ class Options(TypedDict, total=False):
             _seconds,
             _("longest wait"),
             _(
-                "Seconds. A request waits instead of being refused if it can be allowed within "
-                "this time."
+                "Token and leaky bucket: seconds. A request waits instead of being refused if its "
+                "turn comes within this time."
             ),
             words=_("waits up to %(max_wait)s s"),
         ),
@@ -190,8 +179,7 @@ class Options(TypedDict, total=False):
         Option(
             _flag,
             _("count refused requests"),
-            _("A client that keeps trying stays refused."),
-            excludes=("max_wait",),
+            _("Windows and logs: a client that keeps trying stays refused."),
             default=False,
         ),
     ]

@@ -20,8 +20,7 @@ ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not al
                 whose units are given back (the latest, if empty); of a ban, why
 ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, doubles:
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
-                limit, period in microseconds, the numbers that its algorithm's file names; and what that file may want more
-                for this call. For a ban `ban`, and the 7 to 14 doubles that ban.lua names; for the register `bans`, and nothing
+                limit, period in microseconds, the numbers that its algorithm's file names; of slots, the slot. For a ban `ban`, and the 7 to 14 doubles that ban.lua names; for the register `bans`, and nothing
 ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
 ARGV[#ARGV]     a token that the reply ends with, so that the caller can tell it from the reply to any other call
 returns         doubles in one string: status (0 denied, 1 allowed), the time, units granted, how many keys
@@ -86,19 +85,19 @@ end
 -- at. It returns these three and the answers of all of them (of the first limit, the reply), or nothing and a key that is
 -- not ours to keep, with what it holds; only looked at: units left and used, idle from when on, when it goes, is accepted.
 --
--- A branch reads its record: `units` are to be charged, `cost` (see cost.lua) is looked at. It sets `moment` and perhaps `accepts`, `known_until` and `known_at`; after the verdict, if it charges or
+-- A branch reads its record: `units` are to be charged, `cost` (see cost.lua) is looked at. It sets `moment` and perhaps `accepts`; after the verdict, if it charges or
 -- gives back, `kept`: the state to be written, or true if it is in a sorted set already; then `used`, `room` and `idle_at`,
--- when all is free again: the key is kept until then, and `spare` longer.
+-- when all is free again: the key is kept until then.
 -- What is handed on as an argument costs less than a local of the program that a function captures.
 local function decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, states, i, forced, denied,
-    departs, granted, horizon, cleared, token)
-  local key, name, record, ban, spare = KEYS[i], ARGV[3 + 2 * i], ARGV[4 + 2 * i], bans and bans[i], 0
-  local moment, accepts, known_until, known_at, allowed, at, refused, answer, kept, used, room, idle_at
+    departs, granted, cleared, token)
+  local key, name, record, ban = KEYS[i], ARGV[3 + 2 * i], ARGV[4 + 2 * i], bans and bans[i]
+  local moment, accepts, allowed, at, refused, answer, kept, used, room, idle_at
 -- algorithms
   end
 
   if kept then
-    local left = idle_at + spare - now
+    local left = idle_at - now
     local milliseconds = (left + slack) / 1000
     milliseconds = milliseconds - milliseconds % 1 + 1
     if milliseconds > 31536000000000 then milliseconds = 31536000000000 end
@@ -116,9 +115,6 @@ local function decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, sla
     room, used, idle_at, moment, accepts = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans,
       nil, i, forced)
     allowed = moment and accepts <= now
-    if known_until and moment and departs >= known_until then
-      allowed, accepts = false, accepts > known_at and accepts or known_at
-    end
   end
   if ban then
     if at and at ~= 0 and ban.on == 1 then
@@ -162,7 +158,7 @@ while true do
     fitting = fitting and math.max(fitting, 1)
   end
   local reply, foreign, found = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, count, bans, nil, 1, fitting,
-    false, now, 0, nil, cleared, token)
+    false, now, 0, cleared, token)
   if reply then return reply end
   -- A key that is not ours to keep, because it is of another type or not written by this program, is cleared and counted.
   if found.err and not string.find(found.err, 'WRONGTYPE', 1, true) then error(found.err) end

@@ -2,7 +2,7 @@
 The verdict on a limit, between the look at its state and what is written: it stands in the middle of each algorithm.
 
 It is given     moment (when the cost may go; nil: never) and accepts (when it would be accepted, if not at that moment; nil:
-                as max_wait says), and of a calendar known_until and known_at (see fixed_window.lua)
+                as max_wait says)
 It finds        at: from when on the units are charged; nil: they are not; refused: they are, though they were refused. Of
                 a refund, there are neither
 ]]
@@ -21,21 +21,14 @@ if denied ~= nil then
     if shadow == 0 then
       if not allowed then denied = true end
       if moment and moment > departs then departs = moment end
-      if known_until and moment and (not horizon or known_until < horizon) then horizon = known_until end
     end
   end
   if i < limit_count then
     denied, departs, granted, answer = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, states,
-      i + 1, forced, denied, departs, granted, horizon)
+      i + 1, forced, denied, departs, granted)
     if denied == nil then return nil, departs, granted end
   elseif op == 'charge' then
     denied, departs = false, now
-  elseif horizon and departs >= horizon then
-    denied = true
-  end
-  -- Other limits may hold it for longer than the calendar in the arguments reaches: it is unknown in which window it would count.
-  if known_until and moment and departs >= known_until and op ~= 'refund' then
-    allowed, accepts = false, accepts > known_at and accepts or known_at
   end
   if op == 'charge' then
     at = now

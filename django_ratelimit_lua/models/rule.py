@@ -133,7 +133,6 @@ class RateLimitRule(RatesFields, AuditedModel):
         help_text=_("Units per request. Empty: 1, or the cost at the call site."),
     )
     algorithm = models.CharField(max_length=50, **column("algorithm"))
-    initial = models.BigIntegerField(null=True, **column("initial"))
     queue = models.BigIntegerField(null=True, **column("queue"))
     segments = models.PositiveIntegerField(null=True, **column("segments"))
     max_wait = models.FloatField(null=True, **column("max_wait"))

@@ -123,7 +123,7 @@ def _form(call: Call) -> bytes:
     than that.
     """
     limits = [charge.limit for charge in call.charges]
-    varies = any(limit.wants_more or not limit.packed for limit in limits)
+    varies = any(not limit.packed for limit in limits)
     if varies or len({limit.key_part for limit in limits}) < len(limits):
         return b""
     charges = [charge._replace(digest=_DIGEST, banned=b"") for charge in call.charges]
@@ -135,16 +135,13 @@ RULES = b"rules"
 RESET = b"reset"
 ANNEX = b"annex"
 # A user who may not publish can still delete. The register, if there is one, lists all bans: these
-# leave it. If a server forbids TIME in scripts, the message has no moment.
+# leave it.
 _DELETE = b"""local last = #KEYS - tonumber(ARGV[3])
 redis.call('DEL', unpack(KEYS, 1, last))
 if last < #KEYS then redis.pcall('ZREM', KEYS[#KEYS], unpack(KEYS, 1, last)) end
-local time, moment, message = redis.pcall('TIME'), 0, ARGV[2]
-if not time.err then
-  moment = time[1] * 1000000 + time[2]
-  message = message .. string.format(' @%.0f', moment)
-end
-redis.pcall('PUBLISH', ARGV[1], message)
+local time = redis.call('TIME')
+local moment = time[1] * 1000000 + time[2]
+redis.pcall('PUBLISH', ARGV[1], ARGV[2] .. string.format(' @%.0f', moment))
 return moment"""
 _TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 0"
 
@@ -169,7 +166,7 @@ def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question
     )
     arguments = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
     parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *arguments)
-    return Question(command(*parts), lambda reply: _whole_number(reply) or FOREVER)
+    return Question(command(*parts), _whole_number)
 
 
 def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:

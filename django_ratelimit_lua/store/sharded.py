@@ -25,7 +25,6 @@ from ..exceptions import StoreError
 from ..limits.call import REGISTER, Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
-from ..limits.rate import SECOND
 from .blocking import Link
 from .cluster import Cluster, Send
 from .commands import Address, Question, to_decide, to_execute, to_reset
@@ -148,11 +147,8 @@ class ShardedStore(Store):
         if refused:
             granted = 0
         states: dict[int, LimitState] = {}
-        moments: dict[bytes, int] = {}
         for part in decided:
             states.update(zip(part.places, part.decision.limits, strict=False))
-            moment = part.decision.moment + round(part.decision.wait * SECOND)
-            moments.update(dict.fromkeys([charge.digest for charge in part.charges], moment))
         if refused or call.partial:
             states.update(await self._give_back(call, decided, granted, ask))
         return Decision(
@@ -161,7 +157,6 @@ class ShardedStore(Store):
             granted,
             max(decision.wait for decision in decisions),
             moment=decisions[0].moment,
-            moments=moments,
         )
 
     async def _give_back(
@@ -189,7 +184,7 @@ class ShardedStore(Store):
                 refund = call._replace(
                     operation="refund",
                     partial=False,
-                    hit_at=state.counted_at or decision.counted_at(charge.digest),
+                    hit_at=state.counted_at,
                     charges=[charge._replace(cost=took - kept)],
                 )
                 with suppress(StoreError):

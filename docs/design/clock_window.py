@@ -17,7 +17,7 @@ class ClockWindow(Algorithm):
     name = "clock_window"
     label = _("clock window: one count per period of the clock")
     suffix = b"cw"
-    options = frozenset({"max_wait", "count_denied"})
+    options = frozenset({"count_denied"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         period = limit.rate.period_us

@@ -284,9 +284,7 @@ def test_the_preview_lists_the_options_that_it_ignores(
     assert note in page
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
-)
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
 def test_the_preview_counts_refused_requests_as_the_rule_does(
     operator: Client, algorithm: str
 ) -> None:
@@ -328,9 +326,7 @@ def test_the_preview_counts_refused_requests_as_the_rule_does(
     assert "<svg" not in page
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
-)
+@pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
 @pytest.mark.parametrize("cost", [1, 2])
 def test_a_preview_decides_many_requests_at_once_as_one_by_one(
     monkeypatch: Any, algorithm: Any, cost: int

@@ -347,7 +347,7 @@ def test_the_rule_form_uses_words_and_hides_inapplicable_options(browser: Any, d
     unfold(browser)
 
     def offered() -> list[str]:
-        names = ("burst", "initial", "queue", "segments", "align", "time_zone", "groups")
+        names = ("burst", "queue", "segments", "align", "time_zone", "groups")
         return [
             name
             for name in names
@@ -356,7 +356,7 @@ def test_the_rule_form_uses_words_and_hides_inapplicable_options(browser: Any, d
 
     assert offered() == ["segments"]
     fill(browser, algorithm="token_bucket")
-    assert offered() == ["burst", "initial"]
+    assert offered() == ["burst"]
     fill(browser, burst="5", algorithm="fixed_window", align="day", audience="groups")
     assert offered() == [
         "burst",

@@ -233,8 +233,11 @@ def test_a_valid_rule_can_be_applied_to_every_request(
         ({"name": "a\ud800", "key": "nonsense"}, "control characters"),
         ({"methods": "GET"}, "list of names"),
         ({"audience": "groups", "groups": "pro"}, "list of names"),
-        ({"max_wait": math.nan}, "seconds from 0"),
-        ({"max_wait": math.inf}, "less than or equal to 315619200"),
+        ({"algorithm": "token_bucket", "max_wait": math.nan}, "seconds from 0"),
+        (
+            {"algorithm": "token_bucket", "max_wait": math.inf},
+            "less than or equal to 315619200",
+        ),
         (
             {"algorithm": "fixed_window", "align": "month", "period": 3, "unit": "h"},
             "The window start “",

@@ -398,7 +398,6 @@ declared = st.fixed_dictionaries(
         "message": names,
         "mode": st.sampled_from(["shadow", "off"]),
         "segments": numbers,
-        "max_wait": st.sampled_from([0, 0.5, 10.0]),
         "on_store_error": st.sampled_from(["open", "closed"]),
     },
 )

@@ -147,10 +147,14 @@ def test_the_browser_gets_the_bounds_of_the_limit(operator: Client) -> None:
             "“Lease” needs a burst of at least 2.",
         ),
         (
-            {"count_denied": "on", "max_wait": 1},
-            "count_denied",
-            "“Count refused requests” and “Longest wait” contradict each other: "
-            "remove one of them.",
+            {"algorithm": "token_bucket", "max_wait": 1, "lease": 5},
+            "lease",
+            "“Lease” and “Longest wait” contradict each other: remove one of them.",
+        ),
+        (
+            {"max_wait": 1},
+            "max_wait",
+            "sliding window has no option “Longest wait”; it is for token bucket or leaky bucket.",
         ),
         (
             {"algorithm": "fixed_window", "align": "day"},

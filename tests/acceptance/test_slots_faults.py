@@ -341,20 +341,6 @@ def test_operators_list_slots_and_end_one(prefix: str, limiter: RateLimiter) -> 
         ends(lambda: get_store().execute(b"EXISTS", _key(_LIST)) == 0, "nor is its process")
 
 
-def test_an_operator_ends_a_slot_on_a_server_that_forbids_the_time_command(settings: Any) -> None:
-    """This is possible with `RATELIMIT_CLOCK = "client"`."""
-    settings.RATELIMIT_CLOCK = "client"
-    with Server() as server, redis.Redis(port=server.port) as direct:
-        settings.CACHES = alias(server.url)
-        limiter = RateLimiter("exports", "2", algorithm="concurrency")
-        with limiter.slot("ada"):
-            ends(holders, "the slot is shown")
-            direct.acl_setuser("default", enabled=True, nopass=True, commands=["-time"])
-            assert used(limiter) == 1
-            assert end_slot(holders()[0].id) is not None
-            assert used(limiter) == 0
-
-
 def test_a_queue_continues_when_a_waiting_caller_dies(prefix: str) -> None:
     """The next caller is served when the earlier one has made no call for two seconds."""
     limiter = RateLimiter("exports", "1", algorithm="concurrency")

@@ -142,15 +142,6 @@ def test_a_split_limit_continues_in_an_outage(settings: Any) -> None:
     assert sum(decision.allowed for decision in decisions) == 20
 
 
-@pytest.mark.usefixtures("three")
-def test_a_limit_with_the_callers_clock_is_neither_split_nor_leased(settings: Any) -> None:
-    """Decisions in the process use its own clock, so such a limit is decided by Redis."""
-    settings.RATELIMIT_CLOCK = "client"
-    assert RateLimiter("x", "90/h", split="equal").hit("x").source == "redis"
-    leased = RateLimiter("y", "1000000/h", algorithm="fixed_window", lease=1000)
-    assert {leased.hit("x").source for _ in range(200)} == {"redis"}
-
-
 @pytest.mark.usefixtures("quiet")
 def test_a_part_changes_with_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a process is added, admitted units stay counted. If one is removed, more units are

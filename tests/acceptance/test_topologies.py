@@ -26,7 +26,6 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.testing.server import Server
-from tests.clusters import until
 from tests.server import server as session_server
 
 GUIDE = (Path(__file__).parents[2] / "docs/how-to/deploy.rst").read_text()
@@ -208,40 +207,6 @@ def test_a_missing_right_is_a_store_failure(command: str, least: redis.Redis) ->
             limiter.refund("someone").source
         ]
         assert set(sources) <= {"redis", "fallback", "deny-cache"}
-
-
-@pytest.mark.engine
-def test_counts_are_reset_on_a_server_that_forbids_the_time_command(
-    least: redis.Redis, settings: Any
-) -> None:
-    """The ACL of the server may forbid TIME if the client's clock is used. The message about the
-    reset has no time then.
-    """
-    settings.RATELIMIT_CLOCK = "client"
-    least.execute_command("ACL", "SETUSER", "limiter", "-time")
-    limiter = RateLimiter("where", "1/h")
-    with least.pubsub(ignore_subscribe_messages=True) as channel:
-        channel.subscribe(f"{settings.RATELIMIT_CACHE_PREFIX}changes:0")
-        assert [limiter.hit("someone").allowed for _ in range(2)] == [True, False]
-        limiter.reset("someone")
-        until(
-            lambda: (message := channel.get_message()) and b"@" not in message["data"],
-            "a message comes",
-        )
-    decision = limiter.hit("someone")
-    assert (decision.allowed, decision.source) == (True, "redis")
-
-
-@pytest.mark.engine
-def test_processes_are_counted_on_a_server_that_forbids_the_time_command(
-    least: redis.Redis, settings: Any
-) -> None:
-    """The heartbeat has the client's time then. Without it, each process would take itself for the
-    only one, and admit the whole limit in an outage.
-    """
-    settings.RATELIMIT_CLOCK = "client"
-    least.execute_command("ACL", "SETUSER", "limiter", "-time")
-    assert heartbeat.beat() == 1
 
 
 def asked_for() -> set[str]:

@@ -29,7 +29,7 @@ from tests.bench.memory import crowd_memory, memory  # noqa: E402
 from tests.bench.replay import bench_replay  # noqa: E402
 from tests.bench.rules import bench_rules  # noqa: E402
 from tests.bench.scale import bench_scale  # noqa: E402
-from tests.bench.script import backlog, heartbeats, server_cost  # noqa: E402
+from tests.bench.script import heartbeats, server_cost  # noqa: E402
 from tests.bench.setup import setup  # noqa: E402
 from tests.bench.slots import slots  # noqa: E402
 from tests.server import server  # noqa: E402
@@ -45,7 +45,6 @@ def main() -> None:
     counting()
     coroutines()
     server_cost()
-    backlog()
     slots()
     breakers()
     bans()

@@ -62,30 +62,6 @@ def server_cost() -> None:
     print("aim: 1 limit at most 6x, 3 at most 15x; 1 sliding log at most 9x\n")
 
 
-def backlog() -> None:
-    """Script time of a hit that reserves its turn where nobody waits, and where ten thousand do."""
-    batches = {}
-    for algorithm in BY_RATE:
-        for waiting in (0, 10_000):
-            limit = limiter(f"waiting{waiting}", "10/s", algorithm).limits[0]
-            # A cost of 1 each at the very same moment, so that the backlog stays what it is.
-            call = build_call([Charge(limit, b"w" * 32)], max_wait_us=-1, now=1_750_000_000_000_000)
-            with DIRECT.pipeline(transaction=False) as pipeline:
-                for _ in range(waiting):
-                    pipeline.execute_command(*with_time(call, call.now))
-                pipeline.execute()
-            peek = build_call(
-                [Charge(limit, b"w" * 32)], "peek", max_wait_us=-1, now=1_750_000_000_000_000
-            )
-            batches[f"{algorithm} {waiting}"] = [asked(peek)]
-    times = script_time(batches)
-    print(f"{'script time':18}{'nobody waits':>14}{'10,000 wait':>14}")
-    for algorithm in BY_RATE:
-        empty, full = times[f"{algorithm} 0"], times[f"{algorithm} 10000"]
-        print(f"{algorithm:18}{empty:14.1f}{full:14.1f}{full / empty:7.1f}x")
-    print("aim: at most 3x\n")
-
-
 def with_time(call: Call, now: int) -> list[Any]:
     call = call._replace(now=now)
     return ["EVALSHA", PROGRAM.sha, len(call.keys()), *call.keys(), *call.args()]

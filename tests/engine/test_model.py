@@ -46,8 +46,6 @@ def limits(draw: Any, algorithm: str, name: str, plain: bool, bans: bool = False
     few = st.integers(1, 12)
     if "burst" in takes and draw(st.booleans()):
         options["burst"] = draw(few)
-    if "initial" in takes and not plain and draw(st.booleans()):
-        options["initial"] = draw(st.integers(0, options.setdefault("burst", draw(few))))
     if "queue" in takes and draw(st.booleans()):
         options["queue"] = draw(few)
     if "segments" in takes and draw(st.booleans()):
@@ -56,7 +54,7 @@ def limits(draw: Any, algorithm: str, name: str, plain: bool, bans: bool = False
         options["align"] = "clock"
     if not plain:
         extra = draw(st.sampled_from(["none", "max_wait", "count_denied"]))
-        if extra == "max_wait":
+        if extra == "max_wait" and extra in takes:
             options["max_wait"] = draw(st.sampled_from([0.000001, 0.5, 10.0, 100.0]))
         if extra == "count_denied" and extra in takes:
             options["count_denied"] = True

@@ -63,7 +63,6 @@ def test_a_valid_project_gets_no_messages() -> None:
         ("DENY_CACHE_SECONDS", "1", "from 0"),
         ("TIMEOUT", "1", "above 0"),
         ("ON_STORE_ERROR", "maybe", "must be one of: open, closed, local"),
-        ("CLOCK", "sundial", "must be one of: redis, client"),
         ("IP_META_KEY", 7, "must be a callable"),
         ("IP_META_KEY", "nowhere.address", "cannot be imported"),
         ("IP_META_KEY", "X-Real-IP", "such as 'HTTP_X_REAL_IP'"),

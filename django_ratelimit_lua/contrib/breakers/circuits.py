@@ -485,7 +485,7 @@ class Circuit:
             chance.randrange(MAX_JITTER),
         ]
         arguments = [
-            b"",
+            b"",  # By the clock of Redis.
             report.operation.encode(),
             *(b"%d" % number for number in numbers),
             get_store().channel(conf.CACHE_PREFIX),
@@ -495,8 +495,6 @@ class Circuit:
             b"%d" % report.era,
             *(b"%d" % number for number in report.outcomes),
         ]
-        if conf.CLOCK == "client":
-            arguments[0] = b"%d" % now_us()
         return [key, key + b":probes"], arguments
 
     def _probe(self, report: Report) -> str:

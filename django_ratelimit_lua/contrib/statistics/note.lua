@@ -13,9 +13,8 @@ returns         for each of them: 1: it is noted; 0: there is no room
 ]]
 
 -- A process whose clock is wrong must not forget the names of others, nor be forgotten by them.
-local time = redis.pcall('TIME')
 local own = tonumber(ARGV[1])
-local hour = time.err and own or math.floor(time[1] / 3600)
+local hour = math.floor(redis.call('TIME')[1] / 3600)
 local since = math.min(own, hour) - ARGV[2]
 hour = math.max(own, hour)
 

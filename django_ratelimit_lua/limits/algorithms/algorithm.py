@@ -5,7 +5,6 @@ No other module of the package refers to a specific algorithm, except as a defau
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from ..rate import SECOND, Rate
@@ -31,7 +30,8 @@ class Algorithm:
         options: The options that it takes in addition to the general ones.
         waits_anyway: Whether hits wait for their turn, even without `max_wait`.
         holds: Whether units are held until they are released. Its rate is a number of slots.
-        is_bucket: Whether units drain at the rate, instead of expiring one period later.
+        is_bucket: Whether units drain at the rate, instead of expiring one period later, so that a
+            hit can reserve a turn.
         allows_debt: Whether a hit may take more units than are available, so that later hits wait.
         ends_together: Whether all units of a window expire together.
         is_exact: Whether a unit counts until exactly `expires_at`, and never for a shorter time.
@@ -68,23 +68,6 @@ class Algorithm:
     def expires_at(self, limit: Limit, moment: int) -> int:
         """Return the latest moment at which a first hit still counts, in microseconds."""
         return moment + limit.rate.period_us
-
-    def wants_more(self, limit: Limit) -> bool:
-        """Return whether the Lua code takes further arguments, which `more` returns."""
-        return False
-
-    def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """Return the further arguments of the Lua code for one call.
-
-        Args:
-            limit: The limit.
-            now: The time in microseconds.
-            waits: How long each limit of the call may hold a hit, in microseconds; negative:
-                without a maximum.
-            is_patient: Whether the caller sets its own maximum wait, and waits in any queue without
-                a set length.
-        """
-        return b""
 
     def lapse_us(self, limit: Limit) -> int:
         """Return the microseconds for which units that were taken ahead may be spent."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from struct import pack
 from typing import TYPE_CHECKING
 
-from ..calendar import PERIODS, boundaries, boundaries_ahead
+from ..calendar import PERIODS, boundaries
 from ..rate import LimitError
 from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
@@ -21,20 +19,20 @@ class FixedWindow(Algorithm):
     name = "fixed_window"
     label = _("fixed window: one count per window")
     suffix = b"fw"
-    options = frozenset({"align", "time_zone", "max_wait", "count_denied", "lease", "split"})
+    options = frozenset({"align", "time_zone", "count_denied", "lease", "split"})
     ends_together = True
     is_exact = True
 
     def expires_at(self, limit: Limit, moment: int) -> int:
         if limit.align in PERIODS:
-            return boundaries(limit.align, limit.time_zone, moment)[2]
+            return boundaries(limit.align, limit.time_zone, moment)[1]
         start = moment
         if limit.align == "clock":
             start -= moment % limit.rate.period_us
         return start + limit.rate.period_us
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """Return the kind of window and, for a calendar, four of its boundaries.
+        """Return the kind of window and, for a calendar, three of its boundaries.
 
         Raises `LimitError` for a time zone without a calendar, and for a rate whose period is not
         that of the calendar.
@@ -62,15 +60,3 @@ class FixedWindow(Algorithm):
             )
         starts = boundaries(limit.align, limit.time_zone, now)
         return (limit.rate.limit, limit.rate.period_us, 2, *starts)
-
-    def wants_more(self, limit: Limit) -> bool:
-        """Return whether windows follow the calendar, so that later boundaries may be needed."""
-        return limit.align in PERIODS
-
-    def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """Return the later boundaries until which a hit of this call may be held."""
-        if not any(waits):
-            return b""
-        until = None if min(waits) < 0 else now + max(waits)
-        ahead, is_all = boundaries_ahead(str(limit.align), limit.time_zone, now, until)
-        return pack(f"<{len(ahead) + 1}d", not is_all, *ahead)

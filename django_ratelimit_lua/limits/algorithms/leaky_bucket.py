@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from struct import pack
 from typing import TYPE_CHECKING
 
 from ..rate import Rate
@@ -40,14 +38,4 @@ class LeakyBucket(Algorithm):
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Return the numbers of a token bucket of this capacity."""
-        return bucket_numbers(limit, self.capacity(limit.rate, {"queue": limit.queue}), "queue")
-
-    def wants_more(self, limit: Limit) -> bool:
-        """Return whether the limit sets no length of the queue, so that a call may choose one."""
-        return limit.queue is None
-
-    def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        """Return one value if the caller waits however long the queue is, otherwise nothing."""
-        if is_patient:
-            return pack("<d", 1)
-        return b""
+        return bucket_numbers(limit, limit.capacity, "queue")

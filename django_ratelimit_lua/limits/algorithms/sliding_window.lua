@@ -1,15 +1,13 @@
 --[[
 Sliding window in segments: all units of a segment count until its last hit is a period old.
 
-With units reserved far ahead, what the next one has to wait for is in the last period before the latest. Segments further
-back only matter when units are given back; of more than sixteen, the first that are still to go are counted as one, at the
-last departure of them. An edit leaves the segments as they are; only the latest one still grows, to the end of the segment
-that it is in by the new numbers.
+An edit leaves the segments as they are; only the latest one still grows, to the end of the segment that it is in by the new
+numbers.
 
 record          limit, period, length
                 length: that of a segment, in microseconds
-state           clock, the first moment that the first segment stands for, then for each segment in use the last departure
-                in it and its count, oldest first
+state           clock, the first moment that the first segment stands for, then for each segment in use its last hit
+                and its count, oldest first
 promise         never more than `limit` units in any period; a unit is forgotten at most one segment late, and what a segment
                 has counted exactly one period after its last hit
 ]]
@@ -56,7 +54,7 @@ end
 
 if cost <= limit then
   local left = total
-  moment = last > time and last or now
+  moment = now
   if left + cost > limit and live then
     for offset = live, #state, 16 do
       local departure, count = unpack('<dd', state, offset)
@@ -74,8 +72,7 @@ end
 
 if at then
   local earlier = ''
-  if at < time then at = time end
-  if at < last then at = last end
+  at = time
   if live and last >= at - at % length then
     units_in = units_in + units
     if live < #state - 15 then earlier = string.sub(state, live, -17) end
@@ -90,18 +87,6 @@ if at then
   if units_in > 9007199254740991 then units_in = 9007199254740991 end
   last = at
   total = total + units
-  if #earlier > 240 and #earlier > 240 + 16 * period / length then
-    -- The first two that are still to go are one.
-    local place = 1
-    while place < #earlier and unpack('<d', earlier, place) <= time do place = place + 16 end
-    if place < #earlier - 16 then
-      local _, first, departure, second = unpack('<dddd', earlier, place)
-      if departure + period <= at then
-        earlier = string.sub(earlier, 1, place - 1) .. pack('<dd', departure, math.min(first + second, 9007199254740991))
-          .. string.sub(earlier, place + 32)
-      end
-    end
-  end
   kept = earlier == '' and pack('<dddd', time, from, last, units_in)
     or pack('<dd', time, from) .. earlier .. pack('<dd', last, units_in)
 elseif op == 'refund' then
@@ -130,6 +115,6 @@ elseif op == 'refund' then
   last, live = lasts[#lasts] or -1, #lasts > 0
 end
 
-used = last > time and limit or total
+used = total
 room = used < limit and limit - used or 0
 idle_at = live and last + period or now

@@ -16,8 +16,7 @@ have been told their turns, and keep them. Once all turns behind a hole are give
 
 record          limit, period, tokens, micros, step, step_part, full, full_part
                 limit: the burst; tokens / micros: the rate in lowest terms; step and step_part: an interval, as such a
-                pair; full and full_part: a burst, as such a pair; more: of a token bucket, as a double, how many units a new
-                client does not have; of a leaky bucket, not empty if any number may wait
+                pair; full and full_part: a burst, as such a pair
 state           integers of 7 bytes, of 4 where units are marked: us, part, tokens, micros, burst; the clock, and the units (4) of
                 the hit that was taken at that moment, or 0; then of the others, the latest first, the moment and the units (4);
                 at the end perhaps the past: the moments of its first and last, its units, and the us and part it led to.
@@ -29,7 +28,7 @@ promise         in any interval of x microseconds it lets at most burst + x * to
 local units, shadow, count_denied, max_wait, limit, period, tokens, micros, step, step_part, full, full_part = unpack('<dddddddddddd', record)
 -- cost
 local is_queue = name == 'leaky_bucket'
-local time, us, part, latest, noted, hits, is_new, missing = now, now, 0, now, 0, '', false, 0
+local time, us, part, latest, noted, hits = now, now, 0, now, 0, ''
 
 -- state
 local most = 9007199254740992
@@ -120,21 +119,8 @@ if is_edited then
 end
 if clock and clock > time then time = clock end
 
--- Whoever has less at first is remembered for 30 days after the bucket was full. That is the meaning of new, not of expiry.
-if not is_queue and #record > 96 then
-  missing, spare = unpack('<d', record, 97), 2592000000000
-  is_new = missing > 0 and (not state or (part > 0 and us + 1 or us) + spare <= time)
-end
 if us < time or us == time and part == 0 then
   us, part, noted, hits = time, 0, 0, ''
-end
-if is_new then
-  -- As if all but the initial units had just been taken.
-  part = missing * step_part
-  us = time + missing * step + (part - part % tokens) / tokens
-  part = part % tokens
-  hits = missing < 4294967296 and pack('<I7I4', time, missing) or pack('<I7I4I7I7I7I7I7', time, 0, time, time, missing, us, part)
-  latest, noted = time, missing < 4294967296 and missing or 0
 end
 
 -- The first microsecond at which this cost fits into the burst. Of a cost that may be owed, nothing has to fit.
@@ -147,7 +133,7 @@ if cost <= limit then
   if moment <= time then moment = now end
   if is_queue then
     -- Served when all before it have been; let in when there is room behind them.
-    accepts = #record == 96 and moment or now
+    accepts = moment
     moment = (us > time or part > 0) and (part > 0 and us + 1 or us) or now
   end
 end
@@ -175,7 +161,6 @@ end
 
 if at then
   if at < time then at = time end
-  local owed, rest
   if is_queue then
     -- A turn begins at the microsecond after an exact moment at which the one before it ends: count on from the exact one.
     local turn = (us > time or part > 0) and (part > 0 and us + 1 or us) or now
@@ -190,7 +175,6 @@ if at then
       end
       if turn > at then at = turn end
     end
-    owed, rest = us, part
   else
     -- Note the units by the moment they go. Before, the first of the hits is the latest; afterwards, the first of the others.
     if noted > 0 and latest < at then
@@ -247,20 +231,12 @@ if at then
     if at > us then
       us, part = at, 0
     end
-    owed, rest = us, part
   end
   part = part + units * step_part
   us = us + units * step + (part - part % tokens) / tokens
   part = part % tokens
   if us >= most - 1 then
     us, part = most - 1, 0
-  end
-  -- A refused hit costs too, but never more than an empty bucket; it forgives nothing that is owed beyond that.
-  if refused and (us - time > full or us - time == full and part > full_part) then
-    us, part = time + full, full_part
-    if owed > us or owed == us and rest > part then
-      us, part = owed, rest
-    end
   end
   kept = pack('<I7I7I7I7I7I7I4', us, part, tokens, micros, limit, latest, noted) .. hits
 elseif op == 'refund' and is_queue then
@@ -295,9 +271,6 @@ elseif op == 'refund' and is_queue then
     end
   end
   kept = pack('<I7I7I7I7I7I7I4', us, part, tokens, micros, limit, latest, noted) .. hits
-elseif is_new then
-  -- Also where nothing is taken: what is asked about is new no more.
-  kept = pack('<I7I7I7I7I7', us, part, tokens, micros, limit) .. hits
 elseif op == 'refund' then
   -- Take units out of the hit of that moment (without one: out of the latest) and see what is owed without them.
   local given_at = tonumber(ARGV[4])

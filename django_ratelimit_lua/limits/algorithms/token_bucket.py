@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import gcd
-from struct import pack
 from typing import TYPE_CHECKING
 
 from ..rate import SECOND, LimitError, Rate
@@ -22,7 +20,7 @@ class TokenBucket(Algorithm):
     name = "token_bucket"
     label = _("token bucket: a steady rate with bursts")
     suffix = b"tb2"
-    options = frozenset({"burst", "initial", "max_wait", "count_denied", "lease", "split"})
+    options = frozenset({"burst", "max_wait", "lease", "split"})
     is_bucket = True
     allows_debt = True
 
@@ -36,21 +34,7 @@ class TokenBucket(Algorithm):
 
         Fractions of a microsecond are returned as separate numbers.
         """
-        burst = _burst(limit)
-        if limit.initial is not None:
-            if limit.initial > burst:
-                raise LimitError(
-                    _("%(option)s must be at most the burst, %(burst)d"),
-                    "initial",
-                    option="initial",
-                    burst=burst,
-                )
-            if limit.lease is not None or limit.split is not None:
-                raise LimitError(
-                    _("%(option)s needs Redis for each hit: remove lease and split"),
-                    "initial",
-                    option="initial",
-                )
+        burst = limit.capacity
         if limit.lease is not None and burst:
             # Units that were taken ahead may be spent when the bucket has filled up again: keep as
             # many back.
@@ -61,26 +45,11 @@ class TokenBucket(Algorithm):
                 )
         return bucket_numbers(limit, burst, "burst")
 
-    def wants_more(self, limit: Limit) -> bool:
-        """Return whether a new client may begin with less than a full bucket."""
-        return limit.initial is not None
-
-    def more(self, limit: Limit, now: int, waits: Sequence[int], *, is_patient: bool) -> bytes:
-        if limit.initial is None or limit.initial == _burst(limit):
-            return b""
-        return pack("<d", _burst(limit) - limit.initial)
-
     def lapse_us(self, limit: Limit) -> int:
         """Return one second, or the time in which a tenth of the bucket refills if shorter."""
         if limit.rate.limit == 0:
             return SECOND
-        return min(SECOND, _burst(limit) * limit.rate.period_us // (10 * limit.rate.limit))
-
-
-def _burst(limit: Limit) -> int:
-    if limit.burst is None or limit.rate.limit == 0:
-        return limit.rate.limit
-    return limit.burst
+        return min(SECOND, limit.capacity * limit.rate.period_us // (10 * limit.rate.limit))
 
 
 def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:

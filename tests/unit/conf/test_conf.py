@@ -47,7 +47,6 @@ def test_every_setting_is_documented(name: str) -> None:
         ("CACHE_PREFIX", "site:", b"site:"),
         ("ALGORITHM", "gcra", "token_bucket"),
         ("TIMEOUT", 1, 1.0),
-        ("CLOCK", "client", "client"),
         ("PROXY_HEADER", "forwarded", "Forwarded"),
         ("TRUSTED_PROXIES", 2, 2),
         ("TRUSTED_PROXIES", ["10.0.0.0/8", "unix"], (ip_network("10.0.0.0/8"),)),

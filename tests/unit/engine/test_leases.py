@@ -87,7 +87,7 @@ def test_leased_units_are_spent_for_a_second_and_then_returned(clock: Clock) -> 
     lease = filled(10)
     taken = lease.take(4, 4)
     assert taken is not None
-    assert (taken[0].used, taken[0].remaining, taken[1]) == (4, 996, 7_000_000)
+    assert (taken.used, taken.remaining, taken.counted_at) == (4, 996, 7_000_000)
     assert back(lease) == []
     clock.now += 1.0
     assert lease.take(1, 1) is None

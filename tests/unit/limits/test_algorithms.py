@@ -46,7 +46,7 @@ def test_each_algorithm_has_a_python_and_a_lua_file(name: str) -> None:
         ("leaky_bucket", "0/m", {}, (0, MINUTE, 1, MINUTE, MINUTE, 0, 0, 0)),
         ("fixed_window", "5/m", {}, (5, MINUTE, 0)),
         ("fixed_window", "5/m", {"align": "clock"}, (5, MINUTE, 1)),
-        ("fixed_window", "5/d", {"align": "day"}, (5, DAY, 2, 0, DAY, 2 * DAY, 3 * DAY)),
+        ("fixed_window", "5/d", {"align": "day"}, (5, DAY, 2, DAY, 2 * DAY, 3 * DAY)),
         ("sliding_window", "5/m", {}, (5, MINUTE, MINUTE // 10)),
         ("sliding_window", "5/m", {"segments": 7}, (5, MINUTE, MINUTE // 7)),
         ("sliding_log", "5/m", {}, (5, MINUTE)),
@@ -55,7 +55,8 @@ def test_each_algorithm_has_a_python_and_a_lua_file(name: str) -> None:
 def test_the_arguments_of_the_lua_are_whole_numbers(
     algorithm: str, rate: str, options: Any, numbers: tuple[int, ...]
 ) -> None:
-    """The arguments are in lowest terms. A calendar has four boundaries around the moment."""
+    """The arguments are in lowest terms. A calendar has the window of the moment and the end of the
+    next one."""
     assert Limit("x", rate, algorithm=algorithm, **options).numbers(DAY + 5) == numbers
 
 

@@ -63,6 +63,6 @@ def test_a_block_is_a_limit_with_zero_units() -> None:
 
 def test_leased_units_are_not_counted_as_used() -> None:
     """Leased units are taken from the shared count and remain available to this process."""
-    state = STATE.with_leased(2, 10.0)
+    state = STATE.with_leased(2, 10.0, 7)
     assert (state.allowed, state.used, state.remaining, state.retry_after) == (True, 3, 2, 0.0)
-    assert (state.reset_after, state.wait) == (50.0, 0.0)
+    assert (state.reset_after, state.wait, state.counted_at) == (50.0, 0.0, 7)

@@ -18,15 +18,15 @@ from django_ratelimit_lua.limits.rate import LimitError
         ({"algorithm": "leaky_bucket", "lease": 10}, "leaky_bucket has no option lease"),
         ({"algorithm": "fixed_window", "lease": 0}, "lease is 0"),
         ({"algorithm": "fixed_window", "lease": True}, "lease is True"),
-        ({"algorithm": "fixed_window", "lease": 10, "max_wait": 1}, "lease and max_wait"),
+        ({"algorithm": "token_bucket", "lease": 10, "max_wait": 1}, "lease and max_wait"),
         (
-            {"algorithm": "token_bucket", "lease": 10, "count_denied": True},
+            {"algorithm": "fixed_window", "lease": 10, "count_denied": True},
             "lease and count_denied",
         ),
         ({"algorithm": "token_bucket", "lease": 10, "burst": 1}, "burst of at least 2"),
         ({"algorithm": "token_bucket", "lease": 10, "split": "equal"}, "contradict"),
         ({"split": "half"}, "must be one of: equal"),
-        ({"split": "equal", "max_wait": 1}, "split and max_wait"),
+        ({"algorithm": "token_bucket", "split": "equal", "max_wait": 1}, "split and max_wait"),
         ({"algorithm": "fixed_window", "align": "day", "split": "equal"}, "split and align"),
     ],
 )
