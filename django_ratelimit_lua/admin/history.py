@@ -20,14 +20,13 @@ from django.utils.translation import gettext_lazy as _
 from ..extension import rule_fields
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import AUDITED
-from ..operations.formatting import moment_words
+from ..operations.formatting import moment_element, moment_words
 from ..operations.history_names import MAX_NAMED
 from ..operations.rules_yaml import build_rule, save_rule
 from ..rules.describe import rate_words, reading
 from ..rules.rule import Declared, RuleError
 from .identities import WHO, client_words, identity_words
 from .pages import Context, ReadOnlyAdmin, may
-from .times import moment_element
 
 COLUMNS = {"rate": "limit", "method": "methods"}
 """Names in declarations that differ from the columns in forms."""

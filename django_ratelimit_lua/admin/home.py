@@ -20,6 +20,7 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import HomeSection, extensions
 from ..models import RateLimitChange, RateLimitRevision
+from ..operations.formatting import moment_element
 from ..operations.health import Health, health
 from ..publishing import triggers
 from ..publishing.publish import primary
@@ -27,7 +28,6 @@ from ..rules import provider
 from .history import changed_words
 from .identities import WHO
 from .pages import Context, may, may_see_rules
-from .times import moment_element
 
 MAX_CHANGES = 5
 MAX_PROBLEMS = 20
