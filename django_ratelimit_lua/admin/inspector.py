@@ -22,6 +22,7 @@ from ..identity.names import Name, original
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
+from ..operations.admin_urls import admin_url
 from ..operations.confirmations import override_confirmations
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.formatting import moment_of, moment_words
@@ -120,7 +121,7 @@ class InspectorPage(Page):
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        return redirect("admin:django_ratelimit_lua_inspect")
+        return redirect(admin_url(request, "django_ratelimit_lua_inspect"))
 
 
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,12 @@ def test_settings_do_not_change_the_models(name: str, tmp_path: Path) -> None:
     urls = "urlpatterns = []\n\ndef tenant(request):\n    return 'acme'\n"
     project = Project(tmp_path, EVERY_CONTRIB, (), SETTINGS[name] + "\n", urls)
     assert NO_CHANGES in project.manage("makemigrations", "--check", "--dry-run")
+
+
+def test_pages_of_a_second_admin_site_link_within_it(tmp_path: Path) -> None:
+    """Every model and page can be registered with another site, with those of optional apps."""
+    project = Project(tmp_path, EVERY_CONTRIB, urls="from tests.second_site import urlpatterns\n")
+    project.manage("migrate")
+    found = json.loads(project.execute("from tests.second_site import crawl\ncrawl()"))
+    assert found["links to the first site"] == []
+    assert len(found["pages"]) >= 40
