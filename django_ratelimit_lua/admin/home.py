@@ -25,8 +25,7 @@ from ..operations.health import Health, health
 from ..publishing import triggers
 from ..publishing.publish import primary
 from ..rules import provider
-from .history import changed_words
-from .identities import WHO
+from .history import change_name, changed_words, seen_by
 from .pages import Context, may, may_see_rules
 
 MAX_CHANGES = 5
@@ -119,12 +118,13 @@ def _sections(request: HttpRequest) -> Iterator[HomeSection]:
 def _changes(request: HttpRequest) -> list[Context]:
     if not may(request, "view_ratelimitchange"):
         return []
-    may_see_who = request.user.has_perm(WHO)
+    changes = RateLimitChange.objects.order_by("-at", "-pk")
     return [
         {
             "change": change,
             "at": moment_element(change.at),
-            "words": changed_words(change, may_see_who=may_see_who),
+            "name": change_name(change),
+            "words": changed_words(change, may_see_who=change.may_see_who),  # type: ignore[attr-defined]
         }
-        for change in RateLimitChange.objects.order_by("-at", "-pk")[:MAX_CHANGES]
+        for change in seen_by(request, changes)[:MAX_CHANGES]
     ]

@@ -69,8 +69,13 @@ def override_words(request: HttpRequest, override: RateLimitOverride) -> str:
     """Return the client of an override in words, or its number if the user may not see names."""
     if may_see_names(request):
         return str(override)
+    return numbered_override(override.pk)
+
+
+def numbered_override(number: int | None) -> str:
+    """Return the name of an override for users that may not see its client."""
     name = _("Override")
-    return f"{name} {override.pk}"
+    return f"{name} {number}"
 
 
 def client_words(name: str, digest: str) -> str:
