@@ -53,9 +53,10 @@ class Problem(NamedTuple):
     hint: str
 
     def message(self, text: str, **words: str) -> CheckMessage:
-        """Return the message. The `words` are inserted into the hint."""
+        """Return the message, with one full stop. The `words` are inserted into the hint."""
+        sentence = f"{text.rstrip('.')}."
         hint = self.hint.format(**words)
-        return CheckMessage(LEVELS[self.id[0]], text, hint, id=f"{APP}.{self.id}")
+        return CheckMessage(LEVELS[self.id[0]], sentence, hint, id=f"{APP}.{self.id}")
 
 
 BAD_SETTING = Problem("E001", "See the settings page of the documentation.")
@@ -173,7 +174,7 @@ def check_cache(**kwargs: object) -> Iterator[CheckMessage]:
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         problem = why_unusable(conf.USE_CACHE)
         if problem is not None:
-            yield BAD_CACHE.message(f"RATELIMIT_USE_CACHE: {problem}.")
+            yield BAD_CACHE.message(f"RATELIMIT_USE_CACHE: {problem}")
 
 
 @register(Tags.caches, deploy=True)
@@ -183,7 +184,7 @@ def check_redis(**kwargs: object) -> Iterator[CheckMessage]:
         try:
             read_published()
         except StoreError as error:
-            yield NO_REDIS.message(f"Redis is unavailable: {error}.", alias=conf.USE_CACHE)
+            yield NO_REDIS.message(f"Redis is unavailable: {error}", alias=conf.USE_CACHE)
 
 
 @register(Tags.caches)
@@ -336,7 +337,7 @@ def _bad_throttle_rates() -> Iterator[tuple[object, str]]:
                         f"'{rate}/m'"
                     )
             except LimitError as error:
-                yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}."
+                yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}"
 
 
 @register(Tags.urls)
@@ -355,7 +356,7 @@ def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
             throttles[throttle, scope] = None
     bad_scopes = {scope for scope, _ in _bad_throttle_rates()}
     problems = {_throttle_problem(throttle, scope, bad_scopes) for throttle, scope in throttles}
-    return (BAD_THROTTLE.message(f"{problem}.") for problem in sorted(problems - {""}))
+    return (BAD_THROTTLE.message(problem) for problem in sorted(problems - {""}))
 
 
 def _attribute(view: object, name: str) -> Any:
@@ -402,7 +403,7 @@ def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
         try:
             callables.find(path, purpose)
         except ImproperlyConfigured as error:
-            yield BAD_PATH.message(f"{error}.")
+            yield BAD_PATH.message(str(error))
 
 
 @register(Tags.caches)

@@ -48,8 +48,11 @@ def kind_of(error: BaseException) -> Kind:
 
 
 def as_store_error(error: Exception) -> StoreError:
-    """Convert an error of redis-py or of the operating system to a `StoreError`."""
-    failure = StoreError(f"{type(error).__name__}: {error}".removesuffix(": "))
+    """Convert an error of redis-py or of the operating system to a `StoreError`.
+
+    Its text has no full stop at the end, because it becomes a part of other sentences.
+    """
+    failure = StoreError(f"{type(error).__name__}: {error}".rstrip(":. "))
     failure.was_answered = isinstance(error, ResponseError)
     return failure
 

@@ -27,7 +27,7 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.checks import check_settings
+from django_ratelimit_lua.checks import Problem, check_settings
 from django_ratelimit_lua.conf import SETTINGS, conf
 from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.rate import Rate
@@ -38,10 +38,12 @@ REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.
 
 
 def found() -> list[tuple[str, str]]:
-    return [
-        (message.id.removeprefix("django_ratelimit_lua."), message.msg)
-        for message in run_checks(tags=["caches"])
-    ]
+    """Return the ids and texts of all messages, which end with one full stop."""
+    messages = run_checks(tags=["caches"])
+    for text in [text for message in messages for text in (message.msg, message.hint)]:
+        assert re.search(r"[^.][.?]$", text), text
+        assert ".." not in text
+    return [(message.id.removeprefix("django_ratelimit_lua."), message.msg) for message in messages]
 
 
 pytestmark = pytest.mark.usefixtures("no_others")
@@ -116,8 +118,14 @@ def test_a_deployment_check_reports_that_redis_cannot_be_reached(settings: Any) 
     assert reported() == []
     settings.CACHES = {"default": REDIS}
     (text,) = reported()
-    assert text.startswith("Redis is unavailable: ")
+    assert re.fullmatch(r"Redis is unavailable: .+[^.]\.", text)
     assert found() == []
+
+
+@pytest.mark.parametrize("text", ["An error", "An error.", "An error.."])
+def test_a_message_has_one_full_stop(text: str) -> None:
+    """Texts of other packages, which a message quotes, may or may not end with one."""
+    assert Problem("W001", "Correct {it}.").message(text, it="it").msg == "An error."
 
 
 @ratelimit(key="ip")
