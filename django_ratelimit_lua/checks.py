@@ -8,10 +8,12 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.core.checks import ERROR, INFO, WARNING, CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError
+from django.db import DatabaseError, router
 
 from .conf import SETTINGS, callables, conf
 from .exceptions import StoreError
@@ -117,6 +119,11 @@ NO_RATE = Problem(
     "Write a rate such as rate='100/m'. If only rules of the admin limit it, add the id of this "
     "warning to SILENCED_SYSTEM_CHECKS.",
 )
+TWO_DATABASES = Problem(
+    "E039",
+    "Correct DATABASE_ROUTERS: {users}, django_ratelimit_lua and its optional apps need the same "
+    "database.",
+)
 ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(
     "I015", "Enter the values again before you remove the secret key from the fallbacks."
@@ -166,6 +173,28 @@ def check_tenants(**kwargs: object) -> Iterator[CheckMessage]:
             f"TENANT_APPS contains '{APP}'. Each tenant would have its own rules, but all "
             "processes share one set."
         )
+
+
+@register(Tags.caches)
+def check_databases(**kwargs: object) -> Iterator[CheckMessage]:
+    """Check that the tables of the core, of optional apps and of users are in one database.
+
+    Overrides refer to users, and a change is recorded in the transaction of its row.
+    """
+    users = get_user_model()._meta.label
+    apps_by_database: dict[str, set[str]] = {}
+    for model in apps.get_models():
+        is_ours = model.__module__.startswith(f"{APP}.")
+        if is_ours or model._meta.label == users:
+            name = model._meta.app_config.name if is_ours else users
+            apps_by_database.setdefault(router.db_for_write(model), set()).add(name)
+    if len(apps_by_database) > 1:
+        places = [
+            f"{', '.join(sorted(names))} in {alias!r}"
+            for alias, names in sorted(apps_by_database.items())
+        ]
+        text = f"Tables that belong together are in different databases: {'; '.join(places)}"
+        yield TWO_DATABASES.message(text, users=users)
 
 
 @register(Tags.caches)

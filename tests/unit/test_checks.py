@@ -20,6 +20,7 @@ from django.core.cache import caches
 from django.core.checks import run_checks
 from django.core.checks.registry import registry
 from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
@@ -119,6 +120,32 @@ def test_a_deployment_check_reports_that_redis_cannot_be_reached(settings: Any) 
     settings.CACHES = {"default": REDIS}
     (text,) = reported()
     assert re.fullmatch(r"Redis is unavailable: .+[^.]\.", text)
+    assert found() == []
+
+
+class Router:
+    """Sends the models of some apps to a database of their own."""
+
+    def __init__(self, *labels: str) -> None:
+        self.labels = labels
+
+    def db_for_write(self, model: type[Model], **hints: object) -> str | None:
+        return "limits" if model._meta.app_label in self.labels else None
+
+
+def test_rules_and_users_in_different_databases_are_an_error(settings: Any) -> None:
+    """Overrides refer to users. In one database, whatever its alias is, both work."""
+    settings.DATABASE_ROUTERS = [Router("django_ratelimit_lua")]
+    (message,) = run_checks(tags=["caches"])
+    assert message.id == "django_ratelimit_lua.E039"
+    assert message.msg == (
+        "Tables that belong together are in different databases: auth.User in 'default'; "
+        "django_ratelimit_lua in 'limits'."
+    )
+    assert "DATABASE_ROUTERS" in str(message.hint)
+    settings.DATABASE_ROUTERS = [Router("auth")]
+    assert [identifier for identifier, _text in found()] == ["E039"]
+    settings.DATABASE_ROUTERS = [Router("django_ratelimit_lua", "auth")]
     assert found() == []
 
 
