@@ -49,13 +49,14 @@ def seen_by(
     return changes.annotate(may_see_who=models.Case(sees_override, default=sees_client))
 
 
-def change_name(change: Any) -> str:
+def change_name(change: RateLimitChange) -> str:
     """Return the name of the row of an annotated change; the number of an override may replace it.
 
     Args:
         change: A change that `seen_by` has annotated.
     """
-    if change.kind == RateLimitChange.Kind.OVERRIDE and not change.may_see_who:
+    may_see_who = change.may_see_who  # type: ignore[attr-defined]
+    if change.kind == RateLimitChange.Kind.OVERRIDE and not may_see_who:
         return numbered_override(change.object_id)
     return change.name
 
@@ -218,8 +219,8 @@ class ChangeAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> models.Model | None:
         """Return a change, without a name that its title would show to the user."""
-        change: Any = super().get_object(request, object_id, from_field)
-        if change is not None:
+        change = super().get_object(request, object_id, from_field)
+        if isinstance(change, RateLimitChange):
             change.name = change_name(change)
         return change
 

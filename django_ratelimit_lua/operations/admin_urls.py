@@ -19,5 +19,6 @@ def admin_url(request: HttpRequest, name: str, *arguments: object) -> str:
     Raises:
         NoReverseMatch: The site has no such page.
     """
-    site = request.resolver_match and request.resolver_match.namespace
+    match = request.resolver_match
+    site = match.namespace if match else None
     return reverse(f"admin:{name}", args=arguments, current_app=site)

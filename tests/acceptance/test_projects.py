@@ -134,6 +134,43 @@ def test_settings_do_not_change_the_models(name: str, tmp_path: Path) -> None:
     assert NO_CHANGES in project.manage("makemigrations", "--check", "--dry-run")
 
 
+MIGRATE = """
+import sys
+import time
+from django.core.management import call_command
+from django.db.models.signals import pre_migrate
+from django.test import Client
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.models import RateLimitRule
+
+sys.stderr = sys.stdout
+
+def decide(**kwargs):
+    RateLimiter("x", "9/h").hit("ada")
+    time.sleep(0.5)  # The rules of the database are compared in the background.
+
+pre_migrate.connect(decide)
+call_command("migrate", verbosity=0)
+decide()
+RateLimitRule.objects.create(name="all", path="/", key="ip", limit=0)
+print(Client().get("/").status_code)
+"""
+
+
+@pytest.mark.parametrize("database", ["shop.sqlite3", ":memory:"])
+def test_a_script_that_migrates_logs_nothing(database: str, tmp_path: Path) -> None:
+    """Not even if limits are decided meanwhile. Rules apply afterwards, also those of a database in
+    memory, which other threads cannot read.
+    """
+    settings = f"DATABASES['default']['NAME'] = {database!r}\nLOGGING = {{'version': 1}}\n"
+    project = Project(tmp_path, EVERY_CONTRIB, settings=settings)
+    lines = project.execute(MIGRATE).splitlines()
+    assert len(lines) == 2, lines
+    refusal, status = lines
+    assert refusal.startswith("Refused by all (rule: all)")
+    assert status == "429"
+
+
 def test_pages_of_a_second_admin_site_link_within_it(tmp_path: Path) -> None:
     """Every model and page can be registered with another site, with those of optional apps."""
     project = Project(tmp_path, EVERY_CONTRIB, urls="from tests.second_site import urlpatterns\n")
