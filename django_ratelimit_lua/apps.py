@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, pre_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -25,6 +25,8 @@ class RatelimitConfig(AppConfig):
         _answer_in_drf()
         audit.connect()
         triggers.connect()
+        # Without a sender: before the receivers of any app, which may make decisions.
+        pre_migrate.connect(_migrating, dispatch_uid="django_ratelimit_lua.migrating")
         post_migrate.connect(_migrated, sender=self, dispatch_uid="django_ratelimit_lua.migrated")
 
 
@@ -39,9 +41,15 @@ def _answer_in_drf() -> None:
         DEFAULTS["EXCEPTION_HANDLER"] = "django_ratelimit_lua.throttling.exception_handler"
 
 
+def _migrating(**kwargs: object) -> None:
+    """Report no missing tables while they are created."""
+    from .publishing import triggers
+
+    triggers.before_migration()
+
+
 def _migrated(using: str, plan: object = (), **kwargs: object) -> None:
     """Publish the changes that migrations have made to rules, even if they removed the tables."""
     from .publishing import triggers
 
-    if plan:
-        triggers.after_migration(using)
+    triggers.after_migration(using, has_changed=bool(plan))

@@ -8,10 +8,12 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.conf import settings
+from django.contrib.auth import get_user_model
 from django.core.checks import ERROR, INFO, WARNING, CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError
+from django.db import DatabaseError, router
 
 from .conf import SETTINGS, callables, conf
 from .exceptions import StoreError
@@ -54,9 +56,10 @@ class Problem(NamedTuple):
     hint: str
 
     def message(self, text: str, **words: str) -> CheckMessage:
-        """Return the message. The `words` are inserted into the hint."""
+        """Return the message, with one full stop. The `words` are inserted into the hint."""
+        sentence = f"{text.rstrip('.')}."
         hint = self.hint.format(**words)
-        return CheckMessage(LEVELS[self.id[0]], text, hint, id=f"{APP}.{self.id}")
+        return CheckMessage(LEVELS[self.id[0]], sentence, hint, id=f"{APP}.{self.id}")
 
 
 BAD_SETTING = Problem("E001", "See the settings page of the documentation.")
@@ -119,6 +122,11 @@ NO_RATE = Problem(
 )
 NO_METHOD = Problem("W037", 'Add method=UNSAFE in the code, or "method": "POST" to the rule.')
 ABOVE_CORS = Problem("W038", f"Move '{MIDDLEWARE}' below '{CORS}'.")
+TWO_DATABASES = Problem(
+    "E039",
+    "Correct DATABASE_ROUTERS: {users}, django_ratelimit_lua and its optional apps need the same "
+    "database.",
+)
 ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.extra.")
 EARLIER_KEY = Problem(
     "I015", "Enter the values again before you remove the secret key from the fallbacks."
@@ -171,12 +179,34 @@ def check_tenants(**kwargs: object) -> Iterator[CheckMessage]:
 
 
 @register(Tags.caches)
+def check_databases(**kwargs: object) -> Iterator[CheckMessage]:
+    """Check that the tables of the core, of optional apps and of users are in one database.
+
+    Overrides refer to users, and a change is recorded in the transaction of its row.
+    """
+    users = get_user_model()._meta.label
+    apps_by_database: dict[str, set[str]] = {}
+    for model in apps.get_models():
+        is_ours = model.__module__.startswith(f"{APP}.")
+        if is_ours or model._meta.label == users:
+            name = model._meta.app_config.name if is_ours else users
+            apps_by_database.setdefault(router.db_for_write(model), set()).add(name)
+    if len(apps_by_database) > 1:
+        places = [
+            f"{', '.join(sorted(names))} in {alias!r}"
+            for alias, names in sorted(apps_by_database.items())
+        ]
+        text = f"Tables that belong together are in different databases: {'; '.join(places)}"
+        yield TWO_DATABASES.message(text, users=users)
+
+
+@register(Tags.caches)
 def check_cache(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that the cache alias is a django-redis cache with a supported client."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         problem = why_unusable(conf.USE_CACHE)
         if problem is not None:
-            yield BAD_CACHE.message(f"RATELIMIT_USE_CACHE: {problem}.")
+            yield BAD_CACHE.message(f"RATELIMIT_USE_CACHE: {problem}")
 
 
 @register(Tags.caches, deploy=True)
@@ -186,7 +216,7 @@ def check_redis(**kwargs: object) -> Iterator[CheckMessage]:
         try:
             read_published()
         except StoreError as error:
-            yield NO_REDIS.message(f"Redis is unavailable: {error}.", alias=conf.USE_CACHE)
+            yield NO_REDIS.message(f"Redis is unavailable: {error}", alias=conf.USE_CACHE)
 
 
 @register(Tags.caches)
@@ -368,7 +398,7 @@ def _bad_throttle_rates() -> Iterator[tuple[object, str]]:
                         f"'{rate}/m'"
                     )
             except LimitError as error:
-                yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}."
+                yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}"
 
 
 @register(Tags.urls)
@@ -387,7 +417,7 @@ def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
             throttles[throttle, scope] = None
     bad_scopes = {scope for scope, _ in _bad_throttle_rates()}
     problems = {_throttle_problem(throttle, scope, bad_scopes) for throttle, scope in throttles}
-    return (BAD_THROTTLE.message(f"{problem}.") for problem in sorted(problems - {""}))
+    return (BAD_THROTTLE.message(problem) for problem in sorted(problems - {""}))
 
 
 def _attribute(view: object, name: str) -> Any:
@@ -434,7 +464,7 @@ def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
         try:
             callables.find(path, purpose)
         except ImproperlyConfigured as error:
-            yield BAD_PATH.message(f"{error}.")
+            yield BAD_PATH.message(str(error))
 
 
 @register(Tags.caches)

@@ -22,7 +22,6 @@ __all__ = [
     "identities",
     "inspector",
     "pages",
-    "times",
 ]
 
 

@@ -73,7 +73,7 @@ class BanPage(ActionPage):
                     "limit_url": next(filter(None, urls), ""),
                     "parts": parts,
                     "client": link_words(parts, active.identity),
-                    "links": link._replace(url=client_url(active.identity, name)),
+                    "links": link._replace(url=client_url(request, active.identity, name)),
                     "next_seconds": (active.next_us or 0) / SECOND,
                     "offences": evidence,
                 }

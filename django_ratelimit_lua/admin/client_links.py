@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.http import HttpRequest
-from django.urls import reverse
 
 from ..extension import extensions
 from ..identity.names import Name, Part
 from ..models import RateLimitOverride
+from ..operations.admin_urls import admin_url
 from ..operations.clients import clients_by_prefix, override_subject, overrides_of
 from .identities import client_words, visible_name
 from .pages import may
@@ -31,11 +31,11 @@ class ClientLinks(NamedTuple):
     override_url: str
 
 
-def client_url(digest: str, name: str = "", **query: str) -> str:
+def client_url(request: HttpRequest, digest: str, name: str = "", **query: str) -> str:
     """Return the URL of a client's page. With `name`, the page always includes that limit."""
     given = {"digest": digest, "name": name, **query}
     query = {key: value for key, value in given.items() if value}
-    page = reverse("admin:django_ratelimit_lua_client_changelist")
+    page = admin_url(request, "django_ratelimit_lua_client_changelist")
     return f"{page}?{urlencode(query, errors='replace')}"
 
 
@@ -55,7 +55,7 @@ def client_links(
     for digest, parts in clients:
         blocks = [each for each in overrides[digest] if each.effect == "block" and each.is_active()]
         words = client_words(", ".join(value for _kind, value in parts), digest)
-        url = client_url(digest, name)
+        url = client_url(request, digest, name)
         form = override_url(request, digest, parts, rule)
         links.append(ClientLinks(digest, words, url, next(iter(blocks), None), form))
     return links
@@ -74,7 +74,7 @@ def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule:
         query["duration"] = "86400"
     if rule is not None:
         query["rule"] = str(rule)
-    form = reverse("admin:django_ratelimit_lua_ratelimitoverride_add")
+    form = admin_url(request, "django_ratelimit_lua_ratelimitoverride_add")
     return f"{form}?{urlencode(query)}"
 
 

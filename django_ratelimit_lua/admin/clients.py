@@ -9,13 +9,13 @@ from urllib.parse import urlencode
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity import is_digest
 from ..identity.names import Part
+from ..operations.admin_urls import admin_url
 from ..operations.clients import (
     MAX_LISTED,
     ExplainedClient,
@@ -74,18 +74,18 @@ class ClientPage(ActionPage):
         except BadReferenceError:
             pass
         else:
-            inspector = reverse("admin:django_ratelimit_lua_inspect")
+            inspector = admin_url(request, "django_ratelimit_lua_inspect")
             return HttpResponseRedirect(f"{inspector}?{urlencode({'reference': reference})}")
         if is_digest(text.lower()):
-            return HttpResponseRedirect(client_url(text.lower()))
+            return HttpResponseRedirect(client_url(request, text.lower()))
         rows = []
         for found in find_clients(text):
-            url = client_url(found.digest, q=text)
+            url = client_url(request, found.digest, q=text)
             rows.append({"digest": found.digest, "words": found.label, "url": url})
         if is_prefix(text.lower()):
             for digest, name in known_clients(request, text.lower()).items():
                 words = ", ".join(part.words for part in readable_parts(request, [name])[0])
-                rows.append({"digest": digest, "words": words, "url": client_url(digest)})
+                rows.append({"digest": digest, "words": words, "url": client_url(request, digest)})
         if len(rows) == 1:
             return HttpResponseRedirect(rows[0]["url"])
         return rows[:MAX_LISTED]
@@ -115,7 +115,9 @@ class ClientPage(ActionPage):
             ],
             "slots": slot_rows(request, client.slots) if may_see_rules(request) else [],
             "bans": [(active, ban_key(active)) for active in client.bans],
-            "url": client_url(digest, request.GET.get("name", ""), q=_search_text(request)),
+            "url": client_url(
+                request, digest, request.GET.get("name", ""), q=_search_text(request)
+            ),
             "override_url": override_url(request, digest, parts),
             "inspect": urlencode(_described(entered or parts)),
             "ask": ask if ask in ("block", "exempt") else "",

@@ -20,19 +20,45 @@ from django.utils.translation import gettext_lazy as _
 from ..extension import rule_fields
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import AUDITED
-from ..operations.formatting import moment_words
+from ..operations.formatting import moment_element, moment_words
 from ..operations.history_names import MAX_NAMED
 from ..operations.rules_yaml import build_rule, save_rule
 from ..rules.describe import rate_words, reading
 from ..rules.rule import Declared, RuleError
-from .identities import WHO, client_words, identity_words
+from .identities import WHO, client_words, identity_words, may_see_names, numbered_override
 from .pages import Context, ReadOnlyAdmin, may
-from .times import moment_element
 
 COLUMNS = {"rate": "limit", "method": "methods"}
 """Names in declarations that differ from the columns in forms."""
 DIGESTS = {"subject", "digests"}
+NAMING = {"client", "reason"}
+"""Fields of an override that name its client."""
 MOMENTS = ("starts", "ends", "until")
+
+
+def seen_by(
+    request: HttpRequest, changes: models.QuerySet[RateLimitChange]
+) -> models.QuerySet[RateLimitChange]:
+    """Annotate each change with whether the user of a request may see its client and its reason.
+
+    The permissions are those of the pages about overrides, and of the pages about clients.
+    """
+    is_override = models.Q(kind=RateLimitChange.Kind.OVERRIDE)
+    sees_override = models.When(is_override, then=models.Value(may_see_names(request)))
+    sees_client = models.Value(request.user.has_perm(WHO))
+    return changes.annotate(may_see_who=models.Case(sees_override, default=sees_client))
+
+
+def change_name(change: RateLimitChange) -> str:
+    """Return the name of the row of an annotated change; the number of an override may replace it.
+
+    Args:
+        change: A change that `seen_by` has annotated.
+    """
+    may_see_who = change.may_see_who  # type: ignore[attr-defined]
+    if change.kind == RateLimitChange.Kind.OVERRIDE and not may_see_who:
+        return numbered_override(change.object_id)
+    return change.name
 
 
 def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
@@ -42,7 +68,7 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
 
     Args:
         change: Any entry of the history. For a created or deleted row, all values are listed.
-        may_see_who: Whether names of clients may be shown.
+        may_see_who: Whether names of clients and reasons may be shown.
     """
     before = _mapping(change.before)
     after = _mapping(change.after)
@@ -57,7 +83,10 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
         "tiers": _("tiers"),
         **{name: added.label for name, added in rule_fields().items()},
     }
-    names = {COLUMNS.get(name, name): name for name in {*before, *after} - DIGESTS}
+    hidden = DIGESTS
+    if change.kind == RateLimitChange.Kind.OVERRIDE and not may_see_who:
+        hidden = DIGESTS | NAMING
+    names = {COLUMNS.get(name, name): name for name in {*before, *after} - hidden}
     lines = []
     for own in (*labels, *sorted(names.keys() - labels.keys())):
         name = names.get(own, "")
@@ -85,7 +114,7 @@ def _mapping(declared: object) -> Declared:
 def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[str]:
     """Describe an operator's action on a client."""
     slot = after.get("slot")
-    reason = list(filter(None, [after.get("why")]))
+    reason = list(filter(None, [may_see_who and after.get("why")]))
     if action == RateLimitChange.Action.ENDED and not slot:
         return [gettext("Counts are reset."), *reason]
     digests = after.get("digests") or ["—"]
@@ -171,7 +200,7 @@ class ChangeAdmin(ReadOnlyAdmin):
     def what(self, change: RateLimitChange) -> SafeString:
         """Return the changed row, its kind and the action."""
         action = f"{change.get_kind_display()}, {change.get_action_display()}"
-        return format_html('{}<div class="quiet">{}</div>', change.name, action)
+        return format_html('{}<div class="quiet">{}</div>', change_name(change), action)
 
     @admin.display(description=_("what changed"))
     def changes(self, change: RateLimitChange) -> str:
@@ -184,8 +213,24 @@ class ChangeAdmin(ReadOnlyAdmin):
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Return the changes, each annotated with whether the user may see names."""
-        may_see_who = models.Value(request.user.has_perm(WHO))
-        return super().get_queryset(request).annotate(may_see_who=may_see_who)
+        return seen_by(request, super().get_queryset(request))
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> models.Model | None:
+        """Return a change, without a name that its title would show to the user."""
+        change = super().get_object(request, object_id, from_field)
+        if isinstance(change, RateLimitChange):
+            change.name = change_name(change)
+        return change
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: models.QuerySet[models.Model], search_term: str
+    ) -> tuple[models.QuerySet[models.Model], bool]:
+        """Search the names that the user may see."""
+        if search_term and not may_see_names(request):
+            queryset = queryset.exclude(kind=RateLimitChange.Kind.OVERRIDE)
+        return super().get_search_results(request, queryset, search_term)
 
     def render_change_form(
         self, request: HttpRequest, context: Context, *args: Any, **kwargs: Any

@@ -13,21 +13,20 @@ from django.core.checks.registry import registry
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, transaction
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import HomeSection, extensions
 from ..models import RateLimitChange, RateLimitRevision
+from ..operations.admin_urls import admin_url
+from ..operations.formatting import moment_element
 from ..operations.health import Health, health
 from ..publishing import triggers
 from ..publishing.publish import primary
 from ..rules import provider
-from .history import changed_words
-from .identities import WHO
+from .history import change_name, changed_words, seen_by
 from .pages import Context, may, may_see_rules
-from .times import moment_element
 
 MAX_CHANGES = 5
 MAX_PROBLEMS = 20
@@ -52,7 +51,7 @@ def home_context(request: HttpRequest) -> Context:
         state = health()
     except ImproperlyConfigured as error:  # The system checks explain it.
         state = Health(False, 0.0, str(error), 0, False)
-    problems = list(dict.fromkeys(_problems(state)))
+    problems = list(dict.fromkeys(_problems(request, state)))
     sections = []
     if state.ok:
         try:
@@ -73,14 +72,14 @@ def _unavailable(error: object) -> Problem:
     return Problem(_("Redis is unavailable: %s") % error, hint % {"policy": conf.ON_STORE_ERROR})
 
 
-def _problems(state: Health) -> Iterator[Problem]:
+def _problems(request: HttpRequest, state: Health) -> Iterator[Problem]:
     """Yield what keeps limits from working, the most urgent first."""
     if not state.ok:
         yield _unavailable(state.error)
     elif state.is_paused:
         yield Problem(_("Redis is paused after failures"))
-    yield from _unpublished(is_available=state.ok)
-    rules = reverse("admin:django_ratelimit_lua_ratelimitrule_changelist")
+    yield from _unpublished(request, is_available=state.ok)
+    rules = admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist")
     for words in state.problems:
         yield Problem(words, url=rules, label=_("View rules"))
     for check in registry.get_checks():
@@ -90,10 +89,10 @@ def _problems(state: Health) -> Iterator[Problem]:
                     yield Problem(f"{message.msg} ({message.id})", message.hint or "")
 
 
-def _unpublished(*, is_available: bool) -> Iterator[Problem]:
+def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Problem]:
     """Yield the problem that saved rules are not in force, if there is one."""
     hint = _("It is tried again in the background. “manage.py ratelimit rules publish” shows why.")
-    url = reverse("admin:django_ratelimit_lua_ratelimitchange_changelist")
+    url = admin_url(request, "django_ratelimit_lua_ratelimitchange_changelist")
     if triggers.unpublished:
         words = _("Saved, but not published yet: %s") % triggers.unpublished
         yield Problem(words, hint, url, _("View changes"))
@@ -119,12 +118,13 @@ def _sections(request: HttpRequest) -> Iterator[HomeSection]:
 def _changes(request: HttpRequest) -> list[Context]:
     if not may(request, "view_ratelimitchange"):
         return []
-    may_see_who = request.user.has_perm(WHO)
+    changes = RateLimitChange.objects.order_by("-at", "-pk")
     return [
         {
             "change": change,
             "at": moment_element(change.at),
-            "words": changed_words(change, may_see_who=may_see_who),
+            "name": change_name(change),
+            "words": changed_words(change, may_see_who=change.may_see_who),  # type: ignore[attr-defined]
         }
-        for change in RateLimitChange.objects.order_by("-at", "-pk")[:MAX_CHANGES]
+        for change in seen_by(request, changes)[:MAX_CHANGES]
     ]

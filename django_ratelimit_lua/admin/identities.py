@@ -10,11 +10,12 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch
 from django.utils.translation import gettext as _
 
 from ..identity.names import NOTHING, Name, Part
 from ..models import RateLimitOverride
+from ..operations.admin_urls import admin_url
 from ..operations.formatting import readable
 from ..rules.describe import key_label
 from .pages import may
@@ -68,8 +69,13 @@ def override_words(request: HttpRequest, override: RateLimitOverride) -> str:
     """Return the client of an override in words, or its number if the user may not see names."""
     if may_see_names(request):
         return str(override)
+    return numbered_override(override.pk)
+
+
+def numbered_override(number: int | None) -> str:
+    """Return the name of an override for users that may not see its client."""
     name = _("Override")
-    return f"{name} {override.pk}"
+    return f"{name} {number}"
 
 
 def client_words(name: str, digest: str) -> str:
@@ -119,5 +125,5 @@ def _user_url(request: HttpRequest, user: User) -> str:
     if not request.user.has_perm(f"{meta.app_label}.view_{meta.model_name}"):
         return ""
     with suppress(NoReverseMatch):
-        return reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[user.pk])
+        return admin_url(request, f"{meta.app_label}_{meta.model_name}_change", user.pk)
     return ""

@@ -22,9 +22,10 @@ from ..identity.names import Name, original
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
+from ..operations.admin_urls import admin_url
 from ..operations.confirmations import override_confirmations
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
-from ..operations.formatting import moment_words
+from ..operations.formatting import moment_of, moment_words
 from ..operations.reference import OpenedReference
 from ..operations.subjects import Subject, add, end
 from ..rules.describe import key_label
@@ -35,7 +36,6 @@ from .forms import DURATIONS, own_address, own_digests, own_proxy
 from .identities import may_see_names, may_see_overrides, override_words
 from .pages import Context, Page, may, may_see_rules, page_response
 from .request_form import ReferenceForm, RequestForm
-from .times import moment_of
 
 HOUR = "3600"
 FOR_GOOD = ""
@@ -121,7 +121,7 @@ class InspectorPage(Page):
     may_see = staticmethod(may_inspect)
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        return redirect("admin:django_ratelimit_lua_inspect")
+        return redirect(admin_url(request, "django_ratelimit_lua_inspect"))
 
 
 class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]

@@ -11,7 +11,6 @@ from django.contrib.admin.options import InlineModelAdmin
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
@@ -20,6 +19,7 @@ from ..limits.algorithms import OF_SLOTS
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
+from ..operations.admin_urls import admin_url
 from ..operations.call_sites import LimitInCode, call_sites_of, limits_in_code, taken_over
 from ..rules.rule import RuleError
 from .pages import page_response
@@ -144,7 +144,6 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         columns = list_columns()
         for column in columns:
             column.read(request, {limit.name: None for limit in limits})
-        add = "admin:django_ratelimit_lua_ratelimitrule_add"
         context = {
             "title": _("All limits"),
             "limits": [
@@ -153,7 +152,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
             ],
             "columns": [column.column for column in columns],
             "may_add": self.has_add_permission(request),
-            "add_url": reverse(add, current_app=self.admin_site.name),
+            "add_url": admin_url(request, "django_ratelimit_lua_ratelimitrule_add"),
         }
         return page_response(self, request, "ratelimitrule/limits.html", context)
 

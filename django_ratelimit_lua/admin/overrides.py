@@ -19,12 +19,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..models import RateLimitOverride
+from ..operations.formatting import moment_element
 from ..operations.subjects import add
 from ..rules.describe import rate_words
 from .base import ActingAdmin, View
 from .forms import OverrideForm
 from .inspector import Inspector
-from .times import moment_element
 
 REPEATED = "_ratelimit_repeated"
 """Set on an override that was not added, because an equal one exists."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
+from django.db.models.base import ModelBase
 from django.db.models.options import Options
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -132,6 +133,13 @@ def read_or_warn(request: HttpRequest, read: Callable[[], list[T]]) -> list[T] |
         return None
 
 
+class PageModel(ModelBase):
+    """The type of a page that is registered as a model. No app gets a model or a table."""
+
+    def __new__(cls, *arguments: Any) -> Any:
+        return type.__new__(cls, *arguments)
+
+
 def register_page(
     name: str,
     title: object,
@@ -144,4 +152,4 @@ def register_page(
     options.model_name = name.lower()
     options.verbose_name = title
     options.verbose_name_plural = title
-    admin.site.register([type(name, (), {"_meta": options})], page)
+    admin.site.register(PageModel(name, (), {"_meta": options}), page)

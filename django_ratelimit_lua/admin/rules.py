@@ -23,6 +23,7 @@ from ..exceptions import StoreError
 from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
 from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitRule, RateLimitTier
+from ..operations.admin_urls import admin_url
 from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
 from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
@@ -347,7 +348,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         if request.method != "POST":
             raise PermissionDenied
         self.switch(request, [rule], mode)
-        return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
+        return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist"))
 
     def _may_see_form(self, request: HttpRequest) -> bool:
         return self.has_view_or_change_permission(request) or self.has_add_permission(request)
@@ -415,12 +416,12 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             rule = restore(change)
         except RuleError as error:
             messages.error(request, str(error))
-            return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
+            return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist"))
         message = _("Restored revision %(revision)d.") % {"revision": change.revision}
         self.log_change(request, rule, message)
         text = _("“%(rule)s” is restored: %(reading)s.")
         messages.success(request, text % {"rule": rule, "reading": rule.reading()})
-        return redirect("admin:django_ratelimit_lua_ratelimitrule_change", rule.pk)
+        return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_change", rule.pk))
 
 
 def _notices(row: RateLimitRule) -> list[str]:

@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..extension import documents
 from ..models import RateLimitRevision, RateLimitRule
 from ..operations import rules_yaml
+from ..operations.admin_urls import admin_url
 from ..operations.confirmations import changed_confirmations, changed_notices
 from ..publishing.publish import primary
 from ..rules.rule import RuleError
@@ -104,7 +105,9 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             try:
                 with transaction.atomic(primary()):
                     if form.is_valid() and self._plan(request, form.cleaned_data, context):
-                        return redirect("admin:django_ratelimit_lua_ratelimitrule_changelist")
+                        return redirect(
+                            admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist")
+                        )
             except RuleError as error:
                 context["problems"] = [str(problem) for problem in error.each]
         return page_response(self, request, "ratelimitrule/file.html", context)

@@ -13,11 +13,11 @@ from ..conf import conf
 from ..engine.slots import Holder
 from ..limits.rate import SECOND
 from ..models import RateLimitRule
+from ..operations.formatting import moment_of
 from ..operations.slots import brief, is_named, names, release_slot, slots_held
 from .client_links import client_links
 from .identities import WHO, identity_words, visible_name
 from .pages import ActionPage, Context, may_see_rules, page_response, read_or_warn
-from .times import moment_of
 
 
 class SlotPage(ActionPage):

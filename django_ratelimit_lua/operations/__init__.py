@@ -26,6 +26,7 @@ __all__ = [
     "OpenedReference",
     "RuleError",
     "active_bans",
+    "admin_urls",
     "ahealth",
     "call_sites",
     "client_address",

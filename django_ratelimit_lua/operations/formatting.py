@@ -10,6 +10,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext, ngettext
 
+from ..limits.rate import SECOND
+
 
 def number_words(number: float) -> str:
     """Return a number in groups of digits.
@@ -107,6 +109,11 @@ def limit_words(limit: str) -> SafeString:
     return format_html(
         '{}<div class="quiet">{}</div>', breakable(name), breakable(rest.removeprefix("*:"))
     )
+
+
+def moment_of(microseconds: float) -> datetime.datetime:
+    """Return the datetime of a number of microseconds since 1970."""
+    return datetime.datetime.fromtimestamp(microseconds / SECOND, datetime.UTC)
 
 
 def moment_words(moment: datetime.datetime) -> str:

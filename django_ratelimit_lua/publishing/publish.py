@@ -156,6 +156,18 @@ def is_in_transaction(using: str) -> bool:
         return True
 
 
+def is_in_memory(using: str) -> bool:
+    """Return whether the database is SQLite's in memory, of which each thread has its own."""
+    database = connections[using]
+    return database.vendor == "sqlite" and database.settings_dict["NAME"] == ":memory:"
+
+
+def is_private(using: str) -> bool:
+    """Return whether no other thread sees the rows of this thread, committed or not."""
+    is_test_case = connections[using].in_atomic_block and not is_in_transaction(using)
+    return is_test_case or is_in_memory(using)
+
+
 def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     """Publish the committed rows of the database, unless they are published already.
 

@@ -27,7 +27,8 @@ from .publish import (
     OwnerError,
     first_records,
     healing,
-    is_in_transaction,
+    is_in_memory,
+    is_private,
     primary,
     publish,
     snapshot_of,
@@ -46,13 +47,13 @@ def restore_rules(patience: float, rebuild: bool = False) -> bool:
 
     Return whether the published rules are those of the database. If the database cannot be read, a
     background task keeps trying. The rules are published in another thread, because its connection
-    sees only committed rows, and a request waits for that for at most `patience` seconds. In the
-    transaction of a test case, whose changes no other thread can see, the calling thread publishes.
+    sees only committed rows, and a request waits for that for at most `patience` seconds. If no
+    other thread can see the rows, as in the transaction of a test case, the calling thread
+    publishes.
     """
     failure = "The rules in the database cannot be read or published: %s"
     heal = partial(_publish, failure, rebuild=rebuild)
-    database = connections[primary()]
-    if database.in_atomic_block and not is_in_transaction(database.alias):
+    if is_private(primary()):
         return heal()
     if publishing.is_running or healing.is_busy:
         return False  # Another request does it. Requests in between use the known rules.
@@ -78,7 +79,7 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
         unpublished = str(error)
         if _failed(failure, error):
             _pause = RETRY_SECONDS
-            publishing.start()
+            _start()
     else:
         _mended()
         return True
@@ -112,7 +113,7 @@ def read_database(patience: float, begin: provider.Begin) -> Snapshot | None:
         for snapshot in snapshots:
             begin(snapshot)
 
-    if connections[using].in_atomic_block and not is_in_transaction(using):
+    if is_private(using):
         read()
     elif not reading.is_busy and reading.give(read_in_a_thread) is not None:
         done.wait(max(0.0, patience))
@@ -127,6 +128,11 @@ def look() -> None:
     newer ones. Only one of all processes publishes.
     """
     if not problems.database:  # There is nothing to see before it is migrated.
+        _start()
+
+
+def _start() -> None:
+    if not is_in_memory(primary()):
         publishing.start()
 
 
@@ -161,12 +167,20 @@ def _turn_key() -> bytes:
     return rules_key() + b":" + (provider.database or "").encode() + b":looked"
 
 
-def after_migration(using: str) -> None:
-    """Publish the changes that migrations have made to the rules.
+def before_migration() -> None:
+    """Report no problem of the database until the migration ends: tables may be missing."""
+    global _is_migrating
+    _is_migrating = True
+
+
+def after_migration(using: str, *, has_changed: bool) -> None:
+    """Publish the rules after a migration that `has_changed` anything.
 
     If they removed the tables, delete the published rules.
     """
-    if using != primary():
+    global _is_migrating
+    _is_migrating = False
+    if using != primary() or not has_changed:
         return
     try:
         tables = connections[using].introspection.table_names()
@@ -187,6 +201,7 @@ def after_migration(using: str) -> None:
 
 
 _warned = False
+_is_migrating = False
 unpublished = ""
 """Why the last change that this process has made is not live yet; empty: it is."""
 
@@ -194,7 +209,7 @@ unpublished = ""
 def _warn(message: str, error: Exception) -> None:
     """Log a warning once, until the problem is resolved."""
     global _warned
-    if not _warned:
+    if not (_warned or _is_migrating):
         _warned = True
         logger.warning(message, error)
 
@@ -229,7 +244,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
 def _failed(message: str, error: Exception) -> bool:
     """Report a failure. Return whether to try again: not before the app is migrated."""
     problem = migration_problem()
-    if not problem:
+    if _is_migrating or not problem:
         _warn(message, error)
         return True
     if not problems.database:

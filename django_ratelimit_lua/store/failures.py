@@ -51,9 +51,9 @@ def as_store_error(error: Exception) -> StoreError:
     """Convert an error of redis-py or of the operating system to a `StoreError`.
 
     Without a password, a server rejects a long command before it parses the command, by an error
-    of its own.
+    of its own. The text has no full stop at the end, because it becomes a part of other sentences.
     """
-    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    text = f"{type(error).__name__}: {error}".rstrip(":. ")
     if "unauthenticated" in text:
         text = f"AuthenticationError: Authentication required ({error})"
     failure = StoreError(text)

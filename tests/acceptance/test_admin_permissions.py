@@ -13,7 +13,7 @@ from django.urls import path
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import active_bans
 from tests.acceptance.test_admin_clients import banning, words
 from tests.users import serve_admin, staff
@@ -102,6 +102,40 @@ def test_pages_hide_names_and_reasons_from_users_without_permission(treated: Tre
     assert "user lovelace (the office of lovelace)" in shown
     blocker = staff("block_identity", name="blocker")
     assert "the office of" not in words(blocker.get(BANS))
+
+
+def test_the_history_hides_names_and_reasons_from_users_without_permission(
+    treated: Treated,
+) -> None:
+    """An override is identified by its number on all pages of the history, and a search does not
+    find its name. Users that may see overrides see the names there as well.
+    """
+    override = RateLimitOverride.objects.get(user__username="lovelace", effect="block")
+    override.reason = "lovelace has paid"
+    override.save()
+    (active,) = [ban for ban in active_bans() if ban.identity == treated.user]
+    blocker = staff("block_identity", "view_identities", name="blocker")
+    blocker.post(f"{CLIENT}?digest={treated.user}", {"action": f"lift:{active.key.decode()}"})
+    changes = RateLimitChange.objects.exclude(kind="rule")
+    history = f"{APP}ratelimitchange/"
+    urls = [
+        APP,
+        history,
+        *(f"{history}{change.pk}/change/" for change in changes),
+        *(f"{history}{change.pk}/history/" for change in changes),
+    ]
+    reader = staff("view_ratelimitrule", "view_ratelimitchange")
+    for url in urls:
+        page = reader.get(url)
+        assert page.status_code == 200
+        for name in ("lovelace", "203.0.113"):
+            assert name not in page.content.decode(), url
+    assert f"Override {override.pk}" in words(reader.get(history))
+    assert "0 changes" in words(reader.get(f"{history}?q=lovelace"))
+    for permission in ("view_identities", "view_ratelimitoverride"):
+        allowed = staff("view_ratelimitchange", permission, name=permission)
+        assert "lovelace has paid" in words(allowed.get(history))
+        assert "0 changes" not in words(allowed.get(f"{history}?q=lovelace"))
 
 
 def test_forged_requests_lift_and_block_nothing(treated: Treated, operator: Client) -> None:

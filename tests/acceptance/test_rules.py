@@ -219,18 +219,6 @@ def test_fixtures_are_published_as_changes(tmp_path: Any, direct: redis.Redis, p
     assert Client().get("/search").content == b"search=40"
 
 
-def test_the_migrations_match_the_models() -> None:
-    """`makemigrations` of a project finds no change in our app."""
-    call_command(
-        "makemigrations",
-        "django_ratelimit_lua",
-        check=True,
-        dry_run=True,
-        verbosity=0,
-        skip_checks=True,
-    )
-
-
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_rolled_back_change_has_no_effect(direct: redis.Redis, prefix: str) -> None:
     """The database, Redis and the decisions are unchanged."""

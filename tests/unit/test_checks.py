@@ -20,6 +20,7 @@ from django.core.cache import caches
 from django.core.checks import run_checks
 from django.core.checks.registry import registry
 from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
@@ -27,7 +28,7 @@ from django.views import View
 from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import UNSAFE, RateLimiter, ratelimit
-from django_ratelimit_lua.checks import check_settings
+from django_ratelimit_lua.checks import Problem, check_settings
 from django_ratelimit_lua.conf import SETTINGS, conf
 from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.rate import Rate
@@ -39,10 +40,12 @@ REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.
 
 
 def found() -> list[tuple[str, str]]:
-    return [
-        (message.id.removeprefix("django_ratelimit_lua."), message.msg)
-        for message in run_checks(tags=["caches"])
-    ]
+    """Return the ids and texts of all messages, which end with one full stop."""
+    messages = run_checks(tags=["caches"])
+    for text in [text for message in messages for text in (message.msg, message.hint)]:
+        assert re.search(r"[^.][.?]$", text), text
+        assert ".." not in text
+    return [(message.id.removeprefix("django_ratelimit_lua."), message.msg) for message in messages]
 
 
 pytestmark = pytest.mark.usefixtures("no_others")
@@ -116,8 +119,40 @@ def test_a_deployment_check_reports_that_redis_cannot_be_reached(settings: Any) 
     assert reported() == []
     settings.CACHES = {"default": REDIS}
     (text,) = reported()
-    assert text.startswith("Redis is unavailable: ")
+    assert re.fullmatch(r"Redis is unavailable: .+[^.]\.", text)
     assert found() == []
+
+
+class Router:
+    """Sends the models of some apps to a database of their own."""
+
+    def __init__(self, *labels: str) -> None:
+        self.labels = labels
+
+    def db_for_write(self, model: type[Model], **hints: object) -> str | None:
+        return "limits" if model._meta.app_label in self.labels else None
+
+
+def test_rules_and_users_in_different_databases_are_an_error(settings: Any) -> None:
+    """Overrides refer to users. In one database, whatever its alias is, both work."""
+    settings.DATABASE_ROUTERS = [Router("django_ratelimit_lua")]
+    (message,) = run_checks(tags=["caches"])
+    assert message.id == "django_ratelimit_lua.E039"
+    assert message.msg == (
+        "Tables that belong together are in different databases: auth.User in 'default'; "
+        "django_ratelimit_lua in 'limits'."
+    )
+    assert "DATABASE_ROUTERS" in str(message.hint)
+    settings.DATABASE_ROUTERS = [Router("auth")]
+    assert [identifier for identifier, _text in found()] == ["E039"]
+    settings.DATABASE_ROUTERS = [Router("django_ratelimit_lua", "auth")]
+    assert found() == []
+
+
+@pytest.mark.parametrize("text", ["An error", "An error.", "An error.."])
+def test_a_message_has_one_full_stop(text: str) -> None:
+    """Texts of other packages, which a message quotes, may or may not end with one."""
+    assert Problem("W001", "Correct {it}.").message(text, it="it").msg == "An error."
 
 
 @ratelimit(key="ip")

@@ -11,7 +11,6 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
@@ -21,6 +20,7 @@ from ...admin.base import ActingAdmin, View
 from ...admin.pages import page_response
 from ...limits.rate import time_us
 from ...models.rate_fields import problem_text
+from ...operations.admin_urls import admin_url
 from ...operations.formatting import number_words
 from .document import notices
 from .models import RateLimitBreaker
@@ -177,7 +177,7 @@ class BreakerAdmin(ActingAdmin):
                 raise PermissionDenied
             if form.is_valid():
                 self._force(request, state, form)
-                here = reverse("admin:ratelimit_breakers_breaker", current_app=self.admin_site.name)
+                here = admin_url(request, "ratelimit_breakers_breaker")
                 return HttpResponseRedirect(f"{here}?{urlencode({'name': state.name})}")
         context = {
             "title": state.name,

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlencode
 
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 
@@ -61,9 +60,11 @@ class BreakersExtension(Extension):
 
     def home(self, request: HttpRequest) -> Iterator[HomeSection]:
         """Yield a section with the breakers that are not closed, if the user may see breakers."""
+        from ...operations.admin_urls import admin_url
+
         if not any(map(request.user.has_perm, SEE)):
             return
-        page = reverse("admin:ratelimit_breakers_breaker")
+        page = admin_url(request, "ratelimit_breakers_breaker")
         rows = [
             (f"{page}?{urlencode({'name': one.name})}", one.name, one.forced_words or one.words)
             for one in breakers()

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy
 
 from ...admin.base import ActingAdmin, View
 from ...admin.pages import page_response
-from ...admin.times import moment_element
+from ...operations.formatting import moment_element
 from .models import RateLimitClient
 
 ALONE = "http://127.0.0.1:8001/ratelimit/decide"

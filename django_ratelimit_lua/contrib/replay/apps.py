@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from django.apps import AppConfig
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -25,11 +24,13 @@ class ReplayExtension(Extension):
 
     def links(self, request: HttpRequest, rule: RateLimitRule) -> Iterable[tuple[str, str]]:
         """Add the replay page to the form of a rule, for users who may change the rule."""
+        from ...operations.admin_urls import admin_url
+
         if rule.exempt:
             return ()
         if not request.user.has_perm("django_ratelimit_lua.change_ratelimitrule"):
             return ()
-        return [(gettext("Replay a log"), reverse("admin:ratelimit_replay_replay", args=[rule.pk]))]
+        return [(gettext("Replay a log"), admin_url(request, "ratelimit_replay_replay", rule.pk))]
 
 
 class ReplayConfig(AppConfig):

@@ -14,7 +14,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect
 from django.template.loader import render_to_string
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils import formats
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -29,6 +29,7 @@ from ...exceptions import StoreError
 from ...extension import HomeSection
 from ...identity.names import name_words
 from ...limits.rate import Rate
+from ...operations.admin_urls import admin_url
 from ...operations.call_sites import call_sites_of
 from ...operations.curve import Curve
 from ...operations.formatting import (
@@ -255,9 +256,9 @@ class StatisticsPages(Page):
         may = request.user.has_perm
         query = {}
         if page.rule is not None and may(f"{APP}.change_ratelimitrule"):
-            url = reverse(f"admin:{APP}_ratelimitrule_change", args=[page.rule])
+            url = admin_url(request, f"{APP}_ratelimitrule_change", page.rule)
         elif page.kind in FORM_WORDS and may(f"{APP}.add_ratelimitrule"):
-            url = reverse(f"admin:{APP}_ratelimitrule_add")
+            url = admin_url(request, f"{APP}_ratelimitrule_add")
             query[FORM_WORDS[page.kind]] = readable(page.name)
             periods = [
                 [rate.period_us for rate in site.rates if isinstance(rate, Rate)]

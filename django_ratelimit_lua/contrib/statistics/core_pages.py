@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import urlencode
 
 from django.http import HttpRequest
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ...exceptions import StoreError
 from ...models import RateLimitRule
+from ...operations.admin_urls import admin_url
 from ...operations.explain import ExplainedLimit
 from ...operations.formatting import (
     between_words,
@@ -37,8 +37,8 @@ def limit_url(request: HttpRequest, name: str) -> str:
     """Return the URL of the page of a name; empty if the operator may not see it."""
     if not request.user.has_perm(VIEW):
         return ""
-    query = urlencode({"name": name}, errors="replace")
-    return f"{reverse('admin:ratelimit_statistics_statistics_one')}?{query}"
+    page = admin_url(request, "ratelimit_statistics_statistics_one")
+    return f"{page}?{urlencode({'name': name}, errors='replace')}"
 
 
 def last_day_cells(

@@ -1,0 +1,24 @@
+"""The URLs of admin pages, on the admin site that serves a request."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest
+from django.urls import reverse
+
+
+def admin_url(request: HttpRequest, name: str, *arguments: object) -> str:
+    """Return the URL of a page of the admin site that serves a request.
+
+    A project may have several admin sites. `{% url %}` in templates does the same.
+
+    Args:
+        request: The request for a page of the admin.
+        name: The name of the URL without its namespace, such as `ratelimit_replay_replay`.
+        arguments: Its arguments.
+
+    Raises:
+        NoReverseMatch: The site has no such page.
+    """
+    match = request.resolver_match
+    site = match.namespace if match else None
+    return reverse(f"admin:{name}", args=arguments, current_app=site)
