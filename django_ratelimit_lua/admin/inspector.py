@@ -35,7 +35,6 @@ from .forms import DURATIONS, own_address, own_digests, own_proxy
 from .identities import may_see_names, may_see_overrides, override_words
 from .pages import Context, Page, may, may_see_rules, page_response
 from .request_form import ReferenceForm, RequestForm
-from .times import moment_of
 
 HOUR = "3600"
 FOR_GOOD = ""
@@ -382,14 +381,13 @@ def _banned(name: str, ban: Ban, until: datetime.datetime) -> str:
     placeholders = {
         "name": name,
         "until": moment_words(until),
-        "since": moment_words(moment_of(ban.first or ban.since)),
         "offences": ban.offences,
     }
-    if ban.by_hand:
-        return _("Banned by %(name)s by hand, since %(since)s until %(until)s.") % placeholders
+    if not ban.offences:
+        return _("Banned by %(name)s by hand until %(until)s.") % placeholders
     text = ngettext(
-        "Banned by %(name)s until %(until)s; %(offences)d offence since %(since)s.",
-        "Banned by %(name)s until %(until)s; %(offences)d offences since %(since)s.",
+        "Banned by %(name)s until %(until)s after %(offences)d refusal.",
+        "Banned by %(name)s until %(until)s after %(offences)d refusals.",
         ban.offences,
     )
     return text % placeholders

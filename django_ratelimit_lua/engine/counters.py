@@ -430,7 +430,7 @@ class Counters:
     def remember(self, call: Call, states: Sequence[LimitState]) -> None:
         """Store the used units that Redis has returned, for limits whose policy is "local"."""
         now = time.monotonic()
-        for place, (limit, digest, _, _, _) in enumerate(call.charges):
+        for place, (limit, digest, _) in enumerate(call.charges):
             # `policy_of`, inlined: it is on the way of a hit.
             if (limit.on_store_error or conf.ON_STORE_ERROR) != "local":
                 continue

@@ -32,12 +32,11 @@ from ..rules.provider import current, load
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..store import FOREVER, Patience, get_store
-from .bans import known_bans, report_bans
+from .bans import ban_list, report_bans
 from .counters import counters
 from .decision_log import log_decision
 from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
-from .evidence import drop_evidence
 from .fallback import fallback_limiter
 from .leases import decide_here, leases, may_have_more
 from .listener import listener
@@ -66,8 +65,7 @@ class PlannedCharge(NamedTuple):
     - `owner`: the decorator, middleware, throttle or limiter that receives the decision;
     - `blocked`: the state that an override sets instead of the limit. If set, nothing is counted;
     - `subject`: the digest of the override's subject;
-    - `identity`: the charged identity, for statistics;
-    - `banned`: the identity to ban, if it differs from `identity`.
+    - `identity`: the charged identity, for statistics.
     """
 
     charge: Charge
@@ -77,7 +75,6 @@ class PlannedCharge(NamedTuple):
     blocked: LimitState | None = None
     subject: bytes = b""
     identity: Identity = None
-    banned: Identity = None
 
 
 class Plan(NamedTuple):
@@ -269,10 +266,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     for wait in planner.finish(outcome):  # noqa: UP028 - it takes no results
                         yield wait
                     for state in outcome.decision.limits:
-                        if state.ban is not None:
-                            yield from report_bans(
-                                call, plan.charges, outcome.decision, planner.request
-                            )
+                        if state.ban is not None and state.ban.is_new:
+                            yield from report_bans(plan.charges, outcome.decision, planner.request)
                             break
                     return outcome
     except BaseException as error:
@@ -326,10 +321,9 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     asked_at = time.monotonic()
     generation = deny_cache.generation
     patience = patience or Patience(conf.TIMEOUT)
-    is_hot = bans = False
-    for limit, _, _, _, _ in call.charges:
+    is_hot = False
+    for limit, _, _ in call.charges:
         is_hot = is_hot or limit.is_hot
-        bans = bans or limit.ban is not None
     try:
         if is_hot or not call.charges or not get_store().compares_rules:
             is_apart = _is_compared_apart(call)
@@ -342,9 +336,6 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         if is_hot or fallback_limiter.is_recovering:
             steps = decide_here(call, patience) if is_hot else _asking(call)
             decision = yield from fallback_limiter.decide_by_both(call, steps)
-            # This process's share was used up, and Redis not asked.
-            if bans and decision.source == "fallback":
-                decision = known_bans.hold(call, decision)
         else:
             decision = yield call
     except StoreError:
@@ -357,22 +348,14 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         deny_cache.note(call, decision, asked_at, generation)
     if decision.source == "redis":
         counters.remember(call, decision.limits)
-        if bans and call.banning:
-            known_bans.note(call, decision)
     return decision
 
 
 def _without_redis(call: Call) -> Decision:
     if not call.charges:
         return Decision(True, source="fallback")
-    is_hit = call.operation == "hit"
-    if is_hit and known_bans.refuses(call):
-        decision = fallback_limiter.decide(call._replace(operation="peek"))
-    else:
-        decision = fallback_limiter.decide(call)
-    if call.operation in ("hit", "peek"):
-        decision = known_bans.hold(call, decision)
-    if call.slot and is_hit:
+    decision = fallback_limiter.decide(call)
+    if call.slot and call.operation == "hit":
         # It is unknown whether Redis has counted them. This process has not.
         states = zip(call.charges, decision.limits, strict=True)
         _release_later(
@@ -489,19 +472,6 @@ def rules_in_use() -> Waiting[Ruleset | None]:
     return ruleset
 
 
-def offending(
-    charges: Sequence[PlannedCharge], units: int = 1, request: object = None
-) -> Waiting[Decision]:
-    """Count offences of the identities of these charges.
-
-    The decision shows whether the offences have triggered a ban.
-    """
-    call = build_call([planned.charge._replace(cost=units) for planned in charges], "offend")
-    decision = yield from answered(call)
-    yield from report_bans(call, charges, decision, request)
-    return decision
-
-
 def banning(
     charges: Sequence[PlannedCharge], length: str | timedelta | None, why: str
 ) -> Waiting[Decision]:
@@ -510,10 +480,9 @@ def banning(
     Raises `StoreError`, and `LimitError` for an invalid duration.
     """
     units = 0 if length is None else time_us(duration(length))
-    call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban", why=why)
+    call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")
     decision: Decision = yield call
-    known_bans.note(call, decision)
-    yield from report_bans(call, charges, decision)
+    yield from report_bans(charges, decision, why=why)
     return decision
 
 
@@ -523,13 +492,16 @@ def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Wait
     try:
         decision: Decision = yield call
         yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
-        drop = partial(drop_evidence, call.ban_keys())
-        yield Wait(drop, sync_to_async(drop))
+        yield _removing(call)
         return decision
     finally:
-        digests = {charge.ban_digest for charge in call.charges}
-        known_bans.forget(digests)
-        deny_cache.forget(digests)
+        deny_cache.forget({charge.digest for charge in call.charges})
+
+
+def _removing(call: Call) -> Wait:
+    """Remove the bans of a call from the list."""
+    remove = partial(ban_list.remove, call.ban_keys())
+    return Wait(remove, sync_to_async(remove))
 
 
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
@@ -541,16 +513,15 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     moment = FOREVER
     try:
         moment = yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
+        if call.banning:
+            yield _removing(call)
     except StoreError:
         if strict:
             raise
     finally:
-        digests = {
-            digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)
-        }
+        digests = {charge.digest for charge in call.charges}
         leases.drop(dict.fromkeys(digests, moment))
         counters.forget(call)
-        known_bans.forget(digests)
         deny_cache.forget(digests)
 
 

@@ -26,7 +26,6 @@ from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
 from ..store import ANNEX, RESET, RULES, Patience, Subscription, get_store, read_reset
-from .bans import known_bans
 from .deny_cache import deny_cache
 from .leases import leases
 
@@ -235,7 +234,6 @@ class Listener:
                     deny_cache.clear()
         if reset:
             leases.drop(reset)
-            known_bans.forget(reset)
             deny_cache.forget(reset)
         for extension in extensions:
             if extension.name.encode() in of_annexes:

@@ -2,7 +2,6 @@
 
 from django import template
 
-from ..admin.times import moment_of
 from ..identity.names import name_words
 from ..operations.call_sites import rule_words
 from ..operations.formatting import (
@@ -24,7 +23,6 @@ for words in (
     limit_words,
     milliseconds_words,
     moment_element,
-    moment_of,
     name_words,
     number_words,
     rate_words,
