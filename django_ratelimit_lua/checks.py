@@ -20,7 +20,6 @@ from .exceptions import StoreError
 from .extension import FIELDS_OF_ANNEXES, SETTINGS_OF_ANNEXES, install, is_installed, rule_fields
 from .identity import secrets_by_id
 from .identity.keys import registered_keys
-from .limits.limit import Limit
 from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, read_published, values_by_key
@@ -32,7 +31,7 @@ from .rules.places import place_problems
 from .rules.rule import Rule, RuleError
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, Stack, is_behind_login, on_view, url_patterns
-from .store import get_store, why_unusable
+from .store import why_unusable
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -85,13 +84,6 @@ LOST_VALUES = Problem(
     "W014",
     "Add the old secret key to SECRET_KEY_FALLBACKS or to the end of "
     "RATELIMIT_KEY_SECRET, or enter the values again.",
-)
-SHORT_BAN = Problem(
-    "W027",
-    "Make the first entry of ban_for at least as long as ban_window, or remove ban_window.",
-)
-NO_WIDE_BAN = Problem(
-    "E034", "Add a limit with the key to ban by, with ban_after and ban_for, and no ban_key."
 )
 MANY_KINDS = Problem(
     "W016", "Distinguish clients by the values of one field, not by names of fields."
@@ -495,34 +487,6 @@ def check_proxies(**kwargs: object) -> Iterator[CheckMessage]:
             if signs_set:
                 text += f" {signs_set} suggests that there is a proxy."
             yield NO_PROXIES.message(text)
-
-
-@register(Tags.caches)
-def check_bans(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that the servers support all bans, and that no first ban is shorter than its window."""
-    for limit in _banning_limits():
-        with suppress(ImproperlyConfigured):  # `check_cache` reports it.
-            if limit.ban_key and not get_store().compares_rules:
-                text = f"The ban_key of {limit.name!r} has no effect in a Redis Cluster."
-                yield NO_WIDE_BAN.message(text)
-        if limit.ban is not None and limit.ban.lengths_us[0] < limit.ban.window_us:
-            text = (
-                f"The first ban of {limit.name!r} (ban_for: {limit.ban_for}) is shorter "
-                f"than its ban_window ({limit.ban_window})."
-            )
-            yield SHORT_BAN.message(text)
-
-
-def _banning_limits() -> list[Limit]:
-    """Return the limits with bans in the settings and in the code."""
-    limits: list[Limit] = []
-    for rule in _valid_rules():
-        if rule.template is not None:
-            limits += rule.template.limits(rule.name)
-    _all_views()  # Importing the views registers their call sites.
-    for name in known_call_sites.names():
-        limits += [limit for site in known_call_sites.of(name) for limit in site.limits]
-    return [limit for limit in limits if limit.ban is not None]
 
 
 @register(Tags.caches)

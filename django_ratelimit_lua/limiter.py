@@ -26,7 +26,6 @@ from .engine.decide import (
     build_call,
     decide,
     forgetting,
-    offending,
     rules_in_use,
     unbanning,
 )
@@ -100,10 +99,6 @@ class RateLimiter:
         **options: Unpack[Options],
     ) -> None:
         self.name = name
-        if options.get("ban_key"):
-            raise LimitError(
-                f"RateLimiter {name!r}: ban_key is not supported; bans apply to the identity"
-            )
         rates = tuple([Rate.parse(each) for each in as_rates(rate)])
         # Its limits are named like those of a rule that replaces them, which keeps their counts.
         self._template = LimitTemplate(None, rates, options=options)
@@ -292,21 +287,6 @@ class RateLimiter:
         charges = [Charge(limit, subject) for limit in limits.values()]
         yield from forgetting(build_call(charges, "peek"), strict=True)
 
-    def offend(self, identity: Identity, cost: int = 1) -> Decision:
-        """Count `cost` offences without taking units (see `ban_on`).
-
-        If they trigger a ban, the identity is refused from now on, and the decision is a refusal.
-        """
-        return run(self._offending(identity, cost))
-
-    async def aoffend(self, identity: Identity, cost: int = 1) -> Decision:
-        """`offend`, for coroutines."""
-        return await arun(self._offending(identity, cost))
-
-    def _offending(self, identity: Identity, cost: int) -> Waiting[Decision]:
-        charges = yield from self._charged(identity)
-        return (yield from offending(charges, whole_cost(cost)))
-
     def ban(
         self, identity: Identity, for_: str | timedelta | None = None, *, why: str = ""
     ) -> Decision:
@@ -340,17 +320,14 @@ class RateLimiter:
         """`unban`, for coroutines."""
         return await arun(self._banning(identity, functools.partial(unbanning, forget=forget)))
 
-    def _charged(self, identity: Identity) -> Waiting[list[PlannedCharge]]:
-        if identity is None:
-            raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity")
-        ruleset = yield from rules_in_use()
-        return self._charges(ruleset, own(identity), digest(identity))
-
     def _banning(
         self, identity: Identity, change: Callable[[Sequence[PlannedCharge]], Waiting[Decision]]
     ) -> Waiting[Decision]:
         """Ban or unban an identity under the limits that ban."""
-        charges = yield from self._charged(identity)
+        if identity is None:
+            raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity")
+        ruleset = yield from rules_in_use()
+        charges = self._charges(ruleset, own(identity), digest(identity))
         banning_charges = [planned for planned in charges if planned.charge.limit.ban is not None]
         if not banning_charges:
             raise LimitError(

@@ -20,10 +20,9 @@ banned = Signal()
 
 Sent once for each ban, by the process whose call triggered it, with `limit` (its name), `rule` (the
 name of its rule, or None), `identity` (the digest of the banned identity, as text), `ban` (a
-`Ban`), `evidence` (at most the last ten offences, each with its `moment`, `method`, `path` and
-`agent`), `mode` ("enforce" or "advise"), `decision` and `request` (or None). Not sent for limits in
-shadow mode, nor for bans by an operator. An exception in a receiver is logged by Django and changes
-nothing.
+`Ban`), `mode` ("enforce" or "advise"), `decision` and `request` (the last refused request, or
+None). Not sent for limits in shadow mode, nor for bans by an operator. An exception in a
+receiver is logged by Django and changes nothing.
 """
 
 rules_changed = Signal()

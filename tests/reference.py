@@ -31,61 +31,43 @@ MOST_HOLES = 16
 
 @dataclass
 class Bans:
-    """Who offends too often is refused for a time. Offences are moments; `until` 0: nobody was ever
-    banned.
+    """The bans of one client under one limit, and its offences, as moments. Without a ban, `until`
+    is 0.
     """
 
     seen: int = 0
     until: int = 0
-    since: int = 0
-    first: int = 0
-    last: int = 0
     count: int = 0
     times: int = 0
-    by_hand: bool = False
     offences: tuple[int, ...] = ()
-    is_new = is_offence = False
+    is_new = False
 
     def edit(self, limit: Limit) -> None:
         assert limit.ban is not None
         self.terms = limit.ban
 
     def follow(self, now: int) -> None:
-        """Where the clock was set back, go on from there with what is known."""
+        """Move all moments if the clock was set back."""
         back = self.seen - now
         if back > SET_BACK:
-            for name in ("seen", "until", "since", "first", "last"):
-                setattr(self, name, max(0, getattr(self, name) - back))
+            self.seen, self.until = now, max(0, self.until - back)
             self.offences = tuple(moment - back for moment in self.offences)
-        self.until = self.ends(now)
-        self.is_new = self.is_offence = False
+        self.is_new = False
 
     def length(self, times: int) -> int:
-        """Of a ban after so many."""
+        """Return the length of a ban after so many."""
         lengths = self.terms.lengths_us
         return lengths[times] if times < len(lengths) else lengths[-1]
-
-    def ends(self, now: int) -> int:
-        """The end as it is under the limit as it is now: what was earned is no longer than it would
-        be now.
-        """
-        by_now = (
-            self.last + self.length(self.times - 1)
-            if self.times and not self.by_hand
-            else self.until
-        )
-        return min(self.until, by_now) if self.until > self.clock(now) else self.until
 
     def clock(self, now: int) -> int:
         return max(now, self.seen)
 
     def banned(self, now: int) -> int | None:
-        ends = self.ends(now)
-        return ends if ends > self.clock(now) else None
+        return self.until if self.until > self.clock(now) else None
 
     def remembered(self, now: int) -> int:
-        """How often there was a ban, as far as it is not forgotten."""
-        return self.times if self.clock(now) < self.ends(now) + self.terms.lengths_us[-1] else 0
+        """Return the number of bans, as far as it is not forgotten."""
+        return self.times if self.clock(now) < self.until + self.terms.lengths_us[-1] else 0
 
     def counting(self, now: int) -> tuple[int, ...]:
         return tuple(
@@ -93,7 +75,7 @@ class Bans:
         )
 
     def write(self, now: int) -> None:
-        """What is known from now on; if that is nothing, not even the time."""
+        """Store the time as well, unless nothing is left to store."""
         time = self.clock(now)
         kept = [self.until, self.until + self.terms.lengths_us[-1] if self.times else 0]
         kept += [moment + self.terms.window_us for moment in self.offences]
@@ -102,54 +84,39 @@ class Bans:
         else:
             self.seen = time
 
-    def offend(self, now: int, units: int = 1) -> None:
+    def offend(self, now: int) -> None:
         time = self.clock(now)
         if self.banned(now) is not None:
             return
-        self.until, self.times, offences = self.ends(now), self.remembered(now), self.counting(now)
-        self.by_hand, self.last = False, time
-        self.offences = offences + (time,) * min(units, self.terms.after)
-        if len(offences) + units >= self.terms.after:
-            self.since, self.first, self.count = time, self.offences[0], len(offences) + units
-            self.until, self.offences, self.is_new = time + self.length(self.times), (), True
+        self.times = self.remembered(now)
+        self.offences = (*self.counting(now), time)
+        if len(self.offences) >= self.terms.after:
+            self.count, self.until = len(self.offences), time + self.length(self.times)
+            self.offences, self.is_new = (), True
             self.times += 1
         self.write(now)
-        self.is_offence = True
 
     def begin(self, now: int, length: int) -> None:
         self.times = self.remembered(now)
         if not length:
             length, self.times = self.length(self.times), self.times + 1
-        self.since, self.first, self.count, self.by_hand = self.clock(now), 0, 0, True
-        self.until, self.offences, self.is_new = self.since + length, (), True
+        self.until, self.count = self.clock(now) + length, 0
+        self.offences, self.is_new = (), True
         self.write(now)
 
     def lift(self, now: int, forgets: bool) -> None:
         self.times = self.remembered(now)
-        self.until = self.clock(now) if self.banned(now) is not None else self.ends(now)
-        self.by_hand, self.offences = False, ()
+        if self.banned(now) is not None:
+            self.until = self.clock(now)
+        self.offences = ()
         if forgets:
-            self.until = self.last = self.times = 0
+            self.until = self.times = 0
         self.write(now)
 
     def report(self, now: int) -> Ban:
         if (until := self.banned(now)) is not None:
-            return Ban(
-                until,
-                self.since,
-                self.first,
-                self.last,
-                self.count,
-                self.remembered(now),
-                self.by_hand,
-                self.is_new,
-                is_offence=self.is_offence,
-            )
-        offences = self.counting(now)
-        first, last = (offences[0], offences[-1]) if offences else (0, 0)
-        return Ban(
-            0, 0, first, last, len(offences), self.remembered(now), is_offence=self.is_offence
-        )
+            return Ban(until, self.count, self.remembered(now), self.is_new)
+        return Ban(0, len(self.counting(now)), self.remembered(now))
 
 
 class Reference:
@@ -743,13 +710,11 @@ def decide(
         limit.follow(now)
         if has_bans and limit.bans:
             limit.bans.follow(now)
-            if operation == "offend" and cost:
-                limit.bans.offend(now, cost)
-            elif operation == "ban":
+            if operation == "ban":
                 limit.bans.begin(now, cost)
             elif operation == "unban":
                 limit.bans.lift(now, cost == 1)
-    if operation in ("offend", "ban", "unban"):
+    if operation in ("ban", "unban"):
         operation, cost = "peek", 0
     bans = {limit: limit.bans for limit in limits if limit.bans and has_bans and limit.limit.ban}
     enforced = [limit for limit in limits if limit.limit.mode == "enforce"]
@@ -779,9 +744,7 @@ def decide(
     )
     if operation == "hit" and cost:
         for limit, ok in zip(limits, fine, strict=True):
-            if limit in held or (
-                limit in bans and not is_banned and not ok and bans[limit].terms.on == "refused"
-            ):
+            if limit in bans and not is_banned and not ok:
                 bans[limit].offend(now)
         asked = [ask(limit, cost) for limit in limits]
     departs = max(
@@ -805,10 +768,6 @@ def decide(
         ):
             counted = limit.punish(now, cost)
             at, accepts = ask(limit, cost)
-        if counted and limit in bans and bans[limit].terms.on == "counted":
-            bans[limit].offend(now)
-            if not allowed:
-                at, accepts = ask(limit, cost)
         retry = None if accepts is None else max(0, accepts - now)
         ban = bans[limit].report(now) if limit in bans else None
         remaining, idle = limit.remaining(now), limit.idle(now)

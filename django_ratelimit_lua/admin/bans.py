@@ -1,4 +1,4 @@
-"""The page of bans: the banned clients, the evidence, and buttons that lift bans."""
+"""The page of bans: the banned clients, and buttons that lift bans."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..engine.bans import MAX_ENTRIES
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity.forwarded import covers, parse_address
-from ..limits.rate import SECOND
 from ..models import RateLimitRule
-from ..operations.bans import ActiveBan, active_bans, evidence_of_bans, lift_bans
+from ..operations.bans import ActiveBan, active_bans, lift_bans
 from ..operations.clients import find_clients, is_prefix
 from .client_links import client_links, client_url
 from .identities import WHO, link_words, readable_parts, visible_name
@@ -51,7 +49,7 @@ class BanPage(ActionPage):
         return page_response(self, request, "bans.html", context)
 
     def _found(self, request: HttpRequest) -> Context:
-        found = active_bans(MAX_ENTRIES)
+        found = active_bans()
         page = Paginator(_listed(request, found), SHOWN).get_page(request.GET.get("p"))
         bans = list(page)
         pks = RateLimitRule.objects.keys_by_name({active.rule for active in bans})
@@ -59,9 +57,7 @@ class BanPage(ActionPage):
         links = client_links(request, clients)
         named = readable_parts(request, [name for _digest, name in clients])
         rows = []
-        for active, evidence, parts, link in zip(
-            bans, evidence_of_bans(bans), named, links, strict=True
-        ):
+        for active, parts, link in zip(bans, named, links, strict=True):
             name = active.rule or active.limit
             urls = (extension.limit_url(request, name) for extension in extensions)
             rows.append(
@@ -74,8 +70,6 @@ class BanPage(ActionPage):
                     "parts": parts,
                     "client": link_words(parts, active.identity),
                     "links": link._replace(url=client_url(request, active.identity, name)),
-                    "next_seconds": (active.next_us or 0) / SECOND,
-                    "offences": evidence,
                 }
             )
         return {
@@ -89,7 +83,7 @@ class BanPage(ActionPage):
         """Lift a ban, those that were selected, or all that are listed."""
         if action not in LIFTED:
             raise PermissionDenied
-        bans = active_bans(MAX_ENTRIES)
+        bans = active_bans()
         if target == "selected":
             chosen = request.POST.getlist("ban")
             bans = [active for active in bans if ban_key(active) in chosen]
@@ -125,7 +119,7 @@ def _listed(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[ActiveBan]:
     listed = [active for active in bans if chosen in ("", active.rule, active.limit)]
     if text := _search_text(request):
         listed = _search(listed, text, sees_names=request.user.has_perm(WHO))
-    return sorted(listed, key=lambda active: -active.ban.since)
+    return sorted(listed, key=lambda active: active.since, reverse=True)
 
 
 def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[ActiveBan]:

@@ -25,7 +25,7 @@ from ..models import RateLimitOverride, RateLimitRule
 from ..operations.admin_urls import admin_url
 from ..operations.confirmations import override_confirmations
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
-from ..operations.formatting import moment_of, moment_words
+from ..operations.formatting import moment_words
 from ..operations.reference import OpenedReference
 from ..operations.subjects import Subject, add, end
 from ..rules.describe import key_label
@@ -382,14 +382,13 @@ def _banned(name: str, ban: Ban, until: datetime.datetime) -> str:
     placeholders = {
         "name": name,
         "until": moment_words(until),
-        "since": moment_words(moment_of(ban.first or ban.since)),
         "offences": ban.offences,
     }
-    if ban.by_hand:
-        return _("Banned by %(name)s by hand, since %(since)s until %(until)s.") % placeholders
+    if not ban.offences:
+        return _("Banned by %(name)s by hand until %(until)s.") % placeholders
     text = ngettext(
-        "Banned by %(name)s until %(until)s; %(offences)d offence since %(since)s.",
-        "Banned by %(name)s until %(until)s; %(offences)d offences since %(since)s.",
+        "Banned by %(name)s until %(until)s after %(offences)d refusal.",
+        "Banned by %(name)s until %(until)s after %(offences)d refusals.",
         ban.offences,
     )
     return text % placeholders

@@ -130,8 +130,8 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             {
                 "classes": ("collapse",),
                 "description": gettext_lazy(
-                    "A client with too many offences is refused for a time. For example: after 10 "
-                    "offences within 10m, "
+                    "A client that is refused too often is banned for a time. For example: "
+                    "after 10 refusals within 10m, "
                     "ban for 10m,1h,1d: the second ban is for an hour, each further one for a day."
                 ),
                 "fields": (("ban_after", "ban_window"), *_BANS[2:]),

@@ -420,11 +420,12 @@ class Conf(Table):
     SHOW_IDENTITIES = Setting(
         "masked",
         Choice(("masked", "plain", "off")),
-        "how the names of the clients that are refused most, or use most, are stored for a day: "
+        "how the names of the clients that are refused most, or use most, are stored for a day, "
+        "and those of banned clients until the end of the ban: "
         '``"masked"`` '
         '(addresses as /24 and /56, the first letters of other values), ``"plain"``, or '
         '``"off"``: not at all; see '
-        ":doc:`statistics`. For bans see :doc:`/how-to/ban-repeat-offenders`",
+        ":doc:`statistics`",
     )
 
     @cached_property

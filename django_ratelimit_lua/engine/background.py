@@ -17,7 +17,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "leases": "returns unspent leased units, ten times a second while there are any",
         "slots": "renews the slots of concurrency limits that this process holds, four times "
         "before they expire",
-        "flush": "writes data that was collected in memory (evidence of bans, and counts of "
+        "flush": "writes data that was collected in memory (new bans for the list, and counts of "
         "optional apps), once a second while there is any",
         "breaker": "tests, up to four times a second, whether a server that failed repeatedly "
         "answers again",

@@ -1,7 +1,8 @@
-"""Reports of the bans that were just triggered, and the numbers of those in force.
+"""Bans that were triggered: the list for operators, the log and the signal.
 
-While Redis is unavailable, no ban is triggered, and only the deny cache still refuses a banned
-client.
+The process whose call has triggered a ban adds it to the list after the decision, through the
+flusher. The list is a sorted set of the keys of bans by their ends. Beside the key of each ban is
+its description, which expires with it.
 """
 
 from __future__ import annotations
@@ -9,26 +10,26 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 
 from ..conf import conf
+from ..conf.changes import on_change
 from ..exceptions import StoreError
-from ..identity.names import shown
+from ..identity.names import printable, shown
 from ..limits.ban import Ban
-from ..limits.call import REGISTER, Call
-from ..limits.decision import Decision
+from ..limits.call import Call
+from ..limits.decision import Decision, LimitState
 from ..limits.rate import SECOND
 from ..process.clock import Clock
-from ..rules.callsite import known_call_sites, limits_of
-from ..rules.provider import current, load
+from ..process.forks import renew_after_fork
 from ..signals import banned
-from ..store import get_store
-from .evidence import evidence_notes, evidence_now
+from ..store import Patience, flusher, get_store
 from .log_sampler import LogSampler
 from .run import Wait
 
@@ -36,141 +37,201 @@ if TYPE_CHECKING:
     from .decide import PlannedCharge
 
 logger = logging.getLogger("django_ratelimit_lua.banned")
-MAX_ENTRIES = 10_000
-"""Maximum number of listed bans in a cluster. The latest are kept."""
+LIST = b"{bans}"
+"""The key of the list, without the prefix."""
+MAX_LISTED = 10_000
+"""Maximum number of listed bans: those that end last."""
+MAX_WHY_LENGTH = 200
+"""Maximum length of the reason for a ban that was made by hand."""
+MAX_PATH_LENGTH = 200
 
 
-def details_key(ban_key: bytes) -> bytes:
-    """Return the Redis key of the description of a ban.
+class ListedBan(NamedTuple):
+    """A ban for the list.
 
-    It holds a JSON object with `limit`, `rule` and `who`, the parts of the identity as
-    `RATELIMIT_SHOW_IDENTITIES` allows them, but the whole address if it is "masked".
+    - `until`, `since`: microseconds since 1970;
+    - `description`: a JSON object with `since`, `offences`, `times`, `limit`, `rule`, `why`, and
+      `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows.
     """
-    return ban_key + b":told"
+
+    until: int
+    since: int
+    description: bytes
+
+    @classmethod
+    def of(cls, ban: Ban, since: int, **description: object) -> ListedBan:
+        """Return the entry for a ban. `description`: `limit`, `rule`, `who` and `why`."""
+        numbers = {"since": since, "offences": ban.offences, "times": ban.times}
+        return cls(ban.until, since, json.dumps(numbers | description).encode())
 
 
-def report_bans(
-    call: Call,
-    planned: Sequence[PlannedCharge],
-    decision: Decision,
-    request: object = None,
-) -> Iterator[Wait]:
-    """Record the offences that a call has counted, and report the bans that they have triggered.
+class BanList:
+    """The bans in force, for operators: those that end last.
 
-    The description of a ban is stored and logged, and the signal `banned` is sent. A ban in shadow
-    mode refuses no client: it is only listed.
+    It is a help, and decides nothing. New bans are collected in memory and written once a second;
+    a killed process loses those of its last second.
     """
-    for each, state in zip(planned, decision.limits, strict=False):
-        ban = state.ban
-        terms = each.charge.limit.ban
-        if ban is None or terms is None:
-            continue
-        (key,) = Call([each.charge], "peek", call.prefix).ban_keys()
-        if ban.is_offence and decision.source == "redis":
-            evidence_notes.note(key, terms, ban, decision.moment, request)
-        if not ban.is_new:
-            continue
-        rule = None if each.rule is None else each.rule.name or None
-        banned_identity = each.identity if each.banned is None else each.banned
-        who = shown(banned_identity, shows_address=True)
-        description = json.dumps({"limit": state.name, "rule": rule, "who": who}).encode()
-        write = partial(_write, call.prefix, key, ban, description)
-        yield Wait(write, sync_to_async(write))
-        if ban.by_hand or state.mode == "shadow":
-            continue
-        _log_ban(state.name, rule, each.charge.ban_digest, ban)
-        if banned.receivers:
-            arguments = {
-                "limit": state.name,
-                "rule": rule,
-                "identity": each.charge.ban_digest.decode(),
-                "mode": state.mode,
-                "decision": decision,
-                "request": request,
-            }
-            send = partial(_send, key, ban, arguments)
-            yield Wait(send, sync_to_async(send))
 
+    def __init__(self) -> None:
+        self.clear()
+        renew_after_fork(self.clear)  # The parent writes what it has collected.
 
-def _log_ban(limit: str, rule: str | None, identity: bytes, ban: Ban) -> None:
-    """Write one record, unless there were too many."""
-    if not logger.isEnabledFor(logging.WARNING):
-        return
-    left_out = ban_log.left_out(limit, identity)
-    if left_out is None:
-        return
-    details = {
-        "limit": limit,
-        "rule": rule,
-        "identity": identity[:8].decode(),
-        "until": str(ban.ends_at),
-        "offences": ban.offences,
-        "times": ban.times,
-        "left_out": left_out,
-    }
-    logger.warning(
-        "Banned by %(limit)s (rule: %(rule)s) until %(until)s: identity %(identity)s, offences: "
-        "%(offences)s, ban number %(times)s; records dropped before: %(left_out)s",
-        details,
-        extra=details,
-    )
+    def clear(self) -> None:
+        self._lock = Lock()
+        self._added: dict[bytes, ListedBan] = {}
 
+    def add(self, key: bytes, listed: ListedBan) -> None:
+        """Add a ban, by its key, with the next flush."""
+        with self._lock:
+            if len(self._added) < MAX_LISTED:
+                self._added[key] = listed
+        flusher.start()
 
-def _send(key: bytes, ban: Ban, arguments: Mapping[str, object]) -> None:
-    banned.send_robust(Ban, ban=ban, evidence=evidence_now(key, ban), **arguments)
+    def flush(self, last: Patience | None = None) -> bool:
+        """Write the added bans, as a `Flush` of the flusher. Raises `StoreError`."""
+        with self._lock:
+            added = self._added
+            self._added = {}
+        if not added:
+            return False
+        try:
+            self.write(added, last)
+        except StoreError:
+            with self._lock:
+                self._added = added | self._added
+            raise
+        return False
 
+    def write(self, bans: Mapping[bytes, ListedBan], patience: Patience | None = None) -> None:
+        """Write bans to the list in Redis, by their keys. Raises `StoreError`."""
+        name = conf.CACHE_PREFIX + LIST
+        now = max(listed.since for listed in bans.values())
+        commands: list[Sequence[bytes]] = []
+        for key, listed in bans.items():
+            milliseconds = (listed.until - listed.since) // 1000 + 1000
+            commands.append((b"ZADD", name, b"%d" % listed.until, key))
+            commands.append(
+                (b"SET", description_key(key), listed.description, b"PX", b"%d" % milliseconds)
+            )
+        commands.append((b"ZREMRANGEBYSCORE", name, b"-inf", b"%d" % now))
+        commands.append((b"ZREMRANGEBYRANK", name, b"0", b"%d" % (-MAX_LISTED - 1)))
+        get_store(background=True).execute_all(commands, patience)
 
-def _write(prefix: bytes, key: bytes, ban: Ban, description: bytes) -> None:
-    """Store the description of a ban. If Redis does not accept it, the ban still holds."""
-    store = get_store()
-    seconds = (ban.until - ban.since) / SECOND
-    with suppress(StoreError):
-        store.execute(
-            b"SET",
-            details_key(key),
-            description,
-            b"PX",
-            b"%d" % (seconds * 1000 + 1000),
+    def read(self) -> dict[bytes, int]:
+        """Return the ends of the listed bans by their keys, the latest end first.
+
+        The bans that this process has added are written first. Raises `StoreError`.
+        """
+        self.flush()
+        name = conf.CACHE_PREFIX + LIST
+        now = _time_of_redis()
+        _removed, found = get_store(background=True).execute_all(
+            [
+                (b"ZREMRANGEBYSCORE", name, b"-inf", b"%d" % now),
+                (b"ZREVRANGE", name, b"0", b"-1", b"WITHSCORES"),
+            ]
         )
-        if not store.compares_rules:  # In a cluster, the register lives elsewhere than the ban.
-            register = prefix + REGISTER
-            store.execute(b"ZADD", register, b"%d" % ban.until, key)
-            store.execute(b"ZREMRANGEBYSCORE", register, b"-inf", b"%d" % ban.since)
-            store.execute(b"ZREMRANGEBYRANK", register, b"0", b"%d" % (-MAX_ENTRIES - 1))
+        return {key: int(until) for key, until in zip(found[::2], found[1::2], strict=True)}
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Remove the bans with these keys. If Redis is unavailable, they stay until their ends."""
+        keys = list(keys)
+        with self._lock:
+            for key in keys:
+                self._added.pop(key, None)
+        with suppress(StoreError):
+            get_store(background=True).execute(b"ZREM", conf.CACHE_PREFIX + LIST, *keys)
 
 
-def clock_of_bans() -> int:
-    """Return the current time of the clock by which bans end, in microseconds since 1970.
+def description_key(ban_key: bytes) -> bytes:
+    """Return the Redis key of the description of a ban, see `ListedBan`."""
+    return ban_key + b":about"
 
-    It is the time of Redis, if Redis replies. Lists of bans use it.
-    """
-    # A cluster has no single clock. If Redis does not answer, the list reports it.
-    with suppress(StoreError, IndexError):
+
+def _time_of_redis() -> int:
+    # A cluster has no single clock.
+    with suppress(IndexError):
         seconds, microseconds = get_store(background=True).execute(b"TIME")
         return int(seconds) * SECOND + int(microseconds)
     return Clock.time_ns() // 1000
 
 
 def bans_active() -> Counter[str]:
-    """Return the number of bans in force for each limit, by the name that the limit has in keys.
+    """Return the number of listed bans for each limit, by the name that the limit has in keys.
 
-    Limits in shadow mode are not included. Raises `StoreError`.
+    Raises `StoreError`.
     """
-    now = b"(%d" % clock_of_bans()
-    keys = get_store(background=True).execute(
-        b"ZRANGEBYSCORE", conf.CACHE_PREFIX + REGISTER, now, b"+inf"
-    )
-    sites = [site for name in known_call_sites.names() for site in known_call_sites.of(name)]
-    limits = [limit for site in sites for limit in site.limits]
-    for rule in (current() or load()).rules:  # A rule's go before those of a call site.
-        limits += limits_of(rule)
-    modes = {limit.ban.key_part: limit.mode for limit in limits if limit.ban is not None}
-    parts = [key.partition(b"}:")[2] for key in keys]
-    return Counter(
-        part.removesuffix(b":ban").decode(errors="replace")
-        for part in parts
-        if modes.get(part) != "shadow"
+    parts = [key.partition(b"}:")[2].removesuffix(b":ban") for key in ban_list.read()]
+    return Counter(part.decode(errors="replace") for part in parts)
+
+
+def report_bans(
+    planned: Sequence[PlannedCharge],
+    decision: Decision,
+    request: object = None,
+    why: str = "",
+) -> Iterator[Wait]:
+    """List the new bans of a decision, write them to the log, and send the signal `banned`.
+
+    A ban that was made by hand, and one in shadow mode, which refuses no request, are only listed.
+    """
+    for each, state in zip(planned, decision.limits, strict=False):
+        ban = state.ban
+        if ban is None or not ban.is_new:
+            continue
+        (key,) = Call([each.charge], "peek", conf.CACHE_PREFIX).ban_keys()
+        rule = None if each.rule is None else each.rule.name or None
+        name = shown(each.identity)
+        description = {"limit": state.name, "rule": rule, "who": name, "why": why[:MAX_WHY_LENGTH]}
+        ban_list.add(key, ListedBan.of(ban, decision.moment, **description))
+        if not ban.offences or state.mode == "shadow":
+            continue
+        digest = each.charge.digest
+        client = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in name) or "hidden"
+        seconds = round((ban.until - decision.moment) / SECOND)
+        _log_ban(digest, state, ban, rule=rule, client=client, seconds=seconds, request=request)
+        if banned.receivers:
+            send = partial(
+                banned.send_robust,
+                Ban,
+                ban=ban,
+                limit=state.name,
+                rule=rule,
+                identity=digest.decode(),
+                mode=state.mode,
+                decision=decision,
+                request=request,
+            )
+            yield Wait(send, sync_to_async(send))
+
+
+def _log_ban(
+    digest: bytes, state: LimitState, ban: Ban, *, request: object, **details: Any
+) -> None:
+    """Write one record, unless there were too many."""
+    if not logger.isEnabledFor(logging.WARNING):
+        return
+    left_out = ban_log.left_out(state.name, digest)
+    if left_out is None:
+        return
+    details |= {
+        "limit": state.name,
+        "identity": digest[:8].decode(),
+        "path": printable(str(getattr(request, "path", ""))[:MAX_PATH_LENGTH]) or None,
+        "offences": ban.offences,
+        "times": ban.times,
+        "left_out": left_out,
+    }
+    logger.warning(
+        "Banned by %(limit)s (rule: %(rule)s) for %(seconds)s s after %(offences)s refusals: "
+        "client %(client)s (%(identity)s), last path %(path)s, ban number %(times)s; "
+        "records dropped before: %(left_out)s",
+        details,
+        extra=details,
     )
 
 
+ban_list = BanList()
 ban_log = LogSampler()
+flusher.add(ban_list.flush)
+on_change(("RATELIMIT_*", "CACHES", "SECRET_KEY"), ban_list.clear)

@@ -33,11 +33,10 @@ from ..rules.provider import current, load
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..store import FOREVER, Patience, get_store
-from .bans import report_bans
+from .bans import ban_list, report_bans
 from .decision_log import log_decision
 from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
-from .evidence import drop_evidence
 from .fallback import local_counts
 from .heartbeat import heartbeat
 from .leases import decide_here, leases, may_have_more
@@ -67,8 +66,7 @@ class PlannedCharge(NamedTuple):
     - `owner`: the decorator, middleware, throttle or limiter that receives the decision;
     - `blocked`: the state that an override sets instead of the limit. If set, nothing is counted;
     - `subject`: the digest of the override's subject;
-    - `identity`: the charged identity, for statistics;
-    - `banned`: the identity to ban, if it differs from `identity`.
+    - `identity`: the charged identity, for statistics.
     """
 
     charge: Charge
@@ -78,7 +76,6 @@ class PlannedCharge(NamedTuple):
     blocked: LimitState | None = None
     subject: bytes = b""
     identity: Identity = None
-    banned: Identity = None
 
 
 class Plan(NamedTuple):
@@ -270,10 +267,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     for wait in planner.finish(outcome):  # noqa: UP028 - it takes no results
                         yield wait
                     for state in outcome.decision.limits:
-                        if state.ban is not None:
-                            yield from report_bans(
-                                call, plan.charges, outcome.decision, planner.request
-                            )
+                        if state.ban is not None and state.ban.is_new:
+                            yield from report_bans(plan.charges, outcome.decision, planner.request)
                             break
                     return outcome
     except BaseException as error:
@@ -479,19 +474,6 @@ def rules_in_use() -> Waiting[Ruleset | None]:
     return ruleset
 
 
-def offending(
-    charges: Sequence[PlannedCharge], units: int = 1, request: object = None
-) -> Waiting[Decision]:
-    """Count offences of the identities of these charges.
-
-    The decision shows whether the offences have triggered a ban.
-    """
-    call = build_call([planned.charge._replace(cost=units) for planned in charges], "offend")
-    decision = yield from answered(call)
-    yield from report_bans(call, charges, decision, request)
-    return decision
-
-
 def banning(
     charges: Sequence[PlannedCharge], length: str | timedelta | None, why: str
 ) -> Waiting[Decision]:
@@ -500,9 +482,9 @@ def banning(
     Raises `StoreError`, and `LimitError` for an invalid duration.
     """
     units = 0 if length is None else time_us(duration(length))
-    call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban", why=why)
+    call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")
     decision: Decision = yield call
-    yield from report_bans(call, charges, decision)
+    yield from report_bans(charges, decision, why=why)
     return decision
 
 
@@ -512,11 +494,16 @@ def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Wait
     try:
         decision: Decision = yield call
         yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
-        drop = partial(drop_evidence, call.ban_keys())
-        yield Wait(drop, sync_to_async(drop))
+        yield _removing(call)
         return decision
     finally:
-        deny_cache.forget({charge.ban_digest for charge in call.charges})
+        deny_cache.forget({charge.digest for charge in call.charges})
+
+
+def _removing(call: Call) -> Wait:
+    """Remove the bans of a call from the list."""
+    remove = partial(ban_list.remove, call.ban_keys())
+    return Wait(remove, sync_to_async(remove))
 
 
 def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
@@ -528,13 +515,13 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     moment = FOREVER
     try:
         moment = yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
+        if call.banning:
+            yield _removing(call)
     except StoreError:
         if strict:
             raise
     finally:
-        digests = {
-            digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)
-        }
+        digests = {charge.digest for charge in call.charges}
         leases.drop(dict.fromkeys(digests, moment))
         local_counts.forget(call)
         deny_cache.forget(digests)

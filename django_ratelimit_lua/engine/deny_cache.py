@@ -36,9 +36,7 @@ MAX_ENTRIES = 10_000
 MAX_BYTES = 32 * 2**20
 """Refusals that are remembered: the latest."""
 
-_Key = tuple[
-    bytes, object, object, tuple[Subject, ...], tuple[tuple[bytes, Limit, int, bytes], ...]
-]
+_Key = tuple[bytes, object, object, tuple[Subject, ...], tuple[tuple[bytes, Limit, int], ...]]
 """What was asked: prefix, revision, options, subjects and charges."""
 
 
@@ -130,20 +128,18 @@ class DenyCache:
 
 
 def _key(call: Call) -> _Key:
-    charges = tuple(
-        [(charge.digest, charge.limit, charge.cost, charge.banned) for charge in call.charges]
-    )
+    charges = tuple([(charge.digest, charge.limit, charge.cost) for charge in call.charges])
     how = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
     return (call.prefix, call.revision, how, tuple(call.subjects), charges)
 
 
 def _digests(key: _Key) -> set[bytes]:
-    return {digest for charged, _, _, banned in key[-1] for digest in (charged, banned) if digest}
+    return {digest for digest, _, _ in key[-1]}
 
 
 def _weight(key: _Key, denial: CachedDenial) -> int:
     *_, subjects, charges = key
-    names = sum(len(limit.name) for _, limit, _, _ in charges)
+    names = sum(len(limit.name) for _, limit, _ in charges)
     return 1000 * len(charges) + 200 * len(subjects) + names
 
 
@@ -166,10 +162,10 @@ def _may_differ(limit: Limit, state: LimitState) -> bool:
     # Any process may release a slot at any moment.
     if limit.count_denied or (limit.holds and state.refuses):
         return True
-    if limit.ban is None or state.ban is None or state.allowed:
+    if state.ban is None or state.allowed:
         return False
     # It would be another offence.
-    return not state.ban.until and limit.ban.on == "refused"
+    return not state.ban.until
 
 
 deny_cache = DenyCache()

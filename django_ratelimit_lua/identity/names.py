@@ -78,17 +78,13 @@ def is_short(identity: object) -> bool:
     return identity is None or type(identity) is int
 
 
-def shown(identity: Identity, *, shows_address: bool = False) -> Name:
+def shown(identity: Identity) -> Name:
     """Return the parts of an identity that may be shown, by `RATELIMIT_SHOW_IDENTITIES`.
 
     - "plain": all parts as they are;
     - "masked": addresses as networks (/24, /56), paths by their first part, and the first letters
       of other values;
     - "off": none.
-
-    Args:
-        identity: The identity.
-        shows_address: Whether an address is shown as it is, even if the setting is "masked".
 
     Whatever the identity is, nothing is raised.
 
@@ -102,20 +98,9 @@ def shown(identity: Identity, *, shows_address: bool = False) -> Name:
     if conf.SHOW_IDENTITIES == "off":
         return []
     try:
-        is_masked = conf.SHOW_IDENTITIES == "masked"
-        masks_address = is_masked and not shows_address
-        return _parts(identity, is_masked, masks_address)[:MAX_PARTS]
+        return _parts(identity, conf.SHOW_IDENTITIES == "masked")[:MAX_PARTS]
     except Exception:
         return [("", NOTHING)]
-
-
-def masked(name: Name) -> Name:
-    """Return a name in which addresses are masked as `RATELIMIT_SHOW_IDENTITIES` requires.
-
-    >>> masked([("ip", "203.0.113.9"), ("user", "7")])
-    [('ip', '203.0.113.0/24'), ('user', '7')]
-    """
-    return [part for each in name for part in (shown(each) if each[0] == "ip" else [each])]
 
 
 def own(identity: Identity, name: Identity = None) -> Identity:
@@ -138,21 +123,21 @@ def original(identity: Identity) -> Identity:
     return identity
 
 
-def _parts(identity: object, is_masked: bool, masks_address: bool) -> Name:
+def _parts(identity: object, is_masked: bool) -> Name:
     if not isinstance(identity, (tuple, list)):
         return [("", _value(identity, is_masked=is_masked))]
     if identity and isinstance(identity[0], str):
         kind, *rest = identity
         if kind == _OWN and len(rest) == 2:
-            return _parts(rest[1], is_masked, masks_address)
+            return _parts(rest[1], is_masked)
         if kind == _OWN:
             return [("", _value(value, is_masked=is_masked)) for value in _flat(rest)]
         if len(rest) == 1 and kind in (*BUILT_IN, *registered_keys()):
-            return [(kind, _of_key(kind, rest[0], is_masked, masks_address))]
+            return [(kind, _of_key(kind, rest[0], is_masked))]
         if len(rest) == 2 and kind in (*FIELDS, "entry"):
             text = _value(rest[1], is_masked=is_masked or kind == "cookie")
             return [(f"{kind}:{rest[0]}"[:MAX_LENGTH], text)]
-    items = [_parts(item, is_masked, masks_address) for item in identity[:MAX_PARTS]]
+    items = [_parts(item, is_masked) for item in identity[:MAX_PARTS]]
     return [part for parts in items for part in parts]
 
 
@@ -166,9 +151,9 @@ def _flat(values: Sequence[object]) -> list[object]:
     return found[:MAX_PARTS]
 
 
-def _of_key(name: str, value: Any, is_masked: bool, masks_address: bool) -> str:
+def _of_key(name: str, value: Any, is_masked: bool) -> str:
     if name == "ip":
-        return _address(value, is_masked=masks_address)
+        return _address(value, is_masked=is_masked)
     if name == "path":
         return _path(value, is_masked=is_masked)
     if name in ("user", "route"):

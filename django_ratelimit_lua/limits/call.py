@@ -22,21 +22,17 @@ from .rate import SECOND, LimitError
 
 logger = logging.getLogger("django_ratelimit_lua")
 
-Operation = Literal["hit", "peek", "charge", "refund", "offend", "ban", "unban"]
+Operation = Literal["hit", "peek", "charge", "refund", "ban", "unban"]
 
 _HEAD = Struct("<4d")
 _CONFIRM = Struct(">I")
 _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
 _VERDICTS = (0.0, 1.0)
-_OF_BANS = ("offend", "ban", "unban")
+_OF_BANS = ("ban", "unban")
 _HEADER = 5
 _PER_LIMIT = 7
-_PER_BAN = 8
-REGISTER = b"{bans}"
-"""Behind the prefix, the key of the bans that there are."""
-MAX_WHY_LENGTH = 200
-"""Maximum length of the reason for a ban by hand."""
+_PER_BAN = 4
 MAX_COST = 2**53
 """Units of one hit; beyond that the Lua program's numbers would not be exact."""
 MAX_HOLD_US = 5 * SECOND
@@ -63,23 +59,13 @@ def whole_cost(cost: object, what: str = "cost is") -> int:
 class Charge(NamedTuple):
     """A number of units, from 0 to `MAX_COST`, for one identity (by its digest) under one limit.
 
-    - `cost`: the units. For `offend`, the number of offences; for `ban`, its length in
-      microseconds, or 0 for the length of an automatic ban; for `unban`, 1 to forget earlier bans
-      as well, or 0;
-    - `banned`: the digest of the identity to ban; empty if it is the same identity;
-    - `reports`: whether only offences that are reported later count.
+    - `cost`: the units. For `ban`, its length in microseconds, or 0 for the length of an automatic
+      ban; for `unban`, 1 to forget earlier bans as well, or 0.
     """
 
     limit: Limit
     digest: bytes
     cost: int = 1
-    banned: bytes = b""
-    reports: bool = False
-
-    @property
-    def ban_digest(self) -> bytes:
-        """Return the digest of the identity to ban."""
-        return self.banned or self.digest
 
 
 class Revision(NamedTuple):
@@ -158,8 +144,6 @@ class Call(NamedTuple):
       current one;
     - `subjects`: the subjects whose overrides the caller knows; they are in the same hash. Only
       with a `revision`;
-    - `registers`: whether the register of bans is on the server that decides the call;
-    - `why`: the reason of a `ban`;
     - `slot`: the slot that concurrency limits take or release (see `new_slot`); without one, they
       take none;
     - `waits`: whether a refused caller enters the queues of its limits; a limit that counts refused
@@ -181,8 +165,6 @@ class Call(NamedTuple):
     hit_at: int | None = None
     longest_hold_us: int | None = None
     slack_us: int | None = None
-    registers: bool = True
-    why: str = ""
     waits: bool = False
     confirm_ms: int = 0
     debt: bool = False
@@ -226,7 +208,7 @@ class Call(NamedTuple):
     def ban_keys(self) -> list[bytes]:
         """Return the keys of the bans of its limits."""
         return [
-            b"%b{%b}:%b" % (self.prefix, charge.ban_digest, charge.limit.ban.key_part)
+            b"%b{%b}:%b" % (self.prefix, charge.digest, charge.limit.ban.key_part)
             for _, charge in self.banning
             if charge.limit.ban is not None
         ]
@@ -250,8 +232,6 @@ class Call(NamedTuple):
             raise LimitError(
                 f"Two limits of one call share a count; give them different names: {names}"
             )
-        if self.registers and len(keys) > len(self.charges):
-            keys.append(self.prefix + REGISTER)
         if self.revision is not None:
             keys.append(self.fence)
         return keys
@@ -269,8 +249,6 @@ class Call(NamedTuple):
             args[2] += b" %d" % self.slack_us
         if self.operation == "refund":
             args[3] = b"%d" % self.hit_at if self.hit_at else b""
-        elif self.operation == "ban":
-            args[3] = self.why[:MAX_WHY_LENGTH].encode("utf-8", "replace")
         elif self.debt:
             args[3] = b"2"
         takes = self.operation not in _OF_BANS
@@ -292,19 +270,13 @@ class Call(NamedTuple):
                 elif self.confirm_ms:
                     record += _CONFIRM.pack(self.confirm_ms)
             args.append(record)
-        bans = self.banning
-        for place, charge in bans:
-            limit, _, cost, _, reports = charge
+        for place, (limit, _, cost) in self.banning:
             if limit.ban is None:
                 continue
             units = 0 if takes else cost
             is_shadow = limit.mode != "enforce"
-            record = limit.ban.record(
-                place + 1, units, is_shadow=is_shadow, reports=reports or self.waits
-            )
+            record = limit.ban.record(place + 1, units, is_shadow=is_shadow, waits=self.waits)
             args += [b"ban", record]
-        if bans and self.registers:
-            args += [b"bans", b""]
         if self.subjects:
             args += [subject.digest for subject in self.subjects]
             args += [subject.tag for subject in self.subjects]
@@ -350,7 +322,7 @@ class Call(NamedTuple):
             raise ValueError("unexpected reply to a call: numbers out of range")
         states: tuple[LimitState, ...] = ()
         at = _HEADER
-        for limit, _, _, _, _ in self.charges:
+        for limit, _, _ in self.charges:
             verdict, used, remaining, retry, reset, wait, counted_at = numbers[at : at + _PER_LIMIT]
             at += _PER_LIMIT
             if verdict not in _VERDICTS:

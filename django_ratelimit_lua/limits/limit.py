@@ -12,7 +12,7 @@ from typing import Any, Unpack
 
 from . import algorithms, calendar
 from .algorithms.algorithm import Algorithm, Numbers
-from .ban import BanOn, BanTerms
+from .ban import BanTerms
 from .decision import Mode
 from .options import OPTIONS, Align, Options, Policy, read_options
 from .rate import SECOND, LimitError, Rate
@@ -62,8 +62,6 @@ class Limit:
     ban_after: int | None
     ban_window: str | None
     ban_for: str | None
-    ban_on: BanOn
-    ban_key: str | None
     key_part: bytes = field(repr=False)
     packed: bytes = field(repr=False)
     """Its numbers as arguments of the Lua program; empty if they follow the calendar, see

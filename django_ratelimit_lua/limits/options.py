@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
 from . import algorithms, calendar
-from .ban import MAX_OFFENCES, BanOn, ban_lengths
+from .ban import MAX_OFFENCES, ban_lengths
 from .rate import SECOND, LimitError, Rate, duration
 from .values import Choice, Number, Whole
 from .values import gettext_noop as _
@@ -44,23 +44,6 @@ def _flag(value: object) -> bool:
     if value not in (True, False):
         raise ValueError("must be true or false")
     return bool(value)
-
-
-def _joined(value: object) -> str:
-    parts = value
-    if isinstance(value, str):
-        parts = value.split("+")
-    if not isinstance(parts, (list, tuple)) or not all(
-        isinstance(part, str) and part.strip() for part in parts
-    ):
-        raise LimitError(
-            _(
-                "%(key)r: write a key such as ip, or several joined by +, such as "
-                "ip+post:username; callables are not allowed"
-            ),
-            key=value,
-        )
-    return "+".join(part.strip() for part in parts)
 
 
 def _algorithm(value: str) -> str:
@@ -236,9 +219,9 @@ class Options(TypedDict, total=False):
         Option(
             Whole(1, MAX_OFFENCES),
             _("ban after"),
-            _("Offences that earn a ban. Empty: there are no bans."),
-            words=_("banned for %(ban_for)s after %(ban_after)s offences"),
-            singular=_("banned for %(ban_for)s after an offence"),
+            _("Refusals that trigger a ban. Empty: there are no bans."),
+            words=_("banned for %(ban_for)s after %(ban_after)s refusals"),
+            singular=_("banned for %(ban_for)s after a refusal"),
             needs="ban_for",
         ),
     ]
@@ -247,7 +230,7 @@ class Options(TypedDict, total=False):
         Option(
             duration,
             _("within"),
-            _("How long an offence counts, for example 10m. Empty: as long as the first ban."),
+            _("How long a refusal counts, for example 10m. Empty: as long as the first ban."),
             needs="ban_after",
         ),
     ]
@@ -259,33 +242,6 @@ class Options(TypedDict, total=False):
             _(
                 "How long the first, second and each further ban is, for example 10m,1h,1d. One "
                 "may be enough: 10m."
-            ),
-            needs="ban_after",
-        ),
-    ]
-    ban_on: Annotated[
-        BanOn,
-        Option(
-            Choice(get_args(BanOn)),
-            _("offences"),
-            _("What counts towards a ban. Empty: requests that this limit refuses."),
-            names={
-                "refused": _("requests that this limit refuses"),
-                "counted": _("requests that this limit counts"),
-                "reported": _("only what code reports"),
-            },
-            needs="ban_after",
-            default="refused",
-        ),
-    ]
-    ban_key: Annotated[
-        str | None,
-        Option(
-            _joined,
-            _("ban by"),
-            _(
-                "The key to ban, for example ip, if it is wider than the key to count by. "
-                "Empty: the same key."
             ),
             needs="ban_after",
         ),

@@ -5,30 +5,29 @@ Decides any number of limits, of any algorithms, all or nothing.
 the cost fits. Then verdict.lua, which stands in the middle of each branch, has `decide` look at the limits behind it. Only
 then is it known whether all allow it, and on the way back each is charged and answered.
 
-KEYS[1..n]      the state of each limit; then of each ban (see ban.lua), of those limits that have one; then, where there are
-                any and it lives on this server, the register of bans: a sorted set of these keys by the ends of the bans
+KEYS[1..n]      the state of each limit; then of each ban (see ban.lua), of those limits that have one
 KEYS[n+1]       a hash: the current rules revision under `revision`, and what overrides say of a subject under the
                 subject's digest, as a tag of 16 bytes and the rest; only when ARGV[2] is not empty
 ARGV[1]         what to do: hit, peek, charge (take whatever the verdict is) or refund; or, and then look as a peek does:
-                offend (offences that somebody else has found), ban or unban. What charges or refunds names no bans
+                ban or unban. What charges or refunds names no bans
 ARGV[2]         the rules revision the caller decided by, as `<number>-<tag>` (the tag: 16 hexadecimal digits), or 0:
                 none was ever published; empty: do not ask (the fence)
 ARGV[3]         the time in microseconds; empty: this server's own clock. By a time of the caller's, keys are kept for a
                 minute longer than they are worth; or for as many microseconds as stand behind it and a space
 ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not all; 2: a token bucket that owes no more than it
                 holds grants any cost, and is in debt for what is beyond it; of a refund, the time of the hit
-                whose units are given back (the latest, if empty); of a ban, why
+                whose units are given back (the latest, if empty)
 ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, doubles:
                 cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
-                limit, period in microseconds, the numbers that its algorithm's file names; of slots, the slot. For a ban `ban`, and the 7 to 14 doubles that ban.lua names; for the register `bans`, and nothing
+                limit, period in microseconds, the numbers that its algorithm's file names; and what that file may want more
+                for this call. For a ban `ban`, and the 7 to 14 doubles that ban.lua names
 ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
 ARGV[#ARGV]     a token that the reply ends with, so that the caller can tell it from the reply to any other call
 returns         doubles in one string: status (0 denied, 1 allowed), the time, units granted, how many keys
                 of a foreign type were cleared, the wait (of a refusal: what it would have been); then for each limit its verdict (0 or 1), used, remaining,
                 retry_after (below 0: never), reset_after, wait, and the moment from which the units count that a hit
                 took (0: it took none), by which they are given back. Times and waits are microseconds. Then for each ban its
-                end (0: there is none), since when, its first and its last offence, how many, how often there was one,
-                by whom, and 1 where this call has begun it, 2 more where it was an offence.
+                end (0: there is none), how many offences, how often there was one, and 1 where this call has begun it.
                 A stale caller gets the text `stale ` and the current revision, written as ARGV[2] is; no doubles begin
                 so. One who knows another tag than a subject's gets, as an array, what is written about each subject.
                 The token is the end of the string, or the last element of the array.
@@ -75,8 +74,8 @@ else
 end
 
 -- The bans of the limits, by their places. They are looked at before anything else.
-local bans, last_name = nil, ARGV[3 + 2 * count]
-if last_name == 'bans' or last_name == 'ban' then
+local bans
+if ARGV[3 + 2 * count] == 'ban' then
 -- bans
 end
 
@@ -116,17 +115,8 @@ local function decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, sla
       nil, i, forced)
     allowed = moment and accepts <= now
   end
-  if ban then
-    if at and at ~= 0 and ban.on == 1 then
-      ban.offend(1)
-      if denied and ban.ends then
-        moment, accepts = ban.hold(moment, accepts)
-        allowed = false
-      end
-    end
-    if ban.ends then
-      room, idle_at = 0, math.max(idle_at, ban.ends)
-    end
+  if ban and ban.ends then
+    room, idle_at = 0, math.max(idle_at, ban.ends)
   end
   if not allowed then retry = moment and accepts - now or -1 end
   local reset, wait = idle_at > now and idle_at - now or 0, moment and moment - now or 0

@@ -33,8 +33,8 @@ if denied ~= nil then
   if op == 'charge' then
     at = now
   elseif op == 'hit' and units > 0 then
-    if ban and (ban.holds or ban.on == 0 and not (allowed or bans.hold)) then
-      ban.offend(1)
+    if ban and not (ban.waits or allowed or bans.hold) then
+      ban.offend()
       moment, accepts = ban.hold(moment, accepts)
       if shadow == 0 and moment and moment > departs then departs = moment end
     end

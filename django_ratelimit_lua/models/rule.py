@@ -145,8 +145,6 @@ class RateLimitRule(RatesFields, AuditedModel):
     ban_after = models.PositiveIntegerField(null=True, **column("ban_after"))
     ban_window = models.CharField(max_length=16, default="", db_default="", **column("ban_window"))
     ban_for = models.CharField(max_length=100, default="", db_default="", **column("ban_for"))
-    ban_on = models.CharField(max_length=8, default="", db_default="", **column("ban_on"))
-    ban_key = models.CharField(max_length=300, default="", db_default="", **column("ban_key"))
     message = models.CharField(
         _("message"), max_length=300, blank=True, help_text=_("The text for refused clients.")
     )

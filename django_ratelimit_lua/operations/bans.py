@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from ..conf import conf
-from ..engine.bans import clock_of_bans, details_key
-from ..engine.decide import PlannedCharge, unbanning
-from ..engine.evidence import Offence, evidence_of
+from ..engine.bans import MAX_LISTED, ListedBan, ban_list, description_key
+from ..engine.decide import PlannedCharge, answered, build_call, unbanning
 from ..engine.run import run
-from ..identity.names import Name, masked
-from ..limits.ban import Ban
-from ..limits.call import REGISTER, Charge
+from ..exceptions import StoreError
+from ..identity.names import Name
+from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..models import RateLimitChange
 from ..store import get_store
 from .history_names import history_names, record_change
 from .reference import known_limits
 
-MAX_ENTRIES = 1000
-"""Default number of listed bans: those that end last."""
 AT_ONCE = 100
-"""Bans that are lifted by one call."""
+"""Bans that are read or lifted by one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +29,9 @@ class ActiveBan:
     """A ban in force.
 
     - `limit`, `rule`: the names of the limit and its rule, if known; `identity`: the digest of the
-      banned identity, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows, but with the whole
-      address if it is "masked"; empty: unknown;
-    - `ban`: its end, its offences and the number of bans so far; `why`: the reason of a manual ban;
+      banned identity, and `who` in words, as `RATELIMIT_SHOW_IDENTITIES` allows; empty: unknown;
+    - `offences`: the number of refusals that led to it, 0 if it was made by hand; `times`: the
+      number of bans so far; `why`: the reason of a ban that was made by hand;
     - `key`: the key of the ban in Redis; `known`: the limit as it is now; None: unknown here.
     """
 
@@ -41,7 +39,10 @@ class ActiveBan:
     rule: str
     identity: str
     who: Name
-    ban: Ban
+    since: datetime
+    until: datetime
+    offences: int
+    times: int
     why: str
     key: bytes
     known: Limit | None
@@ -51,74 +52,110 @@ class ActiveBan:
         """Return whether the limit is currently in shadow mode, so that it refuses no request."""
         return self.known is not None and self.known.mode == "shadow"
 
-    @property
-    def next_us(self) -> int | None:
-        """Return the length of the next ban, in microseconds; None if it is not known."""
-        if self.known is None or self.known.ban is None:
-            return None
-        return self.known.ban.duration_us(self.ban.times)
 
-
-def active_bans(most: int = MAX_ENTRIES) -> list[ActiveBan]:
+def active_bans(most: int = MAX_LISTED, identity: str = "") -> list[ActiveBan]:
     """Return the bans in force, in the order of their ends.
 
     Args:
         most: The maximum number of bans. If there are more, those that end last are returned.
+        identity: Only bans of identities whose digests begin with this text.
 
     Raises:
         StoreError: Redis is unavailable.
     """
-    now = clock_of_bans()
-    register = conf.CACHE_PREFIX + REGISTER
-    newest = (b"ZREVRANGEBYSCORE", register, b"+inf", b"(%d" % now, b"LIMIT", b"0", b"%d" % most)
-    return bans_by_key(get_store(background=True).execute(*newest))
+    begin = b"%b{%b" % (conf.CACHE_PREFIX, identity.encode())
+    listed = {key: until for key, until in ban_list.read().items() if key.startswith(begin)}
+    keys = list(listed)[:most][::-1]
+    limits = _banning_limits()
+    found = []
+    for key, text in zip(keys, _descriptions(keys), strict=True):
+        digest, part = _digest_and_part(key)
+        entry = json.loads(text or b"{}")
+        found.append(
+            ActiveBan(
+                limit=entry.get("limit") or part.removesuffix(b":ban").decode(errors="replace"),
+                rule=entry.get("rule") or "",
+                identity=digest.decode(),
+                who=[(kind, value) for kind, value in entry.get("who", ())],
+                since=_datetime(entry.get("since", 0)),
+                until=_datetime(listed[key]),
+                offences=entry.get("offences", 0),
+                times=entry.get("times", 0),
+                why=entry.get("why", ""),
+                key=key,
+                known=limits.get(part),
+            )
+        )
+    return found
 
 
-def bans_by_key(keys: Iterable[bytes]) -> list[ActiveBan]:
-    """Return those bans in force that have these keys, in the order of their ends.
+def _datetime(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
-    Raises:
-        StoreError: Redis is unavailable.
-    """
-    keys = list(keys)
-    store = get_store(background=True)
-    now = clock_of_bans()
-    states = store.execute_all([(b"GET", key) for key in keys])
-    details = store.execute_all([(b"GET", details_key(key)) for key in keys])
+
+def _descriptions(keys: Iterable[bytes]) -> list[bytes | None]:
+    commands = [(b"GET", description_key(key)) for key in keys]
+    return get_store(background=True).execute_all(commands)
+
+
+def _digest_and_part(key: bytes) -> tuple[bytes, bytes]:
+    """Return the digest of the banned identity, and the end of the key, from the key of a ban."""
+    digest, _separator, part = key.removeprefix(conf.CACHE_PREFIX + b"{").partition(b"}:")
+    return digest, part
+
+
+def _banning_limits() -> dict[bytes, Limit]:
+    """Return the limits of this site that ban, by the ends of the keys of their bans."""
     limits: dict[bytes, Limit] = {}
     for each in known_limits():
         if each.limit is not None and each.limit.ban is not None:  # A rule's come first.
             limits.setdefault(each.limit.ban.key_part, each.limit)
-    found = []
-    for key, state, detail in zip(keys, states, details, strict=True):
-        parsed = Ban.of_state(state or b"", now)
-        if parsed is None:
-            continue
-        ban, why = parsed
-        identity, _separator, part = key.removeprefix(conf.CACHE_PREFIX + b"{").partition(b"}:")
-        known = limits.get(part)
-        if known is not None and known.ban is not None and not ban.by_hand:  # As the limit is now.
-            until = ban.last + known.ban.duration_us(ban.times - 1)
-            ban = ban._replace(until=min(ban.until, until))
-        if ban.until > now:
-            name, rule, who = _details(detail)
-            name = name or part.removesuffix(b":ban").decode(errors="replace")
-            found.append(ActiveBan(name, rule, identity.decode(), who, ban, why, key, known))
-    return sorted(found, key=lambda active: active.ban.until)
+    return limits
 
 
-def _details(text: bytes | None) -> tuple[str, str, Name]:
-    try:
-        details = json.loads(text or b"{}")
-        who = [(str(kind), str(value)) for kind, value in details["who"]]
-        return str(details.get("limit") or ""), str(details.get("rule") or ""), who
-    except (ValueError, TypeError, KeyError, AttributeError):  # Written by hand, or not at all.
-        return "", "", []
+def _charge(key: bytes, limits: dict[bytes, Limit]) -> Charge:
+    """Return the charge whose ban has this key.
+
+    If this process does not have the limit, another stands for it, under which earlier bans are
+    remembered for longer.
+    """
+    digest, part = _digest_and_part(key)
+    limit = limits.get(part)
+    if limit is None:
+        name = f"unknown {part.decode(errors='replace')}"
+        limit = Limit(name, "1/s", ban_after=1, ban_for="3650d")
+        assert limit.ban is not None
+        limit = limit.with_ban(limit.ban._replace(key_part=part))
+    return Charge(limit, digest)
 
 
-def evidence_of_bans(bans: Sequence[ActiveBan]) -> list[tuple[Offence, ...]]:
-    """Return the latest offences of each of these bans. Raises `StoreError`."""
-    return evidence_of([(active.key, active.ban) for active in bans])
+def scan_bans() -> None:
+    """Repair the list: read all bans in Redis, add those that are missing, and remove others.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    listed = ban_list.read()
+    keys = get_store(background=True).find_keys(conf.CACHE_PREFIX + b"{", b"*}:*:ban")
+    limits = _banning_limits()
+    every = sorted(keys | listed.keys())
+    for start in range(0, len(every), AT_ONCE):
+        part = every[start : start + AT_ONCE]
+        decision = run(answered(build_call([_charge(key, limits) for key in part], "peek")))
+        if decision.source == "fallback":
+            raise StoreError("Redis is unavailable")
+        bans = [(key, state.ban) for key, state in zip(part, decision.limits, strict=True)]
+        held = {key: ban for key, ban in bans if ban is not None and ban.until}
+        found = {}
+        for (key, ban), text in zip(held.items(), _descriptions(held), strict=True):
+            found[key] = ListedBan.of(ban, decision.moment)
+            if text is not None:
+                found[key] = found[key]._replace(description=text)
+        if found:
+            ban_list.write(found)
+        gone = [key for key in part if key not in held]
+        if gone:
+            ban_list.remove(gone)
 
 
 def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
@@ -132,27 +169,17 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
         StoreError: Redis is unavailable.
     """
     lifted: list[ActiveBan] = []
+    limits = _banning_limits()
     try:
         for start in range(0, len(bans), AT_ONCE):
             part = bans[start : start + AT_ONCE]
-            run(unbanning([_unban(active) for active in part], forget=forget))
+            charges = [PlannedCharge(_charge(each.key, limits), each.limit) for each in part]
+            run(unbanning(charges, forget=forget))
             lifted += part
     finally:  # If Redis stops answering, some of them are lifted.
         if lifted:
-            after = history_names({active.identity: masked(active.who) for active in lifted})
+            after = history_names({active.identity: active.who for active in lifted})
             if forget:
                 after["forget"] = True
             names = [active.limit for active in lifted]
             record_change(RateLimitChange.Action.UNBANNED, names, after)
-
-
-def _unban(active: ActiveBan) -> PlannedCharge:
-    """Return the charge that lifts a ban, by its key.
-
-    If this process does not have the limit, earlier bans are still remembered.
-    """
-    limit = active.known or Limit("lifted", "1/s", ban_after=1, ban_for="3650d")
-    assert limit.ban is not None
-    part = active.key.partition(b"}:")[2]
-    limit = limit.with_ban(limit.ban._replace(key_part=part))
-    return PlannedCharge(Charge(limit, active.identity.encode()), active.limit)

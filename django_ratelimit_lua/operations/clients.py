@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import chain
 from typing import NamedTuple
 
 from ..conf import conf
-from ..engine.decide import Outcome, Plan, PlannedCharge, answered, build_call, decide, now_us
-from ..engine.evidence import Offence, evidence_of
+from ..engine.decide import Plan, PlannedCharge, answered, build_call, decide, now_us
 from ..engine.run import Wait, run
 from ..engine.slots import Holder
 from ..exceptions import StoreError
@@ -20,7 +17,6 @@ from ..identity.address import address_as
 from ..identity.forwarded import network_words, parse_address, parse_network
 from ..identity.keys import field_identity, split_field
 from ..identity.names import Name, Part
-from ..limits.ban import Ban
 from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
@@ -30,7 +26,7 @@ from ..rules.overrides import DIGEST, USER, SubjectRef, client_identity, is_fiel
 from ..rules.ruleset import Ruleset
 from ..web.overrides import override_kinds
 from ..web.plan import Party, Planner
-from .bans import ActiveBan, active_bans, bans_by_key
+from .bans import ActiveBan, active_bans
 from .explain import (
     ExplainedLimit,
     Explanation,
@@ -62,15 +58,13 @@ class ExplainedClient(NamedTuple):
     - `found`: the limits that have counted it, and those of the requested name. They are decided
       as if it was not blocked; `found.block` is the override that blocks it. Overrides about a
       network cannot be found by a digest;
-    - `offences`: the last requests that counted towards a ban, the earliest first; `bans`, `slots`
-      and `overrides`: those that have not ended;
+    - `bans`, `slots` and `overrides`: those that have not ended;
     - `is_complete`: every limit of the site was examined.
     """
 
     digest: str
     name: Name
     found: Explanation
-    offences: Sequence[Offence] = ()
     bans: Sequence[ActiveBan] = ()
     slots: Sequence[Holder] = ()
     overrides: Sequence[RateLimitOverride] = ()
@@ -106,8 +100,7 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     met = [_as_known(explained, overrides) for explained in explained_limits(planner, outcome)]
     found = Explanation(outcome.decision, met)
     strongest = planner.strongest()
-    charges = [Charge(limit, digest.encode()) for _known, limit in examined]
-    bans = bans_by_key(build_call(charges, "peek").ban_keys())
+    bans = active_bans(MAX_LISTED, identity=digest)
     slots = [holder for holder in slots_held() if holder.digest == digest]
     names = [active.who for active in bans] + [list(holder.identity) for holder in slots]
     if strongest is None:
@@ -118,8 +111,7 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
         digest,
         next(filter(None, names), []),
         found,
-        _offences(planner.charges, outcome),
-        bans[:MAX_LISTED],
+        bans,
         slots[:MAX_LISTED],
         overrides[:MAX_LISTED],
         len(examined) == len(named) + len(others),
@@ -205,17 +197,6 @@ def _counts(place: _Place, overrides: Sequence[RateLimitOverride]) -> list[Limit
     pk = known.rule.pk if known.rule is not None else None
     own = [row.override() for row in overrides if row.rule_id in (None, pk)]
     return [limit, *(override.limit(limit) for override in own)]
-
-
-def _offences(charges: Sequence[PlannedCharge], outcome: Outcome) -> tuple[Offence, ...]:
-    """Return the evidence for each limit that bans; none if Redis is unavailable."""
-    bans = {state.name: state.ban for state in outcome.decision.limits if state.ban is not None}
-    banning = [planned.charge for planned in charges if planned.charge.limit.ban is not None]
-    keys = build_call(banning, "peek").ban_keys()
-    known = [bans.get(charge.limit.name, Ban()) for charge in banning]
-    with suppress(StoreError):
-        return tuple(sorted({*chain(*evidence_of(list(zip(keys, known, strict=True))))}))
-    return ()
 
 
 class _ClientPlanner(Planner):
@@ -389,7 +370,7 @@ def clients_by_prefix(prefix: str) -> Mapping[str, Name]:
     Raises:
         StoreError: Redis is unavailable.
     """
-    found = {active.identity: active.who for active in active_bans()}
+    found = {active.identity: active.who for active in active_bans(identity=prefix)}
     found |= {holder.digest: list(holder.identity) for holder in slots_held()}
     about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
     for digest in about.values_list("client_digest", flat=True)[:MAX_LISTED]:

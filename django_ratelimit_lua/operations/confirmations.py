@@ -21,7 +21,6 @@ from ..rules.paths import path_pattern
 from ..rules.places import place_problems
 from ..rules.rule import Declared, Rule, RuleError
 from ..rules.ruleset import settings_rules
-from ..store import get_store
 from .call_sites import SETTINGS, call_sites_of
 from .rules_yaml import RULE, RuleChange, build_rule
 
@@ -158,10 +157,6 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
     found = place_problems(rule)
     if rule.template is None or rule.mode == "off":
         return found
-    if rule.template.ban_key is not None and not get_store().compares_rules:
-        found.append(
-            _("In a Redis Cluster ban_key has no effect: add a rule by that key that bans.")
-        )
     counted = _counts(limits_of(rule), _key_name(rule, sites))
     limits = [limit for site in sites for limit in site.limits]
     key = next((site.key for site in sites), "")

@@ -501,7 +501,7 @@ def without_shared_bans(charges: Sequence[Charge]) -> list[Charge]:
             continue
         counts.add((charge.digest, limit.key_part))
         if limit.ban is not None:
-            ban = (charge.ban_digest, limit.ban.key_part)
+            ban = (charge.digest, limit.ban.key_part)
             if ban in bans:
                 charge = charge._replace(limit=limit.without_bans())
             bans.add(ban)

@@ -20,6 +20,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from ..conf import conf
+from ..engine.bans import ban_list
 from ..engine.decide import build_call, forgetting
 from ..engine.run import run
 from ..engine.slots import forget_slots
@@ -30,7 +31,7 @@ from ..identity.forwarded import parse_network
 from ..identity.keys import EXACT, INT, field_identity, registered_keys, split_prefix
 from ..identity.text import NO_NUMBER, normalised, number_spelling
 from ..limits.algorithms.concurrency import Concurrency
-from ..limits.call import REGISTER, Charge
+from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ..models.audit import acting, current_actor
@@ -210,11 +211,9 @@ def _erase_in_redis(identity: ForgottenIdentity, erased: Counter[str]) -> None:
         erased["slots"] += forget_slots(key, identity.published)
     others = sorted(keys - holding)
     store.delete_keys(others)
-    register = prefix + REGISTER
-    listed = store.execute(b"ZRANGE", register, b"0", b"-1")  # Also bans with expired keys.
-    gone = [key for key in listed if any(tag in key for tag in tags)]
+    gone = [key for key in ban_list.read() if any(tag in key for tag in tags)]
     if gone:
-        store.execute(b"ZREM", register, *gone)
+        ban_list.remove(gone)
     bans = sum(key.endswith(b":ban") for key in others)
     details = sum(b":ban:" in key for key in others)
     counts = len(others) - bans - details

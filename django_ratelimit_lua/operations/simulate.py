@@ -107,4 +107,4 @@ def _send(limits: Sequence[Limit], at: float, count: int, cost: int) -> Simulate
 def _decide(limits: Sequence[Limit], at: float, units: int, *, partial: bool = False) -> Decision:
     charges = [Charge(limit, digest("preview"), units) for limit in limits]
     call = build_call(charges, partial=partial, now=START_US + round(at * SECOND))
-    return get_store().decide(call._replace(registers=False))
+    return get_store().decide(call)

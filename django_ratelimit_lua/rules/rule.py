@@ -189,10 +189,10 @@ class Rule:
 
     @property
     def keys(self) -> list[Key]:
-        """Return the keys that the rule and its tiers count by and ban by."""
+        """Return the keys that the rule and its tiers count by."""
         if self.template is None:
             return []
-        keys = (self.template.key, self.template.ban_key, *self.template.tier_keys)
+        keys = (self.template.key, *self.template.tier_keys)
         return [key for key in keys if key is not None]
 
     @property

@@ -66,23 +66,6 @@ def compile_cost(cost: CostLike | None) -> int | CostFunction | None:
     )
 
 
-def ban_key(given: object) -> Key:
-    """Return the key to ban by, from the option `ban_key`. Raises `LimitError`."""
-    try:
-        text: str = OPTIONS["ban_key"].check(given)
-        parts: KeyLike = text
-        if "+" in text:
-            parts = tuple(text.split("+"))
-        key = compile_key(parts)
-        if key.functions:
-            raise LimitError(_("%(key)r: callables are not allowed"), key=text)
-        if key.name == ALL_CALLERS:
-            raise LimitError(_("%(key)r would ban every client; use a key such as ip"), key=text)
-    except LimitError as error:
-        raise error.of("ban_key") from None
-    return key
-
-
 def tier_key(name: str) -> Key | None:
     """Return the registered key of a tier such as `plan:pro`; None if it is for a Django group.
 
@@ -109,7 +92,6 @@ class LimitTemplate:
       that a rule replaces (by default, a cost of 1);
     - `rates`: units per time, or functions that return them;
     - `options`: the options of each limit;
-    - `ban_key`: the key to ban by; None: `key`;
     - `tiers`: the templates that replace it for the members of a Django group, or for a value of a
       registered key (`plan:pro`), the most favourable first;
     - `tier_keys`: the registered keys of the tiers; `has_group_tiers`: whether any tier is for a
@@ -135,15 +117,12 @@ class LimitTemplate:
     counted: tuple[tuple[tuple[int, str], str], ...] = ()
     tier: str = ""
     whole: LimitTemplate | None = field(default=None, repr=False)
-    ban_key: Key | None = field(init=False, repr=False)
     tier_keys: tuple[Key, ...] = field(init=False, repr=False)
     has_group_tiers: bool = field(init=False, repr=False)
     _limits: dict[object, Limit] = field(default_factory=dict, repr=False)
     _in_place: dict[object, LimitTemplate] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        given = self.options.get("ban_key") or None
-        self.ban_key = given and ban_key(given)
         keys = dict.fromkeys([tier_key(name) for name, _ in self.tiers])
         self.tier_keys = tuple([key for key in keys if key is not None])
         self.has_group_tiers = None in keys

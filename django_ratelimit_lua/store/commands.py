@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from ..limits.call import REGISTER, Call, StaleRules
+from ..limits.call import Call, StaleRules
 from ..limits.decision import Decision
 from ..limits.program import PROGRAM, Program
 from ..process.forks import chance
@@ -89,14 +89,14 @@ def to_decide(call: Call) -> Question[Decision]:
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     is_usual = call.now is None and call.hit_at is None and not (call.slot or call.subjects)
     is_usual = is_usual and len(call.charges) <= MAX_LIMITS
-    limits: tuple[tuple[str, int, bool], ...] = ()
+    limits: tuple[tuple[str, int], ...] = ()
     digests: tuple[bytes, ...] = ()
     bans: tuple[bytes, ...] = ()
-    for limit, digest, cost, banned, reports in call.charges:
-        limits += ((limit.text, cost, reports),)
+    for limit, digest, cost in call.charges:
+        limits += ((limit.text, cost),)
         digests += (digest,)
         if limit.ban is not None and call.operation not in ("charge", "refund"):
-            bans += (banned or digest,)
+            bans += (digest,)
         is_usual = is_usual and cost <= MAX_UNITS
     read = partial(call.read, token=token)
     if is_usual:
@@ -126,7 +126,7 @@ def _form(call: Call) -> bytes:
     varies = any(not limit.packed for limit in limits)
     if varies or len({limit.key_part for limit in limits}) < len(limits):
         return b""
-    charges = [charge._replace(digest=_DIGEST, banned=b"") for charge in call.charges]
+    charges = [charge._replace(digest=_DIGEST) for charge in call.charges]
     form = _evalsha(call._replace(charges=charges), _TOKEN)
     return form.replace(b"%", b"%%").replace(_DIGEST, b"%b").replace(_TOKEN, b"%b")
 
@@ -134,11 +134,8 @@ def _form(call: Call) -> bytes:
 RULES = b"rules"
 RESET = b"reset"
 ANNEX = b"annex"
-# A user who may not publish can still delete. The register, if there is one, lists all bans: these
-# leave it.
-_DELETE = b"""local last = #KEYS - tonumber(ARGV[3])
-redis.call('DEL', unpack(KEYS, 1, last))
-if last < #KEYS then redis.pcall('ZREM', KEYS[#KEYS], unpack(KEYS, 1, last)) end
+# A user who may not publish can still delete.
+_DELETE = b"""redis.call('DEL', unpack(KEYS))
 local time = redis.call('TIME')
 local moment = time[1] * 1000000 + time[2]
 redis.pcall('PUBLISH', ARGV[1], ARGV[2] .. string.format(' @%.0f', moment))
@@ -150,21 +147,15 @@ def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question
     """Return the question that deletes counts and bans, and notifies all processes.
 
     After an `unban`, which has lifted the bans, it only notifies, and counts stay. `keys` are the
-    keys to delete; by default all keys of the call, and its entries in the register of bans. The
-    answer is the moment up to which units do not count any more, in microseconds since 1970 by the
-    clock of Redis.
+    keys to delete; by default all keys of the call. The answer is the moment up to which
+    units do not count any more, in microseconds since 1970 by the clock of Redis.
     """
     if call.operation == "unban":
-        message = [RESET, *dict.fromkeys(charge.ban_digest for charge in call.charges), b"@0"]
+        message = [RESET, *dict.fromkeys(charge.digest for charge in call.charges), b"@0"]
         return Question(command(b"EVAL", _TELL, b"0", channel, b" ".join(message)), _whole_number)
-    registers = not keys and call.registers and bool(call.banning)
     keys = list(keys or call.state_keys())
-    if registers:
-        keys.append(call.prefix + REGISTER)
-    digests = dict.fromkeys(
-        digest for charge in call.charges for digest in (charge.digest, charge.ban_digest)
-    )
-    arguments = (channel, b" ".join([RESET, *digests]), b"%d" % registers)
+    digests = dict.fromkeys(charge.digest for charge in call.charges)
+    arguments = (channel, b" ".join([RESET, *digests]))
     parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *arguments)
     return Question(command(*parts), _whole_number)
 

@@ -22,12 +22,12 @@ from redis.crc import key_slot as slot_of
 from redis.exceptions import RedisError
 
 from ..exceptions import StoreError
-from ..limits.call import REGISTER, Call, Charge
+from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from .blocking import Link
 from .cluster import Cluster, Send
-from .commands import Address, Question, to_decide, to_execute, to_reset
+from .commands import Address, Question, to_decide, to_reset
 from .connection_params import ConnectionParams
 from .patience import Patience
 from .server import MAX_KEYS, Store
@@ -105,14 +105,8 @@ class ShardedStore(Store):
     async def _decide(self, call: Call, ask: AskSlot) -> Decision:
         if not call.charges:
             return await ask(slot_of(call.fence), to_decide(call))
-        # The rules, the register of bans, and the bans of other identities are in other hash slots.
-        alone = call._replace(
-            charges=[_without_wider_ban(charge) for charge in call.charges],
-            revision=None,
-            fence=b"",
-            subjects=(),
-            registers=False,
-        )
+        # The rules are in another hash slot.
+        alone = call._replace(revision=None, fence=b"", subjects=())
         decision = await self._decide_limits(alone, ask)
         return decision._replace(revision=call.revision_number)
 
@@ -198,7 +192,6 @@ class ShardedStore(Store):
     async def _reset(self, call: Call, ask: AskSlot) -> int:
         latest = 0
         keys = call.state_keys()
-        bans = call.ban_keys()
         places_by_slot = _places_by_slot(keys)
         if call.operation == "unban":  # Nothing is deleted, and one message is enough.
             places_by_slot = _places_by_slot(keys[:1])
@@ -207,9 +200,6 @@ class ShardedStore(Store):
             question = to_reset(call, self.channel(call.prefix), part)
             moment = await ask(slot, question)
             latest = max(latest, moment)
-        if bans:
-            removal = to_execute(b"ZREM", call.prefix + REGISTER, *bans)
-            await ask(slot_of(removal.key), removal)
         return latest
 
     def _blocking(self, patience: Patience | None = None) -> AskSlot:
@@ -275,10 +265,3 @@ def _places_by_slot(keys: Sequence[bytes]) -> dict[int, list[int]]:
     for place, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(place)
     return places
-
-
-def _without_wider_ban(charge: Charge) -> Charge:
-    """Return a charge without its ban, if `ban_key` bans another identity than the counted one."""
-    if not charge.banned:
-        return charge
-    return charge._replace(limit=charge.limit.without_bans(), banned=b"")

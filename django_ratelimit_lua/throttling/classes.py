@@ -122,11 +122,6 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         refuse_unknown(cls.options, where=f"Throttle {cls.__name__}: ")
-        if cls.options.get("ban_key"):
-            raise LimitError(
-                f"Throttle {cls.__name__}: ban_key is not supported; throttles ban the client "
-                "they count"
-            )
         if isinstance(cls.scope, str):
             site = None  # The rate may be in the settings.
             if cls.rate:

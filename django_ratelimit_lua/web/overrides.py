@@ -172,7 +172,7 @@ def _digests(who: SubjectSource, kind: str, secrets: Sequence[str | bytes]) -> l
 
 
 def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | bytes]) -> list[bytes]:
-    """Return the subjects for overrides about the digests of the charged or banned clients.
+    """Return the subjects for overrides about the digests of the charged clients.
 
     An operator may have copied a digest that was made with an earlier key, so a client has one
     subject for each key.
@@ -180,14 +180,10 @@ def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | byt
     clients: dict[bytes, None] = {}
     _present, *earlier = secrets_by_id().values()
     for planned in charges:
-        counted = [(planned.identity, planned.charge.digest)]
-        if planned.banned is not None:
-            counted.append((planned.banned, planned.charge.ban_digest))
-        for identity, client in counted:
-            identity = original(identity)
-            if not is_unknown(identity):
-                clients[client] = None
-                clients |= dict.fromkeys(digest(identity, secret) for secret in earlier)
+        identity = original(planned.identity)
+        if not is_unknown(identity):
+            clients[planned.charge.digest] = None
+            clients |= dict.fromkeys(digest(identity, secret) for secret in earlier)
     return [
         digest(client_identity(client.decode()), secret) for client in clients for secret in secrets
     ]

@@ -84,16 +84,12 @@ class Place:
         rates: Sequence[Rate],
         cost: int,
         identity: Identity,
-        banned: Identity = None,
     ) -> None:
         """Add all charges of a rule, or none if one of them raises.
 
         `numbers` is the template of a tier, or the rule's own.
         """
         subject = digest(identity)
-        ban_subject = b""
-        if banned is not None:
-            ban_subject = digest(banned)
         if numbers.key is None or numbers.key.functions:
             identity = own(identity)
         charges: list[PlannedCharge] = []
@@ -101,7 +97,7 @@ class Place:
         for rate in rates:
             limit = numbers.limit(name, rate)
             ordinal = 1
-            while taken.intersection(keys := _keys(limit, subject, ban_subject)):
+            while taken.intersection(keys := _keys(limit, subject)):
                 ordinal += 1  # Each has a name of its own here.
                 limit = numbers.limit(name, rate, ordinal)
             taken.update(keys)
@@ -109,10 +105,8 @@ class Place:
                 limit = limit.without_bans()
             if self._is_mixed and not rule.block:
                 limit = limit.advising()
-            charge = Charge(limit, subject, cost, ban_subject)
-            charges.append(
-                PlannedCharge(charge, name, rule, self.owner, identity=identity, banned=banned)
-            )
+            charge = Charge(limit, subject, cost)
+            charges.append(PlannedCharge(charge, name, rule, self.owner, identity=identity))
         self._taken = taken
         self.charges += charges
 
@@ -310,7 +304,8 @@ class RequestPlanner(Planner):
                 charges += place.charges
             for planned in charges:
                 if planned.charge.limit.ban is not None:
-                    self._plan_bans(charges)
+                    if is_never_banned(self.request):
+                        charges = [_without_ban(planned) for planned in charges]
                     break
             if len(charges) > 1:
                 charges = one_of_each(charges)
@@ -360,10 +355,7 @@ class RequestPlanner(Planner):
             identity = yield from self._read(key, name)
         else:
             identity = key.read(name, request, None)
-        banned: Identity = None
-        if numbers.ban_key is not None:
-            banned = yield from self._read(numbers.ban_key, name)
-        place.add(rule, name, numbers, rates, cost, identity, banned)
+        place.add(rule, name, numbers, rates, cost, identity)
 
     def _is_done(self, name: str) -> bool:
         """Return whether a rule that was counted for the request is left out here."""
@@ -466,24 +458,6 @@ class RequestPlanner(Planner):
         if subjects:
             self.parties = [Party(self.charges, subjects, has_blocks)]
 
-    def _plan_bans(self, charges: list[PlannedCharge]) -> None:
-        """Apply the settings of bans to the charges.
-
-        Some clients are never banned, and some offences are known only after the view.
-        """
-        is_free = is_never_banned(self.request)
-        for place, planned in enumerate(charges):
-            charge = planned.charge
-            rule = planned.rule
-            ban = charge.limit.ban
-            if ban is None:
-                continue
-            if is_free:
-                charge = charge._replace(limit=charge.limit.without_bans())
-            elif rule is not None and rule.count_if is not None and ban.on == "counted":
-                charge = charge._replace(reports=True)
-            charges[place] = planned._replace(charge=charge)
-
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         if self._once:
             # A limit that refuses has counted nothing, and an inner decorator may have to refuse.
@@ -523,12 +497,17 @@ def _limit_key(planned: PlannedCharge) -> tuple[object, ...]:
     return (charge.digest, charge.limit.key_part, charge.cost, outcomes)
 
 
-def _keys(limit: Limit, subject: bytes, ban_subject: bytes) -> list[tuple[bytes, bytes]]:
+def _keys(limit: Limit, subject: bytes) -> list[tuple[bytes, bytes]]:
     """Return what must not occur twice in a call: the keys of the count and of the bans."""
     keys = [(subject, limit.key_part)]
     if limit.ban is not None:
-        keys.append((ban_subject or subject, limit.ban.key_part))
+        keys.append((subject, limit.ban.key_part))
     return keys
+
+
+def _without_ban(planned: PlannedCharge) -> PlannedCharge:
+    charge = planned.charge
+    return planned._replace(charge=charge._replace(limit=charge.limit.without_bans()))
 
 
 def is_never_banned(request: HttpRequest) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from django.http import HttpRequest
 
-from ..engine.decide import Outcome, answered, build_call, forgetting, offending, refunding
+from ..engine.decide import Outcome, answered, build_call, forgetting, refunding
 from ..engine.holding import Held
 from ..engine.run import Waiting, called
 from ..identity.request_state import request_state
@@ -32,7 +32,6 @@ def settle(
     refunds = []
     charges = []
     resets = []
-    offences = []
     charged = request_state(request).charged
     for decided in outcome.charges:
         rule = decided.planned.rule
@@ -55,12 +54,8 @@ def settle(
             continue
         if not (yield from called(rule.count_if, request, response)):
             refunds.append(decided)
-        elif charge.reports:
-            offences.append(decided.planned)
     yield from refunding(refunds)
     if charges:
         yield from answered(build_call(charges, "charge"))
-    if offences:
-        yield from offending(offences, request=request)
     if resets:
         yield from forgetting(build_call(resets, "refund"))

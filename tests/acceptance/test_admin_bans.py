@@ -17,11 +17,9 @@ from django.urls import path
 from django.utils import translation
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.evidence import evidence_notes
 from django_ratelimit_lua.engine.run import run
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import active_bans
-from django_ratelimit_lua.store import PATIENCE, Patience
 from tests.users import staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,18 +45,6 @@ def by_user(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
 
 
-@ratelimit(
-    group="banned-wider",
-    key=("ip", "post:username"),
-    rate="1/h",
-    ban_after=2,
-    ban_for="10m",
-    ban_key="ip",
-)
-def wider(request: HttpRequest) -> HttpResponse:
-    return HttpResponse("in")
-
-
 @ratelimit(group="banned-as-both", key=("ip", "user"), rate="1/h", ban_after=2, ban_for="10m")
 def as_both(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
@@ -76,7 +62,6 @@ def by_secret(request: HttpRequest) -> HttpResponse:
 
 urlpatterns = [
     path("secret/", by_secret),
-    path("wider/", wider),
     path("as-both/", as_both),
     path("long/", by_long_name),
     path("admin/", admin.site.urls),
@@ -106,13 +91,10 @@ def text_of(response: Any) -> str:
     return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)))
 
 
-def attack(
-    where: str = "/ip/", times: int = 3, address: str = ATTACKER, agent: str = "sqlmap", **data: str
-) -> Any:
-    client = Client(REMOTE_ADDR=address, headers={"user-agent": agent})
+def attack(where: str = "/ip/", times: int = 3, address: str = ATTACKER, **data: str) -> Any:
+    client = Client(REMOTE_ADDR=address)
     for _ in range(times):
         response = client.post(where, data)
-    evidence_notes.write(Patience(PATIENCE))
     return response
 
 
@@ -135,20 +117,18 @@ def block(operator: Client, duration: str = "3600") -> Any:
 
 
 def test_the_page_shows_the_client_and_the_reason(operator: Client) -> None:
-    """It shows the limit, the end, the length of the next ban, and the offences with path and user
-    agent.
-    """
+    """It shows the client, the limit and the number of refusals."""
     assert "No client is banned." in text_of(operator.get(BANS))
     attack()
     text = text_of(operator.get(BANS))
     assert "1 ban is in force." in text
-    for words in (ATTACKER, "banned-by-ip", "2 offences", "10 min", "POST /ip/", "sqlmap"):
+    for words in (ATTACKER, "banned-by-ip", "2 refusals"):
         assert words in text, words
 
 
 def test_unbanning_takes_effect_immediately(operator: Client) -> None:
-    """It applies to the next request. The next ban is longer, unless earlier bans are forgotten.
-    The history names the operator.
+    """It applies to the next request. Earlier bans are remembered, unless they are forgotten. The
+    history names the operator.
     """
     assert attack().status_code == 429
     page = act(operator, "lift")
@@ -156,11 +136,11 @@ def test_unbanning_takes_effect_immediately(operator: Client) -> None:
     assert "No client is banned." in text_of(page)
     attack(times=2)
     (active,) = active_bans()
-    assert active.ban.times == 2
+    assert active.times == 2
     assert "first" in text_of(act(operator, "forget"))
     attack(times=2)
     (active,) = active_bans()
-    assert active.ban.times == 1
+    assert active.times == 1
     changes = RateLimitChange.objects.filter(action=RateLimitChange.Action.UNBANNED)
     assert [change.by for change in changes] == ["grace", "grace"]
     assert "ban lifted" in text_of(operator.get("/admin/django_ratelimit_lua/ratelimitchange/"))
@@ -200,15 +180,6 @@ def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
     assert attack("/both/", times=1, username="ada", address=OFFICE).status_code == 200
 
 
-def test_a_block_of_a_banned_client_uses_the_key_of_the_ban(operator: Client) -> None:
-    """If the ban is of an address, the block is of the address as well."""
-    attack("/wider/", username="ada")
-    block(operator)
-    act(operator, "forget")
-    assert attack("/wider/", times=1, username="bob").status_code == 429
-    assert attack("/wider/", times=1, username="bob", address=OFFICE).status_code == 200
-
-
 @pytest.mark.parametrize("shows", ["plain", "masked"])
 def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
     settings: Any, shows: str, direct: redis.Redis, prefix: str
@@ -221,8 +192,8 @@ def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
     for _ in range(3):
         client.post("/secret/")
     (active,) = active_bans()
-    told = json.loads(direct.get(active.key + b":told"))
-    assert {*told} == {"limit", "rule", "who"}
+    told = json.loads(direct.get(active.key + b":about"))
+    assert {*told} == {"since", "offences", "times", "limit", "rule", "who", "why"}
     assert ("s3cr3t" in str(told)) is (shows == "plain")
     blocker = staff("block_identity")
     pages = text_of(block(blocker))
@@ -246,6 +217,7 @@ def test_operators_cannot_ban_or_block_themselves(
     settings.RATELIMIT_KEY_SECRET = ["old"]
     for _ in range(3):
         operator.post(where)
+    active_bans()  # Which lists them, before the settings change.
     settings.RATELIMIT_KEY_SECRET = secrets
     assert "you would lock yourself out" in text_of(block(operator))
     assert not RateLimitOverride.objects.exists()
@@ -259,7 +231,7 @@ def test_a_limit_with_a_long_name_supports_bans_and_blocks(operator: Client) -> 
 
 
 def test_a_user_without_permission_sees_less(operator: Client) -> None:
-    """Buttons, names and evidence depend on permissions. A request without the permission is
+    """Buttons and names depend on permissions. A request without the permission is
     refused.
     """
     attack()
@@ -270,7 +242,6 @@ def test_a_user_without_permission_sees_less(operator: Client) -> None:
     text = text_of(page)
     assert "Lift ban" not in text
     assert ATTACKER not in text
-    assert "sqlmap" not in text
     assert active.identity[:12] in text
     for action in (f"lift:{active.key.decode()}", f"block:{active.key.decode()}"):
         assert colleague.post(BANS, {"action": action}).status_code == 403
@@ -280,19 +251,17 @@ def test_a_user_without_permission_sees_less(operator: Client) -> None:
 
 
 def test_masked_clients_can_be_distinguished(operator: Client, settings: Any) -> None:
-    """Users who may view identities see the address while the ban lasts. The history has a part of
-    the digest instead.
-    """
+    """Users who may view identities see the network and a part of the digest."""
     settings.RATELIMIT_SHOW_IDENTITIES = "masked"
     attack()
     attack(address="203.0.113.10")
     first, second = active_bans()
     page = operator.get(BANS)
-    for active, address in ((first, ATTACKER), (second, "203.0.113.10")):
-        named = f"{address} ({active.identity[:12]})"
+    for active in (first, second):
+        named = f"203.0.113.0/24 ({active.identity[:12]})"
         assert f'aria-label="Lift the ban of {named}"' in page.content.decode()
     done = operator.post(BANS, {"action": f"forget:{first.key.decode()}"}, follow=True)
-    assert f"The ban of {ATTACKER} ({first.identity[:12]}) by" in text_of(done)
+    assert f"The ban of 203.0.113.0/24 ({first.identity[:12]}) by" in text_of(done)
     change = RateLimitChange.objects.get()
     reader, changes = staff("view_ratelimitchange"), "/admin/django_ratelimit_lua/ratelimitchange/"
     for url in (changes, f"{changes}{change.pk}/change/"):
@@ -361,9 +330,7 @@ def test_bans_are_searched(operator: Client, settings: Any, shows: str) -> None:
     shops = RateLimiter("shops", "1/h", ban_after=1, ban_for="1h")
     shops.ban("prices", why="Scraper of prices")
     found = {active.identity[:12]: active for active in active_bans()}
-    identities = [
-        active.identity[:12] for active in sorted(found.values(), key=lambda x: x.ban.since)
-    ]
+    identities = [active.identity[:12] for active in sorted(found.values(), key=lambda x: x.since)]
     first, second, both, by_hand = identities
 
     def searched(text: str, client: Client = operator) -> set[str]:
@@ -421,9 +388,9 @@ def test_ten_thousand_bans_are_lifted_in_few_calls(
     operator: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call lifts a hundred bans."""
-    limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="10m", ban_on="reported")
+    limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="10m")
     for number in range(250):
-        limiter.offend(f"client {number}")
+        limiter.ban(f"client {number}")
     runs = []
     monkeypatch.setattr(
         "django_ratelimit_lua.operations.bans.run", lambda call: runs.append(1) or run(call)
@@ -435,12 +402,11 @@ def test_ten_thousand_bans_are_lifted_in_few_calls(
 
 
 def test_text_from_attackers_is_escaped_on_the_page(operator: Client) -> None:
-    """Markup in a path, a user agent or a name is displayed as text."""
-    attack("/both/", username="<script>1</script>", agent="<img src=x onerror=alert(1)>\x1b[1m")
+    """Markup in a name is displayed as text."""
+    attack("/both/", username="<img src=x onerror=alert(1)>")
     page = operator.get(BANS).content.decode()
     assert "<img src=x" not in page
-    assert "<script>1" not in page
-    assert "&lt;img src=x onerror=alert(1)&gt;\\x1b[1m" in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
 
 
 def test_the_bans_page_is_translated_to_german(operator: Client) -> None:
@@ -451,9 +417,9 @@ def test_the_bans_page_is_translated_to_german(operator: Client) -> None:
         # The list of limits has those of other tests in this process.
         page.content = re.sub(rb'<select name="limit".*?</select>', b"", page.content, flags=re.S)
         text = text_of(page)
-    for words in ("1 Bann ist in Kraft.", "Bann aufheben", "2 Verstöße", "nächster Bann"):
+    for words in ("1 Bann ist in Kraft.", "Bann aufheben", "2 Ablehnungen"):
         assert words in text, words
-    for words in ("Lift ban", "offence", "since", "Duration", "Reason"):
+    for words in ("Lift ban", "refusal", "since", "Duration", "Reason"):
         assert words not in text, words
 
 

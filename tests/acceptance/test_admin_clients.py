@@ -15,12 +15,10 @@ from django.test import Client
 from django.urls import path
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine.evidence import evidence_notes
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import active_bans, clients
 from django_ratelimit_lua.operations.slots import slots_held
-from django_ratelimit_lua.store import PATIENCE, Patience
 from tests.clusters import until
 from tests.users import serve_admin, staff
 
@@ -146,16 +144,14 @@ def test_a_block_of_a_network_is_found_by_the_address(operator: Client) -> None:
     assert statuses("/ok", 1, "203.0.113.1") == [200]
 
 
-def test_bans_are_shown_with_their_evidence_and_lifted(operator: Client) -> None:
-    """Only users who may view identities see the paths."""
+def test_bans_are_shown_and_lifted(operator: Client) -> None:
+    """Only users who may view identities see the address."""
     statuses("/banning", 4, "203.0.113.1")
-    evidence_notes.write(Patience(PATIENCE))
     client = of("ip", "203.0.113.1")
     shown = page(operator, client)
     assert "Banned by banning" in shown
-    assert "POST /banning" in shown
+    assert "2 refusals" in shown
     reader = staff("view_ratelimitrule", name="reader")
-    assert "POST /banning" not in page(reader, client)
     assert "203.0.113" not in page(reader, client)
     (active,) = active_bans()
     done = words(press(operator, client, f"lift:{active.key.decode()}"))

@@ -89,7 +89,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_everything(identity: Any = IP) -> None:
-    """Create counts of several algorithms, a ban with evidence, and statistics."""
+    """Create counts of several algorithms, a ban with its description, and statistics."""
     RateLimiter("counted", "1/h").hit(identity)
     banning = RateLimiter("banning", "1/h", ban_after=2, ban_for="1d")
     for _ in range(4):
@@ -134,7 +134,7 @@ def test_forgetting_an_address_leaves_no_trace(
             object_repr=ADDRESS,
             action_flag=CHANGE,
         )
-        time.sleep(1.5)  # Until evidence, statistics and the list of slots are written.
+        time.sleep(1.5)  # Until statistics and the lists of bans and slots are written.
         words = (*digests, ADDRESS + '"', f"{ADDRESS}'", f"at {ADDRESS}")
         assert len(traces(direct, prefix, *words)) > 8
         text = said("forget", "--ip", ADDRESS, "--overrides")
@@ -163,7 +163,7 @@ def test_forgetting_an_address_leaves_no_trace(
 def test_data_of_throttles_and_expired_bans_is_forgotten(
     soon: None, direct: redis.Redis, prefix: str
 ) -> None:
-    """DRF's throttles count by other texts, and the register of bans may outlive a ban."""
+    """DRF's throttles count by other texts, and the list of bans may outlive a ban."""
     user = User.objects.create(username="grace")
     factory = APIRequestFactory()
     for cls, who in ((AnonRateThrottle, AnonymousUser()), (UserRateThrottle, user)):

@@ -55,15 +55,15 @@ def test_a_limiter_that_is_off_grants_all_units(is_enabled: bool, settings: Any)
     assert limiter.peek("ada", 5).granted == 0
 
 
-@pytest.mark.parametrize("first", ["offend", "ban", "unban", "reset"])
+@pytest.mark.parametrize("first", ["ban", "unban", "reset"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_the_first_call_of_a_process_applies_the_rule(
     first: str, is_async: bool, settings: Any
 ) -> None:
-    """A process that reports offences, bans or resets, and never hits, uses the rule that replaces
-    the limiter's own limit.
+    """A process that bans or resets, and never hits, uses the rule that replaces the limiter's own
+    limit.
     """
-    rule = {"name": "uploads", "rate": "3/h", "ban_after": 3, "ban_for": "1d", "ban_on": "reported"}
+    rule = {"name": "uploads", "rate": "3/h", "ban_after": 3, "ban_for": "1d"}
     settings.RATELIMIT_RULES = [{"group": "uploads", "algorithm": "token_bucket", **rule}]
     limiter = RateLimiter("uploads", "100/h")
 
@@ -77,14 +77,11 @@ def test_the_first_call_of_a_process_applies_the_rule(
 
         return asyncio.run(call())
 
-    if first == "offend":
-        assert not begin(first, 3)
-        assert not limiter.hit("ada")
-    elif first == "ban":
+    if first == "ban":
         assert not begin(first, "2h")
         assert not limiter.hit("ada")
     elif first == "unban":
-        limiter.offend("ada", 3)
+        limiter.ban("ada")
         assert begin(first)
         assert limiter.hit("ada")
     else:

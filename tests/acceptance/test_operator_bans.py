@@ -23,7 +23,7 @@ RateLimitRule.objects.create(
 RateLimitRule.objects.filter(name="reports at once").update(limit=3)
 """
 ENVIRONMENT = {"DJANGO_SETTINGS_MODULE": "tests.long_reports_settings"}
-ATTACKER = "127.0.9.9"
+ATTACKER, NETWORK = "127.0.9.9", "127.0.9.0/24"
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 
 
@@ -50,11 +50,10 @@ def test_repeated_bans_grow(site: Site, hand_for: Callable[[str], Hand]) -> None
     hand.press(".model-bans a" if site.width > 1000 else ".breadcrumbs a")
     if site.width < 1000:
         hand.press(".model-bans th a")
-    for length, then in ((10 * MINUTE, "1 h"), (HOUR, "1 d"), (DAY, "1 d")):
+    for length in (10 * MINUTE, HOUR, DAY):
         assert is_banned_for(site, length)
         hand.browser.refresh()
-        assert ATTACKER in hand.text("#content-main tbody th")
-        assert then in hand.text("td.next")
+        assert NETWORK in hand.text("#content-main tbody th")
         last = "lift" if length < DAY else "forget"
         hand.press(f"button[value^='{last}:']:not([value$='selected'])")
         assert "is lifted" in hand.text(".messagelist")

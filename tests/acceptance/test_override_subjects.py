@@ -66,9 +66,6 @@ async def aok(request: HttpRequest) -> HttpResponse:
 login = ratelimit("login", ("ip", "post:username"), "2/h")(ok)
 by_function = ratelimit("partner", who, "1000/h")(ok)
 by_user = ratelimit("person", "user", "1000/h")(ok)
-banning = ratelimit(
-    "wide", ("ip", "post:username"), "1000/h", ban_after=5, ban_for="1h", ban_key="ip"
-)(ok)
 urlpatterns = [
     path("rule/", ok),
     path("free/", ok),
@@ -76,7 +73,6 @@ urlpatterns = [
     path("async/", aok),
     path("partner/", by_function),
     path("person/", by_user),
-    path("wide/", banning),
     path("throttled/", Throttled.as_view()),
     path("admin/", admin.site.urls),
 ]
@@ -118,9 +114,8 @@ def logged_in(username: str) -> Client:
 
 
 def test_a_block_by_digest_applies_to_every_limit_that_counts_the_client() -> None:
-    """It applies at sync and async call sites, to rules and throttles, to keys by functions, and to
-    the identity of a ban. It does not apply to other clients, or without a limit that counts this
-    client.
+    """It applies at sync and async call sites, to rules and throttles, and to keys by functions. It
+    does not apply to other clients, or without a limit that counts this client.
     """
     RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
     pair = (("ip", ADDRESS), ("post", "username", "ada"))
@@ -130,7 +125,6 @@ def test_a_block_by_digest_applies_to_every_limit_that_counts_the_client() -> No
     block.delete()
     override(client=("ip", ADDRESS))
     assert [post("/rule/", one) for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
-    assert [post("/wide/", one, username="ada") for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
     override(client="acme")
     assert [post("/partner/", headers={"x-partner": one}) for one in ("acme", "other")] == [
         429,

@@ -178,11 +178,6 @@ def test_the_browser_gets_the_bounds_of_the_limit(operator: Client) -> None:
             "'36500d': write a number and a unit without a space",
         ),
         (
-            {"ban_after": 5, "ban_for": "1h", "ban_key": "all"},
-            "ban_key",
-            "'all' would ban every client",
-        ),
-        (
             {"ban_after": 5, "ban_for": "1h", "key": "all"},
             "ban_after",
             "A limit for all clients together cannot ban",

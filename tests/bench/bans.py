@@ -15,10 +15,12 @@ def bans() -> None:
     is banned.
     """
     plain = Limit("plain", "10000000/h")
-    look = Limit("look", "10000000/h", ban_after=1000, ban_for="1h", ban_on="reported")
-    out = Limit("out", "10000000/h", ban_after=1000, ban_for="1h", ban_on="reported")
+    look = Limit("look", "10000000/h", ban_after=1000, ban_for="1h")
+    out = Limit("out", "10000000/h", ban_after=1000, ban_for="1h")
     known, stranger = b"%032d" % 1, b"%032d" % 2
-    get_store().decide(build_call([Charge(look, known, 10)], "offend"))
+    refusing = Limit("look", "0/h", ban_after=1000, ban_for="1h")
+    for _ in range(10):
+        get_store().decide(build_call([Charge(refusing, known)]))
     get_store().decide(build_call([Charge(out, known, 0)], "ban"))
     times = script_time(
         {

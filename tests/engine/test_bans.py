@@ -5,7 +5,6 @@ beside them.
 from __future__ import annotations
 
 import itertools
-import struct
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,13 +78,7 @@ def test_refusals_trigger_bans_with_the_lengths_of_the_list() -> None:
         decision = refused(ask, now, 3)
         now += 2
         ban = ban_of(decision.limits[0])
-        assert (ban.first, ban.last, ban.since, ban.offences, ban.is_new) == (
-            now - 2,
-            now,
-            now,
-            3,
-            True,
-        )
+        assert (ban.offences, ban.is_new) == (3, True)
         assert ban.until == now + minutes * MINUTE
         assert decision.banned_until == ban.ends_at
         for moment in (now + 1, now + 10 * SECOND, ban.until - 1):
@@ -139,8 +132,9 @@ def test_earlier_bans_are_forgotten_after_the_longest_ban_duration() -> None:
     for later, minutes in ((-1, 10), (0, 1)):
         ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1m,10m"))
         refused(ask, START)
-        ban = ban_of(refused(ask, START + 11 * MINUTE + later).limits[0])
-        assert ban.until - ban.since == minutes * MINUTE
+        now = START + 11 * MINUTE + later
+        ban = ban_of(refused(ask, now).limits[0])
+        assert ban.until == now + minutes * MINUTE
         assert ban.times == (1 if minutes == 1 else 2)
 
 
@@ -184,30 +178,11 @@ def test_during_a_ban_no_state_is_written(direct: redis.Redis) -> None:
     ask(START, "ban", 0)
     keys = ask.keys()
     before = [direct.dump(key) for key in keys]
-    for operation in ("hit", "peek", "offend"):
+    for operation in ("hit", "peek"):
         decision = ask(START + 1, operation)
         assert (decision.allowed, decision.denied_by) == (False, ("login",))
     assert not ask(START + 1, cost=5, partial=True)
     assert [direct.dump(key) for key in keys] == before
-
-
-def test_every_counted_hit_may_be_an_offence() -> None:
-    """The hit that triggers the ban is still allowed, and the next one is refused."""
-    ask = Asker(Limit("signup", "100/h", ban_after=3, ban_for="1m", ban_on="counted"))
-    assert [ask(START).allowed for _ in range(4)] == [True, True, True, False]
-    assert ask(START + MINUTE)
-
-
-def test_only_reported_offences_may_count() -> None:
-    """In that case, neither allowed nor refused hits are offences. Several offences may be
-    reported at once.
-    """
-    ask = Asker(banning(ban_on="reported"))
-    assert [ask(START).allowed for _ in range(20)] == [True, True] + [False] * 18
-    assert ban_of(ask(START, "offend", 2).limits[0]).offences == 2
-    ban = ban_of(ask(START, "offend", 7).limits[0])
-    assert (ban.until, ban.offences, ban.is_new) == (START + MINUTE, 9, True)
-    assert ban_of(ask(START + 1, "offend", 7).limits[0]) == ban.later()
 
 
 def test_a_manual_ban_lasts_for_the_given_duration() -> None:
@@ -215,12 +190,13 @@ def test_a_manual_ban_lasts_for_the_given_duration() -> None:
     automatic ban would be.
     """
     ask = Asker(banning(ban_for="1m,2m"))
-    ban = ban_of(ask(START, "ban", 3600 * SECOND, why="scraper").limits[0])
-    assert (ban.until, ban.by_hand, ban.times) == (START + 3600 * SECOND, True, 0)
+    ban = ban_of(ask(START, "ban", 3600 * SECOND).limits[0])
+    assert ban == Ban(START + 3600 * SECOND, offences=0, times=0, is_new=True)
     assert not ask(ban.until - 1)
     assert ask(ban.until)
-    ban = ban_of(ask(ban.until, "ban", 0).limits[0])
-    assert (ban.until - ban.since, ban.times) == (MINUTE, 1)
+    end = ban.until
+    ban = ban_of(ask(end, "ban", 0).limits[0])
+    assert (ban.until, ban.times) == (end + MINUTE, 1)
 
 
 def test_an_unban_ends_the_ban_at_once_and_may_forget_earlier_bans() -> None:
@@ -232,29 +208,7 @@ def test_an_unban_ends_the_ban_at_once_and_may_forget_earlier_bans() -> None:
         assert ban_of(ask(START + 5, "unban", forgets).limits[0]) == Ban(times=1 - forgets)
         assert ask(START + 3600 * SECOND)
         ban = ban_of(refused(ask, START + 3600 * SECOND).limits[0])
-        assert ban.until - ban.since == (2 - forgets) * 2 * 3600 * SECOND
-
-
-def test_an_edit_shortens_bans_to_the_maximum_of_the_new_limit() -> None:
-    """No client stays banned for longer than the new limit can ban."""
-    ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1h"))
-    refused(ask, START)
-    ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="1m"),)
-    assert not ask(START + MINUTE - 1)
-    assert ask(START + MINUTE)
-    ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="1h"),)
-    assert ask(START + MINUTE)
-
-
-def test_a_later_edit_does_not_prolong_a_shortened_ban() -> None:
-    """Its client was told when it ends."""
-    ask = Asker(Limit("login", "0/s", ban_after=1, ban_for="1h"))
-    refused(ask, START)
-    ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="10m"),)
-    assert ask(START + 5 * MINUTE).retry_after == 300
-    ask.limits = (Limit("login", "5/s", ban_after=1, ban_for="1h"),)
-    assert ask(START + 6 * MINUTE).retry_after == 240
-    assert ask(START + 10 * MINUTE)
+        assert ban.until == START + (3 + (1 - forgets) * 2) * 3600 * SECOND
 
 
 def test_a_shadow_ban_is_reported_and_refuses_no_hit() -> None:
@@ -285,12 +239,11 @@ def test_a_clock_that_is_set_back_neither_prolongs_nor_forgets_bans() -> None:
 GARBAGE = [
     b"",
     b"x",
-    b"\xff" * 44,
-    b"\xff" * 51,
-    b"\0" * 43,
-    b"\0" * 45,
-    struct.pack("<44B", *[0] * 43, 7),
-    b"\xff" * 7 + b"\0" * 37,
+    b"\xff" * 22,
+    b"\xff" * 29,
+    b"\0" * 21,
+    b"\0" * 23,
+    b"\xff" * 7 + b"\0" * 15,
 ]
 
 
@@ -327,39 +280,11 @@ def test_concurrent_refusals_trigger_exactly_one_ban(algorithm: str) -> None:
     assert {ban.until for ban in bans} == {0, earned.until}
 
 
-def test_the_register_contains_exactly_the_bans_in_force(direct: redis.Redis) -> None:
-    """Each entry has the key of the state and the end of the ban. Ended and lifted bans are
-    removed at once.
-    """
-    ask = Asker(Limit("login", "0/s", ban_after=2, ban_for="1m"))
-    others = Asker(Limit("other", "0/s", ban_after=1, ban_for="2m"))
-    others.prefix, register = ask.prefix, ask.prefix + b"{bans}"
-    key, other = ask.keys()[1], others.keys()[1]
-    ask(START)
-    assert not direct.exists(register)
-    ask(START)
-    others(START)
-    assert direct.zrange(register, 0, -1, withscores=True) == [
-        (key, START + MINUTE),
-        (other, START + 2 * MINUTE),
-    ]
-    assert (
-        120_000 < direct.pttl(register) <= 180_001
-    )  # By a time of ours, everything is kept for a minute longer.
-    ask(START + SECOND)
-    assert direct.zscore(register, key) == START + MINUTE
-    ask(START + SECOND, "unban", 0)
-    assert direct.zrange(register, 0, -1) == [other]
-    ask(START + 3 * MINUTE, "ban", 5 * SECOND)
-    assert direct.zrange(register, 0, -1) == [key]
-
-
 LOG = Path(__file__).parents[1] / "logs" / "nasa.tsv"
 
 
 @pytest.mark.parametrize("algorithm", ["sliding_log", "token_bucket", "fixed_window"])
-@pytest.mark.parametrize("on", ["refused", "counted"])
-def test_a_real_log_is_banned_like_the_reference_model(algorithm: str, on: Any) -> None:
+def test_a_real_log_is_banned_like_the_reference_model(algorithm: str) -> None:
     """The requests of a night in 1995 are decided host by host. All verdicts, bans and moments
     are equal. Some hosts are banned several times.
     """
@@ -371,7 +296,6 @@ def test_a_real_log_is_banned_like_the_reference_model(algorithm: str, on: Any) 
         ban_after=2,
         ban_window="1m",
         ban_for="1m,2m,10m",
-        ban_on=on,
     )
     hosts: dict[str, Any] = {}
     prefix, most = b"log%d:" % next(Asker.serial), 0

@@ -65,7 +65,6 @@ def limits(draw: Any, algorithm: str, name: str, plain: bool, bans: bool = False
         )
         options |= {"ban_after": draw(st.integers(1, 4)), "ban_for": ",".join(draw(lengths))}
         options["ban_window"] = draw(st.sampled_from([None, "1s", "2s", "1h"]))
-        options |= {"ban_on": draw(st.sampled_from(["refused", "refused", "counted", "reported"]))}
     rates = [
         rate
         for rate in RATES
@@ -183,7 +182,7 @@ def compare(
             # Exactly true: refused one microsecond before, allowed at it.
             retry, units = (
                 microseconds(decision.retry_after),
-                0 if action in ("offend", "ban", "unban") else cost,
+                0 if action in ("ban", "unban") else cost,
             )
             performed["retries"] += 1
             assert not ask("peek", now + retry - 1, units)
@@ -220,7 +219,7 @@ def test_many_limits_decide_like_their_reference_models(
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 @EXAMPLES
-@given(data=st.data(), script=scripts([*ACTIONS, "hit", "hit", "offend", "ban", "unban"]))
+@given(data=st.data(), script=scripts([*ACTIONS, "hit", "hit", "ban", "unban"]))
 def test_bans_decide_like_their_reference_model(algorithm: str, data: Any, script: Any) -> None:
     """Offences, windows, growing bans, forgetting, manual bans, unbans, edits and a clock that
     steps back give the same moments as the model, under any limit.
@@ -232,7 +231,7 @@ def test_bans_decide_like_their_reference_model(algorithm: str, data: Any, scrip
 @given(
     data=st.data(),
     algorithms=st.lists(st.sampled_from(BY_RATE), min_size=2, max_size=3),
-    script=scripts([*ACTIONS, "offend", "unban"]),
+    script=scripts([*ACTIONS, "unban"]),
 )
 def test_several_limits_that_ban_decide_like_their_reference_models(
     data: Any, algorithms: list[str], script: Any

@@ -991,24 +991,3 @@ def test_the_check_reports_a_scope_without_a_rate(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("E007") == done.stderr.count("'user' scope") == 1
-
-
-def test_a_ban_that_is_shorter_than_its_window_is_a_warning(settings: Any) -> None:
-    """The warning appears for a rule of the settings. A first ban as long as its window is long
-    enough.
-    """
-    ban = {
-        "name": "login",
-        "key": "ip",
-        "rate": "5/m",
-        "path": "/",
-        "ban_after": 5,
-        "ban_for": "1h",
-    }
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
-    settings.RATELIMIT_RULES = [{**ban, "ban_window": "1h"}]
-    assert found() == []
-    settings.RATELIMIT_RULES = [{**ban, "ban_window": "2h"}]
-    assert found() == [
-        ("W027", "The first ban of 'login' (ban_for: 1h) is shorter than its ban_window (2h).")
-    ]

@@ -200,7 +200,6 @@ class _Deciding:
                     moment,
                     longest_hold_us=MAX_HOLD_US,
                     slack_us=SLACK * SECOND,
-                    registers=False,
                 )
             )
             # Before the decision, so that the keys are known whatever happens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, product
+from itertools import product
 
 from django.utils.translation import gettext as _
 
@@ -69,9 +69,7 @@ class Tally:
         refused_then: Lines with the status 429.
         refused_both: Lines with the status 429 that it refused.
         identities: The digests of identities.
-        key_parts: The ends of the keys of its limits.
-        banned: The digests of identities that may be banned.
-        ban_parts: The ends of the keys of its bans.
+        key_parts: The ends of the keys of its limits and bans.
     """
 
     rule: Rule
@@ -82,8 +80,6 @@ class Tally:
     refused_both: int = 0
     identities: set[bytes] = field(default_factory=set)
     key_parts: set[bytes] = field(default_factory=set)
-    banned: set[bytes] = field(default_factory=set)
-    ban_parts: set[bytes] = field(default_factory=set)
     busiest: Busiest = field(default_factory=Busiest)
     cost: int = 1
     why_no_curve: str = ""
@@ -131,15 +127,13 @@ class Tally:
         if not self.key_parts:
             limits = [charge.limit for charge in charged.charges]
             self.key_parts = {limit.key_part for limit in limits}
-            self.ban_parts = {limit.ban.key_part for limit in limits if limit.ban is not None}
+            self.key_parts |= {limit.ban.key_part for limit in limits if limit.ban is not None}
             self.cost = first.cost
             if draws:
                 self.why_no_curve = why_no_curve(limits, self.cost)
                 if not self.why_no_curve:
                     self._counter = RefusalCounter(limits[0])
         self.identities.add(first.digest)
-        if self.ban_parts:
-            self.banned.add(first.ban_digest)
 
     @property
     def refused_identities(self) -> int:
@@ -158,8 +152,5 @@ class Tally:
 
     def keys(self, prefix: bytes) -> Iterator[bytes]:
         """Return all keys that lines may have written."""
-        pairs = chain(
-            product(self.identities, self.key_parts), product(self.banned, self.ban_parts)
-        )
-        for digest, key_part in pairs:
+        for digest, key_part in product(self.identities, self.key_parts):
             yield b"%b{%b}:%b" % (prefix, digest, key_part)

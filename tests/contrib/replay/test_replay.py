@@ -790,6 +790,6 @@ def test_a_replay_bans_and_deletes_the_bans(direct: redis.Redis) -> None:
         "rate": "1/10s",
         "algorithm": "fixed_window",
     }
-    found = replayed(access(*lines), {**rule, "ban_after": 3, "ban_for": "10m", "ban_key": "ip"})
+    found = replayed(access(*lines), {**rule, "ban_after": 3, "ban_for": "10m"})
     assert found.tallies["api"].refused == 5
     assert counts(direct) == set()

@@ -127,36 +127,6 @@ def test_metrics_include_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["other"] == 1
 
 
-def test_metrics_leave_out_shadow_bans() -> None:
-    """Bans of a rule or limiter in shadow mode are not counted. They are counted when the rule is
-    enforced.
-    """
-    rule = RateLimitRule.objects.create(
-        name="watched",
-        path="/ok",
-        key="ip",
-        limit=1,
-        unit="h",
-        mode="shadow",
-        ban_after=1,
-        ban_for="10m",
-    )
-    visits(3, "203.0.113.1")
-    RateLimiter("quiet", "0/s", ban_after=1, ban_for="10m", mode="shadow").hit("ada")
-    RateLimiter("loud", "0/s", ban_after=1, ban_for="10m").hit("ada")
-
-    def told() -> dict[str, float]:
-        return {
-            key[1]: number for key, number in scraped().items() if key[0] == "ratelimit_bans_active"
-        }
-
-    assert told() == {"loud": 1}
-    rule.mode = "enforce"
-    rule.save()
-    visits(1, "203.0.113.1")
-    assert told() == {"loud": 1, "watched": 1}
-
-
 def test_metrics_count_decisions() -> None:
     """Decisions are counted by rule, mode and result, with the units taken and requested, the
     decision times and the revision of the rules.

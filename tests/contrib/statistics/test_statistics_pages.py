@@ -626,20 +626,6 @@ def test_a_client_with_a_hidden_name_can_be_exempted_by_its_digest(
     assert visits(9, "203.0.113.77") == [200] * 9
 
 
-def test_the_inspect_link_shows_where_a_client_was_refused(operator: Client) -> None:
-    """The requests come from the evidence of a ban, and are shown to operators who may see
-    identities.
-    """
-    RateLimitRule.objects.create(
-        name="site", path="/ok", key="ip", limit=1, unit="h", ban_after=2, ban_for="1h"
-    )
-    visits(4, "203.0.113.77")
-    url, page = inspected(operator, "site")
-    assert "GET /ok" in page
-    assert "Banned by site until" in page
-    assert "GET /ok" not in text(staff("view_ratelimitrule", name="reader"), url)
-
-
 def test_the_pages_report_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
     """Both pages report it, and the JSON has a status of 503 with the reason."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)

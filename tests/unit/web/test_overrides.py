@@ -144,26 +144,22 @@ def test_the_subjects_of_a_request_are_found(rf: RequestFactory) -> None:
     )
 
 
-def test_the_subjects_are_the_digests_that_charges_count_or_would_ban(settings: Any) -> None:
+def test_the_subjects_are_the_digests_that_charges_count(settings: Any) -> None:
     """There is one subject for each known key. An identity that callers share, such as a missing
     value, is no subject.
     """
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "now", ["before"]
     limit, ip, pair = Limit("x", "5/h"), ("ip", "192.0.2.9"), (("ip", "192.0.2.9"), ("user", None))
 
-    def subjects(identity: Any, banned: Any = None) -> list[bytes]:
-        charge = Charge(limit, digest(identity), 1, b"" if banned is None else digest(banned))
-        return client_digests(
-            [PlannedCharge(charge, "x", identity=own(identity), banned=banned)], ["now"]
-        )
+    def subjects(identity: Any) -> list[bytes]:
+        charge = Charge(limit, digest(identity))
+        return client_digests([PlannedCharge(charge, "x", identity=own(identity))], ["now"])
 
     def expected(*clients: bytes) -> list[bytes]:
         return [digest(("digest", client.decode())) for client in clients]
 
     assert subjects(ip) == expected(digest(ip), digest(ip, "before"))
-    assert subjects(pair, ip) == expected(
-        digest(pair), digest(pair, "before"), digest(ip), digest(ip, "before")
-    )
+    assert subjects(pair) == expected(digest(pair), digest(pair, "before"))
     for nobody in (None, ("user", None), ("path", "/"), (("path", "/"), ("post", "name", None))):
         assert subjects(nobody) == []
 
