@@ -100,7 +100,7 @@ class FallbackLimiter:
 
     def _wait_for_others(self) -> None:
         with self._lock:
-            self._back_at = held_slots.outage_at = time.monotonic()
+            self._back_at = time.monotonic()
             self.is_recovering = True
 
     def _share_of(self, call: Call) -> Call | None:

@@ -1,4 +1,4 @@
-"""One client, known by the digest of its identity: its limits, bans, slots and overrides."""
+"""One client, known by the digest of its identity: its limits, bans and overrides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from ..conf import conf
 from ..engine.decide import Outcome, PlannedCharge, answered, build_call, decide, now_us
 from ..engine.evidence import Offence, evidence_of
 from ..engine.run import Wait, run
-from ..engine.slots import Holder
 from ..exceptions import StoreError
 from ..identity import Identity
 from ..identity import digest as digest_of
@@ -34,7 +33,6 @@ from .bans import ActiveBan, active_bans, bans_by_key
 from .explain import Explanation, explained_limits, override_row
 from .reference import KnownLimit, known_limits
 from .request_builder import find_user
-from .slots import slots_held
 from .subjects import Subject
 
 MAX_EXAMINED = 2000
@@ -42,7 +40,7 @@ MAX_EXAMINED = 2000
 AT_ONCE = 100
 """Limits of one call to Redis."""
 MAX_LISTED = 50
-"""Maximum number of limits, bans, slots or overrides that are listed for a client."""
+"""Maximum number of limits, bans or overrides that are listed for a client."""
 _PREFIX = re.compile(r"[0-9a-f]{8,32}")
 """The part of a digest that a search needs. A reference contains 8 digits."""
 
@@ -55,8 +53,8 @@ class ExplainedClient(NamedTuple):
     - `found`: the limits that have counted it, and those of the requested name. They are decided
       as if it was not blocked; `found.block` is the override that blocks it. Overrides about a
       network, and tiers, cannot be found by a digest;
-    - `offences`: the last requests that counted towards a ban, the earliest first; `bans`, `slots`
-      and `overrides`: those that have not ended;
+    - `offences`: the last requests that counted towards a ban, the earliest first; `bans` and
+      `overrides`: those that have not ended;
     - `is_complete`: every limit of the site was examined.
     """
 
@@ -65,7 +63,6 @@ class ExplainedClient(NamedTuple):
     found: Explanation
     offences: Sequence[Offence] = ()
     bans: Sequence[ActiveBan] = ()
-    slots: Sequence[Holder] = ()
     overrides: Sequence[RateLimitOverride] = ()
     is_complete: bool = True
 
@@ -101,8 +98,7 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     strongest = planner.strongest()
     charges = [Charge(limit, digest.encode()) for _known, limit in examined]
     bans = bans_by_key(build_call(charges, "peek").ban_keys())
-    slots = [holder for holder in slots_held() if holder.digest == digest]
-    names = [active.who for active in bans] + [list(holder.identity) for holder in slots]
+    names = [active.who for active in bans]
     overrides = overrides_of([digest])[digest]
     if address:
         about = Subject(address=address).network_overrides()
@@ -117,7 +113,6 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
         found,
         _offences(planner.charges, outcome),
         bans[:MAX_LISTED],
-        slots[:MAX_LISTED],
         overrides[:MAX_LISTED],
         len(examined) == len(named) + len(others),
     )
@@ -327,13 +322,12 @@ def is_prefix(text: str) -> bool:
 
 
 def clients_by_prefix(prefix: str) -> Mapping[str, Name]:
-    """Return banned clients and holders of slots whose digests have a prefix, with their names.
+    """Return banned clients whose digests have a prefix, with their names.
 
     Raises:
         StoreError: Redis is unavailable.
     """
     found = {active.identity: active.who for active in active_bans()}
-    found |= {holder.digest: list(holder.identity) for holder in slots_held()}
     about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
     for digest in about.values_list("client_digest", flat=True)[:MAX_LISTED]:
         found.setdefault(digest, [])

@@ -13,13 +13,13 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
+from django_ratelimit_lua.operations.slots import slots_held
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine.evidence import evidence_notes
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import active_bans, clients
-from django_ratelimit_lua.operations.slots import slots_held
 from django_ratelimit_lua.store import PATIENCE, Patience
 from tests.clusters import until
 from tests.users import serve_admin, staff
