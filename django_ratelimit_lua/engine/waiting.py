@@ -29,8 +29,10 @@ __all__ = [
 ]
 
 FIRST_PAUSE = 0.02
+"""Minimum seconds until the second attempt. Each further pause is twice as long as the one before,
+up to `MAX_PAUSE` for a slot and up to the period of a rate.
+"""
 MAX_PAUSE = 0.25
-"""Seconds between two attempts to take a slot: the first time, and at most. They double."""
 MIN_PAUSE = 0.001
 JITTER = 0.1
 
@@ -78,7 +80,7 @@ def trying(attempt: Callable[[float], Planner], timeout: float) -> Waiting[Outco
             break
         yield _sleep(min(seconds * chance.uniform(1.0, 1.0 + JITTER), left))
         left = max(end - time.monotonic(), 0.0)
-        pause = min(2 * pause, MAX_PAUSE)
+        pause = 2 * seconds
     for on_decision in decision_hooks:
         on_decision(outcome.planned, outcome.decision, took, (), planner.state)
     return outcome
@@ -96,8 +98,10 @@ def _seconds_until_next(outcome: Outcome, pause: float, left: float) -> float | 
         # A bucket has reserved no turn because none is in time.
         if state.is_block or state.retry_after is None or limit.kind.is_bucket:
             return None
-        # A slot may be released at any moment.
-        longest = max(longest, min(pause, left) if limit.holds else state.retry_after)
+        if limit.holds:  # A slot may be released at any moment.
+            longest = max(longest, min(pause, MAX_PAUSE, left))
+        else:  # Without a growing pause, all callers would wake up for each unit that becomes free.
+            longest = max(longest, state.retry_after, min(pause, state.period, left))
     return longest if longest <= left else None
 
 
