@@ -522,16 +522,3 @@ def test_a_refused_caller_gives_up_at_once_if_no_unit_is_free_in_time() -> None:
     assert refused.wait == pytest.approx(refused.retry_after, abs=1)
     assert refused.wait > 3590
     assert limiter.peek("ada").limits[0].used == 1
-
-
-def test_the_attempts_of_a_waiting_caller_are_one_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Extension.on_decision` gets the last decision, once."""
-    decisions: list[Decision] = []
-    monkeypatch.setattr(
-        "django_ratelimit_lua.engine.waiting.decision_hooks",
-        [lambda planned, decision, *more: decisions.append(decision)],
-    )
-    limiter = RateLimiter("once", "1/s", algorithm="sliding_log")
-    for _ in range(2):
-        assert limiter.acquire("ada")
-    assert [decision.allowed for decision in decisions] == [True, True]

@@ -4,12 +4,13 @@ Concurrency: a number of slots. Each is held by one caller until it is released 
 A slot is 20 bytes: 16 random bytes, and how many milliseconds it lasts after it is taken or renewed. A hit of several
 units holds as many members: the slot itself, and the slot followed by a number of 4 bytes.
 
-record          limit, period (0)
+record          limit, period
+                period: 0, because slots have none
                 more: the slot to take or to release; without it, none is taken or released
 state           a sorted set: member, a slot; score, when it ends
 promise         never more than `limit` slots are held
 ]]
-local units, shadow, count_denied, max_wait, limit = unpack('<ddddd', record)
+local units, shadow, count_denied, max_wait, limit, period = unpack('<dddddd', record)
 -- cost
 local slot, held, last = string.sub(record, 49), 0, now
 local latest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
