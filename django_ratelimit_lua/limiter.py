@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import math
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from types import AsyncGeneratorType, GeneratorType
@@ -18,6 +16,7 @@ from weakref import ref
 from asgiref.sync import iscoroutinefunction
 from django.http import FileResponse, StreamingHttpResponse
 
+from .conf import conf
 from .engine.decide import (
     Outcome,
     PlannedCharge,
@@ -29,20 +28,19 @@ from .engine.decide import (
     rules_in_use,
     unbanning,
 )
-from .engine.holding import Held, Seeking
+from .engine.holding import Held
 from .engine.run import Wait, Waiting, arun, run
-from .engine.waiting import ahold, hold
+from .engine.waiting import ahold, hold, trying
 from .exceptions import Ratelimited
 from .identity import Identity, digest
 from .identity.names import own
+from .limits.algorithms.concurrency import new_slot
 from .limits.algorithms.token_bucket import most_units
 from .limits.call import Charge, Operation, whole_cost
 from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.options import Options, wait_us
 from .limits.rate import SECOND, LimitError, Rate
-from .process.clock import Clock
-from .process.forks import chance
 from .rules.callsite import LIMITER, CallSite, known_call_sites, why_undecorated
 from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .rules.rule import Rule
@@ -208,11 +206,11 @@ class RateLimiter:
             identity: The client that holds the slot.
             key: For a decorator: a function that returns the identity from the arguments of a call.
             cost: The number of slots. Rates in the same limiter are charged as much.
-            timeout: The maximum number of seconds to wait for a slot (None: no maximum). Callers
-                wait in a queue, first come first served; the option `queue` bounds it (default: ten
-                for each slot).
-            what: A description of the work for operators. For a decorator, the default is the name
-                of the function.
+            timeout: The maximum number of seconds to wait for a slot (None: no maximum). A waiting
+                caller tries again and again, at first after 20 ms, then up to every 250 ms; no
+                order is promised.
+            what: A description of the work for the log and `slot_lost`. For a decorator, the
+                default is the name of the function.
 
         Returns:
             A context manager, or a decorator. `with` returns an object with the `decision` and
@@ -224,10 +222,7 @@ class RateLimiter:
         """
         if callable(identity):
             return self.slot(key=key, cost=cost, timeout=timeout, what=what)(identity)
-        seconds = None
-        if timeout is not None:
-            seconds = _longest_wait(timeout)
-        return Slot(self, identity, key, cost, seconds, what)
+        return Slot(self, identity, key, cost, _seconds(timeout), what)
 
     def hit(self, identity: Identity = None, cost: int = 1, *, partial: bool = False) -> Decision:
         """Take `cost` units.
@@ -343,19 +338,20 @@ class RateLimiter:
         *,
         debt: bool = False,
     ) -> Decision:
-        """Wait for a turn.
+        """Wait until a hit is allowed.
 
-        A token bucket and a leaky bucket reserve the turn in one call, before the wait. A caller
-        that is interrupted while it waits gives the turn back. With other algorithms, and if the
-        queue of a leaky bucket is full, the caller tries again when a hit can be allowed. No order
-        is promised.
+        A token bucket and a leaky bucket reserve a turn at once, in one call, before the wait. A
+        caller that is interrupted while it waits gives the turn back. With any other algorithm, a
+        refused caller sleeps until `retry_after` and tries again; no order is promised, and the
+        refusals are neither counted nor offences.
 
         Args:
             identity: The client that is counted.
             cost: The number of units.
             timeout: The maximum number of seconds to wait (None: no maximum). It replaces the
-                option `max_wait`. If the turn would come later, nothing is taken, and the decision
-                is a refusal whose `wait` is the time that it would have taken.
+                option `max_wait`. If the hit would be allowed later, nothing is taken, and the
+                decision is a refusal whose `wait` is the time that it would have taken. The `queue`
+                of a leaky bucket bounds the number of waiting callers only if it is set.
             debt: For a token bucket: grant any cost as soon as earlier debts are paid. Later
                 callers wait until this debt is paid.
 
@@ -367,12 +363,7 @@ class RateLimiter:
         >>> reports.acquire("ada", 50, debt=True).wait
         0.0
         """
-        left = _longest_wait(timeout)
-        end = Clock.monotonic() + left
-        outcome = decide(self._acquiring(identity, cost, left, debt))
-        while pause := _retry_pause(outcome.decision, end):
-            time.sleep(pause)
-            outcome = decide(self._acquiring(identity, cost, end - Clock.monotonic(), debt))
+        outcome = run(self._acquiring(identity, cost, _seconds(timeout), debt))
         if outcome.decision and outcome.decision.wait > 0:
             hold(outcome)
         return outcome.decision
@@ -386,19 +377,14 @@ class RateLimiter:
         debt: bool = False,
     ) -> Decision:
         """`acquire`, for coroutines."""
-        left = _longest_wait(timeout)
-        end = Clock.monotonic() + left
-        outcome = await adecide(self._acquiring(identity, cost, left, debt))
-        while pause := _retry_pause(outcome.decision, end):
-            await asyncio.sleep(pause)
-            outcome = await adecide(self._acquiring(identity, cost, end - Clock.monotonic(), debt))
+        outcome = await arun(self._acquiring(identity, cost, _seconds(timeout), debt))
         if outcome.decision and outcome.decision.wait > 0:
             await ahold(outcome)
         return outcome.decision
 
     def _acquiring(
-        self, identity: Identity, cost: int, longest_wait: float, debt: bool
-    ) -> _HitPlanner:
+        self, identity: Identity, cost: int, timeout: float, debt: bool
+    ) -> Waiting[Outcome]:
         for limit in self.limits if debt else ():
             if not limit.kind.allows_debt:
                 problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
@@ -406,10 +392,20 @@ class RateLimiter:
             if whole_cost(cost) > (most := most_units(limit.rate)):
                 problem = f"cost is {cost}; the maximum with debt at {limit.rate} is {most}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
-        max_wait_us = -1
-        if longest_wait < math.inf:
-            max_wait_us = max(round(longest_wait * SECOND), 0)
-        return _HitPlanner(self, "hit", identity, cost, max_wait_us=max_wait_us, debt=debt)
+
+        def attempt(left: float) -> _HitPlanner:
+            max_wait_us = -1 if left == math.inf else round(left * SECOND)
+            return _HitPlanner(
+                self,
+                "hit",
+                identity,
+                cost,
+                max_wait_us=max_wait_us,
+                debt=debt,
+                tries_again=timeout > 0,
+            )
+
+        return trying(attempt, timeout)
 
     @overload
     def __call__(self, function: F) -> F: ...
@@ -499,22 +495,6 @@ class RateLimiter:
         return cast(F, limited)
 
 
-def _longest_wait(timeout: float | timedelta | None) -> float:
-    """Return a timeout in seconds. Raises `LimitError` if it is invalid."""
-    if timeout is None:
-        return math.inf
-    return wait_us(timeout, "timeout") / SECOND
-
-
-def _retry_pause(decision: Decision, end: float) -> float:
-    """Return the seconds after which a caller tries again; 0.0 if it does not."""
-    seconds = max(decision.retry_after or 0.0, decision.wait)
-    left = end - Clock.monotonic()
-    if decision.allowed or decision.retry_after is None or seconds > left:
-        return 0.0
-    return min(seconds * chance.uniform(1.0, 1.1), left)
-
-
 class Slot:
     """A context manager and decorator: see `RateLimiter.slot`."""
 
@@ -524,7 +504,7 @@ class Slot:
         identity: Identity,
         key: Callable[..., Identity] | None,
         cost: int,
-        timeout: float | None,
+        timeout: float,
         what: str,
     ) -> None:
         self._limiter = limiter
@@ -536,13 +516,13 @@ class Slot:
         self._in_use = threading.Lock()
         self._held: Held | None = None
 
-    def _seeking(self) -> Seeking:
+    def _taking(self) -> Waiting[Outcome]:
         if not self._in_use.acquire(blocking=False):
             name = self._limiter.name
             raise RuntimeError(
                 f"RateLimiter {name!r}: slot is in use; each `with` needs its own slot()"
             )
-        return Seeking(self._ask, self._timeout)
+        return trying(self._attempt, self._timeout)
 
     def _left(self) -> Held | None:
         """Return the held slot, and let the next `with` use this object."""
@@ -552,10 +532,12 @@ class Slot:
             self._in_use.release()
         return held
 
-    def _ask(self, slot: bytes, *, waits: bool) -> _HitPlanner:
-        plan = _HitPlanner(self._limiter, "hit", self._identity, self._cost, slot=slot, waits=waits)
-        plan.is_hit = not waits  # Each attempt of a waiting caller is the same hit.
-        return plan
+    def _attempt(self, left: float) -> _HitPlanner:
+        slot = new_slot(conf.SLOT_SECONDS)
+        tries_again = self._timeout > 0
+        return _HitPlanner(
+            self._limiter, "hit", self._identity, self._cost, slot=slot, tries_again=tries_again
+        )
 
     def _hold(self, outcome: Outcome) -> Held:
         if not outcome.decision:
@@ -564,9 +546,9 @@ class Slot:
         return self._held
 
     def __enter__(self) -> Held:
-        seeking = self._seeking()
+        taking = self._taking()
         try:
-            held = self._hold(outcome := seeking.take())
+            held = self._hold(outcome := run(taking))
             if outcome.decision.wait > 0:  # Because of a rate in the same limiter.
                 hold(outcome)
         except BaseException:
@@ -584,9 +566,9 @@ class Slot:
             held.release()
 
     async def __aenter__(self) -> Held:
-        seeking = self._seeking()
+        taking = self._taking()
         try:
-            held = self._hold(outcome := await seeking.atake())
+            held = self._hold(outcome := await arun(taking))
             if outcome.decision.wait > 0:
                 await ahold(outcome)
         except BaseException as stopped:
@@ -659,6 +641,11 @@ class Slot:
         )
         problem = f"{name} returns before its work is done, so its slot would be released too early"
         return LimitError(f"RateLimiter {self._limiter.name!r}: {problem}; {remedy}")
+
+
+def _seconds(timeout: float | timedelta | None) -> float:
+    """Return the seconds of a timeout. None is infinite."""
+    return math.inf if timeout is None else wait_us(timeout, "timeout") / SECOND
 
 
 def _called_by(function: Callable[..., object]) -> Callable[..., object]:

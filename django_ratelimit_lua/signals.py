@@ -41,8 +41,8 @@ store_up = Signal()
 slot_lost = Signal()
 """A slot of a concurrency limit ended while its work still ran.
 
-Its process was stopped or disconnected for longer than `RATELIMIT_SLOT_SECONDS`, Redis has lost it,
-or an operator has ended it. Sent once, in a thread of its own, with `limit` (its name), `identity`
+Its process was stopped or disconnected for longer than `RATELIMIT_SLOT_SECONDS`, or Redis has lost
+it. Sent once, in a thread of its own, with `limit` (its name), `identity`
 (its digest, as text), `what` (its purpose) and `seconds` (how long it was held). Another caller may
 hold it.
 """

@@ -279,8 +279,7 @@ def payment_desk(request: HttpRequest) -> HttpResponse:
 
 
 # A report that takes ten seconds to send. A rule of the admin lets an address have two of them at
-# the same time: each holds its slot until the last line is sent, or its reader is gone. Look at
-# Slots in the admin meanwhile.
+# the same time: each holds its slot until the last line is sent, or its reader is gone.
 
 LINES, SECONDS_PER_LINE = 40, 0.25
 

@@ -1,4 +1,4 @@
-"""The pages of the Django admin: rules, overrides, history, inspector, clients, bans and slots.
+"""The pages of the Django admin: rules, overrides, history, inspector, clients and bans.
 
 This package shows the results of operations, and saves models. It imports `operations` and lower
 packages. It does not decide anything about a request itself.
@@ -53,5 +53,4 @@ admin.site.register(RateLimitChange, deferred("history.ChangeAdmin"))
 register_page("Inspector", _("Inspector"), deferred("inspector.InspectorPage"))
 register_page("Client", _("Clients"), deferred("clients.ClientPage"))
 register_page("Bans", _("Bans"), deferred("bans.BanPage"))
-register_page("Slots", _("Slots"), deferred("slots.SlotPage"))
 register_page("Processes", _("Processes"), deferred("processes.ProcessPage"))

@@ -1,4 +1,4 @@
-"""The page of one client: what refuses it, its counts, bans, slots and overrides, with buttons."""
+"""The page of one client: what refuses it, its counts, bans and overrides, with buttons."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ from .inspector import (
     reset_counts,
     save_override,
 )
-from .pages import ActionPage, Context, may_see_rules, page_response
-from .slots import release, slot_rows
+from .pages import ActionPage, Context, page_response
 
 MAX_TEXT_LENGTH = 500
 
@@ -113,7 +112,6 @@ class ClientPage(ActionPage):
                 (record, [list(zip(record.headings, row, strict=True)) for row in record.rows])
                 for record in records
             ],
-            "slots": slot_rows(request, client.slots) if may_see_rules(request) else [],
             "bans": [(active, ban_key(active)) for active in client.bans],
             "url": client_url(
                 request, digest, request.GET.get("name", ""), q=_search_text(request)
@@ -134,8 +132,6 @@ class ClientPage(ActionPage):
             raise PermissionDenied
         if action in DONE:
             self._override(request, digest, action)
-        elif action == "release" and may_see_rules(request):
-            release(request, target)
         elif action == "reset":
             reset_counts(self, request, _explain(request, digest)[1].found, target)
         elif action == "end":

@@ -113,9 +113,8 @@ def _mapping(declared: object) -> Declared:
 
 def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[str]:
     """Describe an operator's action on a client."""
-    slot = after.get("slot")
     reason = list(filter(None, [may_see_who and after.get("why")]))
-    if action == RateLimitChange.Action.ENDED and not slot:
+    if action == RateLimitChange.Action.ENDED:
         return [gettext("Counts are reset."), *reason]
     digests = after.get("digests") or ["—"]
     names = _mapping(may_see_who and after.get("who"))
@@ -126,13 +125,10 @@ def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[st
     more = len(digests) - len(named)
     if more:
         named.append(ngettext("%(number)s more", "%(number)s more", more) % {"number": more})
-    if slot:
-        text = gettext("A slot of %(client)s is released: %(what)s")
-    else:
-        text = ngettext(
-            "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)
-        )
-    lines = [text % {"client": ", ".join(named), "what": slot}]
+    text = ngettext(
+        "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)
+    )
+    lines = [text % {"client": ", ".join(named)}]
     if after.get("forget"):
         lines.append(gettext("Earlier bans are forgotten."))
     return lines + reason

@@ -58,7 +58,7 @@ def may(request: HttpRequest, *names: str) -> bool:
 
 
 def may_see_rules(request: HttpRequest) -> bool:
-    """Return whether the user may see the rules, and pages about slots and processes."""
+    """Return whether the user may see the rules, and the page of processes."""
     return may(request, "view_ratelimitrule")
 
 

@@ -7,7 +7,6 @@ leases or the fallback may decide instead of Redis.
 from __future__ import annotations
 
 import time
-from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -42,7 +41,7 @@ from .heartbeat import heartbeat
 from .leases import decide_here, leases, may_have_more
 from .listener import listener
 from .run import Wait, Waiting, arun, run, settling
-from .slots import HeldSlot, held_slots
+from .slots import held_slots
 
 FENCED_ATTEMPTS = 3
 """How often a call may find its rules stale before it uses those loaded last, which are newer than
@@ -279,11 +278,11 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
 
 
 def _releasing_asked(call: Call) -> Waiting[None]:
-    """Release the slot that a call has requested, if the reply did not arrive."""
-    charges = [charge for charge in call.charges if charge.limit.holds]
-    yield from releasing(charges, call.slot)
-    # And once more: on another connection, Redis may read the release before the call.
-    _release_later(call, charges)
+    """Release the slot that a call has requested, if the reply did not arrive.
+
+    On another connection, Redis may read the release before the call. The slot then ends by itself.
+    """
+    yield from releasing([charge for charge in call.charges if charge.limit.holds], call.slot)
 
 
 def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
@@ -361,13 +360,6 @@ def _depends_on_processes(call: Call) -> bool:
 
 def _without_redis(call: Call) -> Decision:
     decision = local_counts.decide(call, in_outage=True)
-    if call.slot and call.operation == "hit":
-        # It is unknown whether Redis has counted them. This process has not.
-        states = zip(call.charges, decision.limits, strict=True)
-        _release_later(
-            call,
-            [charge for charge, state in states if charge.limit.holds and not state.counted_at],
-        )
     return decision
 
 
@@ -415,49 +407,16 @@ def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
         elif decided.token is not None:
             by_token.setdefault(decided.token, []).append(decided.charge)
     for slot, releases in by_slot.items():
+        held_slots.drop([held for held in held_slots.all() if held.slot == slot])
         yield from releasing(releases, slot)
     for token, refunds in by_token.items():
         yield from answered(build_call(refunds, "refund")._replace(hit_at=token))
 
 
 def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
-    """Release a slot of these limits, and leave their queues.
-
-    If Redis is unavailable, the slot is released later.
-    """
-    if not charges:
-        return
-    call = build_call(charges, "refund")._replace(slot=slot)
-    keys = [(call.prefix, charge.digest, charge.limit.key_part) for charge in charges]
-    held_slots.drop([held for key in keys if (held := held_slots.of(key).get(slot)) is not None])
-    try:
-        decision = yield from answered(call)
-    # The event loop ends. Garbage takes no lock, and the slot ends by itself.
-    except (GeneratorExit, CancelledError):
-        raise
-    except BaseException:
-        _release_later(call, charges)
-        raise
-    if decision.source == "fallback":
-        _release_later(call, charges)
-
-
-def confirming(charges: Sequence[Charge], slot: bytes) -> Waiting[bool]:
-    """Confirm a slot of these limits that was taken with `Call.confirm_ms`.
-
-    Return False if the slot has ended. If Redis is unavailable, return True: the decision that
-    granted the slot stands.
-    """
-    try:
-        decision: Decision = yield build_call(charges, "charge", slot=slot)
-    except StoreError:
-        return True
-    return all(state.counted_at > 0 for state in decision.limits)
-
-
-def _release_later(call: Call, charges: Sequence[Charge]) -> None:
+    """Release a slot of these limits. If Redis is unavailable, the slot ends by itself."""
     if charges:
-        held_slots.release_later([HeldSlot(call.prefix, charge, call.slot) for charge in charges])
+        yield from answered(build_call(charges, "refund", slot=slot))
 
 
 def rules_in_use() -> Waiting[Ruleset | None]:

@@ -1,47 +1,33 @@
 --[[
-What is done to slots that a process holds, whatever their limits: they are renewed, so that each ends so much later,
-taken again, or released; or only looked at, which changes nothing.
+Renews slots of concurrency limits that a process holds, so that each lasts as long as if it was taken now.
 
-KEYS[i]         the slots of a limit, as limits/algorithms/concurrency.lua keeps them; once for each slot
-ARGV[1]         the time in microseconds; empty: this server's own clock
-ARGV[2]         what to do: renew, retake (those that have ended, where there is room for them), release or look
-ARGV[2 + i]     which: the limit and how many units it holds, as two doubles, and the slot
-returns         for each slot 1: it is held (of one that was released: it was), 2: it was taken again, 0: it is not held
+KEYS[i]         the slots of a limit, as limits/algorithms/concurrency.lua stores them; once for each slot
+ARGV[1]         the time in microseconds; empty: the clock of this server
+ARGV[1 + i]     a slot, and in 4 bytes its number of units
+returns         for each slot 1: it is held, or 0: it has ended
 ]]
-local rcall, pack, unpack = redis.call, struct.pack, struct.unpack
-local what, now = ARGV[2], tonumber(ARGV[1])
+local unpack = struct.unpack
+local now = tonumber(ARGV[1])
 if not now then
-  local seconds = rcall('TIME')
+  local seconds = redis.call('TIME')
   now = seconds[1] * 1000000 + seconds[2]
 end
 
-local function act(key, limit, units, slot)
-  local members = {slot}
-  for i = 2, units do members[i] = slot .. pack('>I4', i) end
-  local score = redis.pcall('ZSCORE', key, slot)
-  if type(score) == 'table' then return 0 end -- A key of another type, which whoever takes a slot next clears.
-  local is_held = score and tonumber(score) > now
-  if what == 'release' then
-    for _, member in ipairs(members) do rcall('ZREM', key, member) end
-    return is_held and 1 or 0
+local function renew(key, slot, units)
+  local ends = redis.pcall('ZSCORE', key, slot)
+  -- An error is the reply for a key of another type.
+  if type(ends) ~= 'string' or tonumber(ends) <= now then return 0 end
+  local milliseconds = unpack('>I4', slot, 17)
+  for place = 1, units do
+    redis.call('ZADD', key, now + milliseconds * 1000, place == 1 and slot or slot .. struct.pack('>I4', place))
   end
-  if what == 'look' then return is_held and 1 or 0 end
-  if not is_held then
-    if what ~= 'retake' then return 0 end
-    rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now))
-    if rcall('ZCARD', key) + units > limit then return 0 end
-  end
-  local lasts = unpack('>I4', slot, 17)
-  local deadline, lifetime = now + lasts * 1000, lasts + 60000
-  for _, member in ipairs(members) do rcall('ZADD', key, deadline, member) end
-  -- Garbage collection, by the server's own clock; no shorter than for another slot that lasts longer.
-  if rcall('PTTL', key) < lifetime then rcall('PEXPIRE', key, lifetime) end
-  return is_held and 1 or 2
+  -- Garbage collection by the clock of this server, which may differ from `now`.
+  if redis.call('PTTL', key) < milliseconds + 60000 then redis.call('PEXPIRE', key, milliseconds + 60000) end
+  return 1
 end
 
 local answers = {}
 for i, key in ipairs(KEYS) do
-  local limit, units = unpack('<dd', ARGV[2 + i])
-  answers[i] = act(key, limit, units, string.sub(ARGV[2 + i], 17))
+  answers[i] = renew(key, string.sub(ARGV[1 + i], 1, 20), unpack('>I4', ARGV[1 + i], 21))
 end
 return answers

@@ -1,19 +1,41 @@
-"""Waiting for a reserved turn, and giving it back if the caller is stopped.
+"""Waiting: until a reserved turn, or for the next attempt after a refusal.
 
-A turn is taken before the wait. A caller that is cancelled or interrupted gives exactly that turn
-back, by the moment from which its units count.
+Buckets reserve a turn before the wait. A caller that is cancelled or interrupted gives exactly that
+turn back, by the moment from which its units count. All other limits reserve nothing: a refused
+caller waits and tries again, and no order is promised.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 
-from .decide import Outcome, refunding
+from ..extension import decision_hooks
+from ..process.clock import Clock
+from ..process.forks import chance
+from .decide import Outcome, Planner, adecide, decide, refunding
 from .run import Wait, Waiting, arun, in_thread, run, settled, settling, to_the_end, unmasked
 
-__all__ = ["ahold", "hold", "in_thread", "settled", "to_the_end", "unmasked", "waiting_turn"]
+__all__ = [
+    "ahold",
+    "hold",
+    "in_thread",
+    "settled",
+    "to_the_end",
+    "trying",
+    "unmasked",
+    "waiting_turn",
+]
+
+FIRST_PAUSE = 0.02
+"""Minimum seconds until the second attempt. Each further pause is twice as long as the one before,
+up to `MAX_PAUSE` for a slot and up to the period of a rate.
+"""
+MAX_PAUSE = 0.25
+MIN_PAUSE = 0.001
+JITTER = 0.1
 
 
 def hold(outcome: Outcome) -> None:
@@ -28,9 +50,63 @@ async def ahold(outcome: Outcome) -> None:
 
 def waiting_turn(outcome: Outcome) -> Waiting[None]:
     """Like `hold`, but as a generator for one of the drivers in `engine.run`."""
-    seconds = outcome.decision.wait
     try:
-        yield Wait(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))
+        yield _sleep(outcome.decision.wait)
     except BaseException as error:
         yield from settling(error, refunding(outcome.charges))
         raise
+
+
+def trying(attempt: Callable[[float], Planner], timeout: float) -> Waiting[Outcome]:
+    """Decide again and again, until the decision is not a refusal or no time is left.
+
+    Return the last outcome. All attempts count as one hit for `Extension.on_decision`.
+
+    Args:
+        attempt: Returns the planner of the next attempt, given the seconds that are left.
+        timeout: The maximum number of seconds to wait in total; it may be infinite.
+    """
+    end = Clock.monotonic() + timeout
+    left = timeout
+    pause = FIRST_PAUSE
+    while True:
+        planner = attempt(left)
+        planner.is_hit = False
+        began = Clock.perf_counter()
+        outcome: Outcome = yield Wait(partial(decide, planner), partial(adecide, planner))
+        took = Clock.perf_counter() - began
+        left = end - Clock.monotonic()
+        seconds = _seconds_until_next(outcome, pause, left)
+        if seconds is None:
+            break
+        yield _sleep(min(seconds * chance.uniform(1.0, 1.0 + JITTER), left))
+        left = max(end - Clock.monotonic(), 0.0)
+        pause = 2 * seconds
+    for on_decision in decision_hooks:
+        on_decision(outcome.planned, outcome.decision, took, (), planner.state)
+    return outcome
+
+
+def _seconds_until_next(outcome: Outcome, pause: float, left: float) -> float | None:
+    """Return the seconds until the next attempt, or None if it could not succeed in time."""
+    if outcome.decision or left <= 0:
+        return None
+    longest = MIN_PAUSE
+    for planned, state in zip(outcome.planned, outcome.decision.limits, strict=True):
+        limit = planned.charge.limit
+        if not state.refuses:
+            continue
+        if state.is_block or state.retry_after is None:
+            return None
+        # A bucket has reserved no turn because none is in time, or because its queue is full.
+        if limit.kind.is_bucket and state.wait > left:
+            return None
+        if limit.holds:  # A slot may be released at any moment.
+            longest = max(longest, min(pause, MAX_PAUSE, left))
+        else:  # Without a growing pause, all callers would wake up for each unit that becomes free.
+            longest = max(longest, state.retry_after, min(pause, state.period, left))
+    return longest if longest <= left else None
+
+
+def _sleep(seconds: float) -> Wait:
+    return Wait(partial(time.sleep, seconds), partial(asyncio.sleep, seconds))

@@ -14,7 +14,6 @@ from struct import Struct
 from typing import Literal, NamedTuple
 
 from ..process.clock import Clock
-from .algorithms.concurrency import WAITS
 from .ban import Ban
 from .decision import Decision, LimitState
 from .limit import Limit
@@ -25,7 +24,6 @@ logger = logging.getLogger("django_ratelimit_lua")
 Operation = Literal["hit", "peek", "charge", "refund", "ban", "unban"]
 
 _HEAD = Struct("<4d")
-_CONFIRM = Struct(">I")
 _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
 _VERDICTS = (0.0, 1.0)
@@ -132,8 +130,8 @@ class Call(NamedTuple):
     - `slack_us`: with `now`, how much longer than necessary keys are kept, because they expire by
       the server's clock; None: a minute. A caller whose time is behind the present needs at least
       the difference;
-    - `max_wait_us`: replaces the maximum wait of limits that reserve turns; negative: without a
-      maximum;
+    - `max_wait_us`: replaces the `max_wait` of each bucket for this call, and other limits reserve
+      no turn; negative: without a maximum;
     - `longest_hold_us`: how long a hit may be held by a limit that makes callers wait even without
       `max_wait`, such as a leaky bucket; None: without a maximum;
     - `partial`: grant as many units as are available;
@@ -146,10 +144,8 @@ class Call(NamedTuple):
       with a `revision`;
     - `slot`: the slot that concurrency limits take or release (see `new_slot`); without one, they
       take none;
-    - `waits`: whether a refused caller enters the queues of its limits; a limit that counts refused
-      hits then counts a repeated one only once;
-    - `confirm_ms`: how many milliseconds a taken slot lasts unless a `charge` of the same slot
-      confirms it; 0: it needs no confirmation.
+    - `tries_again`: whether the caller tries again after a refusal, which is then neither counted
+      nor an offence, except by a bucket, whose refusal is final.
     """
 
     charges: Sequence[Charge]
@@ -165,17 +161,20 @@ class Call(NamedTuple):
     hit_at: int | None = None
     longest_hold_us: int | None = None
     slack_us: int | None = None
-    waits: bool = False
-    confirm_ms: int = 0
+    tries_again: bool = False
     debt: bool = False
 
     def max_wait_us_of(self, limit: Limit) -> int:
         """Return how long a hit may wait under one of the limits; negative: without a maximum."""
-        if self.max_wait_us is not None and limit.kind.is_bucket:
-            return self.max_wait_us
+        if self.max_wait_us is not None:
+            return self.max_wait_us if limit.kind.is_bucket else 0
         if limit.max_wait_us < 0 and self.longest_hold_us is not None:
             return self.longest_hold_us
         return limit.max_wait_us
+
+    def is_tried_again(self, limit: Limit) -> bool:
+        """Return whether the caller tries again after a refusal by one of the limits."""
+        return self.tries_again and not limit.kind.is_bucket
 
     @property
     def units(self) -> int:
@@ -255,7 +254,7 @@ class Call(NamedTuple):
         for charge in self.charges:
             limit = charge.limit
             args.append(limit.algorithm.encode())
-            counts_denied = limit.holds if self.waits else limit.count_denied
+            counts_denied = limit.count_denied and not self.is_tried_again(limit)
             record = _HEAD.pack(
                 charge.cost if takes else 0,
                 limit.mode != "enforce",
@@ -265,17 +264,15 @@ class Call(NamedTuple):
             record += limit.packed or limit.packed_at(now)
             if limit.holds:  # Which slot it is about.
                 record += self.slot
-                if self.waits:
-                    record += WAITS
-                elif self.confirm_ms:
-                    record += _CONFIRM.pack(self.confirm_ms)
             args.append(record)
         for place, (limit, _, cost) in self.banning:
             if limit.ban is None:
                 continue
             units = 0 if takes else cost
             is_shadow = limit.mode != "enforce"
-            record = limit.ban.record(place + 1, units, is_shadow=is_shadow, waits=self.waits)
+            record = limit.ban.record(
+                place + 1, units, is_shadow=is_shadow, waits=self.is_tried_again(limit)
+            )
             args += [b"ban", record]
         if self.subjects:
             args += [subject.digest for subject in self.subjects]

@@ -44,8 +44,7 @@ class LimitState(NamedTuple):
     - `reset_after`: when the limit is completely unused again if nothing else happens;
     - `wait`: how long this limit alone would hold the hit;
     - `counted_at`: the moment from which the taken units count, in microseconds since 1970. It
-      identifies them for a refund. 0: no units were taken, or their moment is not known. For a
-      caller that waits for a slot, it is the negated place in the queue: -1 for the next caller;
+      identifies them for a refund. 0: no units were taken, or their moment is not known;
     - `block`: the block that replaces the limit, if any;
     - `ban`: for a limit that bans, the ban in force, or the offences that count towards one.
     """

@@ -108,10 +108,7 @@ class Options(TypedDict, total=False):
         Option(
             Whole(0, Rate.MAX_UNITS),
             _("queue"),
-            _(
-                "Leaky bucket: how many requests may wait. Empty: the limit minus 1. Concurrency: "
-                "how many may wait for a slot. Empty: ten times the limit."
-            ),
+            _("Leaky bucket: how many requests may wait. Empty: the limit minus 1."),
         ),
     ]
     segments: Annotated[

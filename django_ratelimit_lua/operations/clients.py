@@ -1,4 +1,4 @@
-"""One client, known by the digest of its identity: its limits, bans, slots and overrides."""
+"""One client, known by the digest of its identity: its limits, bans and overrides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 from ..conf import conf
 from ..engine.decide import Plan, PlannedCharge, answered, build_call, decide, now_us
 from ..engine.run import Wait, run
-from ..engine.slots import Holder
 from ..exceptions import StoreError
 from ..identity import Identity
 from ..identity import digest as digest_of
@@ -37,7 +36,6 @@ from .explain import (
 )
 from .reference import KnownLimit, known_limits
 from .request_builder import find_user
-from .slots import slots_held
 from .subjects import NetworkOverride, Subject
 
 MAX_EXAMINED = 2000
@@ -45,7 +43,7 @@ MAX_EXAMINED = 2000
 AT_ONCE = 100
 """Limits of one call to Redis."""
 MAX_LISTED = 50
-"""Maximum number of limits, bans, slots or overrides that are listed for a client."""
+"""Maximum number of limits, bans or overrides that are listed for a client."""
 _PREFIX = re.compile(r"[0-9a-f]{8,32}")
 """The part of a digest that a search needs. A reference contains 8 digits."""
 
@@ -58,7 +56,7 @@ class ExplainedClient(NamedTuple):
     - `found`: the limits that have counted it, and those of the requested name. They are decided
       as if it was not blocked; `found.block` is the override that blocks it. Overrides about a
       network cannot be found by a digest;
-    - `bans`, `slots` and `overrides`: those that have not ended;
+    - `bans` and `overrides`: those that have not ended;
     - `is_complete`: every limit of the site was examined.
     """
 
@@ -66,7 +64,6 @@ class ExplainedClient(NamedTuple):
     name: Name
     found: Explanation
     bans: Sequence[ActiveBan] = ()
-    slots: Sequence[Holder] = ()
     overrides: Sequence[RateLimitOverride] = ()
     is_complete: bool = True
 
@@ -101,8 +98,7 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     found = Explanation(outcome.decision, met)
     strongest = planner.strongest()
     bans = active_bans(MAX_LISTED, identity=digest)
-    slots = [holder for holder in slots_held() if holder.digest == digest]
-    names = [active.who for active in bans] + [list(holder.identity) for holder in slots]
+    names = [active.who for active in bans]
     if strongest is None:
         strongest = next((each.override for each in about if each.blocks_all), None)
     if strongest is not None and strongest.effect == "block":
@@ -112,7 +108,6 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
         next(filter(None, names), []),
         found,
         bans,
-        slots[:MAX_LISTED],
         overrides[:MAX_LISTED],
         len(examined) == len(named) + len(others),
     )
@@ -365,13 +360,12 @@ def is_prefix(text: str) -> bool:
 
 
 def clients_by_prefix(prefix: str) -> Mapping[str, Name]:
-    """Return banned clients and holders of slots whose digests have a prefix, with their names.
+    """Return banned clients whose digests have a prefix, with their names.
 
     Raises:
         StoreError: Redis is unavailable.
     """
     found = {active.identity: active.who for active in active_bans(identity=prefix)}
-    found |= {holder.digest: list(holder.identity) for holder in slots_held()}
     about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
     for digest in about.values_list("client_digest", flat=True)[:MAX_LISTED]:
         found.setdefault(digest, [])

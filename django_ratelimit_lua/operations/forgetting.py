@@ -1,7 +1,7 @@
 """Erase everything that is stored about one identity, in Redis and in the database.
 
 An identity is stored as a digest under each secret that was in force. Its name is stored in
-overrides, in the history, and in Redis as details of bans and slots.
+overrides, in the history, and in Redis as details of bans.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from ..conf import conf
 from ..engine.bans import ban_list
 from ..engine.decide import build_call, forgetting
 from ..engine.run import run
-from ..engine.slots import forget_slots
 from ..extension import extensions
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import address_as
 from ..identity.forwarded import parse_network
 from ..identity.keys import EXACT, INT, field_identity, registered_keys, split_prefix
 from ..identity.text import NO_NUMBER, normalised, number_spelling
-from ..limits.algorithms.concurrency import Concurrency
 from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
@@ -47,8 +45,8 @@ IN_FLIGHT_SECONDS = 1.5 * FLUSH_SECONDS
 """After this time, every process has received the push, and has written what it was writing."""
 _KINDS = (RateLimitChange.Kind.OVERRIDE, RateLimitChange.Kind.IDENTITY)
 """Kinds of entries of the history to erase in. Others can be restored, so they are kept."""
-_NAMING = ("client", "subject", "label", "reason", "message", "who", "why", "slot", "digests")
-"""The texts about the identity in a change of an override, ban or slot."""
+_NAMING = ("client", "subject", "label", "reason", "message", "who", "why", "digests")
+"""The texts about the identity in a change of an override or ban."""
 
 
 @dataclass(slots=True)
@@ -205,18 +203,14 @@ def _erase_in_redis(identity: ForgottenIdentity, erased: Counter[str]) -> None:
     # All processes drop refusals, leases and bans.
     run(forgetting(build_call(charges, "peek"), strict=True))
     tags = [b"{%b}:" % each for each in identity.digests]
-    keys = {key for tag in tags for key in store.find_keys(prefix + tag)}
-    holding = {key for key in keys if key.endswith(b":" + Concurrency.suffix)}
-    for key in sorted(holding):
-        erased["slots"] += forget_slots(key, identity.published)
-    others = sorted(keys - holding)
-    store.delete_keys(others)
+    keys = sorted({key for tag in tags for key in store.find_keys(prefix + tag)})
+    store.delete_keys(keys)
     gone = [key for key in ban_list.read() if any(tag in key for tag in tags)]
     if gone:
         ban_list.remove(gone)
-    bans = sum(key.endswith(b":ban") for key in others)
-    details = sum(b":ban:" in key for key in others)
-    counts = len(others) - bans - details
+    bans = sum(key.endswith(b":ban") for key in keys)
+    details = sum(b":ban:" in key for key in keys)
+    counts = len(keys) - bans - details
     erased.update({"bans": bans, "details of bans": details, "counts": counts})
     for extension in extensions:
         erased.update(extension.forget(identity.digests))

@@ -1,4 +1,4 @@
-"""Entries of the history about identities: bans, slots and resets."""
+"""Entries of the history about identities: bans and resets."""
 
 from __future__ import annotations
 

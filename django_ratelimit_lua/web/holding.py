@@ -10,8 +10,8 @@ released, for views, middleware and throttles. These cases are different:
 - under ASGI, a client that disconnects before there is a response, while a view in a thread
   continues: Django signals the end of the request when the thread is done. If a server cancels even
   that, asgiref's context of the request is dropped;
-- a response that is never closed: its slots become garbage with the request, and a background task
-  releases them.
+- a response that is never closed: its slots become garbage with the request, and are renewed no
+  longer.
 """
 
 from __future__ import annotations
@@ -36,23 +36,11 @@ from ..identity.request_state import plain, request_state
 P = ParamSpec("P")
 R = TypeVar("R")
 MAX_PATH_LENGTH = 180
-"""Letters of a path that operators are shown."""
+"""Letters of a path in the log."""
 
 
-class _OfContext(list[list[Held]]):
-    """The slots of the requests in one context of asgiref.
-
-    When it is garbage-collected, a background task releases the slots, because garbage collection
-    can run anywhere, also in threads that cannot wait.
-    """
-
-    def __del__(self) -> None:
-        for of_request in self:
-            of_request.clear()
-
-
-_by_context: weakref.WeakKeyDictionary[object, _OfContext] = weakref.WeakKeyDictionary()
-"""Such a context is of one request of an ASGI server."""
+_by_context: weakref.WeakKeyDictionary[object, list[list[Held]]] = weakref.WeakKeyDictionary()
+"""The slots of the requests in one context of asgiref: an ASGI server has one for each request."""
 
 
 def hold_slots(request: Any, outcome: Outcome) -> Held | None:
@@ -152,7 +140,7 @@ def _release_when_closed(request: Any, of_request: list[Held]) -> None:
     request.close = close_and_release
     context = _context()
     if context is not None:
-        _by_context.setdefault(context, _OfContext()).append(of_request)
+        _by_context.setdefault(context, []).append(of_request)
 
 
 def _release(of_request: list[Held]) -> None:

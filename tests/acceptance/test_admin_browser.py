@@ -48,7 +48,6 @@ PAGES = {
     "bans": "admin/django_ratelimit_lua/bans/",
     "statistics": "admin/ratelimit_statistics/statistics/",
     "statistics-one": "admin/ratelimit_statistics/statistics/one/?name=api&period=day",
-    "slots": "admin/django_ratelimit_lua/slots/",
     "processes": "admin/django_ratelimit_lua/processes/",
     "breakers": "admin/ratelimit_breakers/ratelimitbreaker/",
     "breaker": "admin/ratelimit_breakers/ratelimitbreaker/one/?name=payments",

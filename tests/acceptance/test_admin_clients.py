@@ -18,8 +18,6 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import active_bans, clients
-from django_ratelimit_lua.operations.slots import slots_held
-from tests.clusters import until
 from tests.users import serve_admin, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -160,24 +158,6 @@ def test_bans_are_shown_and_lifted(operator: Client) -> None:
     assert "has ended already" in words(press(operator, client, f"lift:{active.key.decode()}"))
 
 
-def test_slots_are_shown_and_released(operator: Client, settings: Any) -> None:
-    """Only users who may view the page of slots see and release them."""
-    settings.RATELIMIT_SLOT_SECONDS = 0.8
-    exports = RateLimiter("exports", "3", algorithm="concurrency")
-    client = of("user", "7")
-    with exports.slot(("user", "7"), what="GET /exports/7/"):
-        until(lambda: len(slots_held()) == 1, "it is reported", 20)
-        assert "GET /exports/7/" in page(operator, client)
-        assert "exports/7" not in page(staff("block_identity", name="blocker"), client)
-        (holder,) = slots_held()
-        blocker = Client()
-        blocker.force_login(User.objects.get(username="blocker"))
-        assert press(blocker, client, f"release:{holder.id}").status_code == 403
-        assert exports.peek(("user", "7")).remaining == 2
-        assert "Released: " in words(press(operator, client, f"release:{holder.id}"))
-        assert exports.peek(("user", "7")).remaining == 3
-
-
 def test_a_search_shows_every_client_with_that_user_or_address(operator: Client) -> None:
     """There is one for each kind of key of the limits in force. Requests are counted under it."""
     ada = User.objects.create_user("ada")
@@ -256,7 +236,7 @@ def test_each_action_needs_its_permission(operator: Client) -> None:
     assert staff("view_ratelimitchange", name="other").get(CLIENT).status_code == 403
     reader = staff("view_ratelimitrule", name="reader")
     assert "ask=block" not in reader.get(CLIENT, {"digest": client}).content.decode()
-    for action in ("block", "exempt", "reset", "end:1", "lift:x", "release:x"):
+    for action in ("block", "exempt", "reset", "end:1", "lift:x"):
         sent = {"action": action, "duration": "3600"}
         assert reader.post(f"{CLIENT}?digest={client}", sent).status_code == 403
     assert press(operator, client, "block", duration="2592001").status_code == 403

@@ -20,7 +20,7 @@ from tests.users import serve_admin, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APP = "/admin/django_ratelimit_lua/"
-BANS, CLIENT, SLOTS = f"{APP}bans/", f"{APP}client/", f"{APP}slots/"
+BANS, CLIENT = f"{APP}bans/", f"{APP}client/"
 INSPECTOR = f"{APP}ratelimitoverride/inspect/"
 FORGED = {"confirmed": "1", "confirm": "yes", "subject": "address", "duration": "3600"}
 
@@ -86,7 +86,6 @@ def test_pages_hide_names_and_reasons_from_users_without_permission(treated: Tre
     urls = [
         APP,
         BANS,
-        SLOTS,
         f"{INSPECTOR}?path=/users/&address=0.0.0.0/0",
         *(f"{CLIENT}?digest={client}" for client in treated),
         *(f"{CLIENT}?q={client[:10]}" for client in treated),
@@ -150,10 +149,9 @@ def test_forged_requests_lift_and_block_nothing(treated: Treated, operator: Clie
     pages = (
         BANS,
         f"{CLIENT}?digest={treated.address}",
-        SLOTS,
         f"{INSPECTOR}?path=/banning/&address=203.0.113.77",
     )
-    actions = ("lift:all", f"lift:{keys[treated.address]}", "end:1", "reset", "block", "release:x")
+    actions = ("lift:all", f"lift:{keys[treated.address]}", "end:1", "reset", "block")
     for url in pages:
         for action in actions:
             form = {"action": action, **FORGED}

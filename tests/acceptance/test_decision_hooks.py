@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine import decide, holding
+from django_ratelimit_lua.engine import decide, waiting
 from django_ratelimit_lua.identity.request_state import request_state
 
 
@@ -17,7 +17,7 @@ from django_ratelimit_lua.identity.request_state import request_state
 def decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Return the arguments of each call of a hook."""
     found: list[tuple[Any, ...]] = []
-    for module in (decide, holding):
+    for module in (decide, waiting):
         monkeypatch.setattr(module, "decision_hooks", [lambda *given: found.append(given)])
     return found
 
@@ -52,7 +52,7 @@ def test_decision_hooks_receive_each_hit_with_its_request(
 
 
 def test_a_call_that_waits_for_a_slot_is_reported_once_to_hooks(decisions: list[Any]) -> None:
-    """The call tries several times. The reported duration includes the wait."""
+    """The call tries several times. The reported duration is that of the last decision."""
     exports = RateLimiter("exports", "1", algorithm="concurrency")
     with exports.slot():
         slot = exports.slot(timeout=0.2)
@@ -60,4 +60,4 @@ def test_a_call_that_waits_for_a_slot_is_reported_once_to_hooks(decisions: list[
             pass
     (_, first, *_), (_, refused, seconds, *_) = decisions
     assert (first.allowed, refused.allowed) == (True, False)
-    assert seconds >= 0.2
+    assert seconds > 0

@@ -21,7 +21,7 @@ from django.utils import translation
 from django.utils.decorators import async_only_middleware
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.engine.slots import held_slots, holders
+from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.testing.server import Server
@@ -42,8 +42,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 N = int(SLOTS)
-LATER = 5.0
-"""Seconds within which the background has released what is late; half of what a slot lasts."""
+LATER = 10.0
+"""Seconds within which a slot of `SECONDS` has ended, on a busy machine."""
+SECONDS = 0.8
 MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
 PLACES = [
     *((face, MIDDLEWARE) for face in FACES),
@@ -174,7 +175,7 @@ def test_a_body_that_is_interrupted_releases_its_slot(slots: SlotsInUse, face: s
 def test_an_unclosed_response_holds_its_slot_until_it_is_garbage(
     slots: SlotsInUse, face: str, settings: Any
 ) -> None:
-    """The background releases the slot after the response is garbage-collected."""
+    """The slot is renewed no longer after the response is garbage-collected, and ends."""
     settings.RATELIMIT_SLOT_SECONDS = 0.8
     _, body = begin(f"/{face}/plain/?who=ada")
     assert slots.held == 1
@@ -344,6 +345,7 @@ def test_under_asgi_a_client_that_leaves_at_any_moment_holds_no_slot(
     continue.
     """
     settings.MIDDLEWARE = [f"{__name__}.hang_up", *middleware]
+    settings.RATELIMIT_SLOT_SECONDS = SECONDS
 
     async def request(number: int) -> None:
         HangUp.number, HangUp.gone, HangUp.reached = number, asyncio.Event(), False
@@ -360,9 +362,10 @@ def test_under_asgi_a_client_that_leaves_at_any_moment_holds_no_slot(
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("middleware", [False, True])
 def test_a_request_that_is_stopped_at_any_point_holds_no_slot(
-    slots: SlotsInUse, how: How, middleware: bool
+    slots: SlotsInUse, how: How, middleware: bool, settings: Any
 ) -> None:
     """The caller stops an async view or the middleware at each point at which it waits."""
+    settings.RATELIMIT_SLOT_SECONDS = SECONDS
 
     async def view(request: Any) -> HttpResponse:
         await asyncio.sleep(0.001)
@@ -519,7 +522,7 @@ def test_the_response_explains_that_all_slots_are_in_use(
     _, refused = called(told, accept=accept)
     assert refused.status_code == 429
     assert ANSWERS[accept] in refused.content.decode()
-    assert 1 <= int(refused["Retry-After"]) <= 10
+    assert 1 <= int(refused["Retry-After"]) <= 11
     assert 'qu="concurrent-requests"' in refused["RateLimit-Policy"]
     with translation.override("de"):
         _, refused = called(told, accept="text/plain")
@@ -558,9 +561,7 @@ def test_a_throttle_explains_that_all_slots_are_in_use(slots: SlotsInUse) -> Non
 
 @pytest.mark.parametrize("face", FACES)
 def test_without_redis_requests_hold_slots_of_this_process(face: str, settings: Any) -> None:
-    """Slots that are already held are counted, and each is released when its response is closed,
-    also after Redis is back.
-    """
+    """Slots that are already held are counted, and each is released when its response is closed."""
     settings.RATELIMIT_ON_STORE_ERROR, settings.RATELIMIT_SLOT_SECONDS = "local", 2
     with Server() as server:
         settings.CACHES = alias(server.url)
@@ -580,20 +581,16 @@ def test_without_redis_requests_hold_slots_of_this_process(face: str, settings: 
         status, body = begin(url)
         assert status == 200
         bodies.append(body)
-        with Server(server.binary, port=server.port), redis.Redis(port=server.port) as back:
-            for body in bodies:
-                end(body)
-            SlotsInUse(back, settings.RATELIMIT_CACHE_PREFIX, PREFIX).until_free()
+        for body in bodies:
+            end(body)
         assert not held_slots.all()
 
 
-def test_operators_see_the_purpose_of_a_slot(slots: SlotsInUse, settings: Any) -> None:
-    """It is the method and the path, shortened and in one line."""
-    settings.RATELIMIT_SLOT_SECONDS = 0.8
+def test_the_purpose_of_a_slot_is_the_method_and_the_path(slots: SlotsInUse) -> None:
+    """The path is shortened, escaped and without its query, for the log."""
     _, body = begin(f"/sync/plain%0A{'x' * 1000}/?who=ada&secret=1")
-    until(lambda: len(holders()) == 1, "it is told", 20)
-    (holder,) = holders()
-    assert holder.what.startswith("GET /sync/plain%0Axxx")
-    assert len(holder.what) <= 200
-    assert "secret" not in holder.what
+    (held,) = held_slots.all()
+    assert held.what.startswith("GET /sync/plain%0Axxx")
+    assert len(held.what) <= 200
+    assert "secret" not in held.what
     body.close()

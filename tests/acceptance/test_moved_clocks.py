@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,7 +11,6 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.engine import slots
 from django_ratelimit_lua.engine.heartbeat import Heartbeat
 from django_ratelimit_lua.limits import call
 from django_ratelimit_lua.publishing import triggers
@@ -146,21 +144,3 @@ def test_a_process_that_died_before_the_clock_was_set_back_is_not_counted(
     beat.beat()
     assert direct.zscore(listed, "dead") is None
     assert direct.zcard(names) == 1
-
-
-def test_slots_of_a_host_with_a_clock_that_is_behind_are_listed(
-    settings: Any, direct: redis.Redis, prefix: str
-) -> None:
-    """Slots of a process that has ended are not listed."""
-    settings.RATELIMIT_SLOT_SECONDS = 4
-    listed = f"{prefix}{{rules}}:slots"
-    direct.set(
-        f"{listed}:behind",
-        json.dumps({"host": "h", "pid": 1, "slots": [], "in_flight": {"exports": 3}}),
-    )
-    direct.zadd(listed, {"behind": time.time() - 7 * 3600, "ended": time.time()})
-    exports = RateLimiter("exports", "5", algorithm="concurrency")
-    with exports.slot("ada"):
-        slots.held_slots._step()
-        assert slots.in_flight()["exports"] == 4
-    assert direct.zscore(listed, "ended") is None

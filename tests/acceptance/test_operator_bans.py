@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import Any
-from urllib.parse import urlsplit
-
-from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.acceptance.test_admin_browser import complaints, fill
 from tests.operators import Hand, Site
@@ -85,40 +79,3 @@ def test_the_bans_of_a_network_are_lifted_together(
     banned = site.ask("/clock/", source="127.0.12.1")
     assert int(banned.headers["Retry-After"]) > MINUTE
     assert complaints(hand.browser) == []
-
-
-def test_an_operator_ends_one_of_three_slots(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """The page warns that the work continues. The slot is available immediately, and the list is
-    correct.
-    """
-    place = urlsplit(site.address)
-    with ExitStack() as stack:
-
-        def report() -> http.client.HTTPResponse:
-            connection = http.client.HTTPConnection(place.hostname or "", place.port)
-            stack.callback(connection.close)
-            connection.request("GET", "/report/")
-            return connection.getresponse()
-
-        running = [report() for _ in range(3)]
-        assert [each.status for each in running] == [200] * 3
-        assert report().status == 429
-        hand = hand_for("end one of three at once")
-        hand.press(".model-slots th a")
-
-        def are_listed(page: Any) -> bool:
-            page.refresh()
-            return len(page.find_elements("css selector", "#content-main tbody tr")) == 3
-
-        WebDriverWait(hand.browser, 20).until(are_listed)
-        assert "Release frees the slot only." in hand.text("#ratelimit-releasing")
-        hand.press("button[name=release]")
-        assert "Released: " in hand.text(".messagelist")
-        assert hand.text("#ratelimit-rows") == "2 slots are held"
-        admitted = report()
-        assert admitted.status == 200
-        assert report().status == 429
-        for each in (*running, admitted):  # All four go on.
-            lines = [each.readline() for _ in range(3)]
-            assert all(b" of 240 lines" in line for line in lines)
-        assert complaints(hand.browser) == []

@@ -66,7 +66,7 @@ def ada(settings: Any) -> Client:
 @SITE
 def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -> None:
     """The rule has a sentence, holds slots of open responses, is explained by the slots in use,
-    links to the holders, and survives an export and import.
+    and survives an export and import.
     """
     assert ada.post(f"{RULE}add/", FORM).status_code == 302
     rule = RateLimitRule.objects.get()
@@ -82,7 +82,6 @@ def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -
         assert b"".join(each.streaming_content) == b"exported"
         each.close()
     assert ada.get("/export/").status_code == 200
-    assert "/slots/?rule=downloads" in ada.get(f"{RULE}{rule.pk}/change/").content.decode()
     file = tmp_path / "rules.yaml"
     with file.open("w") as written:
         call_command("ratelimit", "rules", "export", stdout=written)

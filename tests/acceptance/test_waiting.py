@@ -1,5 +1,6 @@
-"""Who waits for a turn waits no longer than said, and owes it to the others when stopped
-meanwhile."""
+"""Callers wait for a turn, or try again, for at most their timeout. A caller that is stopped gives
+its turn back.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import redis
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from rest_framework.response import Response
@@ -417,7 +419,7 @@ def test_callers_that_find_no_turn_try_again(algorithm: str, monkeypatch: Any) -
         trips.append(planner)
         return adecide(planner)
 
-    monkeypatch.setattr("django_ratelimit_lua.limiter.adecide", adecide_counted)
+    monkeypatch.setattr("django_ratelimit_lua.engine.waiting.adecide", adecide_counted)
     limiter = RateLimiter("again", "20/s", algorithm=algorithm)
     started = time.monotonic()
     assert all(acquire_all(limiter, 60, None))
@@ -493,3 +495,42 @@ def test_an_interrupted_process_gives_its_turn_back(prefix: str) -> None:
         process.send_signal(signal.SIGINT)
         process.wait(30)
     assert limiter.peek("ada").limits[0].reset_after <= 60
+
+
+@pytest.mark.parametrize("is_steady", [False, True])
+@pytest.mark.parametrize("algorithm", ["sliding_window", "sliding_log", "fixed_window"])
+def test_a_hundred_waiting_callers_need_few_round_trips(
+    algorithm: str, is_steady: bool, direct: redis.Redis, settings: Any
+) -> None:
+    """At ten a second, an admitted call costs at most 12 round trips, whether the units become free
+    together or one after another. The callers share no memory of refusals, as in many processes.
+    """
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 0
+    settings.RATELIMIT_TIMEOUT = 5
+    limiter = RateLimiter("hundred", "10/s", algorithm=algorithm)
+    for _ in range(10 * is_steady):
+        limiter.hit("ada")
+        time.sleep(0.1)
+
+    async def ask() -> list[Decision]:
+        return await asyncio.gather(*(limiter.aacquire("ada", timeout=60) for _ in range(100)))
+
+    direct.config_resetstat()
+    began = time.monotonic()
+    decisions = asyncio.run(ask())
+    assert all(decisions)
+    assert 9 <= time.monotonic() - began < 20
+    assert direct.info("commandstats")["cmdstat_evalsha"]["calls"] <= 1200
+
+
+def test_a_refused_caller_gives_up_at_once_if_no_unit_is_free_in_time() -> None:
+    """It reports the time that it would have taken. Nothing is taken."""
+    limiter = RateLimiter("full", "1/h")
+    limiter.hit("ada")
+    began = time.monotonic()
+    refused = limiter.acquire("ada", timeout=5)
+    assert time.monotonic() - began < 4
+    assert not refused
+    assert refused.wait == pytest.approx(refused.retry_after, abs=1)
+    assert refused.wait > 3590
+    assert limiter.peek("ada").limits[0].used == 1

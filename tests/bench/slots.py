@@ -1,5 +1,4 @@
-"""What a slot costs beside a hit of a rate: to the server, and to whoever takes and
-releases one."""
+"""The cost of a slot and of a hit of a rate, for the server and for the caller."""
 
 from __future__ import annotations
 
@@ -28,21 +27,16 @@ def slots() -> None:
     held = limiter("slots", "100000", "concurrency")
     who = [b"%032d" % number for number in range(250)]
     taken = [build_call([Charge(held.limits[0], one)], slot=new_slot(3600.0)) for one in who]
-    refused, waiting = [
-        build_call(
-            [Charge(limiter(name, "1", "concurrency").limits[0], who[0])], slot=new_slot(3600.0)
-        )
-        for name in ("full", "waited for")
-    ]
-    for call in (refused, waiting):
-        get_store().decide(call)
+    refused = build_call(
+        [Charge(limiter("full", "1", "concurrency").limits[0], who[0])], slot=new_slot(3600.0)
+    )
+    get_store().decide(refused)
     times = script_time(
         {
             "a hit of a rate": [asked(build_call([Charge(rate.limits[0], one)])) for one in who],
             "a slot is taken": [asked(call) for call in taken],
             "a slot is released": [asked(call._replace(operation="refund")) for call in taken],
             "a slot is refused": [asked(refused._replace(slot=new_slot(3600.0)))],
-            "a waiter asks": [asked(waiting._replace(slot=new_slot(3600.0), waits=True))],
         }
     )
     print("script time, µs")
@@ -65,15 +59,16 @@ def slots() -> None:
         f"{delays[len(delays) // 2] * 1000:.0f} ms,",
         end=" ",
     )
-    print(f"at most {delays[-1] * 1000:.0f} ms in {HANDED_OVER}\naim: typically within 100 ms")
-    many = [
-        HeldSlot(b"bench:", Charge(held.limits[0], b"%032d" % number), new_slot(10.0))
+    print(f"at most {delays[-1] * 1000:.0f} ms in {HANDED_OVER}\naim: typically within 250 ms")
+    calls = [
+        build_call([Charge(held.limits[0], b"%032d" % number)], slot=new_slot(600.0))
         for number in range(MANY)
     ]
-    held_slots._perform(b"retake", many)
-    renewed = interleaved({"renewed": lambda: held_slots._perform(b"renew", many)}, calls=3)[
-        "renewed"
-    ]
+    many = [HeldSlot(call.prefix, call.charges[0], call.slot, "", is_local=False) for call in calls]
+    for call in calls:
+        get_store().decide(call)
+    assert held_slots.renew(many) == []
+    renewed = interleaved({"renewed": lambda: held_slots.renew(many)}, calls=3)["renewed"]
     share = renewed[1] / 1e6 / held_slots.interval
     print(
         f"{MANY} slots are renewed in {renewed[0] / 1000:.1f} ms, {RENEWALS} times while they "

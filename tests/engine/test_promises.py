@@ -275,7 +275,7 @@ def test_a_wrong_clock_of_a_caller_changes_no_calendar_window(days: int) -> None
             with pytest.MonkeyPatch.context() as patch:
                 moment = time.time_ns() + off * 86_400 * 10**9
                 patch.setattr(
-                    "django_ratelimit_lua.limits.call.time",
+                    "django_ratelimit_lua.limits.call.Clock",
                     SimpleNamespace(time_ns=partial(int, moment)),
                 )
                 decisions.append(ask(None))

@@ -29,7 +29,7 @@ NO_GATEWAY = Problem(
 NOT_FOR_PROXIES = Problem(
     "I020",
     "Count by the address, a header or a cookie, or set RATELIMIT_GATEWAY_USER_HEADER to "
-    "count by the user. Concurrency limits are only for Envoy over gRPC and for services.",
+    "count by the user. Concurrency limits are only for views and for services.",
 )
 
 

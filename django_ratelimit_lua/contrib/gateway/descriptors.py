@@ -20,7 +20,7 @@ from django.utils.translation import gettext_noop as _
 
 from ...extension import RuleField
 from ...identity.keys import ALL_CALLERS, registered_keys, split_prefix
-from ...limits.rate import LimitError
+from ...limits.rate import LimitError, Rate
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
 
@@ -239,6 +239,11 @@ def check_rule(rule: Rule, keys: Collection[str]) -> None:
         raise LimitError(f"cost: {functions}", "cost")
     if any(map(callable, template.rates)):
         raise LimitError(f"rate: {functions}", "rate")
+    if any(isinstance(rate, Rate) and rate.is_slots for rate in template.rates):
+        raise LimitError(
+            _("Envoy cannot hold slots: limit a view, or use a RateLimiter in the application"),
+            "rate",
+        )
     if rule.key is None:
         return
     entries = {_spelling(key) for key in keys}

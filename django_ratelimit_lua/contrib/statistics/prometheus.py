@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...engine.bans import bans_active
-from ...engine.slots import in_flight
 from ...exceptions import StoreError
 from ...extension import Metric as Gauge
 from ...extension import extensions
@@ -84,7 +83,6 @@ class Collector:
 
 def _gauges() -> Iterable[Gauge]:
     """Yield the gauges of the core and of other optional apps."""
-    yield IN_FLIGHT
     yield BANS_ACTIVE
     for extension in extensions:
         yield from extension.metrics()
@@ -99,12 +97,6 @@ def _by_rule(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
     return {(name,): number for name, number in found.items()}
 
 
-IN_FLIGHT = Gauge(
-    "in_flight",
-    "Slots of concurrency limits that are held, by rule or call site.",
-    ("rule",),
-    lambda: _by_rule(in_flight()),
-)
 BANS_ACTIVE = Gauge(
     "bans_active",
     "Bans that are in force, by rule or call site.",

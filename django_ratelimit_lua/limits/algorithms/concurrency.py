@@ -17,13 +17,13 @@ MAX_SLOTS = 100_000
 """Slots of a limit. One call that took or renewed them all would keep the server busy for a tenth
 of a second.
 """
-QUEUE_PER_SLOT = 10
-"""Default number of callers that may wait for each slot."""
+CLOCK_SECONDS = 0.1
+"""How much longer a slot lasts in Redis than its caller has asked for, so that none ends too early
+after a fail-over to a server whose clock is that much faster.
+"""
 ID_SIZE = 16
 SLOT_SIZE = 20
 _LASTS = Struct(">I")
-WAITS = b"w"
-"""The suffix of the slot of a waiting caller."""
 
 
 class Concurrency(Algorithm):
@@ -32,7 +32,7 @@ class Concurrency(Algorithm):
     name = "concurrency"
     label = _("concurrency: requests running at the same time")
     suffix = b"cc"
-    options = frozenset({"queue"})
+    options = frozenset[str]()
     holds = True
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
@@ -41,29 +41,26 @@ class Concurrency(Algorithm):
             raise LimitError(
                 _("A concurrency limit has at most %(most)d slots"), "rate", most=MAX_SLOTS
             )
-        queue = limit.queue
-        if queue is None:
-            queue = QUEUE_PER_SLOT * slots
-        return (slots, 0, queue)
+        return (slots, 0)
 
 
 def new_slot(seconds: float) -> bytes:
     """Return the id of a new slot, which cannot be guessed.
 
-    It consists of 16 random bytes and the lifetime in milliseconds. The slot lasts for `seconds`
-    unless it is renewed.
+    It consists of 16 random bytes and the lifetime in milliseconds. The slot lasts for `seconds`,
+    and `CLOCK_SECONDS` more, unless it is renewed.
 
     >>> len(new_slot(10.0)), new_slot(10.0) == new_slot(10.0)
     (20, False)
     """
-    return os.urandom(ID_SIZE) + _LASTS.pack(round(seconds * 1000))
+    return os.urandom(ID_SIZE) + _LASTS.pack(round((seconds + CLOCK_SECONDS) * 1000))
 
 
 def lasts_us(slot: bytes) -> int:
     """Return the lifetime of a slot without renewal, in microseconds.
 
     >>> lasts_us(new_slot(10.0))
-    10000000
+    10100000
     """
     milliseconds: int = _LASTS.unpack_from(slot, ID_SIZE)[0]
     return milliseconds * (SECOND // 1000)

@@ -27,7 +27,6 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
     overrides,
     reset,
     rules,
-    slots,
     verbs,
 )
 

@@ -190,3 +190,9 @@ def test_an_entry_provides_the_value_of_a_registered_key(settings: Any) -> None:
     assert compile_key("tenant").read("", DescriptorRequest(asked), None) == ("tenant", "acme")
     with pytest.raises(RuleError, match="needs an entry tenant"):
         compile_rule({**rule, "descriptor": ["generic_key=api"]})
+
+
+def test_a_descriptor_cannot_hold_a_slot() -> None:
+    """Envoy reports no reliable end of a request, so a rule with a concurrency limit is refused."""
+    with pytest.raises(RuleError, match="Envoy cannot hold slots"):
+        compile_rule({**LOGIN, "rate": "5", "algorithm": "concurrency"})

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import redis
 import yaml
 
 from tests.contrib.gateway.grpc_gateway import Gateway
@@ -40,15 +39,6 @@ RULES = [
     {"name": "by key", "descriptor": ["header:x-api-key"], "rate": "2/h", "message": "Slower."},
     {"name": "bytes", "descriptor": ["generic_key=bytes", "remote_address"], "rate": "1000/h"},
 ]
-SLOTS = [
-    {
-        "name": "exports",
-        "descriptor": ["generic_key=site", "remote_address"],
-        "key": "ip",
-        "rate": "2",
-        "algorithm": "concurrency",
-    }
-]
 
 
 class Service(BaseHTTPRequestHandler):
@@ -57,16 +47,11 @@ class Service(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     asked: ClassVar[Counter[str]] = Counter()
     headers_of: ClassVar[dict[str, list[str]]] = {}
-    leases: ClassVar[list[str | None]] = []
-    may_end: ClassVar[threading.Event] = threading.Event()
 
     def do_GET(self) -> None:
         self.asked[self.path] += 1
         self.headers_of[self.path] = list(self.headers)
         body = b"x" * 100
-        if self.path == "/export":
-            self.leases.append(self.headers["X-RateLimit-Lease"])
-            self.may_end.wait(60)
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -327,85 +312,6 @@ def test_requests_are_decided_without_redis_and_without_the_gateway(tmp_path: Pa
         assert (site.get()[0], site.get(port=other)[0]) == (503, 200)
         site.gateway.start()
         until(lambda: site.get()[0] == 200)
-
-
-@pytest.fixture(scope="module")
-def slots_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with Site(tmp_path_factory.mktemp("slots"), SLOTS, RATELIMIT_TIMEOUT=1) as found:
-        yield found
-
-
-def test_a_slot_is_held_while_a_request_runs(slots_site: Site) -> None:
-    """The slot is released when the request ends or its client disconnects. A refused request or a
-    forged lease releases nothing.
-    """
-    site = slots_site
-    with ThreadPoolExecutor(2) as pool:
-        Service.leases.clear()
-        Service.may_end.clear()
-        look = {"entries": [("generic_key", "site"), ("remote_address", "127.0.0.1")], "hits": 0}
-
-        def left() -> int:
-            remaining: int = client.ask(look, domain="site").statuses[0].limit_remaining
-            return remaining
-
-        with site.gateway.client() as client:
-            until(lambda: left() == 2)
-            try:
-                running = pool.submit(site.get, "/export", X_RateLimit_Lease="made-up")
-                until(lambda: Service.leases)
-                assert left() == 1
-                assert 50 < seconds_held(site)[0] <= 60, "Envoy has confirmed it"
-                leaving = socket.create_connection(("127.0.0.1", site.port))
-                leaving.sendall(b"GET /export HTTP/1.1\r\nHost: site\r\n\r\n")
-                until(lambda: left() == 0)
-                assert [
-                    site.get(X_RateLimit_Lease=lease or "")[0]
-                    for lease in ("made-up", Service.leases[0])
-                ] == [429] * 2
-                assert left() == 0
-                leaving.close()
-                until(lambda: left() == 1)
-                assert site.get()[0] == 200
-                until(lambda: left() == 1)
-            finally:
-                Service.may_end.set()
-            status, headers, _ = running.result()
-            assert (status, headers["ratelimit-policy"]) == (
-                200,
-                '"exports";q=2;qu="concurrent-requests"',
-            )
-            until(lambda: left() == 2)
-            assert [bool(lease) and lease != "made-up" for lease in Service.leases] == [True, True]
-
-
-def seconds_held(site: Site) -> list[float]:
-    """Return the seconds until each held slot of the site expires."""
-    with redis.Redis.from_url(site.gateway.redis.url) as direct:
-        keys = [
-            key
-            for key in direct.scan_iter("*")
-            if direct.type(key) == b"zset" and b"{rules}" not in key
-        ]
-        ends = [end for key in keys for _, end in direct.zrange(key, 0, -1, withscores=True)]
-    return [end / 1e6 - time.time() for end in ends if end / 1e6 > time.time()]
-
-
-def test_a_client_that_disconnects_during_the_decision_holds_no_slot(slots_site: Site) -> None:
-    """The slot is released whether the decision was pending, on its way or read."""
-
-    def leave(number: int) -> None:
-        with socket.create_connection(("127.0.0.1", slots_site.port)) as leaving:
-            leaving.sendall(b"GET /left HTTP/1.1\r\nHost: site\r\n\r\n")
-            time.sleep(0.001 + 0.001 * (number % 5) / 4)
-
-    until(lambda: not seconds_held(slots_site))
-    for number in range(60):
-        leave(number)
-    end = time.monotonic() + 10
-    while seconds_held(slots_site):
-        assert time.monotonic() < end, seconds_held(slots_site)
-        time.sleep(0.05)
 
 
 def test_the_rules_in_the_documentation_are_valid(tmp_path: Path) -> None:

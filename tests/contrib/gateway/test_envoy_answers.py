@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from typing import Any
 
 import pytest
-from django.http import HttpResponse
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.contrib.gateway.check import answer_check
-from django_ratelimit_lua.contrib.gateway.envoy import answer as answers
 from django_ratelimit_lua.contrib.gateway.envoy import messages
-from django_ratelimit_lua.contrib.gateway.envoy.answer import UNLIMITED, SlotEndedError, answer
+from django_ratelimit_lua.contrib.gateway.envoy.answer import UNLIMITED, answer
 from django_ratelimit_lua.contrib.gateway.envoy.question import (
     MAX_DESCRIPTORS,
     MAX_ENTRIES,
@@ -26,11 +22,8 @@ from django_ratelimit_lua.contrib.gateway.envoy.question import (
     QuestionError,
     read_question,
 )
-from django_ratelimit_lua.limits.call import Call
-from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.signals import limit_exceeded
-from django_ratelimit_lua.store import Patience, Store
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 from tests.contrib.gateway.grpc_gateway import question
@@ -458,163 +451,6 @@ def test_a_request_that_must_wait_is_held(settings: Any) -> None:
         return loop.time() - began
 
     assert asyncio.run(all_at_once()) >= 0.3
-
-
-SLOTS_RULE = {
-    "name": "exports",
-    "descriptor": ["generic_key=login", "remote_address"],
-    "key": "ip",
-    "rate": "2",
-    "algorithm": "concurrency",
-}
-
-
-def lease_of(found: Any) -> Any:
-    """Return the descriptor that releases the slot of a response."""
-    (header,) = found.request_headers_to_add
-    return [(header.key, header.value)]
-
-
-def test_a_lease_releases_only_its_slot(settings: Any) -> None:
-    """It releases the slot once, also beside forged leases. Units that were taken in the same call
-    stay taken.
-    """
-    settings.RATELIMIT_RULES = [
-        SLOTS_RULE,
-        {"name": "all", "descriptor": ["generic_key=all"], "rate": "100/h"},
-    ]
-    everything = [("generic_key", "all")]
-    first, second, third = (ask([LOGIN, ADA], everything) for _ in range(3))
-    assert [found.overall_code for found in (first, second, third)] == [OK, OK, OVER]
-    assert not third.request_headers_to_add
-    assert left([LOGIN, ADA], everything) == [0, 98]
-    ((_, value),) = lease_of(first)
-    for forged in ("", "x", value[:-1], value[1:], value.replace(":", ";"), "x," * 50 + "x"):
-        assert code([("x-ratelimit-lease", forged)]) == OK
-    assert left() == [0]
-    for _ in range(3):
-        assert code([("x-ratelimit-lease", f"made-up, {value}")]) == OK
-    assert left([LOGIN, ADA], everything) == [1, 98]
-    assert code(lease_of(second)) == OK
-    assert left() == [2]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_slots_are_shared_between_django_and_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running request of Django's holds the slot that Envoy requests, and the reverse."""
-    RateLimitRule.objects.create(
-        name="exports",
-        path="/ok",
-        extra=described("generic_key=login", "remote_address"),
-        key="ip",
-        limit=1,
-        unit="x",
-        algorithm="concurrency",
-    )
-    seen: list[int] = []
-
-    def running(request: Any) -> HttpResponse:
-        seen.append(code([LOGIN, ADA]))
-        return HttpResponse("done")
-
-    monkeypatch.setattr(test_admin.urlpatterns[1], "callback", running)
-    assert visits(1, ADA[1]) == [200]
-    held = ask([LOGIN, ADA])
-    assert (seen, held.overall_code) == ([OVER], OK)
-    assert visits(1, ADA[1]) == [429]
-    assert code(lease_of(held)) == OK
-    assert visits(1, ADA[1]) == [200]
-
-
-@pytest.mark.parametrize("more", [{"hits": 0}, {"hits": 2, "negative": True}, {"limit": (9, 1)}])
-def test_only_hits_take_slots(more: dict[str, Any], settings: Any) -> None:
-    """Peeks take no slot, negative hits release none, and limits in Envoy's configuration do not
-    apply to slots.
-    """
-    settings.RATELIMIT_RULES = [SLOTS_RULE]
-    held = ask([LOGIN, ADA])
-    found = ask({"entries": [LOGIN, ADA], **more})
-    assert bool(found.request_headers_to_add) == ("limit" in more)
-    assert left() == [0 if "limit" in more else 1]
-    assert code(lease_of(held)) == OK
-
-
-def test_a_slot_that_is_not_released_expires(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It expires after a minute, which the test shortens to half a second."""
-    settings.RATELIMIT_RULES = [SLOTS_RULE]
-    monkeypatch.setattr(answers, "SLOT_SECONDS", 0.5)
-    assert [code([LOGIN, ADA]) for _ in range(2)] == [OK, OK]
-    until = time.monotonic() + 20
-    while left() != [2]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def test_a_slot_that_envoy_does_not_confirm_ends_soon(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A confirmed slot stays. The confirmation of a slot that has expired or was released is an
-    error.
-    """
-    settings.RATELIMIT_RULES = [SLOTS_RULE]
-    monkeypatch.setattr(answers, "SPARE_SECONDS", 0.5 - conf.TIMEOUT)
-    confirmed, other = (lease_of(ask([LOGIN, ADA]))[0][1] for _ in range(2))
-    assert code([("x-ratelimit-confirm", confirmed)]) == OK
-    until = time.monotonic() + 20
-    while left() != [1]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    with pytest.raises(SlotEndedError):
-        ask([("x-ratelimit-confirm", other)])
-    assert (left(), code([("x-ratelimit-lease", confirmed)]), left()) == ([1], OK, [2])
-    with pytest.raises(SlotEndedError):
-        ask([("x-ratelimit-confirm", confirmed)])
-    assert (code([("x-ratelimit-confirm", "made-up")]), left()) == (OK, [2])
-
-
-def test_a_slot_is_confirmed_without_redis(settings: Any) -> None:
-    """The decision is kept, whether Redis becomes unavailable after it or was unavailable
-    before.
-    """
-    settings.RATELIMIT_RULES = [{**SLOTS_RULE, "on_store_error": "local"}]
-    caches, away = (
-        settings.CACHES,
-        {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"},
-    )
-    for before, after in ((caches, {"default": away}), ({"default": away}, caches)):
-        settings.CACHES = before
-        lease = lease_of(ask([LOGIN, ADA]))[0][1]
-        settings.CACHES = after
-        assert code([("x-ratelimit-confirm", lease)]) == OK
-
-
-def test_a_client_that_leaves_during_the_decision_holds_no_slot(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Envoy cancels the call after its timeout."""
-    settings.RATELIMIT_RULES = [SLOTS_RULE]
-    decide = Store.adecide
-
-    async def slowly(store: Store, call: Call, patience: Patience) -> Decision:
-        decision = await decide(store, call, patience)
-        if call.slot and call.operation == "hit":
-            task.cancel()
-            await asyncio.sleep(0)
-        return decision
-
-    async def cancelled() -> None:
-        nonlocal task
-        task = asyncio.ensure_future(answer(question([LOGIN, ADA])))
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    task: Any = None
-    monkeypatch.setattr(Store, "adecide", slowly)
-    asyncio.run(cancelled())
-    monkeypatch.undo()
-    assert left() == [2]
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("open", OK), ("closed", OVER), ("local", OK)])

@@ -19,7 +19,6 @@ from django.core.management import CommandError, call_command
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from django_ratelimit_lua.contrib.gateway.envoy import messages, server
-from django_ratelimit_lua.contrib.gateway.envoy.answer import SlotEndedError
 from django_ratelimit_lua.contrib.gateway.envoy.question import MAX_BYTES
 from django_ratelimit_lua.contrib.gateway.verbs import grpc as grpc_verb
 from tests.contrib.gateway.grpc_gateway import Gateway, question
@@ -202,9 +201,6 @@ def test_an_internal_error_is_a_status_without_details(
     async def broken(data: bytes) -> bytes:
         raise RuntimeError("a secret of the site")
 
-    async def ended(data: bytes) -> bytes:
-        raise SlotEndedError
-
     async def asked() -> None:
         ready = asyncio.get_running_loop().create_future()
         serving = asyncio.ensure_future(server.serve("127.0.0.1:0", is_healthy, ready.set_result))
@@ -218,7 +214,6 @@ def test_an_internal_error_is_a_status_without_details(
             for answer, data, status in (
                 (server.answer, b"\xff", grpc.StatusCode.INVALID_ARGUMENT),
                 (broken, question(LOGIN), grpc.StatusCode.INTERNAL),
-                (ended, question(LOGIN), grpc.StatusCode.ABORTED),
             ):
                 monkeypatch.setattr(server, "answer", answer)
                 with pytest.raises(grpc.aio.AioRpcError) as raised:

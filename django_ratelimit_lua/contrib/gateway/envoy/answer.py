@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 from django.utils.functional import cached_property
 
 from ....conf import conf
-from ....engine.decide import Outcome, Plan, PlannedCharge, adecide, confirming, releasing
-from ....engine.run import Wait, arun
+from ....engine.decide import Outcome, Plan, PlannedCharge, adecide
+from ....engine.run import Wait
 from ....engine.waiting import ahold
 from ....identity import Identity, digest
-from ....limits.algorithms.concurrency import new_slot
 from ....limits.call import MAX_COST, MAX_HOLD_US, Charge, Operation
 from ....limits.decision import Decision, LimitState
 from ....limits.limit import Limit
@@ -30,20 +29,11 @@ from ....web.responses import brief_refusal
 from ..descriptors import check_rule, rule_for
 from ..users import STRANGER
 from . import messages
-from .lease import CONFIRM, LEASE, Lease, read_leases, write_lease
 from .question import PERIODS, DescriptorCharge, DescriptorRequest, read_question
 
 UNLIMITED = 2**32 - 1
 _ACCEPT_HEADERS = ("HTTP_ACCEPT", "HTTP_ACCEPT_LANGUAGE")
 _UNITS = {period: unit for unit, period in PERIODS.items()}
-SLOT_SECONDS = 60
-"""Seconds after which a slot ends that Envoy does not give back."""
-SPARE_SECONDS = 2
-"""How long Envoy may take to confirm a slot once it is answered."""
-
-
-class SlotEndedError(Exception):
-    """A slot ended before Envoy confirmed it."""
 
 
 class DescriptorResult:
@@ -77,9 +67,6 @@ class _Planner(Planner):
         charges = []
         for planned in _charges(result, ruleset):
             limit = planned.charge.limit
-            if limit.holds and not self.is_hit:
-                # Slots are released by the lease that was returned when they were taken.
-                continue
             if limit.ban is not None and (
                 planned.identity is None or is_never_banned(result.request)
             ):
@@ -94,19 +81,13 @@ class _Planner(Planner):
         return Party(charges, subjects, self.is_hit, (result,))
 
     def plan(self, ruleset: Ruleset) -> Plan:
-        """Return the plan. A slot lasts only for a few seconds until it is confirmed."""
+        """Return the plan, and mark the results that only exempt charges concern."""
         plan = super().plan(ruleset)
         charged = {result for planned in plan.charges for result in _owners(planned)}
         for planned in plan.exempt:
             for result in set(_owners(planned)) - charged:
                 result.is_unlimited = True
-        call = plan.call
-        if call.slot:
-            wait_us = max(call.max_wait_us_of(charge.limit) for charge in call.charges)
-            seconds = conf.TIMEOUT + SPARE_SECONDS + max(wait_us, 0) / SECOND
-            confirm_ms = round(1000 * min(seconds, SLOT_SECONDS))
-            call = call._replace(slot=new_slot(SLOT_SECONDS), confirm_ms=confirm_ms)
-        return plan._replace(call=call)
+        return plan
 
     def request_of(self, planned: PlannedCharge) -> DescriptorRequest:
         return _owners(planned)[0].request
@@ -149,7 +130,7 @@ def _charges_by(rule: Rule, result: DescriptorResult) -> list[PlannedCharge]:
     assert template is not None
     check_rule(rule, [key for key, _ in requested.entries])
     rates = [rate for rate in template.rates if isinstance(rate, Rate)]
-    if requested.rate is not None and not any(rate.is_slots for rate in rates):
+    if requested.rate is not None:
         rates = [requested.rate]
     cost = template.cost if isinstance(template.cost, int) else 1
     cost = min(cost * requested.hits, MAX_COST)
@@ -188,16 +169,11 @@ def _of_envoy(domain: str, keys: tuple[str, ...], rate: Rate, algorithm: str) ->
 async def answer(data: bytes) -> bytes:
     """Return the encoded response to an encoded `RateLimitRequest`.
 
-    Raises `QuestionError` and `SlotEndedError`.
+    Raises `QuestionError`.
     """
     results = [DescriptorResult(requested) for requested in read_question(data)]
-    # What was used or is given back is settled first, and refuses nothing.
-    for leased in _leases(results, LEASE):
-        await arun(releasing(leased.charges, leased.slot))
-    for leased in _leases(results, CONFIRM):
-        if leased.needs_confirmation and not await arun(confirming(leased.charges, leased.slot)):
-            raise SlotEndedError("the slot ended before it was confirmed")
     outcome = Outcome(Decision(True))
+    # Units that were used or are refunded are settled first, and refuse nothing.
     purposes: Sequence[Operation] = ("refund", "charge", "hit")
     for purpose in purposes:
         of_purpose = [result for result in results if result.requested.purpose == purpose]
@@ -208,14 +184,6 @@ async def answer(data: bytes) -> bytes:
     if outcome.decision and outcome.decision.wait > 0:
         await ahold(outcome)
     return _write(results, outcome)
-
-
-def _leases(results: Sequence[DescriptorResult], name: str) -> Iterator[Lease]:
-    """Yield the leases in the descriptor entries that have this name as their key."""
-    for result in results:
-        for key, value in result.requested.entries:
-            if key == name:
-                yield from read_leases(value)
 
 
 def _write(results: Sequence[DescriptorResult], outcome: Outcome) -> bytes:
@@ -230,9 +198,6 @@ def _write(results: Sequence[DescriptorResult], outcome: Outcome) -> bytes:
         response.raw_body = refusal.content
     for result in results:
         _write_status(response.statuses.add(), result)
-    if outcome.held:
-        lease = write_lease(outcome.held, needs_confirmation=decision.source == "redis")
-        response.request_headers_to_add.add(key=LEASE, value=lease)
     for key, value in headers.items():
         response.response_headers_to_add.add(key=key.lower(), value=value)
     data: bytes = response.SerializeToString()

@@ -22,7 +22,6 @@ from ....limits.rate import SECOND, Rate
 from ..descriptors import ADDRESS, CHARGE, Entries
 from ..users import VouchedUser, log_in
 from . import messages
-from .lease import CONFIRM, LEASE
 
 MAX_BYTES = 4 * 1024 * 1024
 """Maximum size of a request; gRPC refuses more. Envoy accepts 60 KiB of headers from a client by
@@ -45,7 +44,7 @@ PERIODS = {
 
 _ADDRESS_HEADERS = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED")
 
-Purpose = Literal["hit", "charge", "refund", "confirm", "release"]
+Purpose = Literal["hit", "charge", "refund"]
 
 
 class QuestionError(ValueError):
@@ -56,8 +55,7 @@ class DescriptorCharge(NamedTuple):
     """A descriptor of a request.
 
     - `hits`: the number of units;
-    - `purpose`: whether the units are to be allowed, were used already, or are refunded; or whether
-      a slot is confirmed or released;
+    - `purpose`: whether the units are to be allowed, were used already, or are refunded;
     - `rate`: the rate in Envoy's configuration (None: that of the rules).
     """
 
@@ -104,11 +102,7 @@ def _read_descriptor(domain: str, descriptor: Any, hits: int) -> DescriptorCharg
     if "" in keys or not keys:
         raise QuestionError("an entry of a descriptor has no key")
     purpose: Purpose = "hit"
-    if LEASE in keys:
-        purpose = "release"
-    elif CONFIRM in keys:
-        purpose = "confirm"
-    elif descriptor.is_negative_hits:
+    if descriptor.is_negative_hits:
         purpose = "refund"
     elif CHARGE in every:
         purpose = "charge"

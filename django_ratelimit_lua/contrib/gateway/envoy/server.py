@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from . import messages
-from .answer import SlotEndedError, answer
+from .answer import answer
 from .question import MAX_BYTES, QuestionError
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -89,8 +89,6 @@ async def _should_rate_limit(data: bytes, context: Any) -> bytes:
         return await answer(data)
     except QuestionError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except SlotEndedError as error:
-        await context.abort(grpc.StatusCode.ABORTED, str(error))
     except Exception:
         logger.exception("A request of Envoy could not be decided")
         await context.abort(grpc.StatusCode.INTERNAL, "the request could not be decided")
