@@ -134,7 +134,7 @@ def test_forgetting_an_address_leaves_no_trace(
             object_repr=ADDRESS,
             action_flag=CHANGE,
         )
-        time.sleep(1.5)  # Until evidence and statistics are written.
+        time.sleep(1.5)  # Until bans and statistics are written.
         words = (*digests, ADDRESS + '"', f"{ADDRESS}'", f"at {ADDRESS}")
         assert len(traces(direct, prefix, *words)) > 8
         text = said("forget", "--ip", ADDRESS, "--overrides")

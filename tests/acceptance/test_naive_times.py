@@ -103,7 +103,7 @@ def test_the_admin_shows_and_saves_naive_times(root: Client) -> None:
     ]
     pages += [
         admin("ratelimitrule_history", saved.pk),
-        admin("ratelimitoverride_add") + "?starts=2030-01-01",
+        admin("ratelimitoverride_add"),
     ]
     assert [root.get(page).status_code for page in pages] == [200] * len(pages)
     given = {
