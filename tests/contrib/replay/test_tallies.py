@@ -39,7 +39,7 @@ from django_ratelimit_lua.contrib.replay.formats import (
 from django_ratelimit_lua.contrib.replay.planning import LinePlanner, why_unseen
 from django_ratelimit_lua.contrib.replay.reading import Reading, ordered, sorted_lines
 from django_ratelimit_lua.contrib.replay.refusal_counter import RefusalCounter
-from django_ratelimit_lua.contrib.replay.requests import LoggedRequest, address_for, client_of
+from django_ratelimit_lua.contrib.replay.requests import LoggedRequest, client_of
 from django_ratelimit_lua.identity.keys import Key
 from django_ratelimit_lua.rules.rule import compile_rule
 from django_ratelimit_lua.rules.ruleset import Ruleset
@@ -663,18 +663,6 @@ def test_lines_of_one_second_are_spread_over_it(monkeypatch: pytest.MonkeyPatch)
     assert moments == sorted(moments)
     assert moments[-2] < 2 * SECOND
     assert len(moments) == 9
-
-
-def test_the_address_is_the_one_that_trusted_proxies_have_written() -> None:
-    """A spoofed entry is not used. A host name is converted to an address."""
-    logged = combined(COMBINED.replace("2001:db8::7", "10.0.0.1") + ' "spoofed, 203.0.113.9"')
-    assert logged is not None
-    assert [client_of(logged, trusted) for trusted in (None, 0, 1)] == [
-        "10.0.0.1",
-        "10.0.0.1",
-        "203.0.113.9",
-    ]
-    assert address_for("a.example") == address_for("A.Example") != address_for("b.example")
 
 
 @pytest.mark.parametrize(
