@@ -27,7 +27,6 @@ from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import adecide, decide
-from django_ratelimit_lua.engine.waiting import in_thread
 from django_ratelimit_lua.limiter import _HitPlanner
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.middleware import RateLimitMiddleware
@@ -242,31 +241,6 @@ def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) ->
     assert RateLimiter("stopped:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 3
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_a_view_whose_client_disconnects_while_waiting_has_an_outcome(times: int) -> None:
-    """The view is cancelled, perhaps repeatedly. Its cost is charged, and units that do not
-    count are refunded, also with async predicates.
-    """
-
-    async def no(request: HttpRequest, outcome: Any) -> bool:
-        await asyncio.sleep(0.01)
-        assert isinstance(outcome, asyncio.CancelledError)
-        return False
-
-    entered = threading.Event()
-
-    @ratelimit(
-        "hung", "ip", "10/h", count_if=no, cost_after=lambda request, outcome: 4, reset_if=no
-    )
-    async def view(request: HttpRequest) -> HttpResponse:
-        entered.set()
-        await asyncio.sleep(60)
-        return HttpResponse()
-
-    asyncio.run(cancelled(view(request()), entered.is_set, times))
-    assert RateLimiter("hung:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 4
-
-
 def test_an_error_while_settling_does_not_hide_the_cancellation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -285,18 +259,6 @@ def test_an_error_while_settling_does_not_hide_the_cancellation(
     asyncio.run(cancelled(view(request()), entered.is_set))
     assert "could not be settled" in caplog.text
     assert RateLimiter("fails:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 1
-
-
-def test_a_closed_coroutine_is_settled_during_the_settlement_of_another() -> None:
-    """A coroutine may be closed by the thread that settles another one. No thread waits for a
-    predicate that hangs.
-    """
-    may_end, done = threading.Event(), []
-    with pytest.raises(TimeoutError):
-        in_thread(lambda: may_end.wait(20), seconds=0.01)
-    in_thread(lambda: in_thread(lambda: done.append("inner")))
-    assert done == ["inner"]
-    may_end.set()
 
 
 @pytest.mark.parametrize(
