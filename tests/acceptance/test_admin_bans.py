@@ -222,29 +222,6 @@ def test_operators_cannot_ban_or_block_themselves(
     assert not RateLimitOverride.objects.exists()
 
 
-def test_masked_clients_can_be_distinguished(operator: Client, settings: Any) -> None:
-    """Users who may view identities see the network and a part of the digest."""
-    settings.RATELIMIT_SHOW_IDENTITIES = "masked"
-    attack()
-    attack(address="203.0.113.10")
-    first, second = active_bans()
-    page = operator.get(BANS)
-    for active in (first, second):
-        named = f"203.0.113.0/24 ({active.identity[:12]})"
-        assert f'aria-label="Lift the ban of {named}"' in page.content.decode()
-    done = operator.post(BANS, {"action": f"forget:{first.key.decode()}"}, follow=True)
-    assert f"The ban of 203.0.113.0/24 ({first.identity[:12]}) by" in text_of(done)
-    change = RateLimitChange.objects.get()
-    reader, changes = staff("view_ratelimitchange"), "/admin/django_ratelimit_lua/ratelimitchange/"
-    for url in (changes, f"{changes}{change.pk}/change/"):
-        history = text_of(operator.get(url))
-        assert f"The ban of address 203.0.113.0/24 ({first.identity[:12]}) is lifted." in history
-        assert "Earlier bans are forgotten." in history
-        other = text_of(reader.get(url))
-        assert f"The ban of {first.identity[:12]} is lifted." in other
-        assert "203.0.113" not in other
-
-
 def test_bans_that_have_ended_are_reported_as_ended(operator: Client) -> None:
     """Another operator has lifted the ban, or the key is invalid."""
     attack()
