@@ -291,21 +291,6 @@ def test_settings_and_files_are_checked_by_the_same_code(
     assert caught.value.field == problem
 
 
-def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
-    """An invalid tier is an error when it is validated. A stored one is left out, and its rule
-    still limits all clients.
-    """
-    one = rule(algorithm="fixed_window", align="day", limit=2, unit="d")
-    wrong = RateLimitTier(rule=one, group="pro", limit=5, unit="m")
-    with pytest.raises(ValidationError, match="The window start “"):
-        wrong.full_clean()
-    wrong.save()  # As a script may, that does not ask.
-    assert get(times=3) == [200, 200, 429]
-    assert "its group has the limit of the rule" in provider.reload().problems[0]
-    with pytest.raises(ValidationError, match="Tier pro: The window start “"):
-        RateLimitRule.objects.get().full_clean()
-
-
 @pytest.mark.usefixtures(
     "quiet"
 )  # Other rules come under the same revision, which nobody can hear of.

@@ -95,9 +95,6 @@ class Whom:
 
 WHOM = {
     "a user": Whom({"user_id": 7}, "user", {"headers": {"X-User": "7"}}, {"user": 7}, {"user": 8}),
-    "a user, written otherwise": Whom(
-        {"user_id": 7}, "user", {"headers": {"X-User": "7"}}, {"user": "07"}
-    ),
     "an address": Whom(
         {"network": "203.0.113.9"},
         "ip",
@@ -112,46 +109,12 @@ WHOM = {
         {"ip": "203.0.113.9"},
         {"ip": "203.0.113.64"},
     ),
-    "a prefix of IPv6": Whom(
-        {"network": "2001:db8:1::/48"},
-        "ip",
-        {"REMOTE_ADDR": "2001:db8:1:2::7"},
-        {"ip": "[2001:db8:1:2::7]:443"},
-        {"ip": "2001:db8:2::7"},
-    ),
-    "an address of IPv6, of a network that is counted as one": Whom(
-        {"network": "2001:db8:1:2::7"},
-        "ip",
-        {"REMOTE_ADDR": "2001:db8:1:2::7"},
-        {"ip": "2001:db8:1:2::7"},
-        {"ip": "2001:db8:3:2::8"},
-    ),
     "a header": Whom(
         {"field": "header:X-API-Key", "value": "Gold"},
         "header:x-api-key",
         {"headers": {"X-API-Key": "gold"}},
         {"header:x-api-key": "GOLD"},
         {"header:x-api-key": "tin"},
-    ),
-    "a header, letter by letter": Whom(
-        {"field": "exact:header:X-API-Key", "value": "Gold"},
-        "header:X-API-Key",
-        {"headers": {"X-API-Key": "Gold"}},
-        {"header:X-API-Key": "Gold"},
-    ),
-    "a cookie": Whom(
-        {"field": "cookie:sid", "value": "S1"},
-        "cookie:sid",
-        {"headers": {"Cookie": "sid=S1"}},
-        {"cookie:sid": "S1"},
-        {"cookie:sid": "s1"},
-    ),
-    "a parameter": Whom(
-        {"field": "get:q", "value": "a"},
-        "get:q",
-        {"query_params": {"q": "a"}},
-        {"get:q": "a"},
-        {"get:q": "b"},
     ),
     "a field of a form": Whom(
         {"field": "data:name", "value": "ada"},
@@ -160,9 +123,6 @@ WHOM = {
         {"post:name": "Ada"},
         {"get:name": "Ada"},
         "post",
-    ),
-    "a part of the path": Whom(
-        {"field": "kwarg:shop", "value": "one"}, "kwarg:shop", {}, {"kwarg:shop": "one"}
     ),
     "a user at an address, by the digest of both": Whom(
         {"client": (("user", "7"), ("ip", "203.0.113.9"))},

@@ -369,34 +369,6 @@ def crowd(name: str, whose: str, people: int, at: float) -> Tables:
     return tables
 
 
-def test_marks_in_redis_are_bounded_for_any_input(direct: Any, prefix: str) -> None:
-    """Several processes write more rules than there are summaries for. No set exceeds its bound by
-    more than one script adds, and the number of clients is still estimated.
-    """
-    now = time.time()
-    writers = [writing.Writer() for _ in range(3)]
-    for step in range(2):
-        for number, writer in enumerate(writers):
-            for busy in range(2):
-                writer.take(crowd(f"busy.{busy}", f"{step}-{number}", 4000, now), {})
-            for rule in range(60):
-                writer.take(crowd(f"idle.{rule}", f"{step}-{number}", 10, now), {})
-            assert writer.write()
-    sizes = [direct.zcard(key) for key in direct.keys(f"{prefix}{{stats:*:marks:*")]
-    assert len(sizes) == 3 * 62
-    assert max(sizes) <= 1.5 * writing.SAMPLE
-    found = marks("busy.1", 3600 * 10**6, day())
-    assert not found.is_exact
-    assert 0.85 * 24_000 < found.people < 1.15 * 24_000
-    for writer in writers:
-        assert sum(map(len, writer._samples.values())) <= writing.MAX_MARKS
-        writer.take(crowd("busy.0", "later", 10, now + 86_400), {})
-        assert len(writer._samples) == 3, (
-            "those of the minute, the hour and the day that have gone by are forgotten"
-        )
-    assert marks("idle.59", 3600 * 10**6, day()).people == 60
-
-
 def test_the_marks_in_a_process_are_bounded(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With many busy rules the bound holds, and no client is counted twice or left out."""
     monkeypatch.setattr(writing, "MAX_MARKS", 2000)
