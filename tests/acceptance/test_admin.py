@@ -343,19 +343,6 @@ def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Clie
     assert key.reason == "kept"
 
 
-def test_an_override_that_no_longer_fits_its_rule_is_not_shown_as_active(operator: Client) -> None:
-    """The rule now has calendar windows, so the override is skipped, and the list reports it."""
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
-    RateLimitOverride.objects.create(rule=rule, network="203.0.113.9", limit=3, unit="m")
-    page = operator.get(OVERRIDES).content.decode()
-    assert ("ratelimit-state on" in page, "does not fit the rule" in page) == (True, False)
-    rule.unit, rule.algorithm, rule.align = "d", "fixed_window", "day"
-    rule.save()
-    page = operator.get(OVERRIDES).content.decode()
-    assert ("ratelimit-state on" in page, "does not fit the rule" in page) == (False, True)
-    assert visits(2) == [200, 429]
-
-
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [

@@ -226,18 +226,9 @@ def test_a_valid_rule_can_be_applied_to_every_request(
     ("fields", "problem"),
     [
         ({"cost": 2**53 + 1}, "whole number from 0 to 9007199254740992"),
-        ({"name": "a\x00b"}, "control characters"),
-        ({"name": "a\nb"}, "invisible characters"),
-        ({"path": "/a\tb"}, "one line"),
-        ({"key": "header:X+Y"}, "Unknown key 'Y'"),
-        ({"name": "a\ud800", "key": "nonsense"}, "control characters"),
         ({"methods": "GET"}, "list of names"),
         ({"audience": "groups", "groups": "pro"}, "list of names"),
         ({"algorithm": "token_bucket", "max_wait": math.nan}, "seconds from 0"),
-        (
-            {"algorithm": "token_bucket", "max_wait": math.inf},
-            "less than or equal to 315619200",
-        ),
         (
             {"algorithm": "fixed_window", "align": "month", "period": 3, "unit": "h"},
             "The window start “",

@@ -5,7 +5,6 @@ its turn back.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import os
 import signal
@@ -153,22 +152,6 @@ def test_an_interrupted_turn_is_given_back() -> None:
     assert limiter.peek("ada").limits[0].reset_after <= 60
 
 
-def test_a_request_interrupted_while_held_gives_its_turn_back() -> None:
-    """A decorator holds the request."""
-    view = ratelimit("held", "ip", "1/2s", algorithm="leaky_bucket", queue=5)(
-        lambda request: HttpResponse()
-    )
-    limiter = RateLimiter("held:*:ip:1/2s", "1/2s", algorithm="leaky_bucket", queue=5)
-    view(request())
-    with interrupted(lambda: limiter.peek(("ip", "127.0.0.1")).limits[0].reset_after > 2):
-        view(request())
-    held = request()
-    started = time.monotonic()
-    view(held)
-    assert held.ratelimit.wait <= 2
-    assert time.monotonic() - started >= held.ratelimit.wait
-
-
 def test_a_client_that_disconnects_while_held_gives_its_turn_back(settings: Any) -> None:
     """The task of the request is cancelled, in an async view or in the middleware."""
     limit: Any = {"rate": "1/m", "algorithm": "leaky_bucket", "queue": 5, "max_wait": 600}
@@ -194,30 +177,6 @@ def test_a_client_that_disconnects_while_held_gives_its_turn_back(settings: Any)
 
     asyncio.run(ask(view, "held-view:*:ip:1/m"))
     asyncio.run(ask(RateLimitMiddleware(plain), "held"))
-
-
-def awaited_by(coroutine: Any) -> Iterator[Any]:
-    """A coroutine, the one that it awaits, and so on."""
-    while inspect.iscoroutine(coroutine):
-        yield coroutine
-        coroutine = coroutine.cr_await
-
-
-def test_a_closed_coroutine_gives_its_turn_back() -> None:
-    """A closed coroutine cannot wait for anything."""
-    limiter = RateLimiter("away", "1/h", algorithm="leaky_bucket", queue=5)
-    limiter.hit("ada")
-
-    async def closed() -> None:
-        coroutine = limiter.aacquire("ada")
-        task = asyncio.ensure_future(coroutine)
-        await auntil(lambda: "ahold" in [waiting.__name__ for waiting in awaited_by(coroutine)])
-        assert limiter.peek("ada").limits[0].reset_after > 3600
-        coroutine.close()
-        task.cancel()
-
-    asyncio.run(closed())
-    assert limiter.peek("ada").limits[0].reset_after <= 3600
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit, Stopped])

@@ -23,7 +23,6 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
-from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import UNSAFE, RateLimiter, ratelimit
 from django_ratelimit_lua.checks import Problem, check_settings

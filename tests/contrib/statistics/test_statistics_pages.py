@@ -488,48 +488,6 @@ def test_the_inspect_link_leads_to_exactly_that_client(
     assert "Refused by site" not in text(operator, url.replace("digest=", "digest=x"))
 
 
-def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:
-    """This holds for identities of any form, whether or not the link names the limit."""
-    limiter = RateLimiter("mail", ["9/s", "1/h"], ban_after=2, ban_for="1h")
-    for _ in range(5):
-        limiter.hit(("ada@example.org", 7))
-    url, page = inspected(operator, "mail")
-    assert "Banned by mail until" in page
-    assert "Banned by mail until" in text(operator, url.replace("name=mail", "name=elsewhere"))
-    assert "No limit has counted this client recently" in text(
-        operator, re.sub("digest=.{32}", f"digest={'0' * 32}", url.partition("&")[0])
-    )
-
-
-def test_the_inspect_link_applies_the_overrides_of_the_client(operator: Client) -> None:
-    """The verdict includes a limit, an exemption and a block of the user."""
-    user = User.objects.create_user("ada")
-    RateLimitRule.objects.create(
-        name="users", path="/ok", key="user", limit=2, unit="h", audience="authenticated"
-    )
-    ada = Client(REMOTE_ADDR="203.0.113.9")
-    ada.force_login(user)
-    assert [ada.get("/ok").status_code for _ in range(3)] == [200, 200, 429]
-    url, page = inspected(operator, "users")
-    assert f"inspect/?user={user.pk}" in page
-    numbers = {"limit": 9, "period": 1, "unit": "h"}
-    for effect, verdict in (
-        ("limit", "No limit refuses this client now"),
-        ("exempt", "No limit refuses this client now"),
-        ("block", "Blocked by an override, for good"),
-    ):
-        RateLimitOverride.objects.all().delete()
-        RateLimitOverride.objects.create(
-            user=user, effect=effect, **(numbers if effect == "limit" else {})
-        )
-        assert verdict in text(operator, url), effect
-        assert ada.get("/ok").status_code == (429 if effect == "block" else 200)
-    client = digest(("user", str(user.pk))).decode()
-    RateLimitOverride.objects.create(client_digest=client, effect="exempt")
-    assert "No limit refuses this client now" in text(operator, url)
-    assert ada.get("/ok").status_code == 200
-
-
 def test_the_pages_report_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
     """Both pages report it, and the JSON has a status of 503 with the reason."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
