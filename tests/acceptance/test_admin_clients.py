@@ -17,7 +17,7 @@ from django.urls import path
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations import active_bans, clients
+from django_ratelimit_lua.operations import active_bans
 from tests.users import serve_admin, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -199,19 +199,6 @@ def test_an_override_names_the_address_or_user_that_was_searched(
     ):
         html = operator.get(CLIENT, {"digest": of(*identity), "q": query}).content.decode()
         assert f"ratelimitoverride/add/?{wanted}" in html, query
-
-
-def test_the_page_reports_that_it_examined_only_some_of_many_limits(
-    operator: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The limit that the link names is examined."""
-    for name in ("one", "two", "three"):
-        RateLimitRule.objects.create(name=name, path="/ok", key="ip", limit=9)
-    statuses("/ok", 1, "203.0.113.1")
-    monkeypatch.setattr(clients, "MAX_EXAMINED", 1)
-    shown = page(operator, of("ip", "203.0.113.1"), name="two")
-    assert "1 / 9" in shown
-    assert "too many limits to examine all of them" in shown
 
 
 def test_each_action_needs_its_permission(operator: Client) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import resource
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +23,6 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.management.verbs import rules as rules_verbs
-from django_ratelimit_lua.management.verbs.rules import MAX_LINES
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
@@ -35,7 +30,6 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
     RateLimitTier,
 )
-from django_ratelimit_lua.operations import rules_yaml, yaml_text
 from django_ratelimit_lua.operations.rules_yaml import apply, dump, export, load, plan
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
@@ -247,27 +241,6 @@ def test_an_import_keeps_the_rules_that_the_file_does_not_name(tmp_path: Path) -
     assert said("import", str(file), "--merge") == "0 rules changed\n"
 
 
-def test_a_large_import_reports_its_progress_and_ends_in_a_summary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first changes are listed, or all with --all."""
-    monkeypatch.setattr(rules_verbs, "PROGRESS_STEP", 40)
-    monkeypatch.setattr(rules_yaml, "BATCH", 20)
-    count = MAX_LINES + 50
-    rules = [{"name": f"r{n}", "path": f"/r{n}", "key": "ip", "rate": "0/m"} for n in range(count)]
-    file = tmp_path / "rules.yaml"
-    file.write_text(dump(rules))
-    for options, listed in (((), MAX_LINES), (("--all",), count)):
-        text = said("import", str(file), "--dry-run", *options)
-        assert text.count("\n+ r") == listed
-        assert text.count("A limit of 0") == listed
-        assert ("… and 50 more; --all lists them" in text) == (listed < count)
-    text = said("import", str(file), "--confirm")
-    assert f"40 of {count} saved\n80 of {count} saved\n" in text
-    assert text.count("\n+ r") == MAX_LINES
-    assert text.endswith(f"… and 50 more; --all lists them\n{count} rules added\n")
-
-
 def test_an_import_asks_for_confirmation_unless_the_option_is_given(tmp_path: Path) -> None:
     """The warnings name the rules. An effect that a rule already has causes no warning, and a
     notice needs no confirmation.
@@ -355,15 +328,6 @@ def test_a_rules_file_can_be_piped_to_import(monkeypatch: Any) -> None:
     """`import -` reads standard input."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("- {name: x, key: ip, rate: 1/s, path: /x}"))
     assert "+ x: 1 per second per address, on /x" in said("import", "-")
-
-
-def test_the_command_runs_in_a_separate_process() -> None:
-    """It exits with 0 and prints the result."""
-    verb = ["ratelimit", "rules", "check", "example_project/rules.yaml"]
-    command = [sys.executable, "-m", "example_project.manage", *verb]
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert (done.stdout, done.returncode) == ("4 rules: no problem found\n", 0), done.stderr
 
 
 names = st.text("abc /é:-", min_size=1, max_size=8).map(str.strip).filter(bool)
@@ -499,20 +463,6 @@ def test_an_empty_file_deletes_no_rule(text: str, tmp_path: Path) -> None:
     file.write_text("[]\n")
     assert "1 rule deleted" in said("import", str(file), "--delete")
     assert said("export") == "[]\n"
-
-
-def test_checking_ten_thousand_rules_takes_linear_time(monkeypatch: Any) -> None:
-    """Duplicate names are found in one pass, and reported once each."""
-    items = [(number, {"name": f"rule {number % 9_999}"}) for number in range(20_000)]
-    monkeypatch.setattr(yaml_text, "read_items", lambda text, source: items)
-    monkeypatch.setattr(rules_yaml, "build_rule", lambda given, where: (RateLimitRule(), []))
-    before = time.process_time()
-    with pytest.raises(
-        RuleError,
-        match=r"line 9999: two rules have the name rule 0; the other is on line 0\n.* rule 1;",
-    ):
-        load("")
-    assert time.process_time() - before < 5
 
 
 def test_explain_lists_values_that_it_cannot_evaluate(settings: Any) -> None:

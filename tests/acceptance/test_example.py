@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +13,7 @@ import pytest
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.demo import ROOT, answers, screenshot, start
+from tests.demo import answers, screenshot, start
 from tests.server import url
 
 
@@ -42,35 +38,6 @@ def test_the_demo_uses_an_existing_redis_and_does_not_stop_it() -> None:
     process.terminate()
     process.communicate(timeout=20)
     assert answers(url())
-
-
-def told(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Return the result of a demo that does not start to serve."""
-    return subprocess.run(
-        [sys.executable, "-m", "example_project", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-def test_the_demo_reports_a_busy_port_before_it_starts() -> None:
-    """The message has one line with a remedy, and no unusable address is shown."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        taken = str(other.getsockname()[1])
-        for port, why in (
-            (taken, "Address already in use"),
-            ("http", "it is no port"),
-            ("99999", "it is no port"),
-        ):
-            found = told(PORT=port)
-            assert (found.returncode, found.stdout) == (1, "")
-            way_out = "Choose another, such as PORT=8001 in front of the command."
-            assert found.stderr == f"PORT={port} cannot be used: {why}. {way_out}\n"
 
 
 def burst(browser: Any, target: str, count: int) -> str:

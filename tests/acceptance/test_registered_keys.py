@@ -19,7 +19,7 @@ from django.test import AsyncClient, Client
 from django.urls import path
 
 from django_ratelimit_lua import LimitError, ratelimit
-from django_ratelimit_lua.checks import check_published, check_rules, check_settings
+from django_ratelimit_lua.checks import check_published, check_settings
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
 from django_ratelimit_lua.identity.names import shown
@@ -27,7 +27,6 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLi
 from django_ratelimit_lua.operations import forgetting
 from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.request_builder import build_request
-from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from tests.acceptance.test_admin import RULES, errors, given
 from tests.acceptance.test_forget import traces
 from tests.acceptance.test_inspector import pressed, text_of
@@ -392,24 +391,3 @@ def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -
         in found
     )
     assert [get("acme"), get("acme")] == [200, 429]
-
-
-@pytest.mark.parametrize("group", ["plam:pro", "plan:", "plan: pro", "plan:pro "])
-def test_a_tier_with_an_unknown_key_is_an_error_in_files_and_settings(
-    group: str, settings: Any
-) -> None:
-    """The error has the form of a tier by a key, and the keys of the site."""
-    declared = {
-        "name": "api",
-        "path": "/ok/",
-        "key": "ip",
-        "rate": "1/h",
-        "tiers": [{"group": group, "rate": "2/h"}],
-    }
-    with pytest.raises(
-        RuleError,
-        match=r"is not KEY:VALUE with a key of RATELIMIT_KEYS \(tenant, plan, groups, broken\)",
-    ):
-        compile_rule(declared)
-    settings.RATELIMIT_RULES = [declared]
-    assert "is not KEY:VALUE" in " ".join(str(message.msg) for message in check_rules())

@@ -230,20 +230,6 @@ def test_a_replay_leaves_no_keys_and_no_counts_of_the_site(
     assert set(direct.keys()) <= before  # Those of others may have ended by their time to live.
 
 
-def test_keys_of_a_replay_live_long_enough_for_a_lagging_replay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A second of the log counts in full, even if its replay takes longer than a second."""
-    log = access(*[(0, "192.0.2.1", "/")] * 4)
-    monkeypatch.setattr(deciding, "BATCH", 1)
-    found = replayed(
-        log,
-        {"name": "r", "rate": "1/s", "algorithm": "sliding_log"},
-        on_progress=lambda _: time.sleep(0.6),
-    )
-    assert found.tallies["r"].refused == 3
-
-
 def test_a_replay_that_lags_too_far_behind_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise its numbers would be too small. A log that was written more slowly than it is
     replayed causes no error.

@@ -32,7 +32,7 @@ from django_ratelimit_lua.contrib.statistics import hours as keeping
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics import report, writing
 from django_ratelimit_lua.contrib.statistics.hours import keep_hours, kept_series
-from django_ratelimit_lua.contrib.statistics.keys import DAY, DROPPED, SITE, key_of
+from django_ratelimit_lua.contrib.statistics.keys import DAY, SITE, key_of
 from django_ratelimit_lua.contrib.statistics.models import RateLimitHour
 from django_ratelimit_lua.contrib.statistics.reading import Span, durable_names
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
@@ -524,16 +524,3 @@ def test_the_command_shows_and_prunes_hours(settings: Any) -> None:
     )
     with pytest.raises(CommandError, match="--older 'soon'"):
         command("history", "prune", "--older", "soon")
-
-
-def test_the_command_reports_dropped_requests(
-    direct: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The number covers the last seven days (UTC)."""
-    today = int(time.time()) // DAY
-    RateLimiter("mail.missing", "2/h").hit("ada")
-    for day, number in ((today, 3), (today - 6, 5), (today - 8, 100)):
-        direct.hset(key_of(SITE, DROPPED).decode(), str(day), number)
-    assert json.loads(command("stats", "show", "--json"))["dropped"] == 8
-    command("stats", "show")
-    assert "8 counts of the last 7 days could not be written" in capsys.readouterr().err

@@ -38,7 +38,6 @@ from django_ratelimit_lua.models import (
     RateLimitTier,
 )
 from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.operations.formatting import rate_words, share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from example_project import sample
@@ -617,21 +616,6 @@ def test_lists_work_without_redis_and_link_only_for_permitted_users(
         response = operator.get(where)
         assert response.status_code == 200
         assert "ratelimit-spark" not in response.content.decode()
-
-
-def test_shares_are_rounded_and_not_truncated() -> None:
-    """Django's filter would truncate further digits."""
-    shares = (0, 0.0001, 0.0158, 0.0996, 0.618, 0.995, 1)
-    assert [share_words(share) for share in shares] == [
-        "0%",
-        "< 0.1%",
-        "1.6%",
-        "10%",
-        "62%",
-        "100%",
-        "100%",
-    ]
-    assert [rate_words(rate) for rate in (0, 1.96, 12.7)] == ["0", "2.0", "13"]
 
 
 @pytest.mark.parametrize(
