@@ -276,14 +276,6 @@ def test_timeouts_are_seconds(timeout: Any) -> None:
         RateLimiter("x", "5/h").acquire("ada", timeout=timeout)
 
 
-def test_a_disabled_limiter_allows_everything(settings: Any) -> None:
-    """Redis is not called."""
-    settings.RATELIMIT_ENABLE = False
-    limiter = RateLimiter("off", "1/h")
-    assert [limiter.hit("ada").granted for _ in range(3)] == [1, 1, 1]
-    assert asyncio.run(limiter.ahit("ada")).allowed
-
-
 def test_acquire_with_debt_grants_any_cost_and_delays_later_callers() -> None:
     """The cost is granted at once. The next caller waits, or is refused with the time that it would
     have to wait.

@@ -28,7 +28,7 @@ from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.calls import decide
 from tests.clusters import until
-from tests.faults import LIBFAKETIME, alias, stepped
+from tests.faults import alias
 from tests.worker import Worker
 
 SLOT_SECONDS = 1.0
@@ -234,29 +234,6 @@ def test_a_slow_signal_receiver_delays_no_renewal(limiter: RateLimiter) -> None:
     finally:
         may_go.set()
         slot_lost.disconnect(hear)
-
-
-@pytest.mark.skipif(not LIBFAKETIME, reason="libfaketime (Debian: faketime) is not installed")
-@pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_jumps_keeps_no_slot_forever(
-    hours: int, limiter: RateLimiter, settings: Any
-) -> None:
-    """A jump ends slots, also those of a killed process. A running process keeps its slot only if
-    it renews the slot before the next decision.
-    """
-    with stepped(hours) as hurt:
-        settings.CACHES = hurt.caches
-        with Worker(
-            "rl:", {}, at=hurt.caches["default"]["LOCATION"], RATELIMIT_SLOT_SECONDS=SLOT_SECONDS
-        ) as process:
-            settings.RATELIMIT_CACHE_PREFIX = "rl:"
-            process(BEGIN)
-            process(HOLD)
-            with limiter.slot("ada"):
-                os.kill(process._process.pid, signal.SIGKILL)
-                hurt.inject()
-                ends(lambda: used(limiter) <= (hours < 0), "the slot of the killed process ends")
-            assert used(limiter) == 0
 
 
 def test_a_failover_loses_only_slots_that_the_replica_did_not_have(
