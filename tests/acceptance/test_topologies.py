@@ -35,8 +35,8 @@ IN_SCRIPTS = "time get mget set del hmget exists pexpire"
 IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
 LIMITS = "evalsha eval publish subscribe ping"
 RULES = (
-    "hget hset hdel hkeys expire persist pttl rename type hincrby hgetall pfadd pfcount zrank zscore "
-    "zrevrangebyscore scan"
+    "hget hset hdel expire persist pttl rename hincrby hgetall pfadd pfcount zrank zscore "
+    "zrevrange scan"
 )
 # In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a
 # connection does without.
