@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.conf import settings
-from django.contrib.auth import get_user_model
 from django.core.checks import ERROR, INFO, WARNING, CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, router
@@ -176,7 +175,9 @@ def check_databases(**kwargs: object) -> Iterator[CheckMessage]:
 
     Overrides refer to users, and a change is recorded in the transaction of its row.
     """
-    users = get_user_model()._meta.label
+    users = (
+        settings.AUTH_USER_MODEL.lower()
+    )  # Its app may be missing, if all rules are in the settings.
     apps_by_database: dict[str, set[str]] = {}
     for model in apps.get_models():
         is_ours = model.__module__.startswith(f"{APP}.")

@@ -19,7 +19,7 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans
 from django_ratelimit_lua.operations.clients import explain_client
-from django_ratelimit_lua.operations.explain import explain, reset
+from django_ratelimit_lua.operations.explain import ExplainedLimit, explain, reset
 from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from django_ratelimit_lua.testing import move_clock
 
@@ -75,7 +75,7 @@ def test_a_client_that_chooses_between_two_limits_gets_at_most_the_sum(
 ) -> None:
     """Neither limit forgets what only the other remembers."""
     rule = RateLimitRule.objects.create(
-        name="site", path="/", key="ip", algorithm=algorithm, **numbers(rate)
+        name="own", path="/", key="ip", algorithm=algorithm, **numbers(rate)
     )
     if kind == "tier":
         rule.tiers.create(group="plan:pro", **numbers(other))
@@ -97,10 +97,16 @@ def test_a_client_that_chooses_between_two_limits_gets_at_most_the_sum(
 def tiered(**fields: Any) -> RateLimitRule:
     """Create a rule of 2 per hour, with a tier of 3 per minute."""
     rule = RateLimitRule.objects.create(
-        name="site", path="/", key="ip", **{"limit": 2, "unit": "h", **fields}
+        name="own", path="/", key="ip", **{"limit": 2, "unit": "h", **fields}
     )
     rule.tiers.create(group="plan:pro", limit=3, unit="m")
     return rule
+
+
+def met(client: str, address: str = "") -> list[ExplainedLimit]:
+    """Return the limits of the rule on the page of a client. Other limits may refuse any client."""
+    found = explain_client(client, address=address).found
+    return [limit for limit in found.met if limit.planned.name == "own"]
 
 
 def used(cookie: str = "") -> list[int]:
@@ -113,7 +119,7 @@ def test_a_rate_from_a_function_has_a_count_of_its_own(settings: Any) -> None:
     """A client that can choose between the rates that the function returns gets the sum."""
     settings.RATELIMIT_RULES = [
         {
-            "name": "site",
+            "name": "own",
             "path": "/",
             "key": "ip",
             "rate": lambda group, request: "3/m" if plan(request) else "2/h",
@@ -150,7 +156,7 @@ def test_an_edited_tier_keeps_its_count() -> None:
 def test_a_ban_holds_in_every_tier_and_under_every_override(fields: dict[str, Any]) -> None:
     """A client does not escape it by another cookie, and lifting it once lifts it in all."""
     rule = RateLimitRule.objects.create(
-        name="site",
+        name="own",
         path="/",
         key="ip",
         **{"limit": 2, "unit": "h", "ban_after": 2, "ban_for": "1h", **fields},
@@ -178,7 +184,7 @@ def test_offences_in_all_tiers_lead_to_one_ban() -> None:
 
 def test_a_tier_of_a_rule_that_bans_has_as_many_rates() -> None:
     """Each rate has bans of its own, so a client of another number could escape one of them."""
-    given = {"name": "site", "path": "/", "key": "ip", "rate": "2/h"}
+    given = {"name": "own", "path": "/", "key": "ip", "rate": "2/h"}
     tiers = [{"group": "pro", "rate": ["9/s", "50/d"]}]
     compile_rule({**given, "tiers": tiers})
     with pytest.raises(RuleError, match="tier of 'pro': A ban holds in every tier"):
@@ -195,7 +201,7 @@ def test_a_reset_deletes_the_counts_of_all_tiers_and_overrides() -> None:
     assert [get(cookie) for cookie in cookies] == [200, 200, 200]
     assert [used(cookie) for cookie in cookies] == [[1], [1], [1]]
     request = RequestFactory().get("/ok", REMOTE_ADDR=ADDRESS, HTTP_COOKIE="plan=other")
-    assert reset(explain(request)) == ["site"]
+    assert reset(explain(request)) == ["own"]
     assert [used(cookie) for cookie in cookies] == [[0], [0], [0]]
 
 
@@ -204,18 +210,17 @@ def test_the_page_of_a_client_shows_and_resets_the_counts_of_all_tiers() -> None
     tiered()
     client = digest(("ip", ADDRESS)).decode()
     assert [get(cookie) for cookie in ("", "plan=pro", "plan=pro")] == [200, 200, 200]
-    met = explain_client(client).found.met
     reading = "2 per hour per address, 3 per minute for plan:pro, on /"
-    assert [(limit.reading, limit.state and limit.state.used) for limit in met] == [
+    assert [(limit.reading, limit.state and limit.state.used) for limit in met(client)] == [
         (reading, 1),
         (f"{reading} (tier plan:pro)", 2),
     ]
     RateLimitOverride.objects.create(network=ADDRESS, effect="limit", limit=5, unit="m")
     assert [get(), get("plan=pro")] == [200, 200]
-    (_limit, _tier) = explain_client(client, address=ADDRESS).found.met
-    assert reset(explain_client(client, address=ADDRESS).found) == ["site"]
+    (_limit, _tier) = met(client, ADDRESS)
+    assert reset(explain_client(client, address=ADDRESS).found) == ["own"]
     assert used() == [0]
-    assert not explain_client(client, address=ADDRESS).found.met
+    assert not met(client, ADDRESS)
 
 
 def test_an_override_about_a_client_applies_instead_of_all_tiers() -> None:
@@ -227,6 +232,6 @@ def test_an_override_about_a_client_applies_instead_of_all_tiers() -> None:
         client_digest=client, effect="limit", limit=2, unit="d", ends=ends
     )
     assert [get(cookie) for cookie in ("", "plan=pro", "", "plan=pro")] == [200, 200, 429, 429]
-    (limit,) = explain_client(client).found.met
+    (limit,) = met(client)
     assert limit.state is not None
     assert (limit.state.used, limit.state.limit) == (2, 2)

@@ -40,7 +40,6 @@ COMMANDS = (
     "block --ip 192.0.2.2 --for 1h",
     "unblock --ip 192.0.2.2",
     "bans list",
-    "slots list",
     "history prune --older 90d",
     "forget --ip 192.0.2.1",
     "health",
