@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from ..limits.call import StaleRules
-from ..limits.program import PROGRAM
 from ..process.clock import Clock
 from .commands import (
     Question,
@@ -55,7 +54,7 @@ class Link:
         Raises `Unreachable` if nothing was sent, and the errors of the question and of redis-py.
         The connection is closed unless the reply was read completely.
         """
-        self.begin(patience, has_token=question.program is PROGRAM)
+        self.begin(patience, has_token=question.has_token)
         try:
             try:
                 return self._exchange(question)
