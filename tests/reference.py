@@ -123,10 +123,7 @@ class TokenBucket(Model):
         self.written, self.at, self.counted_by = debt, self.moment(now), self.limit
 
     def meet(self, now: int) -> None:
-        at = self.at
-        if self.counted_by and self.terms(self.counted_by) != self.terms(self.limit):
-            at += -at % self.unit(self.limit)
-        if self.moment(now) < at:
+        if now < self.at:
             self.owe(now, self.debt(now))
 
     def used(self, now: int) -> int:
@@ -450,7 +447,8 @@ def decide(
     leaves = max([now, *itertools.compress([at for _, at in asked], enforced)])
     if operation == "charge":
         allowed, leaves = True, now
-    granted, answers = 0, []
+    granted = units if allowed and operation in ("hit", "charge") else 0
+    answers = []
     for place, model in enumerate(models):
         accepts, at = asked[place]
         ban, counted_at, is_new = bans[place], 0, False
@@ -459,7 +457,6 @@ def decide(
             model.refund(now, cost, hit_at)
         elif takes and units:
             counted_at = model.take(now, units, leaves)
-            granted = max(granted, units)
         elif operation == "hit" and units and model.limit.count_denied and not is_banned:
             counted_at = model.take(now, units, now)
         if operation in ("charge", "refund") or (counted_at and not takes):

@@ -13,11 +13,11 @@ local function length(record, times)
   return (struct.unpack('<d', record, 57 + 8 * math.max(math.min(times, places), 1)))
 end
 
-local function pack_ban(limit, record, now)
-  local free_at = limit.offences > 0 and limit.since + struct.unpack('<d', record, 57) or now
-  if limit.times > 0 then free_at = math.max(free_at, limit.ends + length(record, math.huge)) end
-  limit.used, limit.free_at = limit.offences, math.max(free_at, limit.ends, now)
-  return struct.pack('<I7I7I7I4I4', now, limit.ends, limit.since, limit.offences, limit.times)
+local function pack_ban(verdict, record, now)
+  local free_at = verdict.offences > 0 and verdict.since + struct.unpack('<d', record, 57) or now
+  if verdict.times > 0 then free_at = math.max(free_at, verdict.ends + length(record, math.huge)) end
+  verdict.used, verdict.free_at = verdict.offences, math.max(free_at, verdict.ends, now)
+  return struct.pack('<I7I7I7I4I4', now, verdict.ends, verdict.since, verdict.offences, verdict.times)
 end
 
 local function check(key, record, now)
@@ -29,36 +29,38 @@ local function check(key, record, now)
   if ahead > 60000000 then ends, since, offences, times = 0, 0, 0, 0 end
   if ends <= now and since + struct.unpack('<d', record, 57) <= now then offences = 0 end
   if ends <= now and ends + length(record, math.huge) <= now then times = 0 end
-  local limit = {is_ban = true, accepts = math.max(ends, now), leaves = now, ends = ends, since = since, offences = offences, times = times}
-  local moved = pack_ban(limit, record, now)
+  local verdict = {
+    is_ban = true, accepted_from = math.max(ends, now), goes_at = now, ends = ends, since = since, offences = offences, times = times,
+  }
+  local moved = pack_ban(verdict, record, now)
   if ahead > 0 then redis.call('SET', key, moved, 'KEEPTTL') end
-  return limit
+  return verdict
 end
 
-local function begin(limit, record, now, microseconds)
-  limit.ends, limit.since = math.min(now + (microseconds or length(record, limit.times)), 9007199254740991), 0
-  return pack_ban(limit, record, now)
+local function begin(verdict, record, now, microseconds)
+  verdict.ends, verdict.since = math.min(now + (microseconds or length(record, verdict.times)), 9007199254740991), 0
+  return pack_ban(verdict, record, now)
 end
 
 -- An offence, which may be the one that leads to a ban.
-local function take(key, record, now, cost, limit)
-  if limit.offences == 0 then limit.since = now end
-  limit.offences = limit.offences + 1
-  if limit.offences < struct.unpack('<d', record, 49) then return pack_ban(limit, record, now), 0 end
-  limit.times = limit.times + 1
-  return begin(limit, record, now), now
+local function take(key, record, now, cost, verdict)
+  if verdict.offences == 0 then verdict.since = now end
+  verdict.offences = verdict.offences + 1
+  if verdict.offences < struct.unpack('<d', record, 49) then return pack_ban(verdict, record, now), 0 end
+  verdict.times = verdict.times + 1
+  return begin(verdict, record, now), now
 end
 
 -- By hand. The cost is the length; 0: as long as the next ban would be, which then counts as one.
-local function ban(key, record, now, cost, limit)
-  if cost == 0 then limit.times = limit.times + 1 end
-  limit.offences = 0
-  return begin(limit, record, now, cost > 0 and cost or nil), now
+local function ban(key, record, now, cost, verdict)
+  if cost == 0 then verdict.times = verdict.times + 1 end
+  verdict.offences = 0
+  return begin(verdict, record, now, cost > 0 and cost or nil), now
 end
 
 -- A cost of 1 also forgets the number of bans.
-local function unban(key, record, now, cost, limit)
-  limit.ends, limit.offences = math.min(limit.ends, now), 0
-  if cost == 1 then limit.ends, limit.times = 0, 0 end
-  return pack_ban(limit, record, now)
+local function unban(key, record, now, cost, verdict)
+  verdict.ends, verdict.offences = math.min(verdict.ends, now), 0
+  if cost == 1 then verdict.ends, verdict.times = 0, 0 end
+  return pack_ban(verdict, record, now)
 end

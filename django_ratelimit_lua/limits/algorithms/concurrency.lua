@@ -24,28 +24,29 @@ local function check(key, record, now, cost)
   end
   local last = tonumber(newest[2] or 0)
   if last > now then used = redis.call('ZCOUNT', key, '(' .. text(now), '+inf') end
-  local accepts, excess = now, used + cost - most
+  local accepted_from, excess = now, used + cost - most
   if cost > most then
-    accepts = math.huge
+    accepted_from = math.huge
   elseif excess > 0 then
     local place = excess - used - 1
-    accepts = tonumber(redis.call('ZRANGE', key, place, place, 'WITHSCORES')[2])
+    accepted_from = tonumber(redis.call('ZRANGE', key, place, place, 'WITHSCORES')[2])
   end
-  return {accepts = accepts, leaves = accepts < math.huge and accepts or now, used = used, free_at = math.max(last, now)}
+  return {accepted_from = accepted_from, goes_at = accepted_from < math.huge and accepted_from or now,
+    used = used, free_at = math.max(last, now)}
 end
 
 local function member(slot, place)
   return place == 1 and slot or slot .. struct.pack('>I4', place)
 end
 
-local function take(key, record, now, cost, limit)
+local function take(key, record, now, cost, verdict)
   local slot = string.sub(record, 49)
   if slot == '' then return nil, 0 end
   local ends = now + lasts(slot)
   redis.call('ZREMRANGEBYSCORE', key, '-inf', text(now))
   for place = 1, cost do redis.call('ZADD', key, text(ends), member(slot, place)) end
   redis.call('PEXPIRE', key, math.ceil(lasts(slot) / 1000) + 60000)
-  limit.used, limit.free_at = limit.used + cost, math.max(limit.free_at, ends)
+  verdict.used, verdict.free_at = verdict.used + cost, math.max(verdict.free_at, ends)
   return nil, now
 end
 

@@ -23,9 +23,9 @@ local function find_window(record, now, first, last, ends)
   return start + period, last >= start
 end
 
-local function pack_window(limit, now)
-  limit.free_at = limit.used > 0 and limit.ends or now
-  return struct.pack('<I7I7I7I7', limit.first, limit.last, limit.ends, limit.used)
+local function pack_window(verdict, now)
+  verdict.free_at = verdict.used > 0 and verdict.ends or now
+  return struct.pack('<I7I7I7I7', verdict.first, verdict.last, verdict.ends, verdict.used)
 end
 
 local function check(key, record, now, cost)
@@ -39,23 +39,23 @@ local function check(key, record, now, cost)
   local counts
   ends, counts = find_window(record, now, used > 0 and first or 0, last, ends)
   if used == 0 or not counts then first, used = now, 0 end
-  local accepts = used + cost <= most and now or cost <= most and ends or math.huge
-  local limit = {
-    accepts = accepts, leaves = accepts < math.huge and accepts or now, used = used, free_at = used > 0 and ends or now,
-    first = first, last = last, ends = ends,
+  local fits = used + cost <= most
+  local verdict = {
+    accepted_from = fits and now or cost <= most and ends or math.huge, goes_at = not fits and cost <= most and ends or now,
+    used = used, free_at = used > 0 and ends or now, first = first, last = last, ends = ends,
   }
-  if is_ahead then redis.call('SET', key, pack_window(limit, now), 'KEEPTTL') end
-  return limit
+  if is_ahead then redis.call('SET', key, pack_window(verdict, now), 'KEEPTTL') end
+  return verdict
 end
 
-local function take(key, record, now, cost, limit)
-  limit.used, limit.last = limit.used + cost, now
-  return pack_window(limit, now), now
+local function take(key, record, now, cost, verdict)
+  verdict.used, verdict.last = verdict.used + cost, now
+  return pack_window(verdict, now), now
 end
 
 -- The units go back to the window of their hit, if that is the present one.
-local function refund(key, record, now, cost, limit, hit_at)
-  if limit.used == 0 or (tonumber(hit_at) or now) < limit.first then return nil end
-  limit.used = math.max(limit.used - cost, 0)
-  return pack_window(limit, now)
+local function refund(key, record, now, cost, verdict, hit_at)
+  if verdict.used == 0 or (tonumber(hit_at) or now) < verdict.first then return nil end
+  verdict.used = math.max(verdict.used - cost, 0)
+  return pack_window(verdict, now)
 end

@@ -25,38 +25,39 @@ local function check(key, record, now, cost)
   local last, serial, used = tonumber(newest[2] or 0), newest[1] and struct.unpack('>I6', newest[1]) or 0, 0
   if last > now then last = set_back(key, now, last) end
   if last > 0 then used = redis.call('ZCOUNT', key, '(' .. text(now - period), '+inf') end
-  local accepts, excess = now, used + cost - most
+  local accepted_from, excess = now, used + cost - most
   if cost > most then
-    accepts = math.huge
+    accepted_from = math.huge
   elseif excess > 0 then
     local place = excess - used - 1
-    accepts = redis.call('ZRANGE', key, place, place, 'WITHSCORES')[2] + period
+    accepted_from = redis.call('ZRANGE', key, place, place, 'WITHSCORES')[2] + period
   end
   local free_at = used > 0 and last + period or now
-  return {accepts = accepts, leaves = accepts < math.huge and accepts or now, used = used, free_at = free_at, last = last, serial = serial}
+  return {accepted_from = accepted_from, goes_at = accepted_from < math.huge and accepted_from or now,
+    used = used, free_at = free_at, last = last, serial = serial}
 end
 
 -- Of refused units the latest `limit` decide when the next one is accepted, so no more are kept.
-local function take(key, record, now, cost, limit)
+local function take(key, record, now, cost, verdict)
   local most, period = struct.unpack('<dd', record, 41)
   local added, members = math.min(cost, most), {}
   for place = 1, added do
     members[#members + 1] = text(now)
-    members[#members + 1] = struct.pack('>I6', limit.serial + place)
+    members[#members + 1] = struct.pack('>I6', verdict.serial + place)
     if #members == 2000 or place == added then
       redis.call('ZADD', key, unpack(members))
       members = {}
     end
   end
   redis.call('ZREMRANGEBYSCORE', key, '-inf', text(now - period))
-  if limit.used + added > most then redis.call('ZREMRANGEBYRANK', key, 0, -most - 1) end
-  redis.call('PEXPIRE', key, math.ceil(period / 1000) + spare)
-  limit.used, limit.free_at = math.min(limit.used + added, most), now + period
+  if verdict.used + added > most then redis.call('ZREMRANGEBYRANK', key, 0, -most - 1) end
+  redis.call('PEXPIRE', key, math.ceil(period / 1000) + extra_ttl)
+  verdict.used, verdict.free_at = math.min(verdict.used + added, most), now + period
   return nil, now
 end
 
-local function refund(key, record, now, cost, limit, hit_at)
-  if hit_at == '' then hit_at = text(limit.last) end
+local function refund(key, record, now, cost, verdict, hit_at)
+  if hit_at == '' then hit_at = text(verdict.last) end
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, hit_at, hit_at, 'LIMIT', 0, text(cost))) do
     redis.call('ZREM', key, member)
   end

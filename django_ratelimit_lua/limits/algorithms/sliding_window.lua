@@ -34,49 +34,50 @@ local function check(key, record, now, cost)
     used, first = used - gone, first + 14
   end
   local older = string.sub(state, first)
-  local accepts, excess = now, used + cost - most
+  local accepted_from, excess = now, used + cost - most
   if cost > most then
-    accepts = math.huge
+    accepted_from = math.huge
   elseif excess > 0 then
-    accepts = last + period
+    accepted_from = last + period
     for offset = 1, #older, 14 do
       local moment, freed = struct.unpack('<I7I7', older, offset)
       excess = excess - freed
       if excess <= 0 then
-        accepts = moment + period
+        accepted_from = moment + period
         break
       end
     end
   end
   return {
-    accepts = accepts, leaves = accepts < math.huge and accepts or now, used = used, free_at = used > 0 and last + period or now,
+    accepted_from = accepted_from, goes_at = accepted_from < math.huge and accepted_from or now,
+    used = used, free_at = used > 0 and last + period or now,
     last = last, units = units, older = older,
   }
 end
 
-local function take(key, record, now, cost, limit)
+local function take(key, record, now, cost, verdict)
   local period, length = struct.unpack('<dd', record, 49)
-  local units, older = cost, limit.older
-  if limit.last >= now - now % length then
-    units = units + limit.units
-  elseif limit.last > 0 then
-    older = older .. struct.pack('<I7I7', limit.last, limit.units)
+  local units, older = cost, verdict.older
+  if verdict.last >= now - now % length then
+    units = units + verdict.units
+  elseif verdict.last > 0 then
+    older = older .. struct.pack('<I7I7', verdict.last, verdict.units)
   end
-  limit.used, limit.free_at = limit.used + cost, now + period
-  return struct.pack('<I7I7I7', limit.used, now, units) .. older, now
+  verdict.used, verdict.free_at = verdict.used + cost, now + period
+  return struct.pack('<I7I7I7', verdict.used, now, units) .. older, now
 end
 
 -- The units go back to the segment of their hit, if it still counts.
-local function refund(key, record, now, cost, limit, hit_at)
-  local length, segments = struct.unpack('<d', record, 57), limit.older .. struct.pack('<I7I7', limit.last, limit.units)
-  local at = math.min(tonumber(hit_at) or limit.last, limit.last)
-  for offset = 1, limit.used > 0 and #segments or 0, 14 do
+local function refund(key, record, now, cost, verdict, hit_at)
+  local length, segments = struct.unpack('<d', record, 57), verdict.older .. struct.pack('<I7I7', verdict.last, verdict.units)
+  local at = math.min(tonumber(hit_at) or verdict.last, verdict.last)
+  for offset = 1, verdict.used > 0 and #segments or 0, 14 do
     local moment, units = struct.unpack('<I7I7', segments, offset)
     if moment >= at then
       if at < moment - moment % length then return nil end
       local left = math.max(units - cost, 0)
       segments = string.sub(segments, 1, offset + 6) .. struct.pack('<I7', left) .. string.sub(segments, offset + 14)
-      return struct.pack('<I7', limit.used - units + left) .. string.sub(segments, -14) .. string.sub(segments, 1, -15)
+      return struct.pack('<I7', verdict.used - units + left) .. string.sub(segments, -14) .. string.sub(segments, 1, -15)
     end
   end
 end

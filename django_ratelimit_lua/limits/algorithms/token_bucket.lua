@@ -4,32 +4,33 @@ units in advance: until it goes, the bucket owes more than it holds.
 
 record   see bucket.lua
 state    see bucket.lua
-promise  at most burst + x * tokens / interval units go in any x moments; with debts, and the cost of the last of these
+promise  at most burst + x * parts_per_moment / parts_per_unit units go in any x moments, what was refunded, and the cost of one debt
 ]]
 local function check(key, record, now, cost)
-  local max_wait, burst, tokens, interval, unit = struct.unpack('<ddddd', record, 33)
-  local debt = read_debt(key, now, burst, tokens, interval, unit)
-  -- A hit that may be owed only needs a bucket that owes no more than it holds.
+  local max_wait, burst, parts_per_moment, parts_per_unit, moment_us = struct.unpack('<ddddd', record, 33)
+  local debt = read_debt(key, now, burst, parts_per_moment, parts_per_unit, moment_us)
+  -- A hit that may stay owed is accepted if the bucket owes no more than it holds.
   if ARGV[4] == 'debt' and burst > 0 then cost = 0 end
-  local accepts, leaves, excess = now, now, debt + (cost - burst) * interval
+  local accepted_from, goes_at, excess = now, now, debt + (cost - burst) * parts_per_unit
   if cost > burst then
-    accepts = math.huge
+    accepted_from = math.huge
   elseif excess > 0 then
-    leaves = paid_at(now, excess, tokens, unit)
-    if max_wait >= 0 then accepts = math.max(leaves - max_wait, now) end
+    goes_at = paid_at(now, excess, parts_per_moment, moment_us)
+    if max_wait >= 0 then accepted_from = math.max(goes_at - max_wait, now) end
   end
-  return {accepts = accepts, leaves = leaves, used = debt / interval, free_at = paid_at(now, debt, tokens, unit), debt = debt}
+  local free_at = paid_at(now, debt, parts_per_moment, moment_us)
+  return {accepted_from = accepted_from, goes_at = goes_at, used = debt / parts_per_unit, free_at = free_at, debt = debt}
 end
 
-local function take(key, record, now, cost, limit, at)
-  local tokens, interval, unit = struct.unpack('<ddd', record, 49)
-  local debt = limit.debt
-  -- What the bucket gains before the hit goes is lost if it is full by then.
-  if at > now then debt = math.max(debt, math.ceil((at - now + now % unit) / unit) * tokens) end
-  return pack_debt(limit, record, now, math.min(debt + cost * interval, 9007199254740991)), at
+local function take(key, record, now, cost, verdict, goes_at)
+  local parts_per_moment, parts_per_unit, moment_us = struct.unpack('<ddd', record, 49)
+  local debt = verdict.debt
+  -- Another limit may let the hit go later. What the bucket gains until then is lost if that fills it.
+  if goes_at > now then debt = math.max(debt, math.ceil((goes_at - now + now % moment_us) / moment_us) * parts_per_moment) end
+  return settle(verdict, record, now, math.min(debt + cost * parts_per_unit, 9007199254740991)), goes_at
 end
 
-local function refund(key, record, now, cost, limit)
-  local interval = struct.unpack('<d', record, 57)
-  return pack_debt(limit, record, now, math.max(limit.debt - cost * interval, 0))
+local function refund(key, record, now, cost, verdict)
+  local parts_per_unit = struct.unpack('<d', record, 57)
+  return settle(verdict, record, now, math.max(verdict.debt - cost * parts_per_unit, 0))
 end

@@ -51,21 +51,20 @@ class TokenBucket(Algorithm):
 
 
 def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
-    """Return the capacity, the rate in lowest terms, and the microseconds of a moment.
+    """Return the capacity, the parts that a moment pays, those of a unit, and a moment's length.
 
-    A bucket counts in parts: a unit is `interval` parts, and each moment pays `tokens` parts. A
-    moment is a microsecond, or a millisecond if the parts could exceed 2**53 otherwise. Raises
-    `LimitError` if they could exceed it in any case.
+    See `bucket.lua`. A moment is a microsecond, or a millisecond if the parts could exceed 2**53
+    otherwise. Raises `LimitError` if they could exceed it in any case.
     """
     units = limit.rate.limit or 1  # A limit of 0 is a bucket that nothing fits into.
     for moment_us in (1, 1000):
         period, remainder = divmod(limit.rate.period_us, moment_us)
         shared = gcd(units, period)
-        tokens = units // shared
-        interval = period // shared
+        per_moment = units // shared
+        per_unit = period // shared
         wait = max(limit.max_wait_us, 0) // moment_us
-        if not remainder and 2 * capacity * interval + wait * tokens < EXACT:
-            return (capacity, tokens, interval, moment_us)
+        if not remainder and 2 * capacity * per_unit + wait * per_moment < EXACT:
+            return (capacity, per_moment, per_unit, moment_us)
     raise LimitError(
         _(
             "%(option)s is %(units)d, which cannot be counted exactly at %(rate)s. "
@@ -85,5 +84,5 @@ def most_units(limit: Limit) -> int:
     >>> most_units(Limit("mail", "1/s", algorithm="token_bucket"))
     9007199253
     """
-    _capacity, _tokens, interval, _unit = limit.numbers(0)
-    return (EXACT - 1) // interval - limit.capacity
+    per_unit = limit.numbers(0)[2]
+    return (EXACT - 1) // per_unit - limit.capacity
