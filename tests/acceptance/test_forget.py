@@ -27,7 +27,6 @@ from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
     RateLimitRule,
-    RateLimitTier,
 )
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import forgetting
@@ -134,7 +133,7 @@ def test_forgetting_an_address_leaves_no_trace(
             object_repr=ADDRESS,
             action_flag=CHANGE,
         )
-        time.sleep(1.5)  # Until evidence and statistics are written.
+        time.sleep(1.5)  # Until bans and statistics are written.
         words = (*digests, ADDRESS + '"', f"{ADDRESS}'", f"at {ADDRESS}")
         assert len(traces(direct, prefix, *words)) > 8
         text = said("forget", "--ip", ADDRESS, "--overrides")
@@ -179,15 +178,6 @@ def test_data_of_throttles_and_expired_bans_is_forgotten(
     said("forget", "--user", "grace")
     assert [*direct.scan_iter(f"{prefix}{{*}}:*:sl")] == []
     assert traces(direct, prefix, digest(IP).decode()) == []
-
-
-def test_history_of_rules_with_tiers_can_be_searched(soon: None) -> None:
-    """The history of a rule with tiers contains lists of objects."""
-    rule = RateLimitRule.objects.create(name="tiered", path="/", key="ip", limit=1, unit="h")
-    RateLimitTier.objects.create(rule=rule, group="gold", limit=2, unit="h")
-    RateLimiter("counted", "1/h").hit(IP)
-    assert "erased: counts: 1" in said("forget", "--ip", ADDRESS)
-    assert RateLimiter("counted", "1/h").hit(IP)
 
 
 def test_forget_deletes_overrides_only_with_its_option(soon: None) -> None:

@@ -63,7 +63,7 @@ def test_a_calendar_limit_admits_n_with_any_host_clocks(
     )
 
     def hits(client: str, seconds: int) -> int:
-        monkeypatch.setattr(call, "time", WrongClock(seconds))
+        monkeypatch.setattr(call, "Clock", WrongClock(seconds))
         return sum(bool(limiter.hit(client)) for _ in range(4))
 
     assert [hits("right first", 0), hits("right first", seconds), hits("right first", 0)] == [
@@ -79,7 +79,7 @@ def test_a_calendar_limit_admits_n_with_any_host_clocks(
     assert [hits("only wrong", seconds), hits("only wrong", seconds)] == [4, 1]
     for client in ("right first", "wrong first", "only wrong"):
         for clock in (0, seconds):
-            monkeypatch.setattr(call, "time", WrongClock(clock))
+            monkeypatch.setattr(call, "Clock", WrongClock(clock))
             retry_after = limiter.peek(client, 1).retry_after
             assert retry_after is not None
             assert retry_after <= {"day": 1, "week": 7, "month": 31}[align] * DAY

@@ -32,13 +32,11 @@ GUIDE = (Path(__file__).parents[2] / "docs/how-to/deploy.rst").read_text()
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for
 # rules of the admin.
 IN_SCRIPTS = "time get mget set del hmget hset hdel hgetall exists pexpire"
-IN_SCRIPTS += (
-    " zadd zcard zcount zrange zrangebyscore zrank zrem zremrangebyrank zremrangebyscore zscore"
-)
+IN_SCRIPTS += " zadd zcard zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
 LIMITS = "evalsha eval publish subscribe ping"
 RULES = (
-    "hget hset hdel hkeys expire persist pttl rename type hincrby hgetall pfadd pfcount zscore "
-    "zrevrangebyscore scan"
+    "hget hset hdel hkeys expire persist pttl rename type hincrby hgetall pfadd pfcount zrank "
+    "zscore zrevrangebyscore scan"
 )
 # In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a
 # connection does without.

@@ -68,16 +68,15 @@ end
 
 -- The units go back to the segment of their hit, if it still counts.
 local function refund(key, record, now, cost, limit, hit_at)
-  local length, older = struct.unpack('<d', record, 57), limit.older
-  local at, moment, units, offset = math.min(tonumber(hit_at) or limit.last, limit.last), limit.last, limit.units, 1
-  while offset < #older and struct.unpack('<I7', older, offset) < at do offset = offset + 14 end
-  if offset < #older then moment, units = struct.unpack('<I7I7', older, offset) end
-  if limit.used == 0 or at < moment - moment % length then return nil end
-  local back = math.min(units, cost)
-  if offset < #older then
-    older = string.sub(older, 1, offset + 6) .. struct.pack('<I7', units - back) .. string.sub(older, offset + 14)
-  else
-    limit.units = units - back
+  local length, segments = struct.unpack('<d', record, 57), limit.older .. struct.pack('<I7I7', limit.last, limit.units)
+  local at = math.min(tonumber(hit_at) or limit.last, limit.last)
+  for offset = 1, limit.used > 0 and #segments or 0, 14 do
+    local moment, units = struct.unpack('<I7I7', segments, offset)
+    if moment >= at then
+      if at < moment - moment % length then return nil end
+      local left = math.max(units - cost, 0)
+      segments = string.sub(segments, 1, offset + 6) .. struct.pack('<I7', left) .. string.sub(segments, offset + 14)
+      return struct.pack('<I7', limit.used - units + left) .. string.sub(segments, -14) .. string.sub(segments, 1, -15)
+    end
   end
-  return struct.pack('<I7I7I7', limit.used - back, limit.last, limit.units) .. older
 end
