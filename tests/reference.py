@@ -450,7 +450,7 @@ def decide(
     leaves = max([now, *itertools.compress([at for _, at in asked], enforced)])
     if operation == "charge":
         allowed, leaves = True, now
-    granted, answers = 0, []
+    granted, answers, is_free = 0, [], True
     for place, model in enumerate(models):
         accepts, at = asked[place]
         ban, counted_at, is_new = bans[place], 0, False
@@ -472,6 +472,7 @@ def decide(
             is_new = True
         elif ban is not None and operation == "unban":
             ban.unban(now, forgets=cost == 1)
+        is_free = is_free and (not enforced[place] or (accepts is not None and accepts <= now))
         answer = Answer(
             model.used(now),
             max(model.capacity - model.used(now), 0),
@@ -481,8 +482,12 @@ def decide(
             counted_at,
         )
         if ban is not None:
-            answer = with_ban(answer, ban.seen(now)._replace(is_new=is_new), now)
+            seen = ban.seen(now)
+            is_free = is_free and not (enforced[place] and seen.until)
+            answer = with_ban(answer, seen._replace(is_new=is_new), now)
         answers.append(answer)
+    if operation in ("refund", "ban", "unban"):
+        allowed = is_free
     return Answers(allowed, granted, leaves - now, answers)
 
 

@@ -68,16 +68,19 @@ end
 if operation == 'charge' then allowed, leaves = true, now end
 
 -- 4. If all enforced limits allow it, take from all that fit; else count the refusal. 5. Answer.
-local answers = ''
+local answers, is_free = '', true
 for i = 1, count do
   local key, record, limit, state, counted_at = KEYS[i], ARGV[4 + i], limits[i], nil, 0
-  local place, cost, _, counts_denied = struct.unpack('<dddd', record)
+  local place, cost, is_shadow, counts_denied = struct.unpack('<dddd', record)
   local algorithm, fits = algorithms[place], limit.accepts <= now
   cost = units or cost
   local takes = operation == 'charge' or operation == 'hit' and allowed and fits
   local counts = operation == 'hit' and not takes and not is_banned and counts_denied == 1
   -- A refusal by the limit before it is an offence, unless it is banned already.
-  if limit.is_ban then takes, counts = false, operation == 'hit' and not is_banned and fits and limits[i - 1].accepts > now end
+  if limit.is_ban then
+    takes = false
+    counts = operation == 'hit' and not is_banned and counts_denied == 1 and fits and limits[i - 1].accepts > now
+  end
   if cost > 0 and (takes or counts) then
     state, counted_at = algorithm.take(key, record, now, cost, limit, takes and leaves or now)
     if takes and cost > granted then granted = cost end
@@ -89,8 +92,11 @@ for i = 1, count do
     limit = algorithm.check(key, record, now, math.max(cost, 1))
     fits = limit.accepts <= now
   end
+  is_free = is_free and (fits or is_shadow == 1)
   local retry_after = fits and 0 or limit.accepts < math.huge and limit.accepts - now or -1
   answers = answers .. struct.pack('<ddddd', limit.used, retry_after, limit.free_at - now, limit.leaves - now, counted_at or 0)
   if limit.is_ban then answers = answers .. struct.pack('<d', limit.times) end
 end
+-- A refund, a ban or an unban returns what the next hit would get.
+if operation ~= 'hit' and operation ~= 'charge' then allowed = is_free end
 return struct.pack('<dddd', allowed and 1 or 0, now, granted, leaves - now) .. answers .. ARGV[#ARGV]
