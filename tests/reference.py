@@ -448,7 +448,8 @@ def decide(
     if operation == "charge":
         allowed, leaves = True, now
     granted = units if allowed and operation in ("hit", "charge") else 0
-    answers = []
+    answers: list[Answer] = []
+    is_free = True
     for place, model in enumerate(models):
         accepts, at = asked[place]
         ban, counted_at, is_new = bans[place], 0, False
@@ -469,6 +470,7 @@ def decide(
             is_new = True
         elif ban is not None and operation == "unban":
             ban.unban(now, forgets=cost == 1)
+        is_free = is_free and (not enforced[place] or (accepts is not None and accepts <= now))
         answer = Answer(
             model.used(now),
             max(model.capacity - model.used(now), 0),
@@ -478,8 +480,12 @@ def decide(
             counted_at,
         )
         if ban is not None:
-            answer = with_ban(answer, ban.seen(now)._replace(is_new=is_new), now)
+            seen = ban.seen(now)
+            is_free = is_free and not (enforced[place] and seen.until)
+            answer = with_ban(answer, seen._replace(is_new=is_new), now)
         answers.append(answer)
+    if operation in ("refund", "ban", "unban"):
+        allowed = is_free
     return Answers(allowed, granted, leaves - now, answers)
 
 

@@ -309,11 +309,10 @@ class Call(NamedTuple):
                     "unexpected reply to a call: it reports the revision of the call as changed"
                 )
             raise StaleRules(current)
-        bans = self.decides_bans
         count = _HEADER
         for charge in self.charges:
             count += _PER_LIMIT
-            if bans and charge.limit.ban is not None:
+            if charge.limit.ban is not None and self.decides_bans:
                 count += _PER_BAN
         if size != 8 * count:
             raise ValueError(f"unexpected reply to a call: {size} bytes")
@@ -344,7 +343,7 @@ class Call(NamedTuple):
                 limit.rate.period_us / SECOND,
                 int(counted_at),
             )
-            if bans and limit.ban is not None:
+            if limit.ban is not None and self.decides_bans:
                 offences, left, _reset, _wait, new, times = numbers[at : at + _PER_BAN]
                 at += _PER_BAN
                 until = int(moment + left) if left else 0

@@ -75,10 +75,10 @@ end
 if operation == 'charge' then allowed, goes_at = true, now end
 
 -- 4. Allowed: every limit that fits takes, at the moment when the hit goes. Refused: limits that count refusals take now.
-local answers = ''
+local answers, is_free = '', true
 for i = 1, states do
   local key, record, verdict, state, counted_at = KEYS[i], ARGV[4 + i], verdicts[i], nil, 0
-  local place, cost, _, counts_denied = struct.unpack('<dddd', record)
+  local place, cost, is_shadow, counts_denied = struct.unpack('<dddd', record)
   local algorithm, fits = algorithms[place], verdict.accepted_from <= now
   cost = partial or cost
   local takes, counts_refusal = false, operation == 'hit' and cost > 0 and counts_denied == 1 and not is_banned
@@ -97,9 +97,12 @@ for i = 1, states do
   if counts_refusal or operation ~= 'hit' and operation ~= 'peek' then verdict = algorithm.check(key, record, now, math.max(cost, 1)) end
 
   -- 5. Answer.
+  is_free = is_free and (is_shadow == 1 or verdict.accepted_from <= now)
   local retry_after = verdict.accepted_from - now
   if retry_after == math.huge then retry_after = -1 end
   answers = answers .. struct.pack('<ddddd', verdict.used, retry_after, verdict.free_at - now, verdict.goes_at - now, counted_at or 0)
   if verdict.is_ban then answers = answers .. struct.pack('<d', verdict.times) end
 end
+-- Other operations are answered whether the next hit would be allowed.
+if operation ~= 'hit' and operation ~= 'charge' then allowed, granted = is_free, 0 end
 return struct.pack('<dddd', allowed and 1 or 0, now, allowed and granted or 0, goes_at - now) .. answers .. ARGV[#ARGV]

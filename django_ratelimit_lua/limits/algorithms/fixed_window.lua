@@ -19,8 +19,7 @@ local function find_window(record, now, first, last, ends)
   if start <= now and now < to then return to, last >= start end
   if to <= now and now < next_to then return next_to, last >= to end
   if ends > now then return ends, true end
-  start = now - (now - start) % period
-  return start + period, last >= start
+  return now - (now - start) % period + period, false
 end
 
 local function pack_window(verdict, now)
