@@ -15,7 +15,7 @@ local operation, mode, count, now, spare, algorithms = ARGV[1], ARGV[4], #KEYS, 
 
 -- algorithms
 
--- What is written about the subjects of the call, if a tag of 16 bytes differs: their overrides have changed.
+-- Returns the records of the call's subjects if one of them begins with another tag (16 bytes): their overrides have changed.
 local function stale_overrides(first, subjects)
   local written = redis.call('HMGET', KEYS[#KEYS], unpack(ARGV, first, first + subjects - 1))
   written[subjects + 1] = ARGV[#ARGV]
@@ -67,7 +67,7 @@ for i = 1, count do
 end
 if operation == 'charge' then allowed, leaves = true, now end
 
--- 4. If all enforced limits allow it, take from all that fit; else count the refusal. 5. Answer.
+-- 4. If all enforced limits allow it, take from all that fit; otherwise count the refusal. 5. Answer.
 local answers = ''
 for i = 1, count do
   local key, record, limit, state, counted_at = KEYS[i], ARGV[4 + i], limits[i], nil, 0

@@ -1,12 +1,12 @@
 --[[
-A ban: a client that is refused too often is refused altogether for some time. It is checked beside the limit that it belongs to.
+A ban: a client that is refused too often is refused for some time, whatever the limit allows. It is checked together with its limit.
 
 record   ..., counts_denied (1: a refusal is an offence), max_wait (unused), capacity (infinite), after, window, then the lengths of
          the first ban, the second and so on, in microseconds; the last is that of each further one
 state    the moment of the last change; when the ban ends; the moment of the first offence of the window (7 bytes each); the offences of
          the window, or those that led to the ban (0: made by hand); the number of bans (4 bytes each)
-promise  after `after` refusals in a window that begins with the first of them, a client is banned once; attempts meanwhile change nothing.
-         The number of bans is forgotten when the last length has passed since the end of the last one
+promise  after `after` refusals in a window that begins with the first of them, a client is banned once; attempts during a ban change
+         nothing. The number of bans is forgotten when the last length has passed since the end of the last one
 ]]
 local function length(record, times)
   local places = (#record - 64) / 8
@@ -49,7 +49,7 @@ local function take(key, record, now, cost, limit)
   return begin(limit, record, now), now
 end
 
--- By hand. The cost is the length; 0: as long as the next ban would be, which then counts as one.
+-- A ban by an operator. The cost is its length; 0: the length of the next ban, as which it counts.
 local function ban(key, record, now, cost, limit)
   if cost == 0 then limit.times = limit.times + 1 end
   limit.offences = 0

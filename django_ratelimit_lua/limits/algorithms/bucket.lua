@@ -1,6 +1,6 @@
 --[[
-What a bucket owes, which both buckets count in parts: a unit is `interval` parts, and each moment pays `tokens` parts. So nothing is
-ever rounded. A moment is a microsecond, or a millisecond if the parts that a microsecond makes would exceed 2^53.
+The debt of a bucket, in parts: a unit is `interval` parts, and each moment pays `tokens` parts. So nothing is ever rounded. A moment
+is a microsecond, or a millisecond if the numbers in microseconds would exceed 2^53.
 
 record  ..., capacity (the burst), tokens, interval, unit (the microseconds of a moment)
 state   the debt in parts, and the moment at which it was that; then the burst, tokens and interval that it is counted by (7 bytes each)

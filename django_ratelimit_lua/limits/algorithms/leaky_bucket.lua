@@ -4,7 +4,7 @@ calls that find room: the one being served and those behind it.
 
 record   see bucket.lua
 state    see bucket.lua
-promise  calls leave interval / tokens moments apart, unless another limit makes one of them wait longer; what finds no room is refused
+promise  calls leave interval / tokens moments apart, unless another limit makes one of them wait longer; without room, it is refused
 ]]
 local function check(key, record, now, cost)
   local max_wait, burst, tokens, interval, unit = struct.unpack('<ddddd', record, 33)

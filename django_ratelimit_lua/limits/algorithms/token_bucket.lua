@@ -1,10 +1,10 @@
 --[[
 A bucket of `burst` units that refills at a steady rate: the generic cell rate algorithm of ITU-T I.371. A hit that waits takes its
-units in advance: until it goes, the bucket owes more than it holds.
+units in advance: until it leaves, the bucket owes more than it holds.
 
 record   see bucket.lua
 state    see bucket.lua
-promise  at most burst + x * tokens / interval units go in any x moments; with debts, and the cost of the last of these
+promise  at most burst + x * tokens / interval units leave in any x moments; with debts, the cost of the last hit in addition
 ]]
 local function check(key, record, now, cost)
   local max_wait, burst, tokens, interval, unit = struct.unpack('<ddddd', record, 33)
@@ -24,7 +24,7 @@ end
 local function take(key, record, now, cost, limit, at)
   local tokens, interval, unit = struct.unpack('<ddd', record, 49)
   local debt = limit.debt
-  -- What the bucket gains before the hit goes is lost if it is full by then.
+  -- A bucket that is full before the hit leaves gains nothing more until then.
   if at > now then debt = math.max(debt, math.ceil((at - now + now % unit) / unit) * tokens) end
   return pack_debt(limit, record, now, math.min(debt + cost * interval, 9007199254740991)), at
 end
