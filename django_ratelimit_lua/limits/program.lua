@@ -4,10 +4,10 @@ Decides the limits of one call, all or nothing.
 KEYS[1..n]  the state of each limit, followed by that of its ban; last, if ARGV[2] is set, the hash of the published rules
 ARGV[1]     operation: hit, peek, charge (take, whatever the verdict), refund, ban or unban
 ARGV[2]     the revision of the rules that the caller uses; empty: it is not compared
-ARGV[3]     the time in microseconds, and how many milliseconds states are kept beyond a minute; empty: this server's time
+ARGV[3]     the time in microseconds, and by how many milliseconds over a minute states are kept longer; empty: this server's time
 ARGV[4]     of a hit: "partial", "debt" or empty; of a refund: the moment of the hit
-ARGV[5..]   a record for each state: algorithm, cost, is_shadow, counts_denied, max_wait (negative: any), capacity, then what its file names;
-            then the digests of subjects and the tags of their overrides; last a token, which ends the reply
+ARGV[5..]   a record for each state: algorithm, cost, is_shadow, counts_denied, max_wait (negative: any), capacity, and the numbers that
+            its file names; then the digests of subjects and the tags of their overrides; last a token, which ends the reply
 returns     doubles: allowed, now, units granted, wait; for each state: used (of a bucket, with a fraction), retry_after (0: allowed,
             -1: never), reset_after, wait, counted_at (0: nothing was taken). Or "stale " and the revision. Times are microseconds
 ]]
@@ -42,7 +42,7 @@ else
   now, spare = tonumber(moment), 60000 + (tonumber(longer) or 0)
 end
 
--- A partial hit takes the units that are there, at least one.
+-- A partial hit takes the units that are left, at least one.
 local units = nil
 if mode == 'partial' then
   for i = 1, count do

@@ -24,7 +24,7 @@ local function take(key, record, now, cost, limit, at)
   return pack_debt(limit, record, now, math.min(debt + cost * interval, 9007199254740991)), turn
 end
 
--- Only the last turn can be given back, because the calls behind any other have been promised theirs.
+-- Only the last turn can be given back, because later calls were promised their turns.
 local function refund(key, record, now, cost, limit, turn)
   local tokens, interval, unit = struct.unpack('<ddd', record, 49)
   local debt = limit.debt - cost * interval

@@ -9,7 +9,7 @@ promise  at most burst + x * tokens / interval units leave in any x moments; wit
 local function check(key, record, now, cost)
   local max_wait, burst, tokens, interval, unit = struct.unpack('<ddddd', record, 33)
   local debt = read_debt(key, now, burst, tokens, interval, unit)
-  -- A hit that may be owed only needs a bucket that owes no more than it holds.
+  -- With `debt`, any cost is accepted if the bucket owes at most `burst` units.
   if ARGV[4] == 'debt' and burst > 0 then cost = 0 end
   local accepts, leaves, excess = now, now, debt + (cost - burst) * interval
   if cost > burst then
