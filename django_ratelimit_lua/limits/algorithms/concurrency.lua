@@ -17,7 +17,7 @@ end
 local function check(key, record, now, cost)
   local most, used = struct.unpack('<d', record, 41), 0
   local newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
-  -- Only a clock that was set back since can have given a slot an end that is more than a minute too late.
+  -- A slot that ends more than a minute too late was taken before the clock was set back.
   while newest[1] and tonumber(newest[2]) > now + lasts(newest[1]) + 60000000 do
     redis.call('ZREM', key, newest[1])
     newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')

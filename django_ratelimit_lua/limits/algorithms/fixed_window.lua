@@ -7,7 +7,7 @@ state    the moments of the first and the last hit of the window; its end; its u
 promise  never more than `limit` units in one window
 ]]
 -- When the window that holds now ends, and whether the hits of the state are in it. If the caller's clock is so far off that its
--- calendar does not reach now, the window of the state counts, or one that is moved here by whole periods.
+-- calendar does not reach now, the window of the state counts, or the caller's window, moved by whole periods.
 local function find_window(record, now, first, last, ends)
   local period, kind, start, to, next_to = struct.unpack('<ddddd', record, 49)
   if kind == 0 and first + period > now then return first + period, true end
