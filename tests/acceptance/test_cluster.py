@@ -301,6 +301,48 @@ def test_a_slot_that_moves_under_load_loses_and_repeats_no_hit(mortal: Cluster) 
     assert count > 50
 
 
+@pytest.mark.parametrize("timeout", [0.3, 5])
+def test_several_limits_of_a_new_client_wait_until_their_hash_slot_has_moved(
+    mortal: Cluster, settings: Any, timeout: float
+) -> None:
+    """A server refuses several new keys while their slot moves (TRYAGAIN). A hit is tried again
+    until the slot has moved, and decided by the fallback if that is after its deadline.
+    """
+    settings.RATELIMIT_TIMEOUT = timeout
+    start_fresh()
+    limiter = RateLimiter("both", ["100/h", "200/d"])
+    limiter.peek("a")
+    key = key_of(limiter, "x")
+    source = mortal.master_of(key)
+    target = next(server for server in mortal.servers[:MASTERS] if server is not source)
+    times = []
+
+    async def ahit() -> str:
+        return (await limiter.ahit("x")).source
+
+    def hit_and_wait() -> list[str]:
+        began = time.monotonic()
+        sources = [limiter.hit("x").source, asyncio.run(ahit())]
+        times.append(time.monotonic() - began)
+        return sources
+
+    with ThreadPoolExecutor(1) as pool:
+        hits = []
+
+        def while_moving() -> None:
+            hits.append(hits[0] if hits else pool.submit(hit_and_wait))
+            time.sleep(0.5)
+
+        mortal.move(key, target, while_moving)
+        sources = hits[0].result()
+    if timeout == 5:
+        assert sources == ["redis", "redis"]
+        assert limiter.peek("x").limits[0].used == 2
+    else:
+        assert sources == ["fallback", "fallback"]
+        assert 2 * timeout <= times[0] + 0.1 < 2 * timeout + 0.3
+
+
 def test_a_process_with_an_outdated_slot_map_is_redirected(mortal: Cluster) -> None:
     """A MOVED reply is followed within the call, and the new slot map is stored."""
     limiter = RateLimiter("x", "100/h")

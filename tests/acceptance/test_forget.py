@@ -173,10 +173,10 @@ def test_data_of_throttles_and_expired_bans_is_forgotten(
     for _ in range(3):
         limiter.hit(IP)
     direct.delete(*direct.scan_iter(f"{prefix}*:ban"))
-    assert len([*direct.scan_iter(f"{prefix}{{*}}:*:sl")]) == 2
+    assert len([*direct.scan_iter(f"{prefix}{{*}}:*:g")]) == 2
     said("forget", "--ip", ADDRESS)
     said("forget", "--user", "grace")
-    assert [*direct.scan_iter(f"{prefix}{{*}}:*:sl")] == []
+    assert [*direct.scan_iter(f"{prefix}{{*}}:*:g")] == []
     assert traces(direct, prefix, digest(IP).decode()) == []
 
 
