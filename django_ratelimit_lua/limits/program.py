@@ -43,7 +43,7 @@ def program_for(names: tuple[str, ...]) -> Program:
 
     Every process assembles the same text, so all of them use the same digest.
 
-    >>> program_for(("leaky_bucket", "sliding_log")).source.count(b"-- 4. If all enforced limits")
+    >>> program_for(("leaky_bucket", "sliding_log")).source.count(b"-- 4. Allowed")
     1
     """
     code = [source(f"limits/algorithms/{part}") for part in _shared_parts(names)]
