@@ -223,7 +223,7 @@ def test_an_edit_by_a_newer_version_applies_when_the_database_replies(
     is_new: bool, published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply may be late. A reply from before another edit is not used."""
-    settings.RATELIMIT_TIMEOUT = 0.05
+    settings.RATELIMIT_TIMEOUT = 0.5
     rule("good", path="/good", limit=2)
     assert get("/good", 1) == [200]
     answers, read = threading.Event(), triggers.snapshot_of
@@ -264,7 +264,7 @@ def test_a_late_reply_of_the_database_is_used(
     """It is used immediately, also by a new process, so a blocked client is admitted no longer than
     until the reply.
     """
-    settings.RATELIMIT_TIMEOUT = 0.05
+    settings.RATELIMIT_TIMEOUT = 0.5
     rule("good", path="/good", limit=2)
     RateLimitOverride.objects.create(network=FIRST, effect="block")
     published.put('{"format": 99}')
