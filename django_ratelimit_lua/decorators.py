@@ -223,7 +223,7 @@ def _checked(
                 response = watch_body(request, response)
             return add_ratelimit_headers(request, response)
         finally:
-            planner.leave()
+            planner.state.running.difference_update(planner.entered)
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: object, **kwargs: object) -> object:
@@ -262,7 +262,7 @@ def _checked(
                 response = watch_body(request, response)
             return add_ratelimit_headers(request, response)
         finally:
-            planner.leave()
+            planner.state.running.difference_update(planner.entered)
 
     wrapper: Callable[..., object] = achecker if is_async(checked) else checker
     return register(Stack(wrapper, checked, rules, group, fallback))

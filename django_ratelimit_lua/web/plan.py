@@ -26,7 +26,6 @@ from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload, drop_impossible
 from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, Subject, whole_cost
 from ..limits.decision import Decision
-from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..rules.overrides import USER, SubjectRef, override_cache
 from ..rules.problems import problems
@@ -95,12 +94,16 @@ class Place:
         charges: list[PlannedCharge] = []
         taken = self._taken.copy()
         for rate in rates:
-            limit = numbers.limit(name, rate)
-            ordinal = 1
-            while taken.intersection(keys := _keys(limit, subject)):
+            ordinal = 0
+            while True:
                 ordinal += 1  # Each has a name of its own here.
                 limit = numbers.limit(name, rate, ordinal)
-            taken.update(keys)
+                keys = {(subject, limit.key_part)}
+                if limit.ban is not None:
+                    keys.add((subject, limit.ban.key_part))
+                if keys.isdisjoint(taken):
+                    break
+            taken |= keys
             if identity is None:
                 limit = limit.without_bans()
             if self._is_mixed and not rule.block:
@@ -239,7 +242,8 @@ class RequestPlanner(Planner):
     - `has_blocks`: whether a blocked client is refused even if nothing is charged;
     - `on_error`: receives the names of rules that cannot be applied, which are otherwise raised;
     - `call_site`: see `Planner`. A rule that was counted anywhere else is not counted again;
-    - `once`: whether the same limit is not counted again until the caller has called `leave`.
+    - `once`: whether a limit that is `running` is not counted again. The caller removes those that
+      it `entered` when the view that they guard has ended.
     """
 
     def __init__(
@@ -271,7 +275,7 @@ class RequestPlanner(Planner):
         self.counted: dict[str, object] = self.state.counted
         self.call_site = call_site
         self._once = once
-        self._entered: Sequence[object] = ()
+        self.entered: Sequence[object] = ()
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
         self.ruleset = ruleset
@@ -461,17 +465,13 @@ class RequestPlanner(Planner):
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         if self._once:
             # A limit that refuses has counted nothing, and an inner decorator may have to refuse.
-            self._entered = [
+            self.entered = [
                 _limit_key(planned)
                 for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False)
                 if state.allowed
             ]
-            self.state.running.update(self._entered)
+            self.state.running.update(self.entered)
         return super().finish(outcome)
-
-    def leave(self) -> None:
-        """Let the limits count again for the request: the view that they guard has ended."""
-        self.state.running.difference_update(self._entered)
 
     def _without_held(self, charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
         """Return the charges without the slots that the request holds already.
@@ -495,14 +495,6 @@ def _limit_key(planned: PlannedCharge) -> tuple[object, ...]:
     if rule is not None:
         outcomes = (rule.count_if, rule.reset_if, rule.cost_after)
     return (charge.digest, charge.limit.key_part, charge.cost, outcomes)
-
-
-def _keys(limit: Limit, subject: bytes) -> list[tuple[bytes, bytes]]:
-    """Return what must not occur twice in a call: the keys of the count and of the bans."""
-    keys = [(subject, limit.key_part)]
-    if limit.ban is not None:
-        keys.append((subject, limit.ban.key_part))
-    return keys
 
 
 def _without_ban(planned: PlannedCharge) -> PlannedCharge:
