@@ -111,8 +111,8 @@ def test_a_real_log_is_decided_like_the_exact_model(algorithm: str, rate: str) -
     models: dict[str, Any] = {}
     refused: Counter[str] = Counter()
     for second, host in rows():
-        model = models.setdefault(host, reference.REFERENCES[algorithm](limit))
-        allowed, _, _ = reference.decide([model], "hit", second * SECOND, 1)
+        model = models.setdefault(host, reference.MODELS[algorithm](limit))
+        allowed = reference.decide([model], "hit", second * SECOND, 1).allowed
         refused[host] += not allowed
     assert (tally.lines, len(tally.identities)) == (len(rows()), len(models))
     assert tally.refused == sum(refused.values())
