@@ -153,53 +153,13 @@ def test_an_older_version_never_overwrites_a_newer_snapshot(
     assert get("/good", 2, "203.0.113.8") == [200, 429]
 
 
-@pytest.mark.parametrize("is_new", [True, False], ids=["has just started", "knows the rules"])
-def test_an_edit_by_a_newer_version_applies_when_the_database_replies(
-    is_new: bool, published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reply may be late. A reply from before another edit is not used."""
-    settings.RATELIMIT_TIMEOUT = 0.5
-    rule("good", path="/good", limit=2)
-    assert get("/good", 1) == [200]
-    answers, read = threading.Event(), triggers.snapshot_of
-    reads = []
-
-    def slowly(using: str) -> Any:
-        reads.append(read(using))
-        assert answers.wait(30)
-        return reads[-1]
-
-    def edit(limit: int) -> None:
-        RateLimitRule.objects.update(limit=limit)
-        published.put('{"format": 99}')
-        published.direct.hset(published.key, "format", 99)
-
-    monkeypatch.setattr(triggers, "snapshot_of", slowly)
-    edit(0)
-    if is_new:
-        another_process()
-    assert get("/good", 1, "203.0.113.2") == [200]
-    until(lambda: len(reads) == 1, "the database is asked")
-    edit(1)
-    provider.reload()
-    gap = provider.in_force()
-    answers.set()
-    assert triggers.reading.wait(30)
-    assert provider.in_force() is gap
-    provider._compare_at = 0.0  # Every few seconds.
-    provider.current()
-    until(lambda: provider.in_force() is not gap, "what the database has holds")
-    assert get("/good", 2, "203.0.113.3") == [200, 429]
-    assert provider.load(StaleRules(gap.published)) is provider.in_force()
-
-
 def test_a_late_reply_of_the_database_is_used(
     published: Published, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is used immediately, also by a new process, so a blocked client is admitted no longer than
     until the reply.
     """
-    settings.RATELIMIT_TIMEOUT = 0.5
+    settings.RATELIMIT_TIMEOUT = 0.05
     rule("good", path="/good", limit=2)
     RateLimitOverride.objects.create(network=FIRST, effect="block")
     published.put('{"format": 99}')
