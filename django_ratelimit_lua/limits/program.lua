@@ -22,23 +22,20 @@ used, free_at: when nothing is used any more}. Functions that return a state hav
   refund(key, record, now, cost, verdict, hit_at) -> state       and of bans: ban, unban ]]
 -- algorithms
 
--- Return the overrides of the call's subjects if a tag of 16 bytes differs from the caller's: they have changed.
-local function stale_overrides(first, subjects)
-  local written = redis.call('HMGET', KEYS[#KEYS], unpack(ARGV, first, first + subjects - 1))
-  written[subjects + 1] = ARGV[#ARGV]
-  for i = 1, subjects do
-    if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects + i - 1] then return written end
-  end
-end
-
 -- 1. Compare the revision.
 if ARGV[2] ~= '' then
   local current = redis.call('HGET', KEYS[states], 'revision') or '0'
   if current ~= ARGV[2] then return 'stale ' .. current .. ARGV[#ARGV] end
   states = states - 1
-  local subjects = (#ARGV - 5 - states) / 2
-  local stale = subjects > 0 and stale_overrides(5 + states, subjects)
-  if stale then return stale end
+  -- The overrides of subjects are compared by a tag of 16 bytes. If one differs, what is written about all of them is returned.
+  local first, subjects = 5 + states, (#ARGV - 5 - states) / 2
+  local written = subjects > 0 and redis.call('HMGET', KEYS[#KEYS], unpack(ARGV, first, first + subjects - 1))
+  for i = 1, subjects do
+    if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects + i - 1] then
+      written[subjects + 1] = ARGV[#ARGV]
+      return written
+    end
+  end
 end
 
 -- 2. Read the time. Redis expires keys by its own clock: if the caller's decides, a state is kept a minute longer than it counts.

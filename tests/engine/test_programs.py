@@ -77,7 +77,7 @@ def test_a_script_contains_only_the_algorithms_of_its_call() -> None:
     for order in itertools.permutations(limits):
         names.add(Call([Charge(limit, b"0" * 32) for limit in order]).algorithms)
     assert names == {("ban", "sliding_window", "token_bucket")}
-    assert b"local function" not in program_for(()).source.partition(b"-- Return the overrides")[0]
+    assert b"local function" not in program_for(()).source.partition(b"-- 1. Compare")[0]
 
 
 def test_a_token_bucket_refunds_any_number_of_units(direct: redis.Redis) -> None:

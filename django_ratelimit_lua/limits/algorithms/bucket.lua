@@ -7,10 +7,6 @@ record  ..., capacity (the burst), parts_per_moment, parts_per_unit, moment_us (
 state   the debt, and the moment at which it was that; then burst, parts_per_moment and parts_per_unit (7 bytes each) and moment_us (2)
         by which it is counted
 ]]
-local function store_debt(now, debt, burst, parts_per_moment, parts_per_unit, moment_us)
-  return struct.pack('<I7I7I7I7I7I2', debt, now - now % moment_us, burst, parts_per_moment, parts_per_unit, moment_us)
-end
-
 -- The debt now. It is written only if the stored moment lies ahead of now, because the clock was set back: it is paid from now on.
 local function read_debt(key, now, burst, parts_per_moment, parts_per_unit, moment_us)
   local state = redis.call('GET', key)
@@ -23,7 +19,9 @@ local function read_debt(key, now, burst, parts_per_moment, parts_per_unit, mome
     at = math.ceil(at / moment_us) * moment_us
   end
   if is_ahead then
-    redis.call('SET', key, store_debt(now, debt, burst, parts_per_moment, parts_per_unit, moment_us), 'KEEPTTL')
+    local moment = now - now % moment_us
+    local moved = struct.pack('<I7I7I7I7I7I2', debt, moment, burst, parts_per_moment, parts_per_unit, moment_us)
+    redis.call('SET', key, moved, 'KEEPTTL')
     return debt
   end
   local moments = (now - now % moment_us - at) / moment_us
@@ -39,5 +37,5 @@ local function settle(verdict, record, now, debt)
   local burst, parts_per_moment, parts_per_unit, moment_us = struct.unpack('<dddd', record, 41)
   verdict.used = debt / parts_per_unit
   verdict.free_at = paid_at(now, debt, parts_per_moment, moment_us)
-  return store_debt(now, debt, burst, parts_per_moment, parts_per_unit, moment_us)
+  return struct.pack('<I7I7I7I7I7I2', debt, now - now % moment_us, burst, parts_per_moment, parts_per_unit, moment_us)
 end
