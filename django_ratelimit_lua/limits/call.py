@@ -198,7 +198,7 @@ class Call(NamedTuple):
     def algorithms(self) -> tuple[str, ...]:
         """Return the names of the Lua files that decide its states, sorted."""
         names = {limit.algorithm for limit, _, _ in self.charges}
-        if self.ban_keys():
+        if any([charge.limit.ban is not None for charge in self.charges]) and self.decides_bans:
             names.add(BAN)
         return tuple(sorted(names))
 
