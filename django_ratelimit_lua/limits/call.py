@@ -198,7 +198,8 @@ class Call(NamedTuple):
     def algorithms(self) -> tuple[str, ...]:
         """Return the names of the Lua files that decide its states, sorted."""
         names = {limit.algorithm for limit, _, _ in self.charges}
-        if self.ban_keys():
+        terms = [charge.limit.ban for charge in self.charges if charge.limit.ban is not None]
+        if terms and self.decides_bans:
             names.add(BAN)
         return tuple(sorted(names))
 
