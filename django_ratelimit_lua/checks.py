@@ -175,13 +175,11 @@ def check_databases(**kwargs: object) -> Iterator[CheckMessage]:
 
     Overrides refer to users, and a change is recorded in the transaction of its row.
     """
-    users = (
-        settings.AUTH_USER_MODEL.lower()
-    )  # Its app may be missing, if all rules are in the settings.
+    users = settings.AUTH_USER_MODEL  # Its app is missing if all rules are in the settings.
     apps_by_database: dict[str, set[str]] = {}
     for model in apps.get_models():
         is_ours = model.__module__.startswith(f"{APP}.")
-        if is_ours or model._meta.label == users:
+        if is_ours or model._meta.label_lower == users.lower():
             name = model._meta.app_config.name if is_ours else users
             apps_by_database.setdefault(router.db_for_write(model), set()).add(name)
     if len(apps_by_database) > 1:

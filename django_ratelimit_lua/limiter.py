@@ -389,7 +389,7 @@ class RateLimiter:
             if not limit.kind.allows_debt:
                 problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "debt")
-            if whole_cost(cost) > (most := most_units(limit.rate)):
+            if whole_cost(cost) > (most := most_units(limit)):
                 problem = f"cost is {cost}; the maximum with debt at {limit.rate} is {most}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
 

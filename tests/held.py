@@ -19,7 +19,7 @@ class SlotsInUse:
     def held(self) -> int:
         """Slots that are held at the moment."""
         seconds, rest = self._direct.time()
-        keys = self._direct.scan_iter(f"{self._prefix}*:cc", count=10_000)
+        keys = self._direct.scan_iter(f"{self._prefix}*:c", count=10_000)
         return sum(
             self._direct.zcount(key, f"({seconds * 1_000_000 + rest}", "+inf") for key in keys
         )

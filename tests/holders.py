@@ -29,7 +29,7 @@ SLOTS, SLOT_SECONDS, WAIT = 2, 2.0, 15
 _COUNT = """local time = redis.call('TIME')
 local now = string.format('(%.0f', time[1] * 1000000 + time[2])
 local most = 0
-for _, key in ipairs(redis.call('KEYS', '*:exports:cc')) do
+for _, key in ipairs(redis.call('KEYS', '*:exports:c')) do
   most = math.max(most, redis.call('ZCOUNT', key, now, '+inf'))
 end
 return most"""

@@ -1,525 +1,314 @@
-"""What each algorithm promises, as plain and exact Python: the reference that the Lua program is
-held against.
+"""What each algorithm promises, as plain and exact Python, to compare the Lua program with.
 
-Times are integer microseconds. `ask` returns the earliest moment a cost could go (None: never) and
-the moment from which it would be let in; `take` and `punish` return the moment from which the units
-count, by which `give` finds them; the rest does what its name says. Written from the design's
-words, not from the Lua code.
-
-A refund returns units where they still count. A bucket remembers only so many hits, and where it
-has to put two together it goes by the later of them: `MOST_HITS` and `MOST_HOLES` say how many.
+Times are integer microseconds. A model knows one limit of one client.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from django_ratelimit_lua.limits.ban import Ban
+from django_ratelimit_lua.limits.ban import Ban, BanTerms
 from django_ratelimit_lua.limits.calendar import PERIODS
 from django_ratelimit_lua.limits.limit import Limit
 
-SET_BACK = 60_000_000
-"""Microseconds: a clock that was set back by more takes what is counted along."""
-MOST_HITS, KEPT_HITS = 16, 7
-MOST_HOLES = 16
+MINUTE = 60_000_000
+"""Hits that lie further ahead of a clock that was set back are forgotten."""
 
 
-@dataclass
-class Bans:
-    """The bans of one client under one limit, and its offences, as moments. Without a ban, `until`
-    is 0.
-    """
-
-    seen: int = 0
-    until: int = 0
-    count: int = 0
-    times: int = 0
-    offences: tuple[int, ...] = ()
-    is_new = False
-
-    def edit(self, limit: Limit) -> None:
-        assert limit.ban is not None
-        self.terms = limit.ban
-
-    def follow(self, now: int) -> None:
-        """Move all moments if the clock was set back."""
-        back = self.seen - now
-        if back > SET_BACK:
-            self.seen, self.until = now, max(0, self.until - back)
-            self.offences = tuple(moment - back for moment in self.offences)
-        self.is_new = False
-
-    def length(self, times: int) -> int:
-        """Return the length of a ban after so many."""
-        lengths = self.terms.lengths_us
-        return lengths[times] if times < len(lengths) else lengths[-1]
-
-    def clock(self, now: int) -> int:
-        return max(now, self.seen)
-
-    def banned(self, now: int) -> int | None:
-        return self.until if self.until > self.clock(now) else None
-
-    def remembered(self, now: int) -> int:
-        """Return the number of bans, as far as it is not forgotten."""
-        return self.times if self.clock(now) < self.until + self.terms.lengths_us[-1] else 0
-
-    def counting(self, now: int) -> tuple[int, ...]:
-        return tuple(
-            moment for moment in self.offences if moment + self.terms.window_us > self.clock(now)
-        )
-
-    def write(self, now: int) -> None:
-        """Store the time as well, unless nothing is left to store."""
-        time = self.clock(now)
-        kept = [self.until, self.until + self.terms.lengths_us[-1] if self.times else 0]
-        kept += [moment + self.terms.window_us for moment in self.offences]
-        if max(kept) <= time:
-            self.__init__()  # type: ignore[misc]
-        else:
-            self.seen = time
-
-    def offend(self, now: int) -> None:
-        time = self.clock(now)
-        if self.banned(now) is not None:
-            return
-        self.times = self.remembered(now)
-        self.offences = (*self.counting(now), time)
-        if len(self.offences) >= self.terms.after:
-            self.count, self.until = len(self.offences), time + self.length(self.times)
-            self.offences, self.is_new = (), True
-            self.times += 1
-        self.write(now)
-
-    def begin(self, now: int, length: int) -> None:
-        self.times = self.remembered(now)
-        if not length:
-            length, self.times = self.length(self.times), self.times + 1
-        self.until, self.count = self.clock(now) + length, 0
-        self.offences, self.is_new = (), True
-        self.write(now)
-
-    def lift(self, now: int, forgets: bool) -> None:
-        self.times = self.remembered(now)
-        if self.banned(now) is not None:
-            self.until = self.clock(now)
-        self.offences = ()
-        if forgets:
-            self.until = self.times = 0
-        self.write(now)
-
-    def report(self, now: int) -> Ban:
-        if (until := self.banned(now)) is not None:
-            return Ban(until, self.count, self.remembered(now), self.is_new)
-        return Ban(0, len(self.counting(now)), self.remembered(now))
-
-
-class Reference:
-    """What all share: a clock that never goes back, and the options that are not the
-    algorithm's."""
+class Model:
+    """One limit of one client."""
 
     bans: Bans | None = None
 
     def __init__(self, limit: Limit) -> None:
-        self.seen = 0
         self.edit(limit)
 
     def edit(self, limit: Limit) -> None:
+        """Put other numbers in force. What was used stays used."""
         if limit.ban is not None:
-            self.bans = self.bans or Bans()
-            self.bans.edit(limit)
+            self.bans = self.bans or Bans(limit.ban)
+            self.bans.terms = limit.ban
         self.limit = limit
-        self.size, self.period = limit.rate.limit, limit.rate.period_us
+        self.capacity = limit.capacity
+        self.period = limit.rate.period_us
 
-    def clock(self, now: int) -> int:
-        return max(now, self.seen)
+    def meet(self, now: int) -> None:
+        """Notice whether the clock was set back."""
 
-    def wrote(self, now: int, idle: bool = False) -> None:
-        """A state that is as good as none is forgotten, and the clock with it."""
-        self.seen = 0 if idle else self.clock(now)
+    def used(self, now: int) -> int:
+        """Return the units that count."""
+        raise NotImplementedError
 
-    def follow(self, now: int) -> None:
-        """Where the clock was set back, go on from there with what is counted."""
-        if self.seen - now > SET_BACK:
-            self.shift(self.seen - now)
+    def free_at(self, now: int) -> int:
+        """Return the moment from which no unit counts."""
+        raise NotImplementedError
 
-    def shift(self, back: int) -> None:
-        self.seen -= back
+    def fits_at(self, now: int, cost: int) -> int:
+        """Return the moment from which a cost fits that is not above the capacity."""
+        raise NotImplementedError
 
-    def ask(self, now: int, cost: int) -> tuple[int | None, int | None]:
-        if cost > self.capacity():
-            return None, None
-        at = self.earliest(now, cost)
-        at = now if at <= self.clock(now) else at
-        return at, max(now, at - self.limit.max_wait_us)
+    def ask(self, now: int, cost: int) -> tuple[int | None, int]:
+        """Return when a hit is accepted (None: never), and when it goes."""
+        if cost > self.capacity:
+            return None, now
+        at = self.fits_at(now, cost)
+        return at, at
 
-    def capacity(self) -> int:
-        return self.size
+    def price(self, cost: int, mode: str) -> int:
+        """Return the units that have to fit. A cost of 0 asks what a cost of 1 would."""
+        return max(cost, 1)
 
+    def take(self, now: int, cost: int, at: int) -> int:
+        """Count the units of a hit, and return the moment by which a refund finds them."""
+        raise NotImplementedError
 
-@dataclass
-class Hit:
-    """Units that were taken together, and the moment that they go."""
-
-    moment: int
-    units: int
-
-
-@dataclass
-class Past:
-    """Hits that are given back as if all had come with the last of them; and when nothing will be
-    owed of them.
-    """
-
-    first: int
-    last: int
-    units: int
-    due: Fraction
+    def refund(self, now: int, cost: int, hit_at: int | None) -> None:
+        """Return units of a hit (None: the latest) where they still count."""
+        raise NotImplementedError
 
 
-class TokenBucket(Reference):
-    """Holds `burst` tokens, refilled at size / period. Kept as what was owed at the last write, and
-    under what; and for what is given back, the hits since it was last full, in the order in which
-    they were taken.
-    """
+class TokenBucket(Model):
+    """Owes the units that were taken, and pays them at the rate."""
 
     written = Fraction(0)
-    under: object = None
+    at = 0
+    counted_by: Limit | None = None
 
-    def __init__(self, limit: Limit) -> None:
-        self.hits: list[Hit] = []
-        self.past: Past | None = None
-        self.is_open = False
-        """Whether the latest hit was the latest write: another at its moment is the same one."""
-        super().__init__(limit)
+    @staticmethod
+    def rate(limit: Limit) -> Fraction:
+        """Return the units that are paid in a microsecond."""
+        return Fraction(limit.rate.limit or 1, limit.rate.period_us)
 
-    def shift(self, back: int) -> None:
-        super().shift(back)
-        for hit in self.hits:
-            hit.moment -= back
-        if self.past:
-            past = self.past
-            self.past = Past(past.first - back, past.last - back, past.units, past.due - back)
+    @staticmethod
+    def unit(limit: Limit) -> int:
+        """Return the microseconds of a moment."""
+        return limit.numbers(0)[-1]
 
-    def capacity(self) -> int:
-        return 0 if self.size == 0 else self.limit.burst or self.size
+    def moment(self, now: int) -> int:
+        """Return the moment of a time, which may be a whole millisecond."""
+        return now - now % self.unit(self.limit)
 
-    def rate(self) -> Fraction:
-        return Fraction(self.size, self.period)
-
-    def is_edited(self) -> bool:
-        return self.under not in (None, (self.rate(), self.capacity()))
-
-    def owed(self) -> Fraction:
-        """At the last write; after an edit in whole tokens, up to a full burst."""
-        if not self.is_edited():
-            return self.written
-        return Fraction(min(math.ceil(self.written), self.capacity()))
+    def later(self, now: int, units: Fraction) -> int:
+        """Return the moment at which so many units have been paid."""
+        if units <= 0:
+            return now
+        unit = self.unit(self.limit)
+        return self.moment(now) + math.ceil(units / self.rate(self.limit) / unit) * unit
 
     def debt(self, now: int) -> Fraction:
-        """Tokens missing now."""
-        return max(Fraction(0), self.owed() - self.rate() * (self.clock(now) - self.seen))
+        """Return the units owed. After an edit, whole units, at most a full burst."""
+        if self.counted_by is None:
+            return Fraction(0)
+        debt, at = self.written, self.at
+        if self.terms(self.counted_by) != self.terms(self.limit):
+            debt = Fraction(min(math.ceil(debt), self.capacity))
+            at += -at % self.unit(self.limit)
+        paid = max(self.moment(now) - at, 0) * self.rate(self.limit)
+        return max(debt - paid, Fraction(0))
 
-    def due(self, now: int) -> Fraction:
-        """When nothing will be owed any more."""
-        return self.clock(now) + (self.debt(now) / self.rate() if self.size else 0)
+    def terms(self, limit: Limit) -> tuple[object, ...]:
+        return self.rate(limit), limit.capacity, self.unit(limit)
 
-    def remember(self, now: int) -> None:
-        """Forget the hits of a bucket that is full again; those before an edit are what is owed of
-        them.
-        """
-        if not self.debt(now):
-            self.hits, self.past, self.is_open = [], None, False
-        elif self.is_edited():
-            moments = [hit.moment for hit in self.hits] + ([self.past.last] if self.past else [])
-            units = sum(hit.units for hit in self.hits) + (self.past.units if self.past else 0)
-            due = self.seen + int(self.owed()) / self.rate()
-            self.past = Past(self.first(), max(self.seen, *moments), units, due)
-            self.hits, self.is_open = [], False
+    def price(self, cost: int, mode: str) -> int:
+        """With a debt, a bucket only has to owe no more than it holds."""
+        return 0 if mode == "debt" and self.capacity else max(cost, 1)
 
-    def first(self) -> int:
-        return min([hit.moment for hit in self.hits] + ([self.past.first] if self.past else []))
+    def owe(self, now: int, debt: Fraction) -> None:
+        self.written, self.at, self.counted_by = debt, self.moment(now), self.limit
 
-    def owes(self, now: int, tokens: Fraction) -> None:
-        if tokens <= 0:
-            self.hits, self.past, self.is_open = [], None, False
-        self.written, self.under = max(tokens, Fraction(0)), (self.rate(), self.capacity())
-        if tokens <= 0:
-            self.under = None
-        self.wrote(now, idle=tokens <= 0)
+    def meet(self, now: int) -> None:
+        if now < self.at:
+            self.owe(now, self.debt(now))
 
-    def earliest(self, now: int, cost: int) -> int:
-        missing = self.debt(now) + cost - self.capacity()
-        return self.clock(now) + (math.ceil(missing / self.rate()) if missing > 0 else 0)
+    def used(self, now: int) -> int:
+        return math.ceil(self.debt(now))
 
-    def note(self, now: int, moment: int, cost: int) -> None:
-        self.remember(now)
-        if self.is_open and self.hits[-1].moment == moment:
-            self.hits[-1].units += cost
-        else:
-            if len(self.hits) >= MOST_HITS:
-                self.fold(now)
-            self.hits.append(Hit(moment, cost))
-        self.is_open = moment == self.clock(now)
+    def free_at(self, now: int) -> int:
+        return self.later(now, self.debt(now))
 
-    def fold(self, now: int) -> None:
-        """The earliest become the past, but what is still to go (and what was taken after that)
-        becomes one hit.
-        """
-        folded = len(self.hits) - KEPT_HITS
-        past = self.past or Past(self.first(), 0, 0, Fraction(0))
-        past.first = min(past.first, *(hit.moment for hit in self.hits[:folded]))
-        ahead: list[Hit] = []
-        for hit in self.hits[:folded]:
-            if ahead or hit.moment > self.clock(now):
-                ahead.append(hit)
-            else:
-                past.last, past.units = max(past.last, hit.moment), past.units + hit.units
-                past.due = max(past.due, hit.moment) + hit.units / self.rate()
-        del self.hits[:folded]
-        if ahead:
-            self.hits.insert(
-                0, Hit(max(hit.moment for hit in ahead), sum(hit.units for hit in ahead))
-            )
-        self.past = past
+    def fits_at(self, now: int, cost: int) -> int:
+        return self.later(now, self.debt(now) + cost - self.capacity)
 
-    def take(self, now: int, at: int, cost: int) -> int:
-        # What is owed at the moment it goes, told as of the clock of this write.
-        moment = max(at, self.clock(now))
-        self.note(now, moment, cost)
-        until = self.rate() * (moment - self.clock(now))
-        self.owes(now, max(self.debt(now) - until, Fraction(0)) + cost + until)
-        return moment
+    def ask(self, now: int, cost: int) -> tuple[int | None, int]:
+        if cost > self.capacity:
+            return None, now
+        at = self.fits_at(now, cost)
+        return max(at - self.limit.max_wait_us, now), at
 
-    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
-        debt = self.debt(now)
-        self.remember(now)
-        self.is_open = False
-        left = debt if hit_at is not None else debt - cost
-        first = self.first() if self.hits or self.past else 0
-        past = self.past or Past(first, 0, 0, Fraction(0))
-        before, held = past.units, [past, *self.hits]
-        if hit_at is None:
-            held.reverse()
-        else:
-            held = self.owners(held, hit_at) if hit_at >= first else []
-        for hit in held:
-            back = min(cost, hit.units)
-            hit.units, cost = hit.units - back, cost - back
-        if not past.units:
-            past.due = Fraction(0)
-        elif past.units < before:
-            past.due = min(past.due, past.last + past.units / self.rate())
-        self.hits, due = [hit for hit in self.hits if hit.units], past.due
-        for hit in self.hits:
-            due = max(due, hit.moment) + hit.units / self.rate()
-        if hit_at is not None:
-            left = min(debt, (due - self.clock(now)) * self.rate())
-        self.owes(now, left if past.units or self.hits else Fraction(0))
+    def take(self, now: int, cost: int, at: int) -> int:
+        unit = self.unit(self.limit)
+        ahead = math.ceil(Fraction(at - self.moment(now), unit)) * unit if at > now else 0
+        self.owe(now, max(self.debt(now), ahead * self.rate(self.limit)) + cost)
+        return at
 
-    def owners(self, held: list[Past | Hit], hit_at: int) -> list[Past | Hit]:
-        """Who may have the units of a hit, one after the other: the past (the first of them), if
-        that goes further; what is of that moment, the latest first; and where hits have become one,
-        what goes later (all, for what may have been of the past), the least moment first.
-        """
-        moments = [hit.last if isinstance(hit, Past) else hit.moment for hit in held]
-
-        def rank(place: int) -> tuple[bool, bool, int, int]:
-            return (
-                place > 0 or moments[0] <= hit_at,
-                moments[place] != hit_at,
-                moments[place],
-                -place,
-            )
-
-        least = hit_at if self.past is None or hit_at > moments[0] else 0
-        places = [
-            place
-            for place, moment in enumerate(moments)
-            if moment == hit_at or (self.past and moment > least)
-        ]
-        return [held[place] for place in sorted(places, key=rank)]
-
-    def remaining(self, now: int) -> int:
-        return max(0, math.floor(self.capacity() - self.debt(now)))
-
-    def idle(self, now: int) -> int:
-        return self.clock(now) + math.ceil(self.debt(now) / self.rate()) if self.debt(now) else now
+    def refund(self, now: int, cost: int, hit_at: int | None) -> None:
+        self.owe(now, max(self.debt(now) - cost, Fraction(0)))
 
 
 class LeakyBucket(TokenBucket):
-    """A queue: everyone leaves when all before have been served. A turn given back with others
-    behind it is a hole.
-    """
+    """A queue: a call goes when all before it have gone."""
 
-    def __init__(self, limit: Limit) -> None:
-        self.holes: list[tuple[int, int]] = []
-        super().__init__(limit)
+    def price(self, cost: int, mode: str) -> int:
+        return max(cost, 1)
 
-    def shift(self, back: int) -> None:
-        super().shift(back)
-        self.holes = [(start - back, end - back) for start, end in self.holes]
-
-    def capacity(self) -> int:
-        if self.size == 0:
-            return 0
-        return 1 + (self.size - 1 if self.limit.queue is None else self.limit.queue)
-
-    def ask(self, now: int, cost: int) -> tuple[int | None, int | None]:
-        if cost > self.capacity():
-            return None, None
-        fits = self.earliest(now, cost)
-        fits = now if fits <= self.clock(now) else fits
-        at = self.idle(now)
-        at = now if at <= now else at
+    def ask(self, now: int, cost: int) -> tuple[int | None, int]:
+        if cost > self.capacity:
+            return None, now
+        turn = self.free_at(now)
+        accepts = self.fits_at(now, cost)
         if self.limit.max_wait_us >= 0:
-            fits = max(fits, at - self.limit.max_wait_us)
-        return at, fits
+            accepts = max(accepts, turn - self.limit.max_wait_us)
+        return accepts, turn
 
-    def note(self, now: int, moment: int, cost: int) -> None:
-        pass
+    def take(self, now: int, cost: int, at: int) -> int:
+        turn = self.free_at(now)
+        if at > turn:
+            return super().take(now, cost, at)
+        self.owe(now, self.debt(now) + cost)
+        return turn
 
-    def remember(self, now: int) -> None:
-        pass
-
-    def current_holes(self, now: int) -> list[tuple[int, int]]:
-        return self.holes if self.debt(now) and not self.is_edited() else []
-
-    def hole(self, now: int, start: int, end: int) -> None:
-        holes, self.holes = self.holes, []
-        for hole in holes:
-            if start <= hole[1] <= start + 1 and hole[1] > self.clock(now):
-                start = hole[0]
-            elif hole[0] <= end <= hole[0] + 1:
-                end = hole[1]
-            elif hole[1] > self.clock(now):
-                self.holes.append(hole)
-        if len(self.holes) < MOST_HOLES:
-            self.holes.append((start, end))
-
-    def owes(self, now: int, tokens: Fraction) -> None:
-        self.holes = self.holes if tokens > 0 else []
-        super().owes(now, tokens)
-
-    def take(self, now: int, at: int, cost: int) -> int:
-        self.holes = self.current_holes(now)
-        idle, at = self.idle(now), max(at, self.clock(now))
-        if at <= idle:
-            # Turns are counted from exact moments; only the one that leaves is told a whole
-            # microsecond.
-            self.owes(now, self.debt(now) + cost)
-            return max(idle, at)
-        if at > self.clock(now):
-            self.hole(now, max(idle, self.clock(now)), at)
-        holes = self.holes
-        super().take(now, at, cost)
-        self.holes = holes
-        return at
-
-    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
-        self.holes, idle, clock = self.current_holes(now), self.idle(now), self.clock(now)
-        if hit_at is not None and math.ceil(self.due(now) - cost / self.rate()) != hit_at:
-            span = math.ceil(cost / self.rate())
-            if 1 / self.rate() >= 2 and clock < hit_at + span < idle:
-                self.hole(now, hit_at, hit_at + span)
-            self.owes(now, self.debt(now))
-            return
-        self.owes(now, self.debt(now) - cost)
-        while True:
-            idle = self.idle(now)
-            met = next((hole for hole in self.holes if hole[0] < idle <= hole[1]), None)
-            if met is None:
-                return
-            self.holes.remove(met)
-            self.owes(now, (max(met[0], clock) - clock) * self.rate())
+    def refund(self, now: int, cost: int, hit_at: int | None) -> None:
+        left = self.debt(now) - cost
+        unit = self.unit(self.limit)
+        turn = self.moment(now) + math.ceil(left / self.rate(self.limit) / unit) * unit
+        if hit_at is None or hit_at == turn:
+            self.owe(now, max(left, Fraction(0)))
 
 
-class FixedWindow(Reference):
-    """A count per window, anchored at its first hit, at multiples of the period, or where a
-    calendar says.
-    """
+class SlidingWindow(Model):
+    """Segments of hits, each with the moment of its last hit and its units, oldest first."""
 
     def __init__(self, limit: Limit) -> None:
-        # Start and count of the window; hits before `since` are none of its own.
-        self.window: tuple[int, int] | None = None
-        self.since = 0
+        self.segments: list[tuple[int, int]] = []
         super().__init__(limit)
 
-    def shift(self, back: int) -> None:
-        if self.limit.align in PERIODS:
+    @property
+    def length(self) -> int:
+        return self.period // (self.limit.segments or 10)
+
+    def meet(self, now: int) -> None:
+        if self.segments and self.segments[-1][0] > now + MINUTE:
+            self.segments = []
+        self.segments = [(min(last, now), units) for last, units in self.segments]
+
+    def live(self, now: int) -> list[tuple[int, int]]:
+        return [segment for segment in self.segments if segment[0] + self.period > now]
+
+    def used(self, now: int) -> int:
+        return sum(units for _, units in self.live(now))
+
+    def free_at(self, now: int) -> int:
+        return self.live(now)[-1][0] + self.period if self.used(now) else now
+
+    def fits_at(self, now: int, cost: int) -> int:
+        ends = [now, *(last + self.period for last, _ in self.live(now))]
+        return next(end for end in ends if self.used(end) + cost <= self.capacity)
+
+    def take(self, now: int, cost: int, at: int) -> int:
+        self.segments = self.live(now)
+        if self.segments and self.segments[-1][0] >= now - now % self.length:
+            cost += self.segments.pop()[1]
+        self.segments.append((now, cost))
+        return now
+
+    def refund(self, now: int, cost: int, hit_at: int | None) -> None:
+        if not self.used(now):
             return
-        super().shift(back)
-        self.since -= back
-        if self.window:
-            self.window = (self.window[0] - back, self.window[1])
+        segments = self.live(now)
+        hit_at = min(hit_at or now, segments[-1][0])
+        place = next(place for place, (last, _) in enumerate(segments) if last >= hit_at)
+        last, units = segments[place]
+        if hit_at >= last - last % self.length:
+            segments[place] = (last, max(units - cost, 0))
+            self.segments = segments
 
-    def aligned(self, moment: int) -> tuple[int, int] | None:
-        """The window that holds a moment, if it does not start with its own first hit."""
-        if self.limit.align is None:
-            return None
+
+class SlidingLog(Model):
+    """The moment of each unit, oldest first."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.moments: list[int] = []
+        super().__init__(limit)
+
+    def meet(self, now: int) -> None:
+        if self.moments and self.moments[-1] > now + MINUTE:
+            self.moments = []
+        self.moments = [min(moment, now) for moment in self.moments]
+
+    def live(self, now: int) -> list[int]:
+        return [moment for moment in self.moments if moment + self.period > now]
+
+    def used(self, now: int) -> int:
+        return len(self.live(now))
+
+    def free_at(self, now: int) -> int:
+        return self.live(now)[-1] + self.period if self.used(now) else now
+
+    def fits_at(self, now: int, cost: int) -> int:
+        ends = [now, *(moment + self.period for moment in self.live(now))]
+        return next(end for end in ends if self.used(end) + cost <= self.capacity)
+
+    def take(self, now: int, cost: int, at: int) -> int:
+        added = [now] * min(cost, self.capacity)
+        self.moments = (self.live(now) + added)[-self.capacity :] if self.capacity else []
+        return now
+
+    def refund(self, now: int, cost: int, hit_at: int | None) -> None:
+        hit_at = hit_at or (self.moments[-1] if self.moments else 0)
+        for _ in range(min(cost, self.moments.count(hit_at))):
+            self.moments.remove(hit_at)
+
+
+class FixedWindow(Model):
+    """The units of one window, and the moments of its first and its last hit."""
+
+    first = last = units = ends = 0
+
+    def meet(self, now: int) -> None:
+        if self.last > now + MINUTE:
+            self.units = 0
+        self.first, self.last = min(self.first, now), min(self.last, now)
+
+    def window(self, now: int) -> tuple[int, int]:
+        """Return the start and the end of the window that holds this moment."""
+        if self.limit.align in PERIODS:
+            return calendar_window(str(self.limit.align), self.limit.time_zone, now)
         if self.limit.align == "clock":
-            return moment - moment % self.period, moment - moment % self.period + self.period
-        return calendar_window(self.limit.align, self.limit.time_zone, moment)
+            return now - now % self.period, now - now % self.period + self.period
+        if self.units and self.first + self.period > now:
+            return self.first, self.first + self.period
+        return now, now + self.period
 
-    def end(self, start: int) -> int:
-        window = self.aligned(start)
-        return start + self.period if window is None else window[1]
+    def used(self, now: int) -> int:
+        if self.limit.align is None:
+            return self.units if self.first + self.period > now else 0
+        return self.units if self.last >= self.window(now)[0] else 0
 
-    def current(self, now: int) -> tuple[int, int] | None:
-        """The window that counts now."""
-        if self.window is None:
-            return None
-        clock, (start, count) = self.clock(now), self.window
-        aligned = self.aligned(clock)
-        if aligned is None:
-            return self.window if start + self.period > clock else None
-        # Hits since this window opened belong to it.
-        is_live = start >= aligned[0] or self.seen >= aligned[0]
-        return (aligned[0], count) if is_live else None
+    def free_at(self, now: int) -> int:
+        return self.window(now)[1] if self.used(now) else now
 
-    def earliest(self, now: int, cost: int) -> int:
-        window = self.current(now)
-        if window is None or window[1] + cost <= self.size:
-            return self.clock(now)
-        return self.end(window[0])
+    def fits_at(self, now: int, cost: int) -> int:
+        return now if self.used(now) + cost <= self.capacity else self.window(now)[1]
 
-    def take(self, now: int, at: int, cost: int) -> int:
-        clock, window = self.clock(now), self.current(now)
-        if window is None:
-            aligned = self.aligned(clock)
-            window = (clock if aligned is None else aligned[0], 0)
-            self.since = window[0]
-        self.window = (window[0], window[1] + cost)
-        self.wrote(now)
-        return clock
+    def take(self, now: int, cost: int, at: int) -> int:
+        if not self.used(now):
+            self.first, self.units = now, 0
+        self.units, self.last = self.units + cost, now
+        return now
 
-    def punish(self, now: int, cost: int) -> int:
-        return self.take(now, now, cost)
-
-    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
-        window = self.current(now)
-        if window is not None and (hit_at is None or self.since <= hit_at < self.end(window[0])):
-            window = (window[0], window[1] - min(cost, window[1]))
-        self.window = window if window and window[1] else None
-        self.wrote(now, idle=self.window is None)
-
-    def remaining(self, now: int) -> int:
-        window = self.current(now)
-        return self.size if window is None else max(0, self.size - window[1])
-
-    def idle(self, now: int) -> int:
-        window = self.current(now)
-        return now if window is None else self.end(window[0])
+    def refund(self, now: int, cost: int, hit_at: int | None) -> None:
+        if self.used(now) and (hit_at or now) >= self.first:
+            self.units = max(self.units - cost, 0)
 
 
 def calendar_window(align: str, time_zone: str, moment: int) -> tuple[int, int]:
-    """The day, week or month that holds a moment: searched second by second around local
-    midnights."""
+    """Return the day, week or month that holds a moment, found day by day."""
     zone = ZoneInfo(time_zone)
     day = datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone).date()
 
@@ -538,139 +327,7 @@ def calendar_window(align: str, time_zone: str, moment: int) -> tuple[int, int]:
     return midnight(first), midnight(after)
 
 
-class SlidingLog(Reference):
-    """Exact: a unit counts for one period from its moment. Kept as (moment, units)."""
-
-    def __init__(self, limit: Limit) -> None:
-        self.units: list[tuple[int, int]] = []
-        super().__init__(limit)
-
-    def shift(self, back: int) -> None:
-        super().shift(back)
-        self.units = [(at - back, count) for at, count in self.units]
-
-    def live(self, moment: int) -> list[tuple[int, int]]:
-        return [unit for unit in self.units if unit[0] + self.period > moment]
-
-    def used(self, moment: int) -> int:
-        return sum(count for _, count in self.live(moment))
-
-    def keep(self, now: int, units: list[tuple[int, int]]) -> None:
-        self.units = units
-        self.units = self.live(self.clock(now))
-        self.seen = self.units[-1][0] if self.units else 0
-
-    def earliest(self, now: int, cost: int) -> int:
-        moment = self.clock(now)
-        candidates = [at + self.period for at, _ in self.units]
-        candidates = [moment] + [at for at in candidates if at > moment]
-        return next(at for at in candidates if self.used(at) + cost <= self.size)
-
-    def take(self, now: int, at: int, cost: int) -> int:
-        clock = self.clock(now)
-        self.keep(now, [*self.units, (clock, cost)])
-        return clock
-
-    def punish(self, now: int, cost: int) -> int:
-        moment = self.take(now, now, min(cost, self.size))
-        excess = self.used(self.clock(now)) - self.size
-        while excess > 0:
-            at, count = self.units.pop(0)
-            if count > excess:
-                self.units.insert(0, (at, count - excess))
-            excess -= count
-        return moment
-
-    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
-        units = []
-        # The latest first.
-        for at, count in self.live(self.clock(now))[::-1]:
-            back = min(cost, count) if hit_at in (None, at) else 0
-            cost -= back
-            units += [(at, count - back)] if count > back else []
-        self.keep(now, units[::-1])
-
-    def remaining(self, now: int) -> int:
-        return max(0, self.size - self.used(self.clock(now)))
-
-    def idle(self, now: int) -> int:
-        live = self.live(self.clock(now))
-        return live[-1][0] + self.period if live else now
-
-
-class SlidingWindow(Reference):
-    """Counted in segments: the units of a segment count until its last hit is a period old. Kept as
-    (last hit, units) of each segment, which an edit leaves as they are. Hits before `since` belong
-    to none of them.
-    """
-
-    def __init__(self, limit: Limit) -> None:
-        self.segments: list[tuple[int, int]] = []
-        self.since = 0
-        super().__init__(limit)
-
-    def length(self) -> int:
-        return self.period // (self.limit.segments or 10)
-
-    def shift(self, back: int) -> None:
-        super().shift(back)
-        self.since -= back
-        self.segments = [(last - back, units) for last, units in self.segments]
-
-    def live(self, moment: int) -> list[tuple[int, int]]:
-        return [(last, units) for last, units in self.segments if last + self.period > moment]
-
-    def used(self, moment: int) -> int:
-        return sum(units for _, units in self.live(moment))
-
-    def keep(self, now: int, segments: list[tuple[int, int]]) -> None:
-        gone = [last + 1 for last, _ in self.segments if last + self.period <= self.clock(now)]
-        self.since = max([self.since, *gone])
-        self.segments = segments
-        self.wrote(now, idle=not segments)
-
-    def earliest(self, now: int, cost: int) -> int:
-        moment = self.clock(now)
-        candidates = [moment] + [last + self.period for last, _ in self.live(moment)]
-        return next(at for at in sorted(candidates) if self.used(at) + cost <= self.size)
-
-    def take(self, now: int, at: int, cost: int) -> int:
-        at = self.clock(now)
-        segments = self.live(at)
-        if not segments:
-            self.segments, self.since = [], at
-        if segments and segments[-1][0] // self.length() == at // self.length():
-            segments[-1] = (at, segments[-1][1] + cost)
-        else:
-            segments.append((at, cost))
-        self.keep(now, segments)
-        return at
-
-    def punish(self, now: int, cost: int) -> int:
-        return self.take(now, now, cost)
-
-    def give(self, now: int, cost: int, hit_at: int | None = None) -> None:
-        segments = self.live(self.clock(now))
-        self.keep(now, segments)
-        places = list(range(len(segments)))[::-1]
-        if hit_at is not None:
-            places = [place for place in places if self.since <= hit_at <= segments[place][0]][-1:]
-        for place in places:
-            last, units = segments[place]
-            back = min(cost, units)
-            cost -= back
-            segments[place] = (last, units - back)
-        self.keep(now, [segment for segment in segments if segment[1]])
-
-    def remaining(self, now: int) -> int:
-        return max(0, self.size - self.used(self.clock(now)))
-
-    def idle(self, now: int) -> int:
-        live = self.live(self.clock(now))
-        return live[-1][0] + self.period if live else now
-
-
-REFERENCES = {
+MODELS: dict[str, type[Model]] = {
     "token_bucket": TokenBucket,
     "leaky_bucket": LeakyBucket,
     "fixed_window": FixedWindow,
@@ -679,109 +336,169 @@ REFERENCES = {
 }
 
 
-class Answer(NamedTuple):
-    """What one limit is expected to say; times in microseconds, `retry` None for never, `counted` 0
-    for not.
-    """
+class Bans:
+    """Bans of one client under one limit: refusals in a window that begins with the first."""
 
-    allowed: bool
+    def __init__(self, terms: BanTerms) -> None:
+        self.terms = terms
+        self.at = self.ends = self.since = self.offences = self.times = 0
+
+    def meet(self, now: int) -> None:
+        """Notice whether the clock was set back."""
+        ahead = self.at - now
+        if ahead > MINUTE:
+            self.ends = self.since = self.offences = self.times = 0
+        elif ahead > 0:
+            self.ends = max(self.ends - ahead, 0)
+            self.since = min(self.since, now)
+        self.at = min(self.at, now)
+
+    def seen(self, now: int) -> Ban:
+        """Return what a decision reports."""
+        if self.ends > now:
+            return Ban(self.ends, self.offences, self.times)
+        offences = self.offences if self.since + self.terms.window_us > now else 0
+        times = self.times if self.ends + self.terms.lengths_us[-1] > now else 0
+        return Ban(0, offences, times)
+
+    def write(self, now: int) -> None:
+        """Forget what has ended."""
+        seen = self.seen(now)
+        self.at, self.offences, self.times = now, seen.offences, seen.times
+
+    def begin(self, now: int, length: int) -> None:
+        """Ban for a length, or if it is 0, for as long as the next ban would last."""
+        if not length:
+            self.times += 1
+            length = self.terms.lengths_us[min(self.times, len(self.terms.lengths_us)) - 1]
+        self.ends, self.since = now + length, 0
+
+    def offend(self, now: int) -> bool:
+        """Count an offence, and return whether it leads to a ban."""
+        self.write(now)
+        if not self.offences:
+            self.since = now
+        self.offences += 1
+        if self.offences < self.terms.after:
+            return False
+        self.begin(now, 0)
+        return True
+
+    def ban(self, now: int, length: int) -> None:
+        """Ban by hand."""
+        self.write(now)
+        self.offences = 0
+        self.begin(now, length)
+
+    def unban(self, now: int, *, forgets: bool) -> None:
+        """Lift a ban."""
+        self.write(now)
+        self.ends, self.offences = min(self.ends, now), 0
+        if forgets:
+            self.ends = self.times = 0
+
+
+class Answer(NamedTuple):
+    """The numbers of one limit, in microseconds from now; and its ban."""
+
+    used: int
     remaining: int
-    retry: int | None
-    reset: int
+    retry_after: int | None
+    reset_after: int
     wait: int
-    counted: int
+    counted_at: int
     ban: Ban | None = None
 
 
+class Answers(NamedTuple):
+    """The result of one call."""
+
+    allowed: bool
+    granted: int
+    wait: int
+    limits: list[Answer]
+
+
 def decide(
-    limits: list[Reference],
+    models: Sequence[Model],
     operation: str,
     now: int,
     cost: int,
-    partial: bool = False,
+    mode: str = "",
     hit_at: int | None = None,
-    debt: bool = False,
-) -> tuple[bool, int, list[Answer]]:
-    """One call: whether it is allowed, the units granted, and each limit's answer. With `debt`,
-    token buckets that owe no more than they hold grant any cost.
-    """
-    has_bans = operation not in ("refund", "charge")
-    for limit in limits:
-        limit.follow(now)
-        if has_bans and limit.bans:
-            limit.bans.follow(now)
-            if operation == "ban":
-                limit.bans.begin(now, cost)
-            elif operation == "unban":
-                limit.bans.lift(now, cost == 1)
-    if operation in ("ban", "unban"):
-        operation, cost = "peek", 0
-    bans = {limit: limit.bans for limit in limits if limit.bans and has_bans and limit.limit.ban}
-    enforced = [limit for limit in limits if limit.limit.mode == "enforce"]
-    held = {limit for limit, ban in bans.items() if ban.banned(now) is not None}
-    is_banned = any(limit in enforced for limit in held)
-
-    def ask(limit: Reference, cost: int) -> tuple[int | None, int | None]:
-        may_owe = debt and type(limit) is TokenBucket and limit.capacity() > 0
-        at, accepts = limit.ask(now, 0 if may_owe else cost)
-        until = bans[limit].banned(now) if limit in bans else None
-        return (
-            (at, accepts)
-            if until is None or at is None
-            else (max(at, until), max(accepts or 0, until))
-        )
-
-    if partial and enforced and operation != "refund":
-        rooms = [
-            limit.remaining(now) if (ask(limit, 1)[1] or now + 1) <= now else 0
-            for limit in enforced
-        ]
-        cost = max(1, min([cost, *rooms]))
-    asked = [ask(limit, cost or 1) for limit in limits]
-    fine = [accepts is not None and accepts <= now for _, accepts in asked]
-    allowed = operation == "refund" or all(
-        ok for ok, limit in zip(fine, limits, strict=True) if limit in enforced
-    )
-    if operation == "hit" and cost:
-        for limit, ok in zip(limits, fine, strict=True):
-            if limit in bans and not is_banned and not ok:
-                bans[limit].offend(now)
-        asked = [ask(limit, cost) for limit in limits]
-    departs = max(
-        [now]
-        + [at for (at, _), limit in zip(asked, limits, strict=True) if limit in enforced and at]
-    )
-    answers = []
-    for limit, (at, accepts), ok in zip(limits, asked, fine, strict=True):
-        counted = 0
+) -> Answers:
+    """Decide a call about these limits, which all have the same cost: all or nothing."""
+    has_bans = operation not in ("charge", "refund")
+    bans = [model.bans if has_bans else None for model in models]
+    for model, ban in zip(models, bans, strict=True):
+        model.meet(now)
+        if ban is not None:
+            ban.meet(now)
+    units = 0 if operation in ("ban", "unban") else cost
+    enforced = [model.limit.mode == "enforce" for model in models]
+    if mode == "partial" and any(enforced):
+        left = [model.capacity - model.used(now) for model in models]
+        units = max(min([cost, *itertools.compress(left, enforced)]), 1)
+    asked = [model.ask(now, model.price(units, mode)) for model in models]
+    fits = [accepts is not None and accepts <= now for accepts, _ in asked]
+    banned = [ban is not None and ban.ends > now for ban in bans]
+    is_banned = any(itertools.compress(banned, enforced))
+    allowed = all(itertools.compress(fits, enforced)) and not is_banned
+    leaves = max([now, *itertools.compress([at for _, at in asked], enforced)])
+    if operation == "charge":
+        allowed, leaves = True, now
+    granted = units if allowed and operation in ("hit", "charge") else 0
+    answers: list[Answer] = []
+    is_free = True
+    for place, model in enumerate(models):
+        accepts, at = asked[place]
+        ban, counted_at, is_new = bans[place], 0, False
+        takes = operation == "charge" or (operation == "hit" and allowed and fits[place])
         if operation == "refund":
-            limit.give(now, cost, hit_at)
-            at, accepts, ok = now, now, True
-        elif operation == "hit" and cost and allowed and ok:
-            counted = limit.take(now, max(at or 0, departs), cost)
-        elif (
-            operation == "hit"
-            and cost
-            and limit.limit.count_denied
-            and not is_banned
-            and limit not in held
-        ):
-            counted = limit.punish(now, cost)
-            at, accepts = ask(limit, cost)
-        retry = None if accepts is None else max(0, accepts - now)
-        ban = bans[limit].report(now) if limit in bans else None
-        remaining, idle = limit.remaining(now), limit.idle(now)
-        if ban is not None and ban.until:
-            remaining, idle = 0, max(idle, ban.until)
-        answers.append(
-            Answer(
-                ok,
-                remaining,
-                retry,
-                max(0, idle - now),
-                0 if at is None else at - now,
-                counted,
-                ban,
-            )
+            model.refund(now, cost, hit_at)
+        elif takes and units:
+            counted_at = model.take(now, units, leaves)
+        elif operation == "hit" and units and model.limit.count_denied and not is_banned:
+            counted_at = model.take(now, units, now)
+        if operation in ("charge", "refund") or (counted_at and not takes):
+            accepts, at = model.ask(now, model.price(units, mode))
+        if ban is not None and operation == "hit":
+            if units and not (is_banned or banned[place] or fits[place]):
+                is_new = ban.offend(now)
+        elif ban is not None and operation == "ban":
+            ban.ban(now, cost)
+            is_new = True
+        elif ban is not None and operation == "unban":
+            ban.unban(now, forgets=cost == 1)
+        is_free = is_free and (not enforced[place] or (accepts is not None and accepts <= now))
+        answer = Answer(
+            model.used(now),
+            max(model.capacity - model.used(now), 0),
+            None if accepts is None else max(accepts - now, 0),
+            max(model.free_at(now) - now, 0),
+            at - now,
+            counted_at,
         )
-    return allowed, cost if allowed and operation == "hit" else 0, answers
+        if ban is not None:
+            seen = ban.seen(now)
+            is_free = is_free and not (enforced[place] and seen.until)
+            answer = with_ban(answer, seen._replace(is_new=is_new), now)
+        answers.append(answer)
+    if operation in ("refund", "ban", "unban"):
+        allowed = is_free
+    return Answers(allowed, granted, leaves - now, answers)
+
+
+def with_ban(answer: Answer, ban: Ban, now: int) -> Answer:
+    """Return the answer of a limit whose client may be banned."""
+    if not ban.until:
+        return answer._replace(ban=ban)
+    left = ban.until - now
+    retry_after = None if answer.retry_after is None else max(answer.retry_after, left)
+    return answer._replace(
+        remaining=0,
+        retry_after=retry_after,
+        reset_after=max(answer.reset_after, left),
+        wait=max(answer.wait, left),
+        ban=ban,
+    )

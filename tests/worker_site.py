@@ -187,23 +187,6 @@ def watch(question: str, seconds: float = 5.0, *, pauses: bool = True) -> float:
     raise AssertionError(f"{question} is {before} for ever")
 
 
-def in_child(question: str) -> float:
-    """`watch`, in a child of this process."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            ask()
-            while not hears():
-                time.sleep(0.01)
-            os.write(writer, json.dumps(watch(question)).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    return float(json.loads(os.read(reader, 1000)))
-
-
 def asked(times: int) -> int:
     """How many decisions Redis is asked for by so many requests."""
     before = direct.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]

@@ -474,7 +474,7 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     moment = FOREVER
     try:
         moment = yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
-        if call.banning:
+        if call.ban_keys():
             yield _removing(call)
     except StoreError:
         if strict:

@@ -1,15 +1,15 @@
 --[[
-Notes that a process is alive, in one register of processes or several. For each, tells how many there are, and where
-this one stands among them. What it costs grows with the logarithm of the processes, and with the number of registers.
+Records that a process is alive, in one register or several, and returns its position in each. The cost grows with the logarithm of the
+number of processes, and with the number of registers.
 
-KEYS[2n-1]      a sorted set: processes by the moment they were last heard of
-KEYS[2n]        a sorted set: the same processes by name
-KEYS[#KEYS]     a hash: how each process of the first register describes itself
-ARGV[1]         the process's name
-ARGV[2]         how it describes itself
-ARGV[3]         seconds after which one that is not heard of is no more
-ARGV[3+n]       for each register 1, or 0: it leaves the register
-returns         for each register: how many processes there are, and how many of them come before this one
+KEYS[2n-1]  a sorted set: the name of each process, scored by the second of its last heartbeat
+KEYS[2n]    a sorted set: the same names in alphabetical order
+KEYS[#KEYS] a hash: the description of each process of the first register
+ARGV[1]     the name of this process
+ARGV[2]     its description
+ARGV[3]     seconds without a heartbeat after which a process is removed
+ARGV[3+n]   for each register: 1, or 0 to leave it
+returns     for each register: the number of its processes, and how many of them come before this one
 ]]
 
 local clock, lifetime, descriptions = table.concat(redis.call('TIME'), ' '), tonumber(ARGV[3]), KEYS[#KEYS]
@@ -17,7 +17,7 @@ local now = tonumber(string.match(clock, '^(%d+) %d+$'))
 
 local function beat(alive, names, own)
   local gone = redis.call('ZRANGEBYSCORE', alive, '-inf', now - lifetime)
-  -- The clock was set back: these entries would last until it has caught up. A live process adds itself again.
+  -- If the clock was set back, these entries would last until it has caught up. A live process adds itself again.
   for _, process in ipairs(redis.call('ZRANGEBYSCORE', alive, now + lifetime / 2, '+inf')) do
     gone[#gone + 1] = process
   end
@@ -30,7 +30,7 @@ local function beat(alive, names, own)
   if own ~= '0' then
     redis.call('ZADD', alive, now, ARGV[1])
     redis.call('ZADD', names, 0, ARGV[1])
-    if redis.call('ZCARD', names) > redis.call('ZCARD', alive) then -- The first was evicted: all say so anew.
+    if redis.call('ZCARD', names) > redis.call('ZCARD', alive) then -- `alive` was evicted, so each process registers again.
       redis.call('DEL', names)
       redis.call('ZADD', names, 0, ARGV[1])
     end

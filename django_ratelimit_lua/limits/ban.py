@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from struct import Struct
+from math import inf
+from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .rate import LimitError, duration, time_us
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .limit import Limit
 
 MAX_OFFENCES = 1000
-"""Before a ban: each of them is remembered by its moment."""
+"""Before a ban."""
 MAX_LENGTHS = 8
 """Entries of `ban_for`."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,8 +50,8 @@ class BanTerms(NamedTuple):
     """When and for how long a limit bans. Times are microseconds.
 
     - `key_part`: the end of the keys of its bans;
-    - `after`: the number of offences within `window_us` that triggers a ban. An offence is a
-      refusal by the limit;
+    - `after`: the number of offences that triggers a ban, within `window_us` from the first one. An
+      offence is a refusal by the limit;
     - `lengths_us`: the lengths of the first ban, the second, and so on. Each further ban has the
       last of these lengths. The number of bans is stored for the last of these lengths after a ban
       has ended.
@@ -73,10 +73,14 @@ class BanTerms(NamedTuple):
             window = time_us(limit.ban_window)
         return cls(key_name + b":ban", limit.ban_after, window, lengths)
 
-    def record(self, place: int, units: int, *, is_shadow: bool, waits: bool) -> bytes:
-        """Return the arguments of `ban.lua`."""
-        numbers = (place, units, is_shadow, waits, self.after, self.window_us, *self.lengths_us)
-        return Struct(f"<{len(numbers)}d").pack(*numbers)
+    @property
+    def packed(self) -> bytes:
+        """Return the numbers of its record, encoded as little-endian doubles.
+
+        A ban has no capacity.
+        """
+        numbers = (inf, self.after, self.window_us, *self.lengths_us)
+        return pack(f"<{len(numbers)}d", *numbers)
 
 
 class Ban(NamedTuple):
@@ -97,12 +101,6 @@ class Ban(NamedTuple):
     offences: int = 0
     times: int = 0
     is_new: bool = False
-
-    @classmethod
-    def read(cls, numbers: Sequence[float]) -> Ban:
-        """Return the ban in the numbers of a reply."""
-        until, offences, times, is_new = map(int, numbers)
-        return cls(until, offences, times, is_new == 1)
 
     def later(self) -> Ban:
         """Return the ban as a later decision reports it: not new."""

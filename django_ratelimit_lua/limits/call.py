@@ -5,11 +5,10 @@ The header of `program.lua` defines the layout of keys, arguments and reply.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from math import isfinite
+from math import ceil, isfinite
 from struct import Struct
 from typing import Literal, NamedTuple
 
@@ -19,20 +18,20 @@ from .decision import Decision, LimitState
 from .limit import Limit
 from .rate import SECOND, LimitError
 
-logger = logging.getLogger("django_ratelimit_lua")
-
 Operation = Literal["hit", "peek", "charge", "refund", "ban", "unban"]
 
-_HEAD = Struct("<4d")
+_HEAD = Struct("<5d")
+BAN = "ban"
+"""The name of the Lua file that decides bans."""
 _STALE = b"stale "
 _REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
 _VERDICTS = (0.0, 1.0)
 _OF_BANS = ("ban", "unban")
-_HEADER = 5
-_PER_LIMIT = 7
-_PER_BAN = 4
-MAX_COST = 2**53
-"""Units of one hit; beyond that the Lua program's numbers would not be exact."""
+_HEADER = 4
+_PER_LIMIT = 5
+_PER_BAN = 6
+MAX_COST = 10**9
+"""Units of one hit."""
 MAX_HOLD_US = 5 * SECOND
 """How long a request may be held by a limit that names no `max_wait` and makes callers wait, as a
 leaky bucket does.
@@ -42,10 +41,10 @@ leaky bucket does.
 def whole_cost(cost: object, what: str = "cost is") -> int:
     """Return the cost. Raises `LimitError` with the valid range if it is invalid.
 
-    >>> whole_cost(2**60)
+    >>> whole_cost(10**10)
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: cost is 1152921504606846976: must be ...
+    django_ratelimit_lua.limits.rate.LimitError: cost is 10000000000: must be ...
     """
     if isinstance(cost, bool) or not isinstance(cost, int) or not 0 <= cost <= MAX_COST:
         raise LimitError(
@@ -191,37 +190,43 @@ class Call(NamedTuple):
         return self.revision.number
 
     @property
-    def banning(self) -> list[tuple[int, Charge]]:
-        """Return the charges of limits that ban, with their positions.
+    def decides_bans(self) -> bool:
+        """Return whether the bans of its limits take part: not if there is no verdict."""
+        return self.operation not in ("charge", "refund")
 
-        Charges without a verdict and refunds are not included.
-        """
-        if self.operation in ("charge", "refund"):
-            return []
-        return [
-            (place, charge)
-            for place, charge in enumerate(self.charges)
-            if charge.limit.ban is not None
-        ]
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Return the names of the Lua files that decide its states, sorted."""
+        names = {limit.algorithm for limit, _, _ in self.charges}
+        terms = [charge.limit.ban for charge in self.charges if charge.limit.ban is not None]
+        if terms and self.decides_bans:
+            names.add(BAN)
+        return tuple(sorted(names))
+
+    def key_parts(self, limit: Limit) -> list[bytes]:
+        """Return the ends of the keys of a limit's count and, if it has one, of its ban."""
+        if limit.ban is None or not self.decides_bans:
+            return [limit.key_part]
+        return [limit.key_part, limit.ban.key_part]
 
     def ban_keys(self) -> list[bytes]:
         """Return the keys of the bans of its limits."""
         return [
-            b"%b{%b}:%b" % (self.prefix, charge.digest, charge.limit.ban.key_part)
-            for _, charge in self.banning
-            if charge.limit.ban is not None
+            b"%b{%b}:%b" % (self.prefix, digest, part)
+            for limit, digest, _ in self.charges
+            for part in self.key_parts(limit)[1:]
         ]
 
     def state_keys(self) -> list[bytes]:
-        """Return the keys of the counts and of the bans."""
-        keys = [
-            b"%b{%b}:%b" % (self.prefix, charge.digest, charge.limit.key_part)
-            for charge in self.charges
+        """Return the keys of the counts, each followed by that of the limit's ban."""
+        return [
+            b"%b{%b}:%b" % (self.prefix, digest, part)
+            for limit, digest, _ in self.charges
+            for part in self.key_parts(limit)
         ]
-        return keys + self.ban_keys()
 
     def keys(self) -> list[bytes]:
-        """Return the keys of the limits and their bans, and last the fence's key, if there is one.
+        """Return the keys of the states, and last the fence's key, if there is one.
 
         Raises `LimitError` if a key occurs twice.
         """
@@ -237,55 +242,54 @@ class Call(NamedTuple):
 
     def args(self, token: bytes = b"") -> list[bytes]:
         """Return the arguments as bytes. The reply ends with the token, which identifies it."""
-        args = [self.operation.encode(), b"", b"", b"%d" % self.partial]
-        if self.revision is not None:
-            args[1] = self.revision.text
         now = Clock.time_ns() // 1000
+        moment = b""
         if self.now is not None:
             now = self.now
-            args[2] = b"%016d" % now
+            moment = b"%d" % now
         if self.slack_us is not None:
-            args[2] += b" %d" % self.slack_us
-        if self.operation == "refund":
-            args[3] = b"%d" % self.hit_at if self.hit_at else b""
-        elif self.debt:
-            args[3] = b"2"
-        takes = self.operation not in _OF_BANS
+            moment += b" %d" % (self.slack_us // 1000)
+        revision = b""
+        if self.revision is not None:
+            revision = self.revision.text
+        args = [self.operation.encode(), revision, moment, self._mode]
+        places = {name: place for place, name in enumerate(self.algorithms, 1)}
         for charge in self.charges:
-            limit = charge.limit
-            args.append(limit.algorithm.encode())
-            counts_denied = limit.count_denied and not self.is_tried_again(limit)
-            record = _HEAD.pack(
-                charge.cost if takes else 0,
-                limit.mode != "enforce",
-                counts_denied,
-                self.max_wait_us_of(limit),
-            )
-            record += limit.packed or limit.packed_at(now)
-            if limit.holds:  # Which slot it is about.
+            limit, _digest, cost = charge
+            is_shadow = limit.mode != "enforce"
+            is_tried_again = self.is_tried_again(limit)
+            counts_denied = limit.count_denied and not is_tried_again
+            units = cost
+            if self.operation in _OF_BANS:
+                units = 0
+            max_wait_us = self.max_wait_us_of(limit)
+            head = (places[limit.algorithm], units, is_shadow, counts_denied, max_wait_us)
+            record = _HEAD.pack(*head) + (limit.packed or limit.packed_at(now))
+            if limit.holds:
                 record += self.slot
             args.append(record)
-        for place, (limit, _, cost) in self.banning:
-            if limit.ban is None:
-                continue
-            units = 0 if takes else cost
-            is_shadow = limit.mode != "enforce"
-            record = limit.ban.record(
-                place + 1, units, is_shadow=is_shadow, waits=self.is_tried_again(limit)
-            )
-            args += [b"ban", record]
+            if limit.ban is not None and self.decides_bans:
+                head = (places[BAN], cost, is_shadow, not is_tried_again, 0)
+                args.append(_HEAD.pack(*head) + limit.ban.packed)
         if self.subjects:
             args += [subject.digest for subject in self.subjects]
             args += [subject.tag for subject in self.subjects]
         args.append(token)
         return args
 
+    @property
+    def _mode(self) -> bytes:
+        if self.operation == "refund":
+            return b"%d" % self.hit_at if self.hit_at else b""
+        if self.debt:
+            return b"debt"
+        return b"partial" if self.partial else b""
+
     def read(self, reply: object, token: bytes = b"") -> Decision:
         """Return the decision of a reply.
 
-        The number of keys that had to be deleted because they had another type is logged. Raises
-        `StaleRules`, and `ValueError` if it is not the reply to this very call: if its form or
-        length differs, a number is out of range, or the token that was sent is missing.
+        Raises `StaleRules`, and `ValueError` if it is not the reply to this very call: if its form
+        or length differs, a number is out of range, or the token that was sent is missing.
         """
         if isinstance(reply, list):
             if not self.subjects or len(reply) != len(self.subjects) + 1 or reply.pop() != token:
@@ -298,11 +302,6 @@ class Call(NamedTuple):
         if not isinstance(reply, bytes) or not reply.endswith(token):
             raise ValueError(f"unexpected reply to a call: {reply!r:.80}")
         size = len(reply) - len(token)
-        count = _HEADER + _PER_LIMIT * len(self.charges)
-        bans: Sequence[tuple[int, Charge]] = ()
-        if size > 8 * count:
-            bans = self.banning
-        count += _PER_BAN * len(bans)
         # No decision begins so: its first double is 0 or 1.
         if self.revision is not None and reply.startswith(_STALE):
             current = Revision.read(reply[len(_STALE) : size])
@@ -311,66 +310,58 @@ class Call(NamedTuple):
                     "unexpected reply to a call: it reports the revision of the call as changed"
                 )
             raise StaleRules(current)
+        count = _HEADER
+        for charge in self.charges:
+            count += _PER_LIMIT
+            if charge.limit.ban is not None and self.decides_bans:
+                count += _PER_BAN
         if size != 8 * count:
             raise ValueError(f"unexpected reply to a call: {size} bytes")
         numbers = _doubles(count).unpack_from(reply)
-        status, moment, granted, cleared, longest = numbers[:_HEADER]
-        if not isfinite(sum(numbers)) or status not in _VERDICTS:
+        allowed, moment, granted, wait = numbers[:_HEADER]
+        if not isfinite(sum(numbers)) or allowed not in _VERDICTS:
             raise ValueError("unexpected reply to a call: numbers out of range")
         states: tuple[LimitState, ...] = ()
         at = _HEADER
         for limit, _, _ in self.charges:
-            verdict, used, remaining, retry, reset, wait, counted_at = numbers[at : at + _PER_LIMIT]
+            used, retry, reset, held, counted_at = numbers[at : at + _PER_LIMIT]
             at += _PER_LIMIT
-            if verdict not in _VERDICTS:
-                raise ValueError("unexpected reply to a call: an unknown verdict")
-            rate = limit.rate
+            units = ceil(used)
+            remaining = limit.counts_to - units
             retry_after = None
             if retry >= 0:
                 retry_after = retry / SECOND
             state = LimitState(
                 limit.name,
-                verdict == 1,
-                rate.limit,
-                int(used),
-                int(remaining),
+                retry == 0,
+                limit.rate.limit,
+                units,
+                remaining if remaining > 0 else 0,
                 retry_after,
                 reset / SECOND,
-                wait / SECOND,
+                held / SECOND,
                 limit.mode,
-                rate.period_us / SECOND,
+                limit.rate.period_us / SECOND,
                 int(counted_at),
-                None,
             )
+            if limit.ban is not None and self.decides_bans:
+                offences, left, _reset, _wait, new, times = numbers[at : at + _PER_BAN]
+                at += _PER_BAN
+                until = int(moment + left) if left else 0
+                state = state.with_ban(
+                    Ban(until, int(offences), int(times), new > 0), left / SECOND
+                )
             states += (state,)
-        if bans:
-            states = _with_bans(states, [place for place, _ in bans], numbers[at:])
-        if cleared:
-            logger.warning(
-                "Deleted %d key(s) of an unexpected type under the prefix %r", cleared, self.prefix
-            )
         if self.operation not in ("hit", "charge"):
             granted = 0
         revision = 0
         if self.revision is not None:
             revision = self.revision.number
         return Decision(
-            status == 1, states, int(granted), longest / SECOND, "redis", int(moment), revision
+            allowed == 1, states, int(granted), wait / SECOND, "redis", int(moment), revision
         )
 
 
 @lru_cache(maxsize=64)
 def _doubles(count: int) -> Struct:
     return Struct(f"<{count}d")
-
-
-def _with_bans(
-    states: tuple[LimitState, ...], places: Sequence[int], numbers: Sequence[float]
-) -> tuple[LimitState, ...]:
-    """Return the states with the bans that the reply has for these positions."""
-    found = list(states)
-    for number, place in enumerate(places):
-        found[place] = found[place]._replace(
-            ban=Ban.read(numbers[number * _PER_BAN : (number + 1) * _PER_BAN])
-        )
-    return tuple(found)

@@ -63,16 +63,6 @@ class LimitState(NamedTuple):
     block: Block | None = None
     ban: Ban | None = None
 
-    def __eq__(self, other: object) -> bool:
-        # Whenever the units were counted.
-        return isinstance(other, LimitState) and self[:10] == other[:10] and self[11:] == other[11:]
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self[:10])
-
     @classmethod
     def of(
         cls,
@@ -94,6 +84,22 @@ class LimitState(NamedTuple):
     ) -> LimitState:
         """Return the state of a block that replaces a limit: nothing is available until it ends."""
         return cls(name, False, 0, 0, 0, retry_after, retry_after or 0.0, 0.0, mode, block=block)
+
+    def with_ban(self, ban: Ban, seconds: float) -> LimitState:
+        """Return the state with a ban that lasts for these seconds; 0.0: no ban is in force."""
+        if not seconds:
+            return self._replace(ban=ban)
+        retry_after = self.retry_after
+        if retry_after is not None:
+            retry_after = max(retry_after, seconds)
+        return self._replace(
+            allowed=False,
+            remaining=0,
+            retry_after=retry_after,
+            reset_after=max(self.reset_after, seconds),
+            wait=max(self.wait, seconds),
+            ban=ban,
+        )
 
     def later(self, seconds: float) -> LimitState:
         """Return the same refusal, as it is this number of seconds later."""

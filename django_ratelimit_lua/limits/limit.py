@@ -67,6 +67,8 @@ class Limit:
     """Its numbers as arguments of the Lua program; empty if they follow the calendar, see
     `packed_at`.
     """
+    counts_to: int = field(repr=False)
+    """The capacity of its record."""
     max_wait_us: int = field(repr=False)
     is_hot: bool = field(repr=False)
     """Whether it is decided in this process, as far as may be."""
@@ -111,13 +113,14 @@ class Limit:
         max_wait_us = round((self.max_wait or 0) * SECOND)
         if kind.waits_anyway and self.max_wait is None:
             max_wait_us = -1
+        self._set({"max_wait_us": max_wait_us})
         packed = self.packed_at(0)
         if self.align in calendar.PERIODS:
             packed = b""
         self._set(
             {
                 "packed": packed,
-                "max_wait_us": max_wait_us,
+                "counts_to": self.numbers(0)[0],
                 "is_hot": self.lease is not None or self.split is not None,
                 "holds": kind.holds,
             }
@@ -212,11 +215,11 @@ class Limit:
         return copy
 
     def numbers(self, now: int) -> Numbers:
-        """Return the arguments of the algorithm's Lua code at a time in microseconds since 1970."""
+        """Return the numbers of its record at a time in microseconds since 1970."""
         return self.kind.numbers(self, now)
 
     def packed_at(self, now: int) -> bytes:
-        """Return the arguments of the algorithm's Lua code, encoded as little-endian doubles."""
+        """Return the numbers of its record, encoded as little-endian doubles."""
         numbers = algorithms.ALGORITHMS[self.algorithm].numbers(self, now)
         return pack(f"<{len(numbers)}d", *numbers)
 

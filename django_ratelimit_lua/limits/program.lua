@@ -1,157 +1,105 @@
 --[[
-Decides any number of limits, of any algorithms, all or nothing.
+Decides the limits of one call, all or nothing.
 
-`decide` looks at one limit: its branch of that algorithm (a file of `algorithms/` each) reads the state, and works out when
-the cost fits. Then verdict.lua, which stands in the middle of each branch, has `decide` look at the limits behind it. Only
-then is it known whether all allow it, and on the way back each is charged and answered.
-
-KEYS[1..n]      the state of each limit; then of each ban (see ban.lua), of those limits that have one
-KEYS[n+1]       a hash: the current rules revision under `revision`, and what overrides say of a subject under the
-                subject's digest, as a tag of 16 bytes and the rest; only when ARGV[2] is not empty
-ARGV[1]         what to do: hit, peek, charge (take whatever the verdict is) or refund; or, and then look as a peek does:
-                ban or unban. What charges or refunds names no bans
-ARGV[2]         the rules revision the caller decided by, as `<number>-<tag>` (the tag: 16 hexadecimal digits), or 0:
-                none was ever published; empty: do not ask (the fence)
-ARGV[3]         the time in microseconds; empty: this server's own clock. By a time of the caller's, keys are kept for a
-                minute longer than they are worth; or for as many microseconds as stand behind it and a space
-ARGV[4]         of a hit or peek, 1: grant as many units as there are, if not all; 2: a token bucket that owes no more than it
-                holds grants any cost, and is in debt for what is beyond it; of a refund, the time of the hit
-                whose units are given back (the latest, if empty)
-ARGV[5..]       for each limit two arguments: the name of its algorithm, and its record, doubles:
-                cost, shadow (0 or 1), count_denied (0 or 1), max_wait in microseconds (below 0: any wait),
-                limit, period in microseconds, the numbers that its algorithm's file names; and what that file may want more
-                for this call. For a ban `ban`, and the 7 to 14 doubles that ban.lua names
-ARGV[...]       only when ARGV[2] is not empty: the digests of the subjects, then the tag the caller knows for each
-ARGV[#ARGV]     a token that the reply ends with, so that the caller can tell it from the reply to any other call
-returns         doubles in one string: status (0 denied, 1 allowed), the time, units granted, how many keys
-                of a foreign type were cleared, the wait (of a refusal: what it would have been); then for each limit its verdict (0 or 1), used, remaining,
-                retry_after (below 0: never), reset_after, wait, and the moment from which the units count that a hit
-                took (0: it took none), by which they are given back. Times and waits are microseconds. Then for each ban its
-                end (0: there is none), how many offences, how often there was one, and 1 where this call has begun it.
-                A stale caller gets the text `stale ` and the current revision, written as ARGV[2] is; no doubles begin
-                so. One who knows another tag than a subject's gets, as an array, what is written about each subject.
-                The token is the end of the string, or the last element of the array.
+KEYS[1..n]  the state of each limit; that of a limit with a ban is followed by that of the ban; last, if ARGV[2] is set, the published rules
+ARGV[1]     operation: hit, peek, charge (take, whatever the verdict), refund, ban or unban
+ARGV[2]     the revision of the rules that the caller uses; empty: it is not compared
+ARGV[3]     the time in microseconds, and how many milliseconds states are kept beyond a minute; empty: this server's time
+ARGV[4]     of a hit: "partial", "debt" or empty; of a refund: the moment of the hit
+ARGV[5..]   a record for each state: algorithm, cost, is_shadow, counts_denied, max_wait (negative: any), capacity, then the numbers that
+            its file names; then the digests of subjects and the tags of their overrides; last a token, which ends the reply
+returns     doubles: allowed, now, granted, wait; for each state: used (of a bucket, with a fraction), retry_after (0: allowed, -1: never),
+            reset_after, wait, counted_at (0: nothing was counted), and of a ban the number of bans. Or "stale " and the revision
 ]]
+local operation, mode = ARGV[1], ARGV[4]
+local states, now = #KEYS, nil
+local extra_ttl = 1 -- milliseconds
+local algorithms = {}
 
-local unpack_args = unpack
-local rcall, pack, unpack = redis.call, struct.pack, struct.unpack
-local op, revision, clock, token = ARGV[1], ARGV[2], ARGV[3], ARGV[#ARGV]
-local now, slack, count, cleared = 0, 0, #KEYS, 0
+--[[ Each algorithm has these functions. A verdict is {accepted_from: when such a hit is accepted, goes_at: when it goes if it is accepted,
+used, free_at: when nothing is used any more}. Functions that return a state have brought `used` and `free_at` up to date.
+  check(key, record, now, cost) -> verdict                       take(key, record, now, cost, verdict, goes_at) -> state, counted_at
+  refund(key, record, now, cost, verdict, hit_at) -> state       and of bans: ban, unban ]]
+-- algorithms
 
-if revision ~= '' then
-  count = count - 1
-  local first = 5 + 2 * count
-  local subjects = (#ARGV - first) / 2
-  local most = 4000 -- at once: Lua's stack has 8000 places.
-  local upto = subjects > most and most or subjects
-  local written = rcall('HMGET', KEYS[count + 1], 'revision', unpack_args(ARGV, first, first + upto - 1))
-  local current = written[1] or '0'
-  if current ~= revision then return 'stale ' .. current .. token end
-  for after = most, subjects - 1, most do
-    upto = subjects - after > most and after + most or subjects
-    local more = rcall('HMGET', KEYS[count + 1], unpack_args(ARGV, first + after, first + upto - 1))
-    for i = 1, upto - after do written[after + i + 1] = more[i] end
-  end
+-- 1. Compare the revision.
+if ARGV[2] ~= '' then
+  local current = redis.call('HGET', KEYS[states], 'revision') or '0'
+  if current ~= ARGV[2] then return 'stale ' .. current .. ARGV[#ARGV] end
+  states = states - 1
+  -- The overrides of subjects are compared by a tag of 16 bytes. If one differs, what is written about all of them is returned.
+  local first, subjects = 5 + states, (#ARGV - 5 - states) / 2
+  local written = subjects > 0 and redis.call('HMGET', KEYS[#KEYS], unpack(ARGV, first, first + subjects - 1))
   for i = 1, subjects do
-    if string.sub(written[i + 1] or '', 1, 16) ~= ARGV[first + subjects - 1 + i] then
-      table.remove(written, 1)
-      written[subjects + 1] = token
+    if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects + i - 1] then
+      written[subjects + 1] = ARGV[#ARGV]
       return written
     end
   end
 end
 
-if clock == '' then
-  local seconds = rcall('TIME')
-  now = seconds[1] * 1000000 + seconds[2]
+-- 2. Read the time. Redis expires keys by its own clock: if the caller's decides, a state is kept a minute longer than it counts.
+if ARGV[3] == '' then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
 else
-  -- A caller's clock and the expiry clock may differ: keep the state a minute longer, or as it says.
-  now, slack = tonumber(clock), 60000000
-  if not now then
-    local moment, longer = string.match(clock, '^(%d+) (%d+)$')
-    now, slack = tonumber(moment), tonumber(longer)
-  end
+  local moment, longer = string.match(ARGV[3], '(%d+) ?(%d*)')
+  now, extra_ttl = tonumber(moment), 60000 + (tonumber(longer) or 0)
 end
 
--- The bans of the limits, by their places. They are looked at before anything else.
-local bans
-if ARGV[3 + 2 * count] == 'ban' then
--- bans
+-- A partial hit takes from each limit what all enforced limits have left; or 1, which is refused then.
+local partial = nil
+for i = 1, mode == 'partial' and states or 0 do
+  local place, cost, is_shadow, _, _, capacity = struct.unpack('<dddddd', ARGV[4 + i])
+  local left = capacity - math.ceil(algorithms[place].check(KEYS[i], ARGV[4 + i], now, 1).used)
+  if is_shadow == 0 then partial = math.max(math.min(partial or cost, cost, left), 1) end
 end
 
--- Decides the limit of that number and those behind it, of which so far nothing is `denied`, the latest `departs`, and so
--- many units are `granted`. `forced`: the units, if they are not those of the record. Without `denied` it is only looked
--- at. It returns these three and the answers of all of them (of the first limit, the reply), or nothing and a key that is
--- not ours to keep, with what it holds; only looked at: units left and used, idle from when on, when it goes, is accepted.
---
--- A branch reads its record: `units` are to be charged, `cost` (see cost.lua) is looked at. It sets `moment` and perhaps `accepts`; after the verdict, if it charges or
--- gives back, `kept`: the state to be written, or true if it is in a sorted set already; then `used`, `room` and `idle_at`,
--- when all is free again: the key is kept until then.
--- What is handed on as an argument costs less than a local of the program that a function captures.
-local function decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans, states, i, forced, denied,
-    departs, granted, cleared, token)
-  local key, name, record, ban = KEYS[i], ARGV[3 + 2 * i], ARGV[4 + 2 * i], bans and bans[i]
-  local moment, accepts, allowed, at, refused, answer, kept, used, room, idle_at
--- algorithms
+-- 3. Check every limit, and take nothing. A cost of 0 gets the verdict on a cost of 1.
+local verdicts, allowed, goes_at, is_banned, granted = {}, true, now, false, 0
+for i = 1, states do
+  local place, cost, is_shadow = struct.unpack('<ddd', ARGV[4 + i])
+  cost = partial or cost
+  local verdict = algorithms[place].check(KEYS[i], ARGV[4 + i], now, cost > 0 and cost or 1)
+  if is_shadow == 0 then
+    allowed = allowed and verdict.accepted_from <= now
+    is_banned = is_banned or (verdict.is_ban and verdict.accepted_from > now)
+    if verdict.goes_at > goes_at then goes_at = verdict.goes_at end
   end
-
-  if kept then
-    local left = idle_at - now
-    local milliseconds = (left + slack) / 1000
-    milliseconds = milliseconds - milliseconds % 1 + 1
-    if milliseconds > 31536000000000 then milliseconds = 31536000000000 end
-    if kept == true then
-      if idle_at > now then rcall('PEXPIRE', key, milliseconds) end
-    elseif left > 0 then
-      rcall('SET', key, kept, 'PX', milliseconds)
-    else
-      rcall('DEL', key)
-    end
-  end
-  if denied == nil then return room, used, idle_at, moment, accepts end
-  local verdict, retry = allowed and 1 or 0, 0
-  if at and (refused or op == 'charge') then
-    room, used, idle_at, moment, accepts = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, limit_count, bans,
-      nil, i, forced)
-    allowed = moment and accepts <= now
-  end
-  if ban and ban.ends then
-    room, idle_at = 0, math.max(idle_at, ban.ends)
-  end
-  if not allowed then retry = moment and accepts - now or -1 end
-  local reset, wait = idle_at > now and idle_at - now or 0, moment and moment - now or 0
-  answer = answer or ''
-  if i > 1 then
-    return denied, departs, granted, pack('<ddddddd', verdict, used, room, retry, reset, wait, at or 0) .. answer
-  end
-  if bans then
-    for place = 1, limit_count do
-      if bans[place] then answer = answer .. bans[place].report() end
-    end
-  end
-  return pack('<dddddddddddd', denied and 0 or 1, now, denied and 0 or granted, cleared, departs - now,
-    verdict, used, room, retry, reset, wait, at or 0) .. answer .. token
+  if cost > granted then granted = cost end
+  verdicts[i] = verdict
 end
+if operation == 'charge' then allowed, goes_at = true, now end
 
-if count == 0 then return pack('<ddddd', 1, now, 0, 0, 0) .. token end
-while true do
-  local fitting
-  if ARGV[4] == '1' and (op == 'hit' or op == 'peek') then
-    for i = 1, count do
-      local units, shadow = unpack('<dd', ARGV[4 + 2 * i])
-      if shadow == 0 then
-        local room, _, _, moment, accepts = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, count,
-          bans, nil, i, 1)
-        fitting = math.min(fitting or units, units, moment and accepts <= now and room or 0)
-      end
-    end
-    fitting = fitting and math.max(fitting, 1)
+-- 4. Allowed: every limit that fits takes, at the moment when the hit goes. Refused: limits that count refusals take now.
+local answers, is_free = '', true
+for i = 1, states do
+  local key, record, verdict, state, counted_at = KEYS[i], ARGV[4 + i], verdicts[i], nil, 0
+  local place, cost, is_shadow, counts_denied = struct.unpack('<dddd', record)
+  local algorithm, fits = algorithms[place], verdict.accepted_from <= now
+  cost = partial or cost
+  local takes, counts_refusal = false, operation == 'hit' and cost > 0 and counts_denied == 1 and not is_banned
+  if verdict.is_ban then -- A refusal by the limit before it is an offence.
+    counts_refusal = counts_refusal and fits and verdicts[i - 1].accepted_from > now
+  else
+    takes = cost > 0 and (operation == 'charge' or operation == 'hit' and allowed and fits)
+    counts_refusal = counts_refusal and not takes
   end
-  local reply, foreign, found = decide(KEYS, ARGV, rcall, pack, unpack, unpack_args, op, now, slack, count, bans, nil, 1, fitting,
-    false, now, 0, cleared, token)
-  if reply then return reply end
-  -- A key that is not ours to keep, because it is of another type or not written by this program, is cleared and counted.
-  if found.err and not string.find(found.err, 'WRONGTYPE', 1, true) then error(found.err) end
-  rcall('DEL', foreign)
-  cleared = cleared + 1
+  if takes or counts_refusal then
+    state, counted_at = algorithm.take(key, record, now, cost, verdict, takes and goes_at or now)
+  elseif algorithm[operation] then -- refund, ban or unban
+    state, counted_at = algorithm[operation](key, record, now, cost, verdict, mode)
+  end
+  if state then redis.call('SET', key, state, 'PX', math.ceil((verdict.free_at - now) / 1000) + extra_ttl) end
+  if counts_refusal or operation ~= 'hit' and operation ~= 'peek' then verdict = algorithm.check(key, record, now, math.max(cost, 1)) end
+
+  -- 5. Answer.
+  is_free = is_free and (is_shadow == 1 or verdict.accepted_from <= now)
+  local retry_after = verdict.accepted_from - now
+  if retry_after == math.huge then retry_after = -1 end
+  answers = answers .. struct.pack('<ddddd', verdict.used, retry_after, verdict.free_at - now, verdict.goes_at - now, counted_at or 0)
+  if verdict.is_ban then answers = answers .. struct.pack('<d', verdict.times) end
 end
+-- Other operations are answered whether the next hit would be allowed.
+if operation ~= 'hit' and operation ~= 'charge' then allowed, granted = is_free, 0 end
+return struct.pack('<dddd', allowed and 1 or 0, now, allowed and granted or 0, goes_at - now) .. answers .. ARGV[#ARGV]

@@ -1,11 +1,15 @@
 """The Lua script that decides calls.
 
-It is assembled from the `.lua` files in `limits/` and in `limits/algorithms/`.
+It is assembled from `program.lua` and, in `algorithms/`, the files of the algorithms that a call
+uses, and that of bans.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,22 +34,26 @@ def source(name: str) -> str:
     return Path(__file__).parents[1].joinpath(f"{name}.lua").read_text(encoding="utf-8")
 
 
-def _assembled() -> Program:
-    branches = []
-    parts = {part: source(f"limits/{part}") for part in ("cost", "state", "verdict")}
-    for lua in dict.fromkeys(algorithm.lua_name for algorithm in ALGORITHMS.values()):
-        names = [
-            f"name == '{name}'"
-            for name, algorithm in ALGORITHMS.items()
-            if algorithm.lua_name == lua
-        ]
-        text = source(f"limits/algorithms/{lua}")
-        for part, lua_code in parts.items():
-            text = text.replace(f"-- {part}\n", lua_code)
-        branches.append(f"if {' or '.join(names)} then\n{text}")
-    text = source("limits/program").replace("-- algorithms\n", "else".join(branches))
-    return Program.of(text.replace("-- bans\n", source("limits/ban")))
+_FUNCTION = re.compile(r"^local function (check|take|refund|ban|unban)\(", re.MULTILINE)
 
 
-PROGRAM = _assembled()
-"""Decides every call."""
+@lru_cache(maxsize=64)
+def program_for(names: tuple[str, ...]) -> Program:
+    """Return the script that decides states of these algorithms: a sorted tuple of names.
+
+    Every process assembles the same text, so all of them use the same digest.
+
+    >>> program_for(("leaky_bucket", "sliding_log")).source.count(b"-- 4. Allowed")
+    1
+    """
+    code = [source(f"limits/algorithms/{part}") for part in _shared_parts(names)]
+    for place, name in enumerate(names, 1):
+        text = source(f"limits/algorithms/{name}")
+        functions = ", ".join(f"{each} = {each}" for each in _FUNCTION.findall(text))
+        code.append(f"do\n{text}algorithms[{place}] = {{{functions}}}\nend\n")
+    return Program.of(source("limits/program").replace("-- algorithms\n", "".join(code)))
+
+
+def _shared_parts(names: tuple[str, ...]) -> list[str]:
+    parts = [ALGORITHMS[name].lua_parts for name in names if name in ALGORITHMS]
+    return list(dict.fromkeys(chain(*parts)))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from ..limits.call import StaleRules
-from ..limits.program import PROGRAM
+from ..limits.program import Program
 from ..process.clock import Clock
 from .commands import (
     Question,
@@ -55,7 +55,7 @@ class Link:
         Raises `Unreachable` if nothing was sent, and the errors of the question and of redis-py.
         The connection is closed unless the reply was read completely.
         """
-        self.begin(patience, has_token=question.program is PROGRAM)
+        self.begin(patience, has_token=question.has_token)
         try:
             try:
                 return self._exchange(question)
@@ -68,18 +68,21 @@ class Link:
             raise self._ended(error)  # noqa: B904 - it has its cause
 
     def ask_all(self, questions: Iterable[Question[T]], patience: Patience) -> list[T]:
-        """Send commands together and return their answers. All call the same script, or none.
+        """Send commands together and return their answers.
 
-        The first is sent with the source of the script: if the server did not have the script, a
-        command that is sent again would run after its successors.
+        The first that calls a script is sent with its source: if the server did not have the
+        script, a command that is sent again would run after its successors.
         """
         self.begin(patience)
         asked: list[Question[T]] = []
+        sent: set[Program] = set()
         remaining = iter(questions)
         try:
             while batch := list(islice(remaining, BATCH_SIZE)):
-                if not asked and batch[0].program is not None:
-                    batch[0] = batch[0].with_source()
+                for place, question in enumerate(batch):
+                    if question.program is not None and question.program not in sent:
+                        sent.add(question.program)
+                        batch[place] = question.with_source()
                 asked += batch
                 data = b"".join([question.command for question in batch])
                 self.connection.send_packed_command((data,), check_health=False)

@@ -33,7 +33,7 @@ MAX_REDIRECTIONS = 8
 PATIENCE = 0.2
 """Seconds between two readings of the map while a master does not answer."""
 TRY_AGAIN = 0.005
-"""Seconds to wait if only some keys of an identity have moved yet."""
+"""Seconds between two attempts while a hash slot moves and some keys of a call do not exist yet."""
 _ASKING = command(b"ASKING")
 _WHERE = command(b"CLUSTER", b"SLOTS")
 
@@ -73,7 +73,8 @@ class Cluster:
         """Send a command to the node that has the hash slot, and return the answer.
 
         Raises the errors of redis-py and of the question. A command that may have been executed is
-        not sent again. One that was redirected, or could not be sent, is.
+        not sent again. One that was redirected, or could not be sent, is. One that has to wait for
+        its hash slot to move is sent again until no time is left.
         """
         is_doubtful = bool(self._failing or self._is_moved)
         if not self._masters or (is_doubtful and self._may_look()):
@@ -81,12 +82,18 @@ class Cluster:
         address = self._holder(slot)
         ahead = b""
         pause = 0.0
-        for _ in range(MAX_REDIRECTIONS):
+        redirections = 0
+        while redirections < MAX_REDIRECTIONS:
             try:
                 answer: T = await send(address, question._replace(ahead=ahead), patience, pause)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
+                if isinstance(error, TryAgainError) and patience.left > TRY_AGAIN:
+                    pause = TRY_AGAIN
+                    patience.left -= pause
+                    continue
                 pause = 0.0
+                redirections += 1
                 if isinstance(error, AskError):
                     address = (error.host or address[0], error.port)
                     ahead = _ASKING
@@ -94,9 +101,6 @@ class Cluster:
                         ahead = b""
                         self._masters[slot] = address
                         self._is_moved = True
-                elif isinstance(error, TryAgainError) and patience.left > TRY_AGAIN:
-                    pause = TRY_AGAIN
-                    patience.left -= pause
                 elif _is_without_node(error):
                     self._failing.add(address)
                     if not self._may_look():

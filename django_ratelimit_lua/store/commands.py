@@ -11,7 +11,7 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from ..limits.call import Call, StaleRules
 from ..limits.decision import Decision
-from ..limits.program import PROGRAM, Program
+from ..limits.program import Program, program_for
 from ..process.forks import chance
 
 TOKEN_SIZE = 8
@@ -24,14 +24,27 @@ MAX_MOMENT_DIGITS = 18
 FOREVER = 2**63
 """Later than any moment."""
 
-_DIGEST = b"\xffdigest".ljust(32, b"\xff")
-_TOKEN = b"\xfftoken".ljust(TOKEN_SIZE, b"\xff")
-"""Stand for an identity and for the token in a cached command; they are as long."""
-_forms: dict[tuple[object, ...], bytes] = {}
-"""The encoded commands, by the shape of their calls."""
+DIGEST_SIZE = 32
+"""Bytes of the digest of an identity."""
+
+
 _PART = b"$%d\r\n%b\r\n".__mod__
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Form(NamedTuple):
+    """A command with placeholders for the digests of identities and for the token.
+
+    It is the same for calls that differ only in their identities.
+    """
+
+    program: Program
+    template: bytes
+
+
+_forms: dict[tuple[object, ...], Form] = {}
+"""The forms, by the shape of their calls."""
 
 Address = tuple[str, int]
 Reply = Any
@@ -64,7 +77,8 @@ class Question(NamedTuple, Generic[T_co]):
       impossible for the command;
     - `key`: a key of the command, which selects the node in a cluster;
     - `program`: the script that the command calls by its digest;
-    - `ahead`: a command to send immediately before it.
+    - `ahead`: a command to send immediately before it;
+    - `has_token`: whether the reply contains a token that proves that it belongs to the command.
     """
 
     command: bytes
@@ -72,6 +86,7 @@ class Question(NamedTuple, Generic[T_co]):
     key: bytes = b""
     program: Program | None = None
     ahead: bytes = b""
+    has_token: bool = False
 
     def with_source(self) -> Question[T_co]:
         """Return the question with the source of the script instead of its digest.
@@ -87,48 +102,57 @@ class Question(NamedTuple, Generic[T_co]):
 def to_decide(call: Call) -> Question[Decision]:
     """Return the question that decides a call. The answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
+    read = partial(call.read, token=token)
     is_usual = call.now is None and call.hit_at is None and not (call.slot or call.subjects)
     is_usual = is_usual and len(call.charges) <= MAX_LIMITS
     limits: tuple[tuple[str, int], ...] = ()
     digests: tuple[bytes, ...] = ()
-    bans: tuple[bytes, ...] = ()
     for limit, digest, cost in call.charges:
         limits += ((limit.text, cost),)
         digests += (digest,)
-        if limit.ban is not None and call.operation not in ("charge", "refund"):
-            bans += (digest,)
-        is_usual = is_usual and cost <= MAX_UNITS
-    read = partial(call.read, token=token)
+        if limit.ban is not None and call.decides_bans:  # Its key follows that of the count.
+            digests += (digest,)
+        is_usual = is_usual and cost <= MAX_UNITS and limit.packed != b""
     if is_usual:
         shape = (limits, call[1:])
         form = _forms.get(shape)
         if form is None:
             if len(_forms) >= MAX_FORMS:
                 _forms.clear()
-            form = _forms[shape] = _form(call)
-        if form:
-            return Question(form % (*digests, *bans, token), read, b"", PROGRAM)
-    return Question(_evalsha(call, token), read, b"", PROGRAM)
-
-
-def _evalsha(call: Call, token: bytes) -> bytes:
+            form = _forms[shape] = _form_of(call)
+        if form.template:
+            text = form.template % (*digests, token)
+            return Question(text, read, b"", form.program, has_token=True)
+    program = program_for(call.algorithms)
     keys = call.keys()
-    return command(b"EVALSHA", PROGRAM.sha, b"%d" % len(keys), *keys, *call.args(token))
+    text = command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
+    return Question(text, read, b"", program, has_token=True)
 
 
-def _form(call: Call) -> bytes:
-    """Return a command with placeholders for the digests of identities and for the token.
+def _form_of(call: Call) -> Form:
+    """Return the form of a call. Its template is empty if two of its limits have one key part."""
+    program = program_for(call.algorithms)
+    parts = [part for limit, _, _ in call.charges for part in call.key_parts(limit)]
+    if len(set(parts)) < len(parts):
+        return Form(program, b"")
+    keys = [_key_template(call.prefix, part) for part in parts]
+    if call.revision is not None:
+        keys.append(_escaped(_encoded(call.fence)))
+    args = call.args()[:-1]
+    count = 3 + len(keys) + len(args) + 1
+    start = b"*%d\r\n%b" % (count, _encoded(b"EVALSHA", program.sha, b"%d" % len(keys)))
+    end = b"$%d\r\n%%b\r\n" % TOKEN_SIZE
+    return Form(program, start + b"".join(keys) + _escaped(_encoded(*args)) + end)
 
-    It is the same for calls that differ only in their identities, and empty if calls differ in more
-    than that.
-    """
-    limits = [charge.limit for charge in call.charges]
-    varies = any(not limit.packed for limit in limits)
-    if varies or len({limit.key_part for limit in limits}) < len(limits):
-        return b""
-    charges = [charge._replace(digest=_DIGEST) for charge in call.charges]
-    form = _evalsha(call._replace(charges=charges), _TOKEN)
-    return form.replace(b"%", b"%%").replace(_DIGEST, b"%b").replace(_TOKEN, b"%b")
+
+def _key_template(prefix: bytes, part: bytes) -> bytes:
+    """Return a state's key as it is sent, with a placeholder for the digest."""
+    size = len(prefix) + DIGEST_SIZE + len(part) + len(b"{}:")
+    return b"$%d\r\n%b{%%b}:%b\r\n" % (size, _escaped(prefix), _escaped(part))
+
+
+def _escaped(text: bytes) -> bytes:
+    return text.replace(b"%", b"%%")
 
 
 RULES = b"rules"

@@ -1,30 +1,36 @@
---[[ clock_window.lua
+--[[
+The units of windows that begin half a period after each multiple of the period.
 
-record          limit, period, offset
-                offset: from a multiple of the period to the start of a window, in microseconds
-state           the start of the window, and the units that it counts
-promise         at most `limit` units in one window
+record   ..., capacity (the limit), period, offset: from a multiple of the period to the start of a window, in microseconds
+state    the start of the window, and its units (7 bytes each)
+promise  never more than `limit` units in one window
 ]]
-local units, shadow, count_denied, max_wait, limit, period, offset = unpack('<ddddddd', record)
--- cost
-local time, start, count = now, now - (now - offset) % period, 0
--- state
-if state then
-  if #state ~= 16 then return nil, key, state end -- Not ours: it is deleted, and the call starts again.
-  local saved_start, saved_count = unpack('<dd', state)
-  if saved_start >= start then
-    start, count = saved_start, saved_count
+local function pack_window(verdict)
+  return struct.pack('<I7I7', verdict.start, verdict.used)
+end
+
+local function check(key, record, now, cost)
+  local most, period, offset = struct.unpack('<ddd', record, 41)
+  local start, used, state = now - (now - offset) % period, 0, redis.call('GET', key)
+  if state then
+    local old_start, old_used = struct.unpack('<I7I7', state)
+    if old_start == start then used = old_used end
   end
+  local ends, accepted_from = start + period, now
+  if cost > most then
+    accepted_from = math.huge
+  elseif used + cost > most then
+    accepted_from = ends
+  end
+  return {accepted_from = accepted_from, goes_at = accepted_from < math.huge and accepted_from or now, used = used, free_at = ends, start = start}
 end
-if cost <= limit then moment = count + cost <= limit and now or start + period end
 
--- verdict
-
-if at then
-  count = count + units
-  kept = pack('<dd', start, count)
-elseif op == 'refund' then
-  count = count > units and count - units or 0
-  kept = pack('<dd', start, count)
+local function take(key, record, now, cost, verdict)
+  verdict.used = verdict.used + cost
+  return pack_window(verdict), now
 end
-used, room, idle_at = count, count < limit and limit - count or 0, count > 0 and start + period or now
+
+local function refund(key, record, now, cost, verdict)
+  verdict.used = math.max(verdict.used - cost, 0)
+  return pack_window(verdict)
+end

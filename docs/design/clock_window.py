@@ -16,7 +16,7 @@ class ClockWindow(Algorithm):
 
     name = "clock_window"
     label = _("clock window: one count per period of the clock")
-    suffix = b"cw"
+    suffix = b"k"
     options = frozenset({"count_denied"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:

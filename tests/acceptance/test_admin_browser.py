@@ -204,92 +204,6 @@ def problems_of(browser: Any, *rules: str) -> list[Any]:
     return problems
 
 
-def test_an_operator_changes_limits_while_the_site_runs(browser: Any, demo: str) -> None:
-    """An operator creates a rule with a preview, changes and restores it, blocks and unblocks a
-    client, resets a count and enforces a rule.
-    """
-    browser.set_window_size(1280, 1000)
-    log_in(browser, demo)
-    search = f"{demo}search/"
-    assert status(search) == 200
-
-    browser.get(f"{demo}{RULES}add/")
-    fill(
-        browser,
-        name="search",
-        limit="3",
-        unit="h",
-        algorithm="token_bucket",
-        preview_burst="10",
-        preview_flow="0",
-    )
-    WebDriverWait(browser, 20).until(
-        lambda page: "Requests at once: 3 of 10 allowed." in previewed(page)
-    )
-    screenshot(browser, "admin-preview")
-    press(browser, "[name=_save]")
-    assert (
-        "the counts of this limit start again"
-        in browser.find_element("css selector", ".messagelist").text
-    )
-    assert [status(search) for _ in range(4)] == [200, 200, 200, 429]
-
-    goes_on(browser, browser.find_element("link text", "search").click)
-    fill(browser, limit="5")
-    press(browser, "[name=_save]")
-    assert status(search) == 200
-    goes_on(browser, browser.find_element("link text", "search").click)
-    goes_on(browser, browser.find_element("css selector", ".historylink").click)
-    assert (
-        "Limit: 3 per hour → 5 per hour"
-        in browser.find_element("css selector", ".ratelimit-history").text
-    )
-    screenshot(browser, "admin-history")
-    press(browser, ".ratelimit-history button")
-    assert "is restored: 3 per hour" in browser.find_element("css selector", ".messagelist").text
-    assert status(search) == 429
-
-    browser.get(f"{demo}{OVERRIDES}add/")
-    fill(
-        browser,
-        field="header:X-API-Key",
-        value="hush",
-        label="a leaked key",
-        effect="block",
-        duration="3600",
-    )
-    screenshot(browser, "admin-block")
-    press(browser, "[name=_save]")
-    assert status(demo, **{"X-API-Key": "hush"}) == 429
-    assert status(demo) == 200
-    browser.find_element("name", "_selected_action").click()
-    fill(browser, action="end_now")
-    press(browser, "button[name=index]")
-    assert status(demo, **{"X-API-Key": "hush"}) == 200
-
-    browser.get(f"{demo}{OVERRIDES}inspect/")
-    fill(browser, address="127.0.0.1", path="/search/")
-    press(browser, ".submit-row [type=submit]")
-    assert "3 / 3" in browser.find_element("css selector", ".ratelimit-inspector table").text
-    screenshot(browser, "admin-inspector")
-    press(browser, "button[value='reset:search']")
-    assert status(search) == 200
-    press(browser, "button[value=exempt]")
-    assert [status(search) for _ in range(4)] == [200] * 4
-
-    browser.get(f"{demo}{RULES}1/change/")
-    press(browser, ".ratelimit-enforce")
-    assert "Would have refused: " in browser.find_element("class name", "ratelimit-judged").text
-    press(browser, ".submit-row [type=submit]")
-    assert (
-        "Enforce: applies to the next request."
-        in browser.find_element("css selector", ".messagelist").text
-    )
-    browser.get(f"{demo}{RULES}")
-    screenshot(browser, "admin-rules")
-    assert complaints(browser) == []
-
-
 def test_the_rule_form_uses_words_and_hides_inapplicable_options(browser: Any, demo: str) -> None:
     """Choices build the key, and only the options of the algorithm are visible. The name has the
     focus, and the form names the limit that the rule replaces. No error is shown before any input.
@@ -388,17 +302,6 @@ def test_a_preview_for_logged_out_users_is_labelled(browser: Any, demo: str) -> 
     assert pane.find_elements("css selector", "form, input") == []
     assert browser.find_element("name", "name").get_attribute("value") == "typed"
     assert complaints(browser) == []
-
-
-def test_slots_have_no_preview(browser: Any, demo: str) -> None:
-    """The preview is hidden for the unit of slots, and its space is used by the fields."""
-    sign_in(browser, demo)
-    browser.get(demo + PAGES["rule-new"])
-    preview = browser.find_element("css selector", ".ratelimit-preview")
-    assert preview.is_displayed()
-    for unit, is_shown in (("x", False), ("h", True)):
-        Select(browser.find_element("name", "unit")).select_by_value(unit)
-        assert preview.is_displayed() == is_shown
 
 
 def test_the_form_of_a_rule_shows_its_fields_next_to_the_preview(browser: Any, demo: str) -> None:
@@ -738,50 +641,3 @@ def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> Non
     assert "match the search" in browser.find_element("css selector", ".ratelimit-empty").text
     goes_on(browser, browser.find_element("link text", "Show all").click)
     assert browser.find_elements("css selector", "#result_list")
-
-
-def test_the_demo_shows_edited_limits_immediately(browser: Any, demo: str) -> None:
-    """The page links to the rules, and its cards show the current limits."""
-    browser.get(demo)
-    card = "label:has([value=webhook])"
-    assert "4 per second" in browser.find_element("css selector", card).text
-    goes_on(browser, browser.find_element("link text", "change the rules").click)
-    fill(browser, username="grace", password="hopper")
-    press(browser, "[type=submit]")
-    assert browser.current_url == demo + RULES
-    browser.get(f"{demo}{RULES}add/")
-    fill(browser, name="webhooks", limit="3", unit="m", algorithm="token_bucket")
-    press(browser, "[name=_save]")
-    browser.get(demo)
-    assert "3 per minute" in browser.find_element("css selector", card).text
-
-
-def test_an_override_for_a_client_is_created_by_form_and_by_inspector(
-    browser: Any, demo: str
-) -> None:
-    """The inspector offers the digest of an address with a form field, the form accepts a digest,
-    and the list shows it.
-    """
-    browser.set_window_size(1280, 1400)
-    log_in(browser, demo)
-    browser.get(f"{demo}{OVERRIDES}add/")
-    fill(
-        browser,
-        client_digest="0123456789abcdef" * 2,
-        label="the loud one",
-        effect="block",
-        duration="2592000",
-    )
-    screenshot(browser, "override-of-digest")
-    press(browser, "[name=_save]")
-    assert "client 0123456789ab (the loud one)" in browser.find_element("id", "result_list").text
-    browser.get(f"{demo}{OVERRIDES}inspect/")
-    fill(browser, path="/login/", method="POST", address="203.0.113.78", post="username=alice")
-    press(browser, ".submit-row [type=submit]")
-    offered = [one.text for one in browser.find_elements("css selector", "#subject option")]
-    assert offered[:2] == ["203.0.113.78", "form field username = alice"]
-    assert any(one.endswith("(address and post:username)") for one in offered)
-    browser.set_window_size(390, 844)
-    assert browser.execute_script(OVERFLOWING) == []
-    screenshot(browser, "inspector-of-digest-390")
-    assert complaints(browser) == []

@@ -8,7 +8,6 @@ import hashlib
 import json
 import pickle
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -231,36 +230,6 @@ def test_the_projects_429_template_is_used(client: Client, settings: Any) -> Non
     text = f"{seconds}|0|{name}|wait||Try again in {seconds} seconds.|{response[REFERENCE]}"
     assert response.content.decode() == text
     assert response["Content-Type"].startswith("text/html")
-
-
-def test_the_429_template_of_another_app_precedes_the_default(
-    client: Client, settings: Any, tmp_path: Path
-) -> None:
-    """The order of the installed apps does not matter, and the template may extend the default."""
-    folder = tmp_path / "shop" / "templates"
-    folder.mkdir(parents=True)
-    (tmp_path / "shop" / "__init__.py").write_text("")
-    text = "{% extends 'django_ratelimit_lua/429.html' %}{% block title %}Shop{% endblock %}"
-    (folder / "429.html").write_text(text)
-    sys.path.insert(0, str(tmp_path))
-    try:
-        settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "shop"]  # Behind ours.
-        page = blocked(client, accept=BROWSER).content.decode()
-    finally:
-        sys.path.remove(str(tmp_path))
-    assert "<title>Shop</title>" in page
-    assert "<h1>Too many requests</h1>" in page
-
-
-def test_a_missing_template_inside_the_projects_429_template_is_an_error(
-    client: Client, settings: Any
-) -> None:
-    """Only a missing `429.html` itself leads to the default page."""
-    from django.template import TemplateDoesNotExist
-
-    settings.TEMPLATES = templates("{% include 'missing.html' %}")
-    with pytest.raises(TemplateDoesNotExist, match=r"missing\.html"):
-        blocked(client)
 
 
 def test_ratelimit_view_replaces_the_default_response(client: Client, settings: Any) -> None:

@@ -283,19 +283,6 @@ def test_the_message_of_a_rule_is_in_every_response(kind: str, settings: Any) ->
         assert response.json()["detail"].startswith("Ask sales. Expected available in 3")
 
 
-def test_an_impossible_request_is_reported_in_drf_as_well(settings: Any) -> None:
-    """The response under a limit of 0 has no retry time."""
-    settings.RATELIMIT_RULES = [
-        {"name": "refusing", "group": "refusing", "rate": "0/h", "message": "Closed."}
-    ]
-    response = last("/drf/throttled", "wsgi")
-    assert (response.status_code, response.json()["detail"]) == (
-        429,
-        "Closed. This is not available.",
-    )
-    assert "Retry-After" not in response.headers
-
-
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 @pytest.mark.parametrize("exception", [None, Ratelimited])
 def test_a_refusal_is_logged_once(kind: str, exception: Any, settings: Any, caplog: Any) -> None:

@@ -226,18 +226,9 @@ def test_a_valid_rule_can_be_applied_to_every_request(
     ("fields", "problem"),
     [
         ({"cost": 2**53 + 1}, "whole number from 0 to 9007199254740992"),
-        ({"name": "a\x00b"}, "control characters"),
-        ({"name": "a\nb"}, "invisible characters"),
-        ({"path": "/a\tb"}, "one line"),
-        ({"key": "header:X+Y"}, "Unknown key 'Y'"),
-        ({"name": "a\ud800", "key": "nonsense"}, "control characters"),
         ({"methods": "GET"}, "list of names"),
         ({"audience": "groups", "groups": "pro"}, "list of names"),
         ({"algorithm": "token_bucket", "max_wait": math.nan}, "seconds from 0"),
-        (
-            {"algorithm": "token_bucket", "max_wait": math.inf},
-            "less than or equal to 315619200",
-        ),
         (
             {"algorithm": "fixed_window", "align": "month", "period": 3, "unit": "h"},
             "The window start “",
@@ -289,21 +280,6 @@ def test_settings_and_files_are_checked_by_the_same_code(
     with pytest.raises(RuleError) as caught:
         compile_rule({"name": "site", "key": "ip", "rate": "5/m", **fields}, plain=plain)
     assert caught.value.field == problem
-
-
-def test_a_tier_has_to_fit_its_rule(direct: redis.Redis, prefix: str) -> None:
-    """An invalid tier is an error when it is validated. A stored one is left out, and its rule
-    still limits all clients.
-    """
-    one = rule(algorithm="fixed_window", align="day", limit=2, unit="d")
-    wrong = RateLimitTier(rule=one, group="pro", limit=5, unit="m")
-    with pytest.raises(ValidationError, match="The window start “"):
-        wrong.full_clean()
-    wrong.save()  # As a script may, that does not ask.
-    assert get(times=3) == [200, 200, 429]
-    assert "its group has the limit of the rule" in provider.reload().problems[0]
-    with pytest.raises(ValidationError, match="Tier pro: The window start “"):
-        RateLimitRule.objects.get().full_clean()
 
 
 @pytest.mark.usefixtures(

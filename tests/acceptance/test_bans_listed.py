@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import signal
 import time
 from datetime import timedelta
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 import redis
 import yaml
-from django.core.exceptions import ValidationError
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
@@ -22,18 +20,13 @@ from django.utils import timezone
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.admin.history import changed_words
-from django_ratelimit_lua.admin.inspector import _reason
 from django_ratelimit_lua.engine.bans import ban_list, bans_active
-from django_ratelimit_lua.engine.decide import banning, build_call
-from django_ratelimit_lua.engine.run import run
+from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
-from django_ratelimit_lua.models.audit import acting
-from django_ratelimit_lua.operations.bans import ActiveBan, active_bans, lift_bans
-from django_ratelimit_lua.operations.explain import explain
-from django_ratelimit_lua.operations.request_builder import build_request
+from django_ratelimit_lua.operations.bans import active_bans, lift_bans
 from django_ratelimit_lua.operations.rules_yaml import export, plan
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.store import Patience
@@ -89,21 +82,6 @@ def test_active_bans_are_listed() -> None:
     assert lines[0].endswith(" (ad…): by an operator: spam, ban number 1")
     assert lines[1].endswith(f" (ip={NETWORK}): 2 refusals, ban number 1")
     assert said("list", "--limit", "mail").splitlines() == lines[:1]
-
-
-@pytest.mark.parametrize(("shows", "who"), [("plain", [("ip", ADDRESS)]), ("off", [])])
-def test_banned_identities_are_shown_as_the_setting_allows(
-    shows: str, who: Any, settings: Any
-) -> None:
-    """Identities are shown in full or not at all. The digest is always shown."""
-    settings.RATELIMIT_SHOW_IDENTITIES = shows
-    visit(times=4)
-    (ban,) = active_bans()
-    assert ban.who == who
-    lift_bans([ban])
-    (words,) = changed_words(RateLimitChange.objects.get(), may_see_who=True)
-    assert (ADDRESS in words, ban.identity[:12] in words) == (bool(who), True)
-    assert ADDRESS not in changed_words(RateLimitChange.objects.get())[0]
 
 
 @pytest.mark.parametrize(("shows", "who"), [("plain", ADDRESS), ("masked", NETWORK)])
@@ -216,57 +194,6 @@ def test_bans_are_listed_by_the_clock_of_redis(hours: int, settings: Any) -> Non
         assert limiter.hit("ada")
 
 
-def test_bans_lifted_before_redis_failed_are_in_the_history(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Redis fails after some of several bans were lifted."""
-    with Server() as server:
-        settings.CACHES = alias(server.url)
-        limiter = RateLimiter("halfway", "1/h", ban_after=1, ban_for="10m")
-        for name in ("ada", "bob", "eva"):
-            limiter.ban(name)
-        bans = active_bans()
-
-        class Dying(list[ActiveBan]):
-            def __getitem__(self, part: Any) -> Any:
-                if part.start:
-                    os.kill(server.pid, signal.SIGKILL)
-                return super().__getitem__(part)
-
-        monkeypatch.setattr("django_ratelimit_lua.operations.bans.AT_ONCE", 1)
-        with pytest.raises(StoreError), acting("grace"):
-            lift_bans(Dying(bans))
-    change = RateLimitChange.objects.get(action=RateLimitChange.Action.UNBANNED)
-    assert change.after == {"digests": [bans[0].identity], "who": {bans[0].identity: [["", "ad…"]]}}
-
-
-def test_a_ban_of_a_removed_limit_can_be_lifted(direct: redis.Redis) -> None:
-    """The ban is lifted by its key, and its earlier bans are remembered."""
-    limit = RateLimiter("gone", "1/h", ban_after=1, ban_for="1m,30d")
-    limit.ban("ada")
-    known_call_sites._by_name.pop("gone")
-    (ban,) = active_bans()
-    assert (ban.limit, ban.known) == ("gone", None)
-    with acting("somebody"):
-        lift_bans([ban])
-    assert active_bans() == []
-    state = limit.peek("ada").limits[0].ban
-    assert state is not None
-    assert (state.until, state.times) == (0, 1)
-
-
-def test_the_inspector_names_the_operator_who_made_a_ban() -> None:
-    """The sentence has the end of the ban and the refusals, or states that an operator made the
-    ban.
-    """
-    visit(times=4)
-    (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
-    assert re.fullmatch(r"Banned by login until .*\d\d:\d\d after 2 refusals\.", _reason(met))
-    run(banning([met.planned], None, ""))
-    (met,) = explain(build_request("/login", "GET", ADDRESS, None)).met
-    assert _reason(met).startswith("Banned by login by hand until ")
-
-
 def test_rules_of_the_admin_can_ban() -> None:
     """The rule has the same options as in YAML, and the plan of an import shows their changes."""
     rule = RateLimitRule(
@@ -297,25 +224,6 @@ def test_rules_of_the_admin_can_ban() -> None:
         plan(text.replace("ban_for: 10m,", "ban_for: 20m,"))[0].words()[1].strip()
         == "ban_for: 10m,30m,1d → 20m,30m,1d"
     )
-
-
-def test_a_form_names_the_invalid_duration_of_a_ban() -> None:
-    """The error names valid durations, and the maximum number of eight."""
-    rule = RateLimitRule(
-        name="api", path="/", key="ip", rate="2/h", ban_after=2, ban_for="10m,soon, 1d,0s"
-    )
-    with pytest.raises(ValidationError) as error:
-        rule.full_clean()
-    assert error.value.message_dict == {
-        "ban_for": [
-            "'soon': write a number and a unit without a space, such as 10m, 1h or 7d, from 1s to "
-            "ten years."
-        ]
-    }
-    rule.ban_for = ",".join(["1h"] * 9)
-    with pytest.raises(ValidationError) as error:
-        rule.full_clean()
-    assert "write 1 to 8 durations" in error.value.message_dict["ban_for"][0]
 
 
 def listed(direct: redis.Redis, prefix: str) -> dict[bytes, float]:

@@ -25,7 +25,6 @@ from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity.body import (
     MAX_BYTES,
     UNREAD,
@@ -34,7 +33,6 @@ from django_ratelimit_lua.identity.body import (
     json_value,
 )
 from django_ratelimit_lua.identity.keys import compile_key
-from django_ratelimit_lua.models import RateLimitOverride
 from tests.bodies_site import TAKES
 from tests.demo import await_port, free_port
 
@@ -146,23 +144,6 @@ def test_a_small_body_is_read_for_every_method(method: str, name: str, rf: Reque
         )
 
 
-UNKNOWN = ["large form", "too many fields", "upload", "multipart without a boundary"]
-
-
-@pytest.mark.parametrize("key", ["post:name", "data:name", "exact:post:name", ("post:name",)])
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_a_body_that_is_not_read_counts_as_the_address(
-    name: str, key: Any, rf: RequestFactory
-) -> None:
-    """So a client can neither use up the count of all others nor get another count."""
-    body, kind = BODIES[name]
-    address = ("ip", "127.0.0.1")
-    assert compile_key(key).read("", rf.generic("POST", "/", body, kind), None) in (
-        address,
-        (address,),
-    )
-
-
 def test_a_parsed_body_is_used_at_any_size(rf: RequestFactory) -> None:
     """Django's CSRF check parses most POST requests, including uploads."""
     for name in ("large form", "upload"):
@@ -270,43 +251,6 @@ def test_any_body_is_read_without_an_exception(body: bytes, kind: str) -> None:
         for field in (form_value, json_value, data_value):
             found = field(request, "name")
             assert found is None or found is UNREAD or isinstance(found, str)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_an_override_by_a_body_field_does_not_read_uploads() -> None:
-    """Small bodies are read, and no override applies to others."""
-    override = RateLimitOverride(field="post:name", effect="block", label="ada")
-    override.set_value("Ada")
-    override.full_clean(exclude=["subject", "kind"])
-    override.save()
-    codes = {
-        name: answer("POST", "/sync/handlers", *BODIES[name])[0]
-        for name in ("form", "multipart", "upload")
-    }
-    assert codes == {"form": 429, "multipart": 429, "upload": 200}
-    assert answer("PUT", "/async/nothing", *BODIES["form"])[0] == 429
-
-
-def test_a_decorator_does_not_read_uploads(rf: RequestFactory) -> None:
-    """In a view with its own upload handlers, forms are counted by name and uploads by address."""
-    from tests.bodies_site import handlers
-
-    view = ratelimit(key="post:name", rate="2/h")(lambda request: handlers(request))
-    for name, address in (
-        ("form", "192.0.2.1"),
-        ("multipart with a small file", "192.0.2.2"),
-        ("form", "192.0.2.3"),
-    ):
-        last = view(rf.generic("POST", "/", *BODIES[name], REMOTE_ADDR=address))
-    assert last.status_code == 429
-    uploads = [
-        view(rf.generic("POST", "/", *BODIES["upload"], REMOTE_ADDR="192.0.2.1")) for _ in range(3)
-    ]
-    assert uploads[0][1][0][1][0][0] == "own-a.bin"
-    assert uploads[2].status_code == 429
-    assert isinstance(
-        view(rf.generic("POST", "/", *BODIES["upload"], REMOTE_ADDR="192.0.2.2")), list
-    )
 
 
 COMMANDS = {

@@ -5,7 +5,6 @@ move or nodes fail.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import random
 import signal
@@ -22,24 +21,22 @@ from django.core.cache import cache as django_cache
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.bans import ban_list
 from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.engine.heartbeat import ProcessShare
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, Subject
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans, scan_bans
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules.freshness import EARLY, MAX_AGE, Freshness
-from django_ratelimit_lua.rules.provider import current, start_fresh
+from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from tests import clusters
 from tests.acceptance.test_topologies import IN_SCRIPTS, LIMITS
 from tests.calls import decide
-from tests.clusters import Cluster, client, until
-from tests.parts import set_part
+from tests.clusters import Cluster, client
 from tests.server import url
 
 MASTERS = 3
@@ -224,31 +221,6 @@ def test_concurrent_hits_on_two_slots_never_exceed_the_smaller_limit(cluster: Cl
     assert [state.used for state in decide(build_call([one, other], "peek")).limits] == [40, 40]
 
 
-@pytest.mark.usefixtures("quiet")  # It counts what the masters are asked.
-def test_a_refused_hit_takes_no_units_and_reports_every_limit(cluster: Cluster) -> None:
-    """Slots are called in the order of the charges. Units that were taken before a refusal are
-    returned, and later slots are only read, so all numbers are reported.
-    """
-    full, ample = (
-        Charge(Limit("full", "500/h"), digest("a")),
-        Charge(Limit("ample", "400/h"), digest("b")),
-    )
-    decide(build_call([full._replace(cost=500)]))
-    decide(
-        build_call([ample], "peek")
-    )  # From now on its node knows the script, whatever tests ran before.
-    for charges, scripts in (([full, ample], 2), ([ample, full], 3)):  # The third gives back.
-        served = before(cluster)
-        decision = decide(build_call(charges))
-        assert not decision
-        assert sum(served().values()) == scripts
-        assert {state.name: (state.used, state.allowed) for state in decision.limits} == {
-            "full": (500, False),
-            "ample": (0, True),
-        }
-    assert [state.used for state in decide(build_call([full, ample], "peek")).limits] == [500, 0]
-
-
 def test_units_are_returned_if_a_later_node_is_unavailable(mortal: Cluster, settings: Any) -> None:
     """The policy decides, and no unit stays taken."""
     limits = [Limit("a", "9/h"), Limit("b", "10/h")]
@@ -298,42 +270,6 @@ def test_edited_rules_apply_in_a_cluster_within_a_second(cluster: Cluster) -> No
     assert limiter.hit("z").revision > 0
 
 
-@pytest.mark.django_db(transaction=True)
-def test_overrides_apply_in_a_cluster_within_a_second(cluster: Cluster, client: Any) -> None:
-    """The change is a block, or its end."""
-    addresses = (f"10.9.{number // 250}.{number % 250}" for number in itertools.count())
-
-    def status() -> int:
-        return client.get("/plain", REMOTE_ADDR=next(addresses)).status_code
-
-    assert status() == 200
-    block = RateLimitOverride.objects.create(network="10.9.0.0/16", effect="block")
-    until(lambda: status() == 429, "the block holds", 2)
-    block.delete()
-    until(lambda: status() == 200, "the block is over", 2)
-
-
-@pytest.mark.usefixtures("quiet")  # It has not heard of the edits, and is the only process.
-@pytest.mark.django_db(transaction=True)
-def test_edited_split_rules_apply_in_a_cluster_within_a_second(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Decisions in the process and separate calls in the cluster share one comparison of
-    the rules.
-    """
-    set_part(monkeypatch, ProcessShare(0, 1))
-    limiter = RateLimiter("x", "100000/h", split="equal")
-    RateLimitRule.objects.create(name="x", limit=90_000, unit="h", split="equal")
-    until(lambda: limiter.hit("x").limits[0].limit == 90_000, "the first edit holds", 2)
-    time.sleep(0.5)
-    for _ in range(20):
-        limiter.hit("x")
-        decide(build_call([Charge(Limit("other", "9/h"), digest("x"))], ruleset=current()))
-        time.sleep(0.03)
-    RateLimitRule.objects.update(limit=80_000)
-    until(lambda: limiter.hit("x").limits[0].limit == 80_000, "the second edit holds", 1.2)
-
-
 def test_a_slot_that_moves_under_load_loses_and_repeats_no_hit(mortal: Cluster) -> None:
     """Threads hit identities while the slot moves between masters key by key, and each hit counts
     once.
@@ -363,6 +299,48 @@ def test_a_slot_that_moves_under_load_loses_and_repeats_no_hit(mortal: Cluster) 
     assert set(answers) == {"redis"}
     assert limiter.peek("x").limits[0].used == both.peek("x").limits[0].used == count
     assert count > 50
+
+
+@pytest.mark.parametrize("timeout", [0.3, 5])
+def test_several_limits_of_a_new_client_wait_until_their_hash_slot_has_moved(
+    mortal: Cluster, settings: Any, timeout: float
+) -> None:
+    """A server refuses several new keys while their slot moves (TRYAGAIN). A hit is tried again
+    until the slot has moved, and decided by the fallback if that is after its deadline.
+    """
+    settings.RATELIMIT_TIMEOUT = timeout
+    start_fresh()
+    limiter = RateLimiter("both", ["100/h", "200/d"])
+    limiter.peek("a")
+    key = key_of(limiter, "x")
+    source = mortal.master_of(key)
+    target = next(server for server in mortal.servers[:MASTERS] if server is not source)
+    times = []
+
+    async def ahit() -> str:
+        return (await limiter.ahit("x")).source
+
+    def hit_and_wait() -> list[str]:
+        began = time.monotonic()
+        sources = [limiter.hit("x").source, asyncio.run(ahit())]
+        times.append(time.monotonic() - began)
+        return sources
+
+    with ThreadPoolExecutor(1) as pool:
+        hits = []
+
+        def while_moving() -> None:
+            hits.append(hits[0] if hits else pool.submit(hit_and_wait))
+            time.sleep(0.5)
+
+        mortal.move(key, target, while_moving)
+        sources = hits[0].result()
+    if timeout == 5:
+        assert sources == ["redis", "redis"]
+        assert limiter.peek("x").limits[0].used == 2
+    else:
+        assert sources == ["fallback", "fallback"]
+        assert 2 * timeout <= times[0] + 0.1 < 2 * timeout + 0.3
 
 
 def test_a_process_with_an_outdated_slot_map_is_redirected(mortal: Cluster) -> None:

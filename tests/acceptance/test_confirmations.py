@@ -11,11 +11,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from django_ratelimit_lua import ALL
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.operations.confirmations import changed_notices
-from django_ratelimit_lua.operations.rules_yaml import RuleChange, build_rule
-from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, OVERRIDES, RULES, confirmed, errors, given
 
@@ -68,17 +64,6 @@ def test_a_rule_that_does_not_limit_the_admin_needs_no_confirmation(
     settings.RATELIMIT_RULES = []
     answer = operator.post(f"{RULES}add/", given(**{"key": "ip", "limit": 1000, **fields}))
     assert answer.status_code == 302, errors(answer)
-
-
-def test_a_limit_of_0_has_to_be_confirmed_in_any_field(operator: Client) -> None:
-    """This includes the first limit and further rates."""
-    form = given(path="/ok", key="ip", limit=1)
-    for fields in ({"limit": 0}, {"more_rates": "0/s"}):
-        answer = operator.post(f"{RULES}add/", {**form, **fields})
-        assert "A limit of 0, or one below the cost, refuses every request" in errors(answer), (
-            fields
-        )
-    assert confirmed(operator, f"{RULES}add/", {**form, **fields}).status_code == 302
 
 
 @pytest.mark.parametrize(
@@ -178,66 +163,6 @@ def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
     answer = operator.post(f"{OVERRIDES}add/", {**form, "ends_0": "2099-01-01", "ends_1": "00:00"})
     assert "Choose either a duration or an end time" in errors(answer)
     assert not RateLimitOverride.objects.exists()
-
-
-def test_a_rule_that_loses_a_rate_of_the_settings_has_to_be_confirmed(
-    operator: Client, settings: Any
-) -> None:
-    """The rule replaces the one in the settings by its name. Another number for the same period
-    loses no rate.
-    """
-    settings.RATELIMIT_RULES += [
-        {"name": "posts", "path": "/ok", "key": "ip", "rate": ["5/m", "50/d"]}
-    ]
-    form = given(name="posts", path="/ok", key="ip", limit=9, unit="m")
-    problems = errors(operator.post(f"{RULES}add/", form))
-    assert "The code has 5 per minute per address" not in problems
-    assert "The code has 50 per day per address (RATELIMIT_RULES)." in problems
-    assert operator.post(f"{RULES}add/", {**form, "more_rates": "50/d"}).status_code == 302
-
-
-@pytest.mark.parametrize("words", [{"algorithm": "fixed_window"}, {}])
-def test_counts_that_restart_are_reported(words: dict[str, str], operator: Client) -> None:
-    """This includes a rule that replaces a limit in code and a changed rule, in a form and in a
-    file.
-    """
-    site = CallSite.of(
-        call_site("counted", "ip", "500/h", ALL, 1, {"algorithm": "token_bucket"}), "counted"
-    )
-    known_call_sites.add("counted", site)
-    told = "the counts of this limit start again"
-    after = {"name": "counted", "group": "counted", "rate": "3/h", **words}
-    change = RuleChange("counted", None, after, built=build_rule(after))
-    assert (told in str(changed_notices([change]))) is bool(words)
-    form = given(name="counted", key="", limit=300, unit="h")
-    page = operator.post(f"{RULES}add/", {**form, **words}, follow=True).content.decode()
-    assert (told in page) is bool(words)
-    rule = RateLimitRule.objects.get()
-    page = operator.post(
-        f"{RULES}{rule.pk}/change/", {**form, **words, "limit": 200}, follow=True
-    ).content.decode()
-    assert told not in page
-    page = operator.post(f"{RULES}{rule.pk}/change/", form, follow=True).content.decode()
-    assert (told in page) is bool(words)
-
-
-def test_only_the_override_warnings_that_were_shown_are_confirmed(
-    operator: Client,
-) -> None:
-    """A confirmation without the version of the warnings, or for another network, is not
-    accepted.
-    """
-    form = {"period": 1, "unit": "m", "network": "0.0.0.0/0", "effect": "exempt"}
-    answer = operator.post(f"{OVERRIDES}add/", {**form, "confirm": "on"})
-    assert WIDE in errors(answer)
-    meant = {
-        **form,
-        "confirm": answer.context["adminform"].form.fields["confirm"].widget.attrs["value"],
-    }
-    assert f'value="{meant["confirm"]}"' in answer.content.decode()
-    assert WIDE in errors(operator.post(f"{OVERRIDES}add/", {**meant, "network": "::/0"}))
-    assert not RateLimitOverride.objects.exists()
-    assert operator.post(f"{OVERRIDES}add/", meant).status_code == 302
 
 
 @pytest.mark.parametrize("hidden", ["\u200b", "\u202e", "\u2028", "\x07", "\ufeff"])

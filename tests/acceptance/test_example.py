@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import http_sf
@@ -18,7 +13,7 @@ import pytest
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.demo import ROOT, answers, run_in, screenshot, start
+from tests.demo import answers, screenshot, start
 from tests.server import url
 
 
@@ -43,70 +38,6 @@ def test_the_demo_uses_an_existing_redis_and_does_not_stop_it() -> None:
     process.terminate()
     process.communicate(timeout=20)
     assert answers(url())
-
-
-def told(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Return the result of a demo that does not start to serve."""
-    return subprocess.run(
-        [sys.executable, "-m", "example_project", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-def test_the_demo_reports_a_busy_port_before_it_starts() -> None:
-    """The message has one line with a remedy, and no unusable address is shown."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        taken = str(other.getsockname()[1])
-        for port, why in (
-            (taken, "Address already in use"),
-            ("http", "it is no port"),
-            ("99999", "it is no port"),
-        ):
-            found = told(PORT=port)
-            assert (found.returncode, found.stdout) == (1, "")
-            way_out = "Choose another, such as PORT=8001 in front of the command."
-            assert found.stderr == f"PORT={port} cannot be used: {why}. {way_out}\n"
-
-
-def test_the_help_option_of_the_demo_prints_its_limits() -> None:
-    """`--help` starts nothing, and an unknown argument is an error."""
-    found = told("--help")
-    assert (found.returncode, found.stderr) == (0, "")
-    for name in ("PORT", "REDIS_URL", "EXAMPLE_DATABASE"):
-        assert f"\n  {name} " in found.stdout
-    found = told("--port", "8001")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert "unrecognized arguments: --port 8001" in found.stderr
-
-
-def test_a_block_with_status_403_works_in_the_demo(tmp_path: Path) -> None:
-    """The response has the status and no retry time, in the language of the client."""
-    process, site, redis_url = start(EXAMPLE_DATABASE=str(tmp_path / "db.sqlite3"))
-    block = (
-        "from django_ratelimit_lua.models import RateLimitOverride as Override\n"
-        "Override.objects.create(network='127.0.0.1', effect='block', forbids=True, message='Call "
-        "us.')"
-    )
-    run_in(tmp_path / "db.sqlite3", redis_url, block)
-    for kind in ("application/json", "text/html"):
-        asked = urllib.request.Request(
-            site + "search/", headers={"Accept": kind, "Accept-Language": "de"}
-        )
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(asked)
-        body = refused.value.read().decode()
-        assert (refused.value.code, refused.value.headers["Retry-After"]) == (403, None)
-        assert "retry_after" not in body
-    assert "<h1>Nicht erlaubt</h1>" in body
-    assert "Call us." in body
-    process.terminate()
-    process.communicate(timeout=20)
 
 
 def burst(browser: Any, target: str, count: int) -> str:

@@ -29,11 +29,10 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
+from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.call_sites import call_sites_of
 from django_ratelimit_lua.operations.explain import explain, reset
 from django_ratelimit_lua.operations.request_builder import build_request
-from django_ratelimit_lua.rules.stacks import on_view
 from django_ratelimit_lua.throttling import (
     AnonRateThrottle,
     RuleThrottle,
@@ -355,19 +354,6 @@ def test_rules_are_explained_only_if_they_apply(has_middleware: bool, settings: 
         assert reset(explanation) == ["two"] * is_limited
         assert Client(REMOTE_ADDR=ADDRESS).get(f"/{place}/").status_code == 200
         reset(explain(build_request(f"/{place}/", address=ADDRESS)))
-
-
-def test_a_rule_that_replaces_a_call_site_is_explained() -> None:
-    """The rule's group equals the group of the running view."""
-    name = f"{__name__}.OnClass.dispatch"
-    assert [stack.group for stack in on_view(OnClass.as_view(), "GET").stacks] == [name]
-    RateLimitRule.objects.create(name=name, limit=1, unit="h")
-    assert [Client(REMOTE_ADDR=ADDRESS).get("/class/").status_code for _ in range(2)] == [200, 429]
-    explanation = explain(build_request("/class/", address=ADDRESS))
-    assert [(limit.name, limit.refuses) for limit in explanation.met] == [(name, True)]
-    assert reset(explanation) == [name]
-    assert Client(REMOTE_ADDR=ADDRESS).get("/class/").status_code == 200
-    assert [change.name for change in RateLimitChange.objects.filter(kind="identity")] == [name]
 
 
 def test_a_user_authenticated_by_the_view_is_explained_correctly() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.exceptions import ImproperlyConfigured
 from django.test import AsyncClient, Client
 
 from django_ratelimit_lua import RateLimiter
@@ -112,36 +111,6 @@ def test_a_refused_connection_is_decided_by_the_policy(
     assert seconds < DEADLINE + SCHEDULING
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("warm", [True, False])
-def test_a_hanging_server_costs_at_most_the_deadline(
-    kind: str, warm: bool, own: Server, settings: Any
-) -> None:
-    """The timeout of 30 seconds and the retries of the alias do not matter."""
-    settings.RATELIMIT_TIMEOUT = DEADLINE
-    limiter = RateLimiter("x", "100/m")
-    if warm:
-        limiter.hit("x")
-    os.kill(own.pid, signal.SIGSTOP)
-    try:
-        decisions, seconds = timed_hits(limiter, kind)
-    finally:
-        os.kill(own.pid, signal.SIGCONT)
-    assert [decision.source for decision in decisions] == ["fallback"] * 2
-    assert seconds < DEADLINE + SCHEDULING
-
-
-def test_a_server_that_sends_single_bytes_costs_at_most_the_deadline(settings: Any) -> None:
-    """A byte during the connection does not restart the timeout."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        settings.CACHES = cache(f"redis://127.0.0.1:{listener.getsockname()[1]}/3")
-        settings.RATELIMIT_TIMEOUT = DEADLINE
-        threading.Thread(target=dribble, args=(listener,), daemon=True).start()
-        decisions, seconds = timed_hits(RateLimiter("x", "1/m"), "sync")
-    assert [decision.source for decision in decisions] == ["fallback"] * 2
-    assert seconds < DEADLINE + SCHEDULING
-
-
 def dribble(listener: socket.socket, pause: float = 0.08) -> None:
     try:
         while True:
@@ -161,14 +130,6 @@ def test_a_server_with_another_protocol_is_a_store_failure(settings: Any) -> Non
         settings.RATELIMIT_TIMEOUT = DEADLINE
         threading.Thread(target=dribble, args=(listener, 0.0), daemon=True).start()
         assert RateLimiter("x", "1/m").hit("x").source == "fallback"
-
-
-def test_connection_options_without_an_async_equivalent_are_an_error(settings: Any) -> None:
-    """Otherwise async connections would silently check less than the alias requires."""
-    options = {"ssl_validate_ocsp": True}
-    settings.CACHES = cache("rediss://127.0.0.1:1/0", CONNECTION_POOL_KWARGS=options)
-    with pytest.raises(ImproperlyConfigured, match="ssl_validate_ocsp"):
-        asyncio.run(RateLimiter("x", "1/m").ahit("x"))
 
 
 @pytest.mark.parametrize("path", ["/plain", "/coroutine"])
@@ -332,28 +293,6 @@ def test_a_forked_process_probes_redis_itself(own: Server, settings: Any) -> Non
     until_asked(limiter)
 
 
-def test_a_connection_closed_by_the_server_is_not_a_failure(own: Server) -> None:
-    """The server has closed an idle connection. The next hit connects again, and counts once."""
-    limiter = RateLimiter("x", "100/m")
-    with redis.Redis.from_url(own.url) as direct:
-        for used in (1, 2, 3):
-            decision = limiter.hit("x")
-            assert (decision.source, decision.limits[0].used) == ("redis", used)
-            direct.client_kill_filter(_type="normal", skipme=True)
-            time.sleep(0.02)
-
-    async def hits() -> list[int]:
-        found = []
-        with redis.Redis.from_url(own.url) as direct:
-            for _ in range(3):
-                found.append((await limiter.ahit("x")).limits[0].used)
-                direct.client_kill_filter(_type="normal", skipme=True)
-                await asyncio.sleep(0.02)
-        return found
-
-    assert asyncio.run(hits()) == [4, 5, 6]
-
-
 def test_an_error_reply_is_decided_by_the_policy(own: Server) -> None:
     """For example, a full server may not evict keys. The connection stays in use."""
     limiter = RateLimiter("x", "100/m")
@@ -374,24 +313,6 @@ def test_a_failed_reset_is_reported() -> None:
         limiter.reset("x")
     with pytest.raises(StoreError):
         asyncio.run(limiter.areset("x"))
-
-
-def test_a_cancelled_call_leaves_no_partly_read_connection(own: Server) -> None:
-    """The next call on that event loop gets its own reply."""
-    limiter, other = RateLimiter("x", "100/m"), RateLimiter("y", "7/m")
-
-    async def calls() -> list[int]:
-        await limiter.ahit("x")
-        os.kill(own.pid, signal.SIGSTOP)
-        task = asyncio.ensure_future(limiter.ahit("x"))
-        await asyncio.sleep(0.02)
-        task.cancel()
-        os.kill(own.pid, signal.SIGCONT)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return [(await other.ahit("x")).limits[0].limit for _ in range(2)]
-
-    assert asyncio.run(calls()) == [7, 7]
 
 
 def test_closed_event_loops_leave_no_connections(own: Server) -> None:
@@ -415,44 +336,6 @@ def test_closed_event_loops_leave_no_connections(own: Server) -> None:
     assert asyncio.run(limiter.ahit("x")).source == "redis"
 
 
-def test_a_call_behind_a_full_pool_gives_up_in_time(own: Server, settings: Any) -> None:
-    """Threads share one connection to a hanging server. No thread waits for longer than the
-    deadline.
-    """
-    # Another database, because django-redis keeps a pool for each URL, and somebody may have used
-    # this one already.
-    settings.CACHES = cache(own.url[:-1] + "1", CONNECTION_POOL_KWARGS={"max_connections": 1})
-    start_fresh()
-    limiter = RateLimiter("x", "1000/m")
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(8) as pool:
-        assert {decision.source for decision in pool.map(limiter.hit, ["x"] * 200)} == {"redis"}
-    with redis.Redis.from_url(own.url) as direct:
-        assert deciders(direct) == 1
-    settings.RATELIMIT_TIMEOUT = DEADLINE
-    os.kill(own.pid, signal.SIGSTOP)
-    started = time.monotonic()
-    with ThreadPoolExecutor(8) as pool:
-        assert {decision.source for decision in pool.map(limiter.hit, ["x"] * 8)} == {"fallback"}
-    os.kill(own.pid, signal.SIGCONT)
-    assert time.monotonic() - started < DEADLINE + SCHEDULING + 0.1
-
-
-def test_a_forked_process_opens_its_own_connections(own: Server) -> None:
-    """A child process never reads a reply for its parent."""
-    limiter = RateLimiter("x", "10000/m")
-    limiter.hit("x")
-    child = os.fork()
-    if not child:
-        fine = all(limiter.hit("child").limits[0].name == "x" for _ in range(200))
-        os._exit(0 if fine else 1)
-    for _ in range(200):
-        limiter.hit("parent")
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert [limiter.peek(who).limits[0].used for who in ("child", "parent")] == [200, 200]
-
-
 def test_the_settings_of_the_cache_alias_are_not_changed(own: Server) -> None:
     """The cache keeps its own timeouts and connections."""
     from django.core.cache import caches
@@ -461,20 +344,6 @@ def test_the_settings_of_the_cache_alias_are_not_changed(own: Server) -> None:
     pool = caches["default"].client.get_client().connection_pool
     assert pool.connection_kwargs["socket_timeout"] == 30
     assert get_store() is get_store()
-
-
-def test_a_unix_socket_with_a_password_works(settings: Any, tmp_path: Any) -> None:
-    """The address, credentials and database of the alias are used, sync and async."""
-    path = f"{tmp_path}/redis.sock"
-    with Server(os.environ.get("RATELIMIT_TEST_BINARY"), "--unixsocket", path) as server:
-        with redis.Redis.from_url(server.url) as direct:
-            direct.config_set("requirepass", "secret")
-        settings.CACHES = cache(f"unix://{path}?db=2", PASSWORD="secret")
-        limiter = RateLimiter("x", "5/m")
-        assert limiter.hit("x").limits[0].used == 1
-        assert asyncio.run(limiter.ahit("x")).limits[0].used == 2
-        with redis.Redis(port=server.port, password="secret", db=2) as direct:
-            assert direct.dbsize() == 1
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -27,7 +27,6 @@ from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
     RateLimitRule,
-    RateLimitTier,
 )
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import forgetting
@@ -174,20 +173,11 @@ def test_data_of_throttles_and_expired_bans_is_forgotten(
     for _ in range(3):
         limiter.hit(IP)
     direct.delete(*direct.scan_iter(f"{prefix}*:ban"))
-    assert len([*direct.scan_iter(f"{prefix}{{*}}:*:sl")]) == 2
+    assert len([*direct.scan_iter(f"{prefix}{{*}}:*:g")]) == 2
     said("forget", "--ip", ADDRESS)
     said("forget", "--user", "grace")
-    assert [*direct.scan_iter(f"{prefix}{{*}}:*:sl")] == []
+    assert [*direct.scan_iter(f"{prefix}{{*}}:*:g")] == []
     assert traces(direct, prefix, digest(IP).decode()) == []
-
-
-def test_history_of_rules_with_tiers_can_be_searched(soon: None) -> None:
-    """The history of a rule with tiers contains lists of objects."""
-    rule = RateLimitRule.objects.create(name="tiered", path="/", key="ip", limit=1, unit="h")
-    RateLimitTier.objects.create(rule=rule, group="gold", limit=2, unit="h")
-    RateLimiter("counted", "1/h").hit(IP)
-    assert "erased: counts: 1" in said("forget", "--ip", ADDRESS)
-    assert RateLimiter("counted", "1/h").hit(IP)
 
 
 def test_forget_deletes_overrides_only_with_its_option(soon: None) -> None:

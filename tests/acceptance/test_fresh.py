@@ -101,14 +101,6 @@ def visit(port: int, path: str, headers: dict[str, str] | None = None) -> int:
     return status
 
 
-@pytest.mark.parametrize("kind", ["wsgi", "asgi"])
-def test_a_health_check_is_exempt_from_the_first_request_on(kind: str, prefix: str) -> None:
-    """A new process knows the exempt views before it has called any of them."""
-    with server(kind, prefix, REFUSED) as port:
-        assert [visit(port, "/function/") for _ in range(3)] == [200, 200, 200]
-        assert visit(port, "/limited/") == 429
-
-
 @pytest.mark.skipif(os.name == "nt", reason="forks")
 @pytest.mark.parametrize("kind", ["wsgi", "asgi"])
 def test_every_kind_of_exempt_view_is_exempt_on_its_first_request(kind: str, prefix: str) -> None:

@@ -5,14 +5,12 @@ outcome of the request.
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
 import pytest
 import redis
-from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpRequest, HttpResponse
@@ -24,14 +22,9 @@ from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.testing.server import Server
-from django_ratelimit_lua.throttling import SimpleRateThrottle
-from tests import clusters
-from tests.clusters import until
-from tests.faults import alias
 from tests.held import SlotsInUse
 from tests.interrupts import HOW, How, Interrupted, interrupt_each_wait
-from tests.slots_site import CHUNKS, FACES, PREFIX, SLOTS, Throttle, limit
+from tests.slots_site import FACES, PREFIX, SLOTS, limit
 
 pytestmark = [
     pytest.mark.usefixtures("site"),
@@ -130,17 +123,6 @@ def test_a_client_is_refused_while_all_slots_are_held(slots: SlotsInUse, face: s
 
 
 @pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
-def test_responses_without_a_body_release_their_slot(
-    slots: SlotsInUse, face: str, method: str
-) -> None:
-    """HEAD and OPTIONS requests take a slot and release it."""
-    _, body = begin(f"/{face}/plain/?who=ada", method)
-    body.close()
-    assert slots.held == 0
-
-
-@pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("ending", ["exits", "interrupted", "closed"])
 def test_an_exception_that_stops_a_view_releases_its_slot(
     slots: SlotsInUse, face: str, ending: str
@@ -169,30 +151,6 @@ def test_a_body_that_is_interrupted_releases_its_slot(slots: SlotsInUse, face: s
     assert slots.held == slots.running("ada") == 1
     body.close()
     assert slots.held == slots.running("ada") == 0
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_an_unclosed_response_holds_its_slot_until_it_is_garbage(
-    slots: SlotsInUse, face: str, settings: Any
-) -> None:
-    """The slot is renewed no longer after the response is garbage-collected, and ends."""
-    settings.RATELIMIT_SLOT_SECONDS = 0.8
-    _, body = begin(f"/{face}/plain/?who=ada")
-    assert slots.held == 1
-    del body
-    gc.collect()
-    slots.until_free()
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_a_propagated_exception_releases_the_slot(
-    slots: SlotsInUse, face: str, settings: Any
-) -> None:
-    """With `DEBUG_PROPAGATE_EXCEPTIONS`, there is no response if a view raises."""
-    settings.DEBUG_PROPAGATE_EXCEPTIONS = True
-    with pytest.raises(ValueError, match="raised by the view"):
-        begin(f"/{face}/raises/?who=ada")
-    assert slots.held == 0
 
 
 Messages = list[dict[str, Any]]
@@ -288,18 +246,6 @@ def test_under_asgi_a_client_that_leaves_holds_the_slot_until_the_view_ends(
 
 @pytest.mark.parametrize(("face", "middleware"), PLACES)
 @pytest.mark.parametrize("ending", ["stream", "astream"])
-def test_under_asgi_a_client_that_leaves_during_the_body_releases_the_slot(
-    slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
-) -> None:
-    """The slot is released although the body may still be generated."""
-    settings.MIDDLEWARE = middleware
-    sent = asyncio.run(asgi(f"/{face}/{ending}/?who=ada&seconds=0.4", until_sent=3))
-    assert len(sent) < CHUNKS + 2 or ending == "stream"
-    slots.until_free()
-
-
-@pytest.mark.parametrize(("face", "middleware"), PLACES)
-@pytest.mark.parametrize("ending", ["stream", "astream"])
 def test_under_asgi_a_body_that_raises_releases_its_slot(
     slots: SlotsInUse, face: str, middleware: list[str], ending: str, settings: Any
 ) -> None:
@@ -380,27 +326,6 @@ def test_a_request_that_is_stopped_at_any_point_holds_no_slot(
 
     for _ in interrupt_each_wait(answer, how):
         slots.until_free(LATER)
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_a_request_cancelled_by_the_server_releases_its_slot(
-    slots: SlotsInUse, face: str, settings: Any
-) -> None:
-    """Django then has no response, and sends no signal at the end of the request."""
-    settings.RATELIMIT_SLOT_SECONDS = 0.8
-
-    async def cancelled() -> None:
-        request = asyncio.ensure_future(asgi(f"/{face}/plain/?who=ada&seconds=0.3"))
-        while not await asyncio.to_thread(slots.running, "ada"):
-            await asyncio.sleep(0.01)
-        request.cancel()
-        await asyncio.wait([request])
-
-    asyncio.run(cancelled())
-    # With the request, when that is let go of: by the thread of a view, too, which is not
-    # cancelled.
-    until(lambda: gc.collect() >= 0 and slots.held == 0, "all slots are released")
-    assert slots.running("ada") == 0
 
 
 def called(view: Any, who: str = "ada", **headers: str) -> tuple[HttpRequest, Any]:
@@ -530,60 +455,6 @@ def test_the_response_explains_that_all_slots_are_in_use(
         "Zu viele Anfragen gleichzeitig. Versuchen Sie es in"
     )
     first.close()
-
-
-def test_a_throttle_explains_that_all_slots_are_in_use(slots: SlotsInUse) -> None:
-    """The package's handler puts the reason into DRF's body. A throttle with an invalid rate is an
-    error that names its scope.
-    """
-    bodies = [begin("/drf/plain/?who=ada") for _ in range(N)]
-    status, refused = begin("/drf/plain/?who=ada")
-    assert (status, b"".join(refused)[:45]) == (
-        429,
-        b'{"detail":"Too many requests at the same time',
-    )
-    for _, body in [*bodies, (429, refused)]:
-        body.close()
-
-    class Wrong(Throttle):
-        scope = "wrong"
-        rate = "5/m"
-
-    class AlsoWrong(SimpleRateThrottle):
-        scope = "also wrong"
-        rate = "5"
-
-    assert (Throttle().num_requests, Throttle().duration) == (N, 0)
-    for throttle in (Wrong, AlsoWrong):
-        with pytest.raises(ImproperlyConfigured, match="wrong"):
-            throttle()
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_without_redis_requests_hold_slots_of_this_process(face: str, settings: Any) -> None:
-    """Slots that are already held are counted, and each is released when its response is closed."""
-    settings.RATELIMIT_ON_STORE_ERROR, settings.RATELIMIT_SLOT_SECONDS = "local", 2
-    with Server() as server:
-        settings.CACHES = alias(server.url)
-        url = f"/{face}/stream/?who=ada"
-        status, before = begin(url)
-        assert status == 200
-        clusters.kill(server)
-        bodies = [before]
-        for _ in range(N - 1):
-            status, body = begin(url)
-            assert status == 200
-            bodies.append(body)
-        status, refused = begin(url)
-        assert (status, len(held_slots.all())) == (429, N)
-        refused.close()
-        end(bodies.pop())
-        status, body = begin(url)
-        assert status == 200
-        bodies.append(body)
-        for body in bodies:
-            end(body)
-        assert not held_slots.all()
 
 
 def test_the_purpose_of_a_slot_is_the_method_and_the_path(slots: SlotsInUse) -> None:

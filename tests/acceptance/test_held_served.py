@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import http.client
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -132,18 +130,6 @@ def test_a_client_that_disconnects_during_the_body_holds_no_slot(
     assert slots.running(who) == 0
 
 
-@pytest.mark.parametrize("face", ["sync", "async", "drf", "middleware", "middleware/async"])
-def test_a_client_that_disconnects_during_the_view_holds_no_slot_afterwards(
-    site: tuple[str, Site], face: str
-) -> None:
-    """The slot is released when the view is cancelled or returns."""
-    _, (port, _, slots) = site
-    who = f"early-{face}".replace("/", "-")
-    hang_up(port, f"/{face}/plain/?who={who}&seconds=0.5", lambda: slots.running(who) == 1)
-    slots.until_free()
-    assert slots.running(who) == 0
-
-
 def test_head_requests_and_failing_requests_hold_no_slot_afterwards(site: tuple[str, Site]) -> None:
     """A HEAD request, an exception and a view without a response leave no slot, in any number."""
     _, (port, _, slots) = site
@@ -157,41 +143,3 @@ def test_head_requests_and_failing_requests_hold_no_slot_afterwards(site: tuple[
 
 def workers(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-@pytest.mark.parametrize("kind", list(COMMANDS))
-def test_the_slots_of_a_killed_process_end_within_their_lifetime(
-    kind: str, client: redis.Redis
-) -> None:
-    """Its slots expire within `RATELIMIT_SLOT_SECONDS`. Before that, the process held them for
-    longer.
-    """
-    process, (port, pid, slots) = start(kind, client)
-    try:
-        with socket.create_connection((ADDRESS, port)) as asking:
-            asking.sendall(
-                b"GET /sync/plain/?who=killed&seconds=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            )
-            until(lambda: slots.running("killed") == 1, "it runs", 20)
-            time.sleep(SLOT_SECONDS * 1.5)
-            assert slots.held == 1
-            for each in workers(pid) if kind == "wsgi" else [pid]:
-                os.kill(each, signal.SIGKILL)
-            killed = time.monotonic()
-            slots.until_free()
-            assert time.monotonic() - killed < SLOT_SECONDS + 1
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-@pytest.mark.parametrize("kind", list(COMMANDS))
-def test_a_stopping_server_releases_its_slots(kind: str, client: redis.Redis) -> None:
-    """A worker releases its slots when it ends."""
-    process, (port, _, slots) = start(kind, client)
-    with socket.create_connection((ADDRESS, port)) as asking:
-        asking.sendall(b"GET /async/plain/?who=ended&seconds=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: slots.running("ended") == 1, "it runs", 20)
-        process.terminate()
-        process.wait(30)
-    assert slots.held == 0

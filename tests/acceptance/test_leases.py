@@ -13,17 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from django.http import HttpResponse
-from django.test import RequestFactory
 
 from django_ratelimit_lua import Rate, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.leases import leases
-from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import Patience
 from django_ratelimit_lua.testing.server import Server
@@ -214,58 +211,6 @@ def test_refund_reset_and_acquire_work_with_a_lease() -> None:
     leases.give_back(Patience(5))
     # The task may be giving back some of it just now.
     until(lambda: limiter.peek("x").limits[0].used == 2502, "what was not spent is back")
-
-
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("change", ["reset", "unban"])
-def test_a_delayed_reset_message_keeps_newer_leased_units(
-    change: str, direct: redis.Redis, prefix: str
-) -> None:
-    """Units that were taken after a reset, before the process received the message about it, are
-    not lost; an unban resets no count.
-    """
-    limiter = window("100000/h")
-    changed = (
-        limiter if change == "reset" else RateLimiter("banning", "5/h", ban_after=1, ban_for="1m")
-    )
-    with direct.pubsub(ignore_subscribe_messages=True) as channel:
-        channel.subscribe(f"{prefix}changes:0")
-        sources(limiter, 3000)
-        getattr(changed, change)("x")
-        messages: list[Any] = []
-        until(
-            lambda: bool(messages.append(channel.get_message()) or messages[-1]),
-            "the message is there",
-        )
-    found = sources(limiter, 3000)
-    assert found["lease"] > 2000
-    assert leases._holding
-    listener._handle(SimpleNamespace(heard_at=0.0), [messages[-1]["data"]])
-    leases.give_back(Patience(5))
-    used = 3000 if change == "reset" else 6000
-    until(lambda: limiter.peek("x").limits[0].used == used, "what was not spent is back", 5)
-
-
-@pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
-def test_the_option_count_if_refunds_leased_units(algorithm: str) -> None:
-    """In the end, no unit is used."""
-
-    @ratelimit(
-        "leased",
-        "ip",
-        "1000/h",
-        algorithm=algorithm,
-        lease=100,
-        count_if=lambda request, outcome: False,
-    )
-    def view(request: Any) -> HttpResponse:
-        return HttpResponse(str(request.ratelimit.source))
-
-    sources = Counter(view(RequestFactory().get("/")).content for _ in range(600))
-    assert sources[b"lease"] > 100
-    leases.give_back(Patience(5))
-    limiter = RateLimiter("leased:*:ip:1000/h", "1000/h", algorithm=algorithm)
-    assert limiter.peek(("ip", "127.0.0.1")).limits[0].used == 0
 
 
 def test_coroutines_share_the_leased_units_of_their_process() -> None:

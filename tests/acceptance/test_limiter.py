@@ -12,6 +12,7 @@ import pytest
 
 from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 from django_ratelimit_lua.limits.algorithms.token_bucket import most_units
+from django_ratelimit_lua.limits.call import MAX_COST
 from django_ratelimit_lua.rules import provider
 
 
@@ -140,15 +141,6 @@ def test_identities_are_counted_separately(direct: Any, prefix: str) -> None:
     assert not limiter.hit("8"), "a number is the same identity as its text"
 
 
-def test_different_secrets_give_different_digests(settings: Any, direct: Any, prefix: str) -> None:
-    """`RATELIMIT_KEY_SECRET` is used instead of `SECRET_KEY`, if it is set."""
-    limiter = RateLimiter("x", "5/h")
-    for secret in (None, "other", b"bytes"):
-        settings.RATELIMIT_KEY_SECRET = secret
-        limiter.hit("ada")
-    assert len(direct.keys(f"{prefix}*")) == 3
-
-
 def test_a_changed_rate_keeps_the_used_units() -> None:
     """The rate is not a part of the name: five used units of ten are five used units of six."""
     for algorithm in ("token_bucket", "fixed_window", "sliding_window", "sliding_log"):
@@ -183,23 +175,6 @@ def test_acquire_waits_under_any_algorithm() -> None:
         assert limiter.acquire("ada", timeout=2)
         assert 0.8 < time.monotonic() - started < 3, algorithm
         assert not limiter.acquire("ada", timeout=0), algorithm
-
-
-def test_a_cancelled_turn_is_returned() -> None:
-    """A call that is cancelled while it waits does not delay other calls."""
-    limiter = RateLimiter("cancelled", "1/m", algorithm="leaky_bucket", queue=1)
-
-    async def calls() -> None:
-        await limiter.aacquire("ada")
-        waiting = asyncio.ensure_future(limiter.aacquire("ada"))
-        await asyncio.sleep(0.05)
-        assert not await limiter.apeek("ada")
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert await limiter.apeek("ada")
-
-    asyncio.run(calls())
 
 
 def test_any_function_can_be_limited() -> None:
@@ -287,12 +262,12 @@ def test_a_cost_is_a_whole_number(cost: Any) -> None:
 def test_the_maximum_cost_can_be_charged(rate: str, algorithm: str) -> None:
     """It is counted even if the rate is slow, and the next hit is refused."""
     limiter = RateLimiter("largest", rate, algorithm=algorithm)
-    charged = limiter.charge("ada", 2**53)
+    charged = limiter.charge("ada", MAX_COST)
     assert charged.source == "redis"
     refused = limiter.hit("ada")
     assert (refused.allowed, refused.source) == (False, "redis")
     assert refused.retry_after is not None
-    assert limiter.hit("ada", 2**53).retry_after is None
+    assert limiter.hit("ada", MAX_COST).retry_after is None
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True])
@@ -300,14 +275,6 @@ def test_timeouts_are_seconds(timeout: Any) -> None:
     """A timeout of another type is an error."""
     with pytest.raises(LimitError, match="timeout is"):
         RateLimiter("x", "5/h").acquire("ada", timeout=timeout)
-
-
-def test_a_disabled_limiter_allows_everything(settings: Any) -> None:
-    """Redis is not called."""
-    settings.RATELIMIT_ENABLE = False
-    limiter = RateLimiter("off", "1/h")
-    assert [limiter.hit("ada").granted for _ in range(3)] == [1, 1, 1]
-    assert asyncio.run(limiter.ahit("ada")).allowed
 
 
 def test_acquire_with_debt_grants_any_cost_and_delays_later_callers() -> None:
@@ -327,23 +294,6 @@ def test_acquire_with_debt_grants_any_cost_and_delays_later_callers() -> None:
     assert time.monotonic() - began >= refused.wait - 0.1
 
 
-def test_coroutines_can_acquire_with_debt() -> None:
-    """A coroutine that is cancelled while it waits for its turn gives its debt back."""
-    limiter = RateLimiter("reports", "10/h", algorithm="token_bucket")
-
-    async def owe() -> None:
-        assert (await limiter.aacquire("ada", 50, timeout=0, debt=True)).granted == 50
-        task = asyncio.ensure_future(limiter.aacquire("ada", 70, debt=True))
-        while limiter.peek("ada").limits[0].reset_after < 60 * 360:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(owe())
-    assert 50 * 360 - 60 < limiter.peek("ada").limits[0].reset_after <= 50 * 360
-
-
 def test_debt_is_refused_for_other_algorithms_and_inexact_costs() -> None:
     """The error contains the valid values, and nothing is taken."""
     with pytest.raises(
@@ -351,7 +301,7 @@ def test_debt_is_refused_for_other_algorithms_and_inexact_costs() -> None:
     ):
         RateLimiter("window", "10/h").acquire("ada", 20, debt=True)
     limiter = RateLimiter("large", "7/11s", algorithm="token_bucket")
-    most = most_units(limiter.limits[0].rate)
+    most = most_units(limiter.limits[0])
     with pytest.raises(LimitError, match=f"the maximum with debt at 7/11s is {most}"):
         limiter.acquire("ada", most + 1, debt=True)
     with pytest.raises(LimitError, match="whole number"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,20 +71,6 @@ def test_redis_continues_after_an_outage_from_what_it_had_counted(
         decisions = [limiter.hit("x") for _ in range(4)]
         assert [(one.allowed, one.source) for one in decisions] == [(True, "redis")] * 4
         assert state.used + 3 <= limiter.peek("x").limits[0].used <= 10
-
-
-@pytest.mark.parametrize(
-    "algorithm", ["fixed_window", "sliding_window", "sliding_log", "token_bucket"]
-)
-def test_parts_are_refilled_over_time(algorithm: str, own: Server) -> None:
-    """A refused hit is allowed after its retry time."""
-    own.stop()
-    limiter = RateLimiter("x", "8/s", algorithm=algorithm)
-    assert limiter.hit("x", cost=2).allowed
-    decision = limiter.hit("x", cost=2)
-    assert not decision.allowed
-    time.sleep(decision.retry_after or 0)
-    assert limiter.hit("x", cost=2).allowed
 
 
 def test_hits_in_memory_are_all_or_nothing_too(own: Server) -> None:

@@ -18,7 +18,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.models.deletion import Collector
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.test import Client, override_settings
-from django.test.utils import CaptureQueriesContext, isolate_apps
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratelimit_lua.models import (
@@ -28,7 +28,7 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
 )
 from django_ratelimit_lua.models import RateLimitTier as Tier
-from django_ratelimit_lua.models.audit import AuditedModel, watch
+from django_ratelimit_lua.models.audit import AuditedModel
 from django_ratelimit_lua.operations import rules_yaml
 from tests.acceptance.test_rules import get, rule
 
@@ -232,28 +232,6 @@ def test_a_failed_deletion_is_recorded_only_when_it_succeeds() -> None:
     assert not RateLimitChange.objects.exists()
     chosen.delete()
     assert [change.name for change in RateLimitChange.objects.all()] == ["10.0.0.1"]
-
-
-@isolate_apps("django_ratelimit_lua")
-def test_changes_through_a_proxy_model_are_recorded() -> None:
-    """Changes through a model that a project derives are recorded and published."""
-
-    class Block(RateLimitOverride):
-        class Meta:
-            proxy = True
-            app_label = "django_ratelimit_lua"
-
-    watch(Block)  # As when the app is loaded.
-    rule(limit=100)
-    block = Block(network="127.0.0.1", effect="block")
-    block.save()
-    assert get() == [429]
-    block.delete()
-    assert get() == [200]
-    Block.objects.bulk_create([Block(network="127.0.0.1", effect="block")])
-    assert get() == [429]
-    Block.objects.all().delete()
-    assert get() == [200]
 
 
 def test_other_models_of_the_site_are_not_affected() -> None:

@@ -161,14 +161,6 @@ def test_other_exceptions_are_not_handled(rf: RequestFactory) -> None:
     assert RateLimitMiddleware(ok).process_exception(rf.get("/"), ValueError()) is None
 
 
-def test_shadow_rules_refuse_no_request(settings: Any) -> None:
-    """Requests are counted and decided, but never refused."""
-    settings.RATELIMIT_RULES = [
-        {"name": "watch", "path": "/", "key": "ip", "rate": "1/m", "mode": "shadow"}
-    ]
-    assert get("/ok", 3) == [200] * 3
-
-
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_headers_are_on_the_final_response(kind: str, settings: Any) -> None:
     """They contain the limits of rules and of decorators."""
@@ -293,17 +285,6 @@ def test_rules_work_before_and_after_the_authentication_middleware(
     assert left == (0 if order == "in front" else 1), "behind, all or nothing"
 
 
-def test_a_rule_with_a_wait_delays_the_request(settings: Any) -> None:
-    """The rule is a leaky bucket, under WSGI and ASGI."""
-    import time
-
-    paced = {"name": "paced", "path": "/", "key": "ip", "rate": "20/s", "algorithm": "leaky_bucket"}
-    settings.RATELIMIT_RULES = [paced]
-    started = time.monotonic()
-    assert get("/ok", 2) + get("/aok", 2, "async") == [200] * 4
-    assert time.monotonic() - started >= 0.15 - 0.01
-
-
 def test_a_disabled_site_applies_no_rule(settings: Any) -> None:
     """With `RATELIMIT_ENABLE = False`, rules are not loaded."""
     settings.RATELIMIT_ENABLE = False
@@ -318,18 +299,8 @@ def test_a_disabled_site_applies_no_rule(settings: Any) -> None:
         ({"breaker": "payments"}, "breaker .payments. is not a rule; it belongs in a file"),
         ({"key": "ip"}, "needs a name"),
         ({"name": "x", "keys": "ip"}, "unknown keys; known fields: name, description"),
-        ({"name": "x", "key": "ip"}, "needs a limit"),
         ({"name": "x", "exempt": True}, "all requests would be exempt"),
-        ({"name": "x", "path": "/", "rate": "5/m"}, "Choose what to count by"),
-        ({"name": "x", "key": "ip", "rate": "5/month"}, "write N/unit"),
-        ({"name": "x", "key": "me", "rate": "5/m"}, "Unknown key"),
-        ({"name": "x", "key": "ip", "rate": "5/m", "mode": "maybe"}, "enforce, shadow, off"),
-        ({"name": "x", "key": "ip", "rate": "5/m", "path": "api"}, "begins with /"),
-        ({"name": "x", "key": "ip", "rate": "5/m", "path": [7]}, "begins with /"),
         ({"name": "x", "key": "ip", "rate": "5/m", "route": 7}, "name of a URL pattern"),
-        ({"name": "x", "key": "ip", "rate": "5/m", "audience": "friends"}, "group:NAME"),
-        ({"name": "x", "key": "ip", "rate": "5/m", "burst": 3}, "no option"),
-        ({"name": "x", "key": "ip", "rate": "5/m", "method": 7}, "method is 7"),
     ],
 )
 def test_an_invalid_rule_is_an_error(

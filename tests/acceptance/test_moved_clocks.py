@@ -15,7 +15,6 @@ from django_ratelimit_lua.engine.heartbeat import Heartbeat
 from django_ratelimit_lua.limits import call
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.rules import provider
-from tests.engine.test_promises import START, Asker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DAY = 86_400
@@ -83,22 +82,6 @@ def test_a_calendar_limit_admits_n_with_any_host_clocks(
             retry_after = limiter.peek(client, 1).retry_after
             assert retry_after is not None
             assert retry_after <= {"day": 1, "week": 7, "month": 31}[align] * DAY
-
-
-@pytest.mark.parametrize("align", list(RATES))
-@pytest.mark.parametrize("days", [100, 365, 15_000])
-def test_a_calendar_limit_recovers_from_a_server_clock_far_ahead(align: str, days: int) -> None:
-    """The units count in the window that is current when the clock is correct again."""
-    ask = Asker(RateLimiter("ahead", RATES[align], algorithm="fixed_window", align=align).limits[0])
-    longest = {"day": 1, "week": 7, "month": 31}[align] * DAY
-    assert [bool(ask(START + days * DAY * 10**6)) for _ in range(6)] == [True] * 5 + [False]
-    refused = ask(START)
-    assert not refused
-    assert refused.retry_after is not None
-    assert refused.retry_after <= longest
-    then = START + round(refused.retry_after * 10**6)
-    assert not ask(then - 1)
-    assert [bool(ask(then)) for _ in range(6)] == [True] * 5 + [False]
 
 
 def test_a_lock_expires_although_the_server_clock_was_set_back(

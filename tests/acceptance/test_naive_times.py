@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import io
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from django.contrib.auth.models import User
-from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
-from tests.acceptance.test_rules import another_process, get, rule
-from tests.acceptance.test_sweeping import FIELDS, Clock
+from django_ratelimit_lua.models import RateLimitOverride
+from tests.acceptance.test_rules import get, rule
 from tests.users import ADMIN_MIDDLEWARE
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,16 +37,6 @@ def admin(name: str, *args: Any) -> str:
     return reverse(f"admin:django_ratelimit_lua_{name}", args=args)
 
 
-def test_a_rule_applies_to_the_next_request() -> None:
-    """It applies after saving, after an edit, and in a process that has just started."""
-    saved = rule(limit=1)
-    assert get(times=2) == [200, 429]
-    RateLimitRule.objects.filter(pk=saved.pk).update(limit=3)
-    assert get(times=3) == [200, 200, 429]
-    another_process()
-    assert get() == [429]
-
-
 def test_overrides_begin_and_end_on_time() -> None:
     """They follow the clock of Redis in every time zone of the site."""
     now, hour = timezone.now(), datetime.timedelta(hours=1)
@@ -70,27 +55,6 @@ def test_overrides_begin_and_end_on_time() -> None:
     assert RateLimitOverride.objects.active().count() == 2
     retry_after = int(Client(REMOTE_ADDR="203.0.113.4").get("/ok")["Retry-After"])
     assert 3500 <= retry_after <= 3600
-
-
-def test_ended_overrides_are_removed(
-    monkeypatch: pytest.MonkeyPatch, direct: redis.Redis, prefix: str, settings: Any
-) -> None:
-    """They are removed from Redis by the next publication, and from the database after
-    `RATELIMIT_HISTORY_DAYS`.
-    """
-    settings.RATELIMIT_HISTORY_DAYS = 30
-    clock = Clock()
-    monkeypatch.setattr(timezone, "now", clock)
-    ends = clock() + datetime.timedelta(seconds=1)
-    RateLimitOverride.objects.create(network="203.0.113.1", effect="block", ends=ends)
-    assert direct.hlen(f"{prefix}{{rules}}") == len(FIELDS) + 1
-    clock.pass_(minutes=1)
-    rule(limit=100)
-    assert set(direct.hkeys(f"{prefix}{{rules}}")) == FIELDS
-    assert RateLimitOverride.objects.count() == 1
-    clock.pass_(days=31)
-    rule("other")
-    assert (RateLimitOverride.objects.count(), RateLimitChange.objects.count()) == (0, 1)
 
 
 def test_the_admin_shows_and_saves_naive_times(root: Client) -> None:
@@ -132,28 +96,3 @@ def test_the_admin_shows_and_saves_naive_times(root: Client) -> None:
     assert root.post(reverse("admin:django_ratelimit_lua_inspect"), block).status_code == 302
     assert get(REMOTE_ADDR="203.0.113.9") == [429]
     assert [root.get(page).status_code for page in pages] == [200] * len(pages)
-
-
-def test_commands_work_with_naive_times(tmp_path: Path) -> None:
-    """These are all commands that read or write rules."""
-
-    def said(*arguments: str) -> str:
-        output = io.StringIO()
-        call_command("ratelimit", "rules", *arguments, stdout=output, stderr=output)
-        return output.getvalue()
-
-    rule(limit=1)
-    RateLimitOverride.objects.create(
-        network="203.0.113.1", effect="block", ends=timezone.now() + datetime.timedelta(hours=1)
-    )
-    file = tmp_path / "rules.yaml"
-    file.write_text(said("export").replace("1/h", "2/h"))
-    assert "1 rule changed" in said("import", str(file))
-    assert get(times=3) == [200, 200, 429]
-    assert "block: every request is refused" in said("explain", "--ip", "203.0.113.1")
-    assert "1 rule; revision 3" in said("list")
-    assert "published revision" in said("publish")
-    assert "belongs to the database" in said("new-id")
-    assert "published revision" in said("adopt")
-    assert "off" in said("mode", "site", "off")
-    assert get() == [200]

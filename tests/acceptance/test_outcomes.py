@@ -221,21 +221,3 @@ def test_an_outcome_during_an_outage_raises_nothing(settings: Any) -> None:
         return answer(request)
 
     assert ask(view(breaks), "right") == [302]
-
-
-def test_units_that_were_not_taken_are_not_refunded(settings: Any) -> None:
-    """Redis was unavailable for the request, and is available for its outcome. The units of other
-    requests stay counted.
-    """
-    here = settings.CACHES
-    limiter = RateLimiter("x:*:ip:2/h", "2/h")
-    limiter.hit(("ip", "127.0.0.1"))
-
-    def heals(request: HttpRequest) -> HttpResponse:
-        settings.CACHES = here
-        return answer(request)
-
-    settings.RATELIMIT_ON_STORE_ERROR = "open"
-    settings.CACHES = {"default": {**here["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
-    assert ask(ratelimit("x", "ip", "2/h", count_if=failed)(heals), "right") == [302]
-    assert limiter.peek(("ip", "127.0.0.1")).limits[0].used == 1

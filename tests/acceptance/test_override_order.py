@@ -140,18 +140,6 @@ def test_override_precedence_is_as_documented() -> None:
                 assert found.decision.allowed is not refuses, (place, pair)
 
 
-def test_a_block_for_all_rules_applies_to_rules_without_an_override_of_their_own() -> None:
-    """An exemption from one of two rules lifts the block only for this rule, so the request is
-    refused.
-    """
-    first = RateLimitRule.objects.create(name="first", path="/", key="ip", limit=5, unit="h")
-    RateLimitRule.objects.create(name="second", path="/enforced/", key="ip", limit=5, unit="h")
-    RateLimitOverride.objects.create(network="10.0.0.0/8", effect="block")
-    RateLimitOverride.objects.create(rule=first, network="10.0.0.7", effect="exempt")
-    assert Client(REMOTE_ADDR="10.0.0.7").get("/free/").status_code == 200
-    assert Client(REMOTE_ADDR="10.0.0.7").get("/enforced/").status_code == 429
-
-
 def test_a_rule_named_block_is_not_a_block() -> None:
     """A block for all rules is recognized by its effect, and not by the name of a rule."""
     RateLimitRule.objects.create(name="block", path="/free/", key="ip", limit=5, unit="h")
@@ -208,27 +196,3 @@ def test_explain_names_code_that_it_does_not_examine() -> None:
     )
     assert "No URL pattern matches this path." in said("explain", "--path", "/nowhere/")
     assert explain(build_request("/free/")).notes == []
-
-
-@pytest.mark.parametrize(
-    "algorithm", ["token_bucket", "leaky_bucket", "fixed_window", "sliding_window", "sliding_log"]
-)
-@pytest.mark.parametrize("names_rule", [True, False])
-def test_another_limit_with_a_burst_applies_to_every_algorithm(
-    algorithm: str, names_rule: bool
-) -> None:
-    """An override for all rules applies to every algorithm. Its burst applies to algorithms that
-    have one.
-    """
-    rule = RateLimitRule.objects.create(
-        name="api", path="/", key="ip", limit=50, unit="h", algorithm=algorithm
-    )
-    RateLimitOverride.objects.create(
-        network="10.0.0.7", limit=4, unit="h", burst=2, rule=rule if names_rule else None
-    )
-    answers = [Client(REMOTE_ADDR="10.0.0.7").get("/free/") for _ in range(6)]
-    assert answers[0].json() == {"api": 4}
-    if algorithm != "leaky_bucket":  # Whose queue no view waits in for a quarter of an hour.
-        assert [answer.status_code for answer in answers].count(200) == (
-            2 if algorithm == "token_bucket" else 4
-        )

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import json
 from typing import Any
 
 import pytest
-import redis
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core import checks
@@ -27,13 +25,10 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.identity import Identity, digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.throttling import AnonRateThrottle
 from tests.acceptance.test_admin import OPERATOR, OVERRIDES, errors
 from tests.acceptance.test_inspector import INSPECTOR, pressed
 from tests.acceptance.test_reset_and_block import said
-from tests.acceptance.test_rules import another_process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS, NEIGHBOUR, STRANGER = "203.0.113.9", "203.0.113.10", "198.51.100.7"
@@ -191,30 +186,6 @@ def test_a_digest_and_the_user_with_that_digest_are_two_subjects() -> None:
     assert ada.get("/free/").status_code == 200
 
 
-def test_a_block_by_digest_ends_when_its_secret_key_is_removed(settings: Any) -> None:
-    """Until then it applies to rules, throttles and functions, although their counts
-    start again.
-    """
-    RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
-    settings.SECRET_KEY = "before"
-    for client in (("ip", ADDRESS), "acme", f"throttle_anon_{ADDRESS}"):
-        override(client=client)
-
-    def answers() -> list[int]:
-        publish()
-        pages = ("/rule/", "/throttled/", "/partner/")
-        return [
-            post(page, STRANGER if page == "/partner/" else ADDRESS, {"x-partner": "acme"})
-            for page in pages
-        ]
-
-    assert answers() == [429] * 3
-    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "now", ["before"]
-    assert answers() == [429] * 3
-    settings.SECRET_KEY_FALLBACKS = []
-    assert answers() == [200] * 3
-
-
 def test_a_row_with_several_subjects_is_not_saved() -> None:
     """It would apply to more clients than intended. An override without a subject is not saved
     either.
@@ -246,36 +217,6 @@ def test_a_changed_field_does_not_use_the_value_of_the_previous_field() -> None:
         assert Client().get("/free/", {field.removeprefix("get:"): "X"}).status_code == 429
 
 
-def test_an_unknown_kind_of_subject_is_skipped(
-    direct: redis.Redis, prefix: str, caplog: Any
-) -> None:
-    """A newer version may have published it. The other overrides apply."""
-    key = f"{prefix}{{rules}}"
-    override(network=STRANGER)
-    snapshot = json.loads(direct.hget(key, "rules")) | {
-        "blocks": ["moon", "ip4/32"],
-        "revision": "99-" + "a" * 16,
-    }
-    direct.hset(key, mapping={"revision": snapshot["revision"], "rules": json.dumps(snapshot)})
-    another_process()
-    assert [post("/free/", one) for one in (STRANGER, ADDRESS)] == [429, 200]
-    assert "overrides by 'moon' match no request: the key is not registered" in caplog.text
-
-
-def test_only_kinds_with_overrides_are_looked_up() -> None:
-    """A new process reads the block in the call that decides. For other clients it stores
-    nothing.
-    """
-    override(client=(("ip", ADDRESS), ("post", "username", "ada")))
-    another_process()
-    override_cache.clear()
-    assert post("/login/", username="bob") == 200
-    assert not override_cache._known.entries
-    assert post("/login/", username="ada") == 429
-    assert len(override_cache._known.entries) == 1
-    assert provider.current().blocks == ["digest"]
-
-
 @pytest.mark.parametrize(
     "name", ["a & post:b", "X, post", "ä\u2028", "exact:x", "a:b", "%", "digest"]
 )
@@ -285,62 +226,8 @@ def test_field_names_may_contain_any_characters(name: str) -> None:
     assert [Client().get("/free/", {name: value}).status_code for value in ("v", "w")] == [429, 200]
 
 
-def test_overrides_by_exact_and_normalized_value_share_one_record() -> None:
-    """A client that is blocked by an exact value is not blocked by another spelling. Both overrides
-    are published, alone and in a rebuild, in any order of the database.
-    """
-    override("ada", field="exact:header:X-Tenant")
-    for other in ("bob", "carl", "dan", "zoe"):
-        override(other, field="exact:header:X-Tenant", effect="exempt")
-    override("ada", field="header:X-Tenant", effect="exempt")
-    for _ in range(2):
-        answers = [post("/free/", headers={"x-tenant": one}) for one in ("ada", "ADA", "bob")]
-        assert answers == [429, 200, 200]
-        another_process()
-        override_cache.clear()
-        publish(rebuild=True)
-
-
 FORM = {"effect": "block", "period": 1, "unit": "m", "duration": "3600"}
 ADA = {"field": "post:username", "value": "ada"}
-HEX = digest(("ip", ADDRESS)).decode()
-
-
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"network": ADDRESS, **ADA}, "Make one override for each."),
-        ({"client_digest": HEX, **ADA}, "Make one override for each."),
-        (
-            {},
-            "Name one subject: a user, an address or network, a field and its value, or the "
-            "digest of a client.",
-        ),
-        ({"value": "ada"}, "Enter the field that has this value"),
-        ({"field": "post:username"}, "The value is missing."),
-        ({"field": "post:a, post:b", "value": "x"}, None),
-        ({"client_digest": "ada"}, "Enter 32 hexadecimal digits"),
-        ({"client_digest": HEX, "duration": ""}, "needs an end, at most 30 days from now"),
-        (
-            {"client_digest": HEX, "duration": "", "ends_0": "2099-01-01", "ends_1": "00:00"},
-            "at most 30 days from now",
-        ),
-        ({"client_digest": HEX, "duration": "2592000"}, None),
-        ({"client_digest": digest(("ip", OPERATOR)).decode()}, "you would lock yourself out"),
-        ({"network": OPERATOR}, "you would lock yourself out"),
-        ({"user": "own"}, "you would lock yourself out"),
-    ],
-)
-def test_a_form_accepts_exactly_one_subject(
-    fields: dict[str, str], problem: str | None, operator: Client
-) -> None:
-    """Otherwise the form shows the error, and saves nothing."""
-    own = User.objects.get(username="grace").pk
-    answer = operator.post(
-        f"{OVERRIDES}add/", {**FORM, **fields, **({"user": own} if "user" in fields else {})}
-    )
-    assert RateLimitOverride.objects.exists() is (problem is None)
-    assert problem is None or problem in errors(answer)
 
 
 def test_a_form_stores_no_value_and_does_not_overwrite_newer_changes(

@@ -215,21 +215,6 @@ def test_uncommitted_changes_are_never_published(
     assert [other("ask()"), one("ask()")] == [{"site": 6}, {"site": 6}]
 
 
-def test_no_override_is_lost_if_redis_is_emptied_during_publication(
-    of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
-) -> None:
-    """Redis is emptied before, between and after the parts of the publication."""
-    databases = site(tmp_path, of_sites)
-    one = started(prefix, databases)
-    one("rule(limit=1000) ;; [block(network=f'203.0.113.{number}') for number in range(5)]")
-    one("publishing.BATCH = 2")
-    for emptied_at in range(1, 14):
-        one(f"empty_redis() ;; publish_with({emptied_at})")
-        assert one("[ask(f'203.0.113.{number}') for number in range(6)]") == ["refused"] * 5 + [
-            MANY
-        ], emptied_at
-
-
 def test_published_rules_of_a_lost_history_are_replaced(
     of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
 ) -> None:
@@ -323,30 +308,3 @@ def test_a_block_by_digest_applies_until_its_key_is_removed(
     assert new(asked) == ["refused", "refused"]
     last = started(prefix, databases, SECRET_KEY="new")
     assert last(asked) == [MANY, "refused"]
-
-
-def test_users_and_networks_are_found_after_a_key_rotation_without_fallbacks(
-    of_sites: dict[str, Path], tmp_path: Path, prefix: str, started: Any
-) -> None:
-    """Their digests are computed again when the first process with the new key starts, without an
-    edit.
-    """
-    databases = site(tmp_path, of_sites)
-    with Worker(prefix, databases, SECRET_KEY="old") as old:
-        old(
-            "User.objects.create(username='ada') ;; rule(limit=1000) ;; "
-            "block(user=User.objects.get())"
-        )
-        old("block(network='203.0.113.0/24') ;; block(key='secret')")
-    new = started(prefix, databases, SECRET_KEY="new")
-    assert new("[ask(user='ada'), ask('203.0.113.9'), ask(key='secret')]") == [
-        "refused",
-        "refused",
-        MANY,
-    ]
-    new("RateLimitOverride.objects.filter(network='203.0.113.0/24').delete()")
-    new(
-        "block(user=User.objects.get(), rule=RateLimitRule.objects.get()) ;; "
-        "RateLimitOverride.objects.first().delete()"
-    )
-    assert new("[ask(user='ada'), ask('203.0.113.9')]") == ["refused", MANY]

@@ -20,8 +20,6 @@ import redis
 
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
-from tests.faults import Wire
-from tests.server import url
 from tests.worker import Worker, copy, migrated
 
 SOON, AT_LAST = 0.05, 1.0
@@ -187,31 +185,6 @@ def test_without_messages_changes_apply_within_a_second(start: Start, direct: re
     assert median(edits(workers)) < SOON
 
 
-def test_a_silent_connection_is_trusted_for_a_second(start: Start) -> None:
-    """No data arrives and the connection is not closed, as if a firewall had dropped it. If it
-    replies, refusals are repeated for as long as the setting allows.
-    """
-    with Wire(int(url().rpartition(":")[2].partition("/")[0])) as wire:
-        workers = start(at=f"redis://127.0.0.1:{wire.port}/0")
-        again = "[limiter.hit('ada'), time.sleep(1.5), limiter.hit('ada').source][-1]"
-        for worker in workers:
-            worker("refused()")
-            until(lambda worker=worker: worker(again) == "deny-cache")
-        wire.is_deaf = True
-        assert max(lags(workers, *RESET)) < AT_LAST
-        assert max(lags(workers, *CHANGES[0][:2])) < AT_LAST
-        for worker in workers:
-            until(lambda worker=worker: not worker("listener.is_listening"))
-        found = [
-            late for question, change, _ in CHANGES[1:6] for late in lags(workers, question, change)
-        ]
-        assert max(found) < AT_LAST
-        wire.is_deaf = False
-        for worker in workers:
-            until(lambda worker=worker: worker("hears()"))
-        assert median(edits(workers)) < SOON
-
-
 def test_a_resumed_process_repeats_no_outdated_state(start: Start) -> None:
     """The process was stopped, or its threads do not run, as under uWSGI."""
     workers = start(2)
@@ -317,18 +290,6 @@ def test_without_threads_changes_apply_within_a_second(start: Start) -> None:
     ]
     assert max(found) < AT_LAST
     assert workers[1]("[count for count in [asked(100)]][0]") <= 2
-
-
-def test_a_child_process_has_its_own_listener(start: Start) -> None:
-    """The process is forked from one with a listener, as by a server that preloads the site."""
-    workers = start(2)
-    workers[0]("rule(limit=0)")
-    for number in range(3):
-        workers[1].send("in_child('ask()')")
-        assert workers[1].answer() == "watching"
-        done_at = workers[0](f"timed('edit({number} + 10**6 if {number} % 2 == 0 else 0)')")
-        assert workers[1].answer() - done_at < AT_LAST
-        assert workers[1]("listener.is_listening")
 
 
 @pytest.mark.parametrize("right", ["resetchannels", "-publish"])
@@ -484,28 +445,6 @@ def test_in_a_cluster_messages_reach_processes_on_every_node(start: Start) -> No
         ]
         assert median(found) < SOON
         assert max(found) < AT_LAST
-
-
-def test_a_process_on_an_isolated_node_obeys_changes_within_a_second(start: Start) -> None:
-    """An isolated node still replies, but the others do not forward messages to it. Changes
-    apply within a second to processes that listen there.
-    """
-    with clusters.cluster() as cluster:
-        *others, deaf = cluster.servers
-        workers = start(CACHES=cluster.cache(deaf))
-        workers[0]("rule(limit=5000)")
-        with clusters.client(deaf.port) as direct:
-            name = direct.execute_command("CLUSTER MYID").decode()
-        for server in others:
-            with clusters.client(server.port) as direct:
-                direct.execute_command("CLUSTER FORGET", name)
-        assert {worker("refused()") for worker in workers} == {"deny-cache"}
-        assert max(lags(workers, *RESET)) < AT_LAST
-        found = [
-            late for question, change, _ in CHANGES[1:6] for late in lags(workers, question, change)
-        ]
-        assert max(found) < AT_LAST
-        assert all(worker("listener.is_listening") for worker in workers)
 
 
 def test_the_listener_follows_the_master_that_sentinels_name(start: Start) -> None:

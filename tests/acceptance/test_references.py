@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import io
 import re
-from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlencode
 
@@ -30,8 +29,6 @@ from django_ratelimit_lua.operations.clients import explain_client
 from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.request_builder import build_request
 from django_ratelimit_lua.throttling import ScopedRateThrottle, UserRateThrottle
-from tests.server import url
-from tests.worker import Worker, migrated
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HEADER = "RateLimit-Reference"
@@ -243,28 +240,6 @@ def test_an_invalid_reference_is_an_error_of_the_command() -> None:
             explained(text)
 
 
-def test_another_process_opens_a_reference(prefix: str, tmp_path: Path) -> None:
-    """Another process of the site opens it without having refused a request. Another site cannot
-    open it.
-    """
-    databases = {"default": migrated(tmp_path / "db.sqlite3")}
-    view = f"__import__('importlib').import_module('{__name__}')"
-    line = f"{view}.refused('/decorated', REMOTE_ADDR='198.51.100.7')"
-    given = {"ROOT_URLCONF": __name__}
-    with (
-        Worker(prefix, databases, at=url(), **given) as serving,
-        Worker(prefix, databases, **given) as desk,
-    ):
-        reference = serving(line)
-        opened = desk(f"str({view}.only({view}.open_reference({reference!r})))")
-        assert opened == "('search:*:ip:1/h', 'code')"
-    with (
-        Worker(prefix, databases, SECRET_KEY="theirs", **given) as stranger,
-        pytest.raises(AssertionError, match="not a reference of this site"),
-    ):
-        stranger(f"str({view}.open_reference({reference!r}))")
-
-
 INSPECTOR = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
 
 
@@ -312,25 +287,6 @@ def test_the_inspector_opens_a_reference_and_resets_the_client() -> None:
     response = client.post(f"{INSPECTOR}?{urlencode(asked)}", {"action": "reset"}, follow=True)
     assert "Counts are reset: all." in response.content.decode()
     assert Client(REMOTE_ADDR="203.0.113.9").get("/plain").status_code == 200
-
-
-@pytest.mark.usefixtures("admin_site")
-def test_the_inspector_explains_an_invalid_reference() -> None:
-    """A removed limit or block is reported as well."""
-    client = desk("view_ratelimitoverride")
-    assert "A reference has 20 letters and digits, but this text has 5" in page(client, "ABCDE")
-    assert "This field is required." in page(client, "")
-    rule = RateLimitRule.objects.create(
-        name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
-    )
-    reference = refused("/plain")
-    rule.delete()
-    assert "This limit is unknown" in page(client, reference)
-    block = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
-    reference = Client(REMOTE_ADDR="203.0.113.9").get("/plain")[HEADER]
-    assert f"ratelimitoverride/{block.pk}/change/" in page(client, reference)
-    block.delete()
-    assert "That block no longer exists." in page(client, reference)
 
 
 @pytest.mark.usefixtures("admin_site")

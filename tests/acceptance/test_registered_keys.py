@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import io
 import re
 from typing import Any
@@ -20,8 +19,7 @@ from django.test import AsyncClient, Client
 from django.urls import path
 
 from django_ratelimit_lua import LimitError, ratelimit
-from django_ratelimit_lua.checks import check_published, check_rules, check_settings
-from django_ratelimit_lua.engine.bans import bans_active
+from django_ratelimit_lua.checks import check_published, check_settings
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
 from django_ratelimit_lua.identity.names import shown
@@ -29,8 +27,6 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLi
 from django_ratelimit_lua.operations import forgetting
 from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.request_builder import build_request
-from django_ratelimit_lua.operations.rules_yaml import export, plan
-from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from tests.acceptance.test_admin import RULES, errors, given
 from tests.acceptance.test_forget import traces
 from tests.acceptance.test_inspector import pressed, text_of
@@ -208,20 +204,6 @@ def test_the_rule_form_offers_registered_keys(operator: Client) -> None:
     )
 
 
-def test_a_registered_key_needs_no_migration(capsys: pytest.CaptureFixture[str]) -> None:
-    """The model fields have no choices of keys."""
-    call_command("makemigrations", check=True, dry_run=True, verbosity=0)
-
-
-def test_rules_with_registered_keys_survive_yaml_export_and_import() -> None:
-    """This includes the key and the tiers for its values."""
-    row = rule()
-    RateLimitTier.objects.create(rule=row, group="plan:pro", limit=5)
-    text = export()
-    assert "plan:pro" in text
-    assert plan(text) == []
-
-
 def test_a_tenant_can_be_blocked_and_exempt_by_overrides() -> None:
     """An override applies to rules with other keys, and without a rule."""
     rule(key="ip", limit=100)
@@ -321,25 +303,6 @@ def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
     assert asyncio.run(admitted("acme")) == 3
 
 
-def test_tiers_with_keys_are_edited_in_the_form(operator: Client) -> None:
-    """An unknown group or key is an error."""
-    tiers = {
-        "tiers-INITIAL_FORMS": 0,
-        "tiers-TOTAL_FORMS": 1,
-        "tiers-0-limit": 9,
-        "tiers-0-period": 1,
-    }
-    form = {**given(path="/ok/", key="ip", limit=1), **tiers, "tiers-0-unit": "h"}
-    page = operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plam:pro"}).content.decode()
-    assert "with a key of RATELIMIT_KEYS (tenant, plan" in page
-    assert (
-        "There is no such group."
-        in operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plam"}).content.decode()
-    )
-    assert operator.post(f"{RULES}add/", {**form, "tiers-0-group": "plan:pro"}).status_code == 302
-    assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "plan:pro", "rate": "9/h"}]
-
-
 def test_the_inspector_accepts_the_value_of_a_key(operator: Client) -> None:
     """A block of the value applies. Without a value, the page names the key."""
     rule(limit=1)
@@ -382,16 +345,6 @@ def test_commands_accept_a_tenant(
     said("forget", "--key", "tenant=acme")
     assert traces(direct, prefix, client) == []
     assert get("acme") == 200
-
-
-def test_a_tenant_can_be_banned_and_is_shown(operator: Client) -> None:
-    """A tenant is banned by its offences, and the page of bans shows it masked."""
-    rule(limit=1, ban_after=2, ban_for="10m")
-    assert [get("acme") for _ in range(4)] == [200, 429, 429, 429]
-    assert sum(bans_active().values()) == 1
-    assert shown(("tenant", "acme")) == [("tenant", "ac…")]
-    page = operator.get("/admin/django_ratelimit_lua/bans/").content.decode()
-    assert "tenant ac…" in page
 
 
 def test_a_key_masks_its_values(settings: Any) -> None:
@@ -438,49 +391,3 @@ def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -
         in found
     )
     assert [get("acme"), get("acme")] == [200, 429]
-
-
-@pytest.mark.parametrize("group", ["plam:pro", "plan:", "plan: pro", "plan:pro "])
-def test_a_tier_with_an_unknown_key_is_an_error_in_files_and_settings(
-    group: str, settings: Any
-) -> None:
-    """The error has the form of a tier by a key, and the keys of the site."""
-    declared = {
-        "name": "api",
-        "path": "/ok/",
-        "key": "ip",
-        "rate": "1/h",
-        "tiers": [{"group": group, "rate": "2/h"}],
-    }
-    with pytest.raises(
-        RuleError,
-        match=r"is not KEY:VALUE with a key of RATELIMIT_KEYS \(tenant, plan, groups, broken\)",
-    ):
-        compile_rule(declared)
-    settings.RATELIMIT_RULES = [declared]
-    assert "is not KEY:VALUE" in " ".join(str(message.msg) for message in check_rules())
-
-
-def test_the_inspector_takes_a_value_that_a_middleware_would_set(
-    settings: Any, operator: Client
-) -> None:
-    """Without the value, the explanation names the key whose function fails on the described
-    request.
-    """
-    settings.RATELIMIT_KEYS = {"tenant": lambda request: request.tenant}
-    rule(limit=1)
-    assert "tenant" in explain(build_request("/ok/")).problems[0]
-    assert "tenant" in inspected(operator, {"path": "/ok/"})
-    assert explain(build_request("/ok/", fields=[("tenant", "acme")])).problems == []
-    with pytest.raises(LimitError, match=r"use header:NAME, .*, tenant$"):
-        build_request("/ok/", fields=[("tenat", "acme")])
-
-
-def test_an_ended_override_of_a_tenant_is_ignored() -> None:
-    """The override has ended, so the tenant is admitted."""
-    block = RateLimitOverride(
-        field="tenant", effect="block", ends=datetime.datetime.now(datetime.UTC)
-    )
-    block.set_value("acme")
-    block.save()
-    assert get("acme") == 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,13 +9,12 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import Client
-from django.utils import timezone
 
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.subjects import Subject, add
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import OVERRIDES, visits
-from tests.acceptance.test_inspector import INSPECTOR, pressed
+from tests.acceptance.test_admin import OVERRIDES
+from tests.acceptance.test_inspector import pressed
 from tests.acceptance.test_reset_and_block import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -72,22 +70,6 @@ def test_different_overrides_are_added(fields: dict[str, str], operator: Client)
     assert RateLimitOverride.objects.count() == 2
 
 
-def test_overrides_with_different_numbers_are_different(operator: Client) -> None:
-    """Another limit is another override. One that has ended does not count as present."""
-    limit = {**FORM, "effect": "limit", "limit": 5}
-    for number, fields in (
-        (1, limit),
-        (1, limit),
-        (2, {**limit, "limit": 6}),
-        (3, {**limit, "limit": 5, "unit": "h"}),
-    ):
-        operator.post(f"{OVERRIDES}add/", fields)
-        assert RateLimitOverride.objects.count() == number
-    RateLimitOverride.objects.update(ends=timezone.now())
-    operator.post(f"{OVERRIDES}add/", limit)
-    assert RateLimitOverride.objects.count() == 4
-
-
 def test_concurrent_equal_requests_add_one_override() -> None:
     """Each request gets the same override."""
 
@@ -118,24 +100,3 @@ def test_a_repeated_button_or_command_adds_one_override(operator: Client) -> Non
     assert said("block", "--ip", "203.0.113.10").endswith(
         f": override {number}, which existed already\n"
     )
-
-
-def test_an_override_ended_in_the_inspector_refuses_no_more(operator: Client) -> None:
-    """If there are two blocks of the address, both end. Blocks by a rule or of another address
-    stay.
-    """
-    rule = RateLimitRule.objects.create(name="other", path="/other", key="ip", limit=100, unit="h")
-    later = timezone.now() + datetime.timedelta(hours=1)
-    blocks = [
-        RateLimitOverride.objects.create(network=ADDRESS, effect="block", ends=ends)
-        for ends in (None, later)
-    ]
-    others = [RateLimitOverride.objects.create(network=ADDRESS, effect="block", rule=rule)]
-    others += [RateLimitOverride.objects.create(network="203.0.113.10", effect="block")]
-    assert visits() == [429]
-    asked = {"path": "/ok", "address": ADDRESS}
-    met = operator.get(INSPECTOR, asked).context["found"].block
-    assert f"Ended: {ADDRESS}." in pressed(operator, asked, action=f"end:{met.pk}")
-    assert visits() == [200]
-    assert {row.pk for row in RateLimitOverride.objects.lasting()} == {row.pk for row in others}
-    assert LogEntry.objects.count() == len(blocks)

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride
 from tests.acceptance import test_explained_views as explained
 from tests.acceptance.test_explained_views import ADDRESS, VIEWS
 
@@ -167,15 +167,6 @@ def test_a_block_of_a_large_network_has_to_be_confirmed(settings: Any) -> None:
             said("block", "--ip", network)
     assert not RateLimitOverride.objects.exists()
     assert "0.0.0.0/0 is blocked until" in said("block", "--ip", "0.0.0.0/0", "--confirm")
-
-
-def test_a_block_for_one_rule_refuses_only_its_requests() -> None:
-    """Other paths are not affected."""
-    RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=100, unit="h")
-    assert "is blocked by the rule site until" in said("block", "--ip", ADDRESS, "--rule", "site")
-    assert (status("/ok/"), status("/plain/")) == (429, 200)
-    with pytest.raises(CommandError, match="--rule 'nothing': the admin has no rule of this name"):
-        said("block", "--ip", ADDRESS, "--rule", "nothing")
 
 
 def test_unblock_lists_the_blocks_that_it_did_not_end() -> None:

@@ -56,29 +56,6 @@ def test_an_invalid_limit_is_an_error_of_its_field(
     assert not RateLimitRule.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("5/0m", "Rate '5/0m': the period must be greater than zero."),
-        ("5/600w", "Rate '5/600w' is too large: at most 1000000000000 units in at most ten years."),
-        (
-            f"{10**13}/h",
-            f"Rate '{10**13}/h' is too large: at most 1000000000000 units in at most ten years.",
-        ),
-        (
-            "5 a minute",
-            "Rate '5 a minute': write N/unit without spaces, such as 100/m, 10/15m or 5/second",
-        ),
-        ("5/y", "Rate '5/y': write N/unit without spaces, such as 100/m, 10/15m or 5/second"),
-    ],
-)
-def test_an_invalid_further_limit_is_explained(text: str, problem: str, operator: Client) -> None:
-    """Each kind of error has its message."""
-    answer = operator.post(f"{RULES}add/", given(path="/ok", key="ip", limit=5, more_rates=text))
-    (found,) = answer.context["adminform"].form.errors["more_rates"]
-    assert found.startswith(problem)
-
-
 def test_a_tier_deleted_by_another_user_is_reported(operator: Client) -> None:
     """The form names the tier instead of reporting an invalid hidden id."""
     Group.objects.create(name="pro")
@@ -113,15 +90,12 @@ def test_the_browser_gets_the_bounds_of_the_limit(operator: Client) -> None:
             "key is 'app.key': callables are only allowed in the settings.",
         ),
         ({"key": ""}, "key", "Choose what to count by, for example ip: the client address."),
-        ({"key": "ip+all"}, "key", "'all' counts all clients together; use it alone"),
         ({"limit": ""}, "limit", "A rule needs a limit, such as 100/m, unless it is exempt."),
         (
             {"path": "ok"},
             "path",
             "path is 'ok': write a prefix or pattern that begins with / or **, without ? and #.",
         ),
-        ({"path": "/ok\n*.php"}, "path", "path is '*.php': write"),
-        ({"path": "/search?q=x"}, "path", "path is '/search?q=x': write"),
         (
             {"path": "/" + "a*" * 600},
             "path",
@@ -142,11 +116,6 @@ def test_the_browser_gets_the_bounds_of_the_limit(operator: Client) -> None:
         ({"burst": 5}, "burst", "sliding window has no option “Burst”; it is for token bucket."),
         ({"lease": 5}, "lease", "it is for token bucket or fixed window."),
         (
-            {"algorithm": "token_bucket", "burst": 1, "lease": 5},
-            "lease",
-            "“Lease” needs a burst of at least 2.",
-        ),
-        (
             {"algorithm": "token_bucket", "max_wait": 1, "lease": 5},
             "lease",
             "“Lease” and “Longest wait” contradict each other: remove one of them.",
@@ -161,16 +130,6 @@ def test_the_browser_gets_the_bounds_of_the_limit(operator: Client) -> None:
             "align",
             "The window start “each day” needs a rate for that period, such as 1000/d, not 2/h.",
         ),
-        (
-            {"algorithm": "fixed_window", "time_zone": "Mars"},
-            "time_zone",
-            "Unknown time zone 'Mars'; use an IANA name",
-        ),
-        (
-            {"algorithm": "fixed_window", "time_zone": "Europe/Berlin"},
-            "time_zone",
-            "is only for windows that start",
-        ),
         ({"ban_after": 5}, "ban_after", "“Ban after” needs “Ban for” as well."),
         (
             {"ban_after": 5, "ban_for": "1h,36500d"},
@@ -181,11 +140,6 @@ def test_the_browser_gets_the_bounds_of_the_limit(operator: Client) -> None:
             {"ban_after": 5, "ban_for": "1h", "key": "all"},
             "ban_after",
             "A limit for all clients together cannot ban",
-        ),
-        (
-            {"unit": "x"},
-            "limit",
-            "2 is a number of slots, for the algorithm concurrency; others need a rate",
         ),
         (
             {"algorithm": "concurrency"},

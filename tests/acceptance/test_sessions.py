@@ -17,14 +17,9 @@ from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.identity.session import session_key
-from tests.examples import examples
 
 SESSIONS = "django.contrib.sessions.middleware.SessionMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -228,23 +223,6 @@ def test_a_flushed_session_does_not_identify_a_client(backend: str, rf: RequestF
         request.session.create()
         request.COOKIES = {"sessionid": request.session.session_key}
         assert session_key(request) is None
-
-
-@given(cookie=st.text(max_size=300))
-@hypothesis_settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(30)
-)
-def test_any_cookie_is_read_without_an_exception(cookie: str, backend: str) -> None:
-    """For an invalid cookie, the address is counted."""
-    from importlib import import_module
-
-    from django.conf import settings
-
-    request = RequestFactory().get("/")
-    request.COOKIES["sessionid"] = cookie
-    request.session = import_module(settings.SESSION_ENGINE).SessionStore(cookie)
-    assert compile_key("session").read("", request, None) == ("ip", "127.0.0.1")
-    assert not request.session.modified
 
 
 def test_without_sessions_the_address_is_counted(settings: Any, rf: RequestFactory) -> None:

@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 import redis
 from asgiref.sync import markcoroutinefunction
-from django.core.exceptions import ValidationError
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import StreamingHttpResponse
 
 from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import get_store
-from django_ratelimit_lua.web.headers import add_headers
 from tests.clusters import until
 from tests.interrupts import HOW, How, interrupt_each_wait
 
@@ -355,22 +353,6 @@ def test_a_refusal_by_slots_is_not_cached(settings: Any) -> None:
     until(lambda: source() == "deny-cache", "the refusal is remembered")
 
 
-@pytest.mark.usefixtures("quiet")
-def test_a_release_ends_no_cached_refusal_of_another_limit() -> None:
-    """The refusal of the same identity is repeated without a call to Redis."""
-    logins, exports = (
-        RateLimiter("logins", "0/h"),
-        RateLimiter("exports", "2", algorithm="concurrency"),
-    )
-
-    def is_remembered() -> bool:  # Unless something else was heard of in between.
-        with exports.slot("ada"):
-            assert not logins.hit("ada")
-        return logins.hit("ada").source == "deny-cache"
-
-    until(is_remembered, "the refusal is remembered")
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_changes_the_number_of_slots() -> None:
     """The rule applies to the limiter of its name. If the rule has a rate instead of slots,
@@ -395,46 +377,6 @@ def test_a_rule_changes_the_number_of_slots() -> None:
     assert limiter.hit("ada")
     with pytest.raises(Ratelimited), limiter.slot("ada"):
         pass
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("values", "field", "says"),
-    [
-        ({"limit": 5, "unit": "x"}, "limit", "for the algorithm concurrency; others need a rate"),
-        (
-            {"limit": 5, "unit": "m", "algorithm": "concurrency"},
-            "limit",
-            "needs a number of slots, such as 5",
-        ),
-        (
-            {"limit": 100_001, "unit": "x", "algorithm": "concurrency"},
-            "limit",
-            "A concurrency limit has at most 100000 slots.",
-        ),
-        (
-            {"limit": 5, "unit": "x", "algorithm": "concurrency", "more_rates": ["5/m"]},
-            "more_rates",
-            "cannot be combined",
-        ),
-    ],
-)
-def test_a_form_explains_invalid_combinations(values: Any, field: str, says: str) -> None:
-    """The error uses the labels of the form."""
-    with pytest.raises(ValidationError) as raised:
-        RateLimitRule(name="x", group="exports", **values).full_clean()
-    assert any(says in message for message in raised.value.message_dict[field])
-
-
-def test_the_headers_of_slots_have_their_own_unit(settings: Any) -> None:
-    """By draft-ietf-httpapi-ratelimit-headers-10, they have no window, and the unit is `concurrent-
-    requests`.
-    """
-    settings.RATELIMIT_HEADERS = "draft-10"
-    response = HttpResponse()
-    add_headers(response, exports().peek("ada"))
-    assert response["RateLimit-Policy"] == '"exports";q=2;qu="concurrent-requests"'
-    assert response["RateLimit"] == '"exports";r=2;t=0'
 
 
 def test_a_waiting_call_gets_a_slot_after_its_release() -> None:

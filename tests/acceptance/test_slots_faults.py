@@ -22,14 +22,13 @@ from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.process.tasks import finish
 from django_ratelimit_lua.signals import slot_lost
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.calls import decide
 from tests.clusters import until
-from tests.faults import LIBFAKETIME, Wire, alias, stepped
+from tests.faults import alias
 from tests.worker import Worker
 
 SLOT_SECONDS = 1.0
@@ -168,23 +167,6 @@ def test_a_child_process_does_not_hold_its_parents_slots(limiter: RateLimiter) -
     assert used(limiter) == 0
 
 
-def test_a_child_process_that_ends_releases_no_slot_of_its_parent(limiter: RateLimiter) -> None:
-    """This includes a slot that is garbage-collected in the child."""
-    slot = limiter.slot("ada")
-    slot.__enter__()
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(BaseException):
-            with limiter.slot("bob"):
-                del slot
-                finish()
-            os._exit(0)
-        os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert (used(limiter), used(limiter, "bob")) == (1, 0)
-    slot.__exit__()
-
-
 def test_a_garbage_collected_slot_is_released_without_waiting_for_a_lock(
     limiter: RateLimiter,
 ) -> None:
@@ -211,28 +193,6 @@ def test_a_garbage_collected_slot_is_released_without_waiting_for_a_lock(
     threading.Thread(target=collect, daemon=True).start()
     assert done.wait(BUSY)
     ends(lambda: used(limiter) == 0, "it is released")
-
-
-def test_an_isolated_process_loses_the_slot_and_is_notified(
-    limiter: RateLimiter, settings: Any, prefix: str
-) -> None:
-    """Without replies from Redis, the process loses the slot after its lifetime. It is notified
-    when Redis replies again.
-    """
-    with Server() as server:
-        wire = Wire(server.port)
-        own = alias(server.url)
-        settings.CACHES = own
-        with worker(prefix, at=f"redis://127.0.0.1:{wire.port}/0") as process:
-            assert used(limiter) == 1
-            wire.is_cut = True
-            ends(lambda: used(limiter) == 0, "the slot of one that is cut off ends")
-            with limiter.slot("ada"), limiter.slot("ada"):
-                assert process("lost") == []
-                wire.is_cut = False
-                ends(lambda: process("held._held.is_lost"), "the slot is lost")
-                assert used(limiter) == 2
-            ends(lambda: process("lost") == ["/exports/"], "the loss is reported")
 
 
 def test_the_holders_of_slots_that_redis_has_lost_are_notified(
@@ -274,29 +234,6 @@ def test_a_slow_signal_receiver_delays_no_renewal(limiter: RateLimiter) -> None:
     finally:
         may_go.set()
         slot_lost.disconnect(hear)
-
-
-@pytest.mark.skipif(not LIBFAKETIME, reason="libfaketime (Debian: faketime) is not installed")
-@pytest.mark.parametrize("hours", [1, -1])
-def test_a_clock_that_jumps_keeps_no_slot_forever(
-    hours: int, limiter: RateLimiter, settings: Any
-) -> None:
-    """A jump ends slots, also those of a killed process. A running process keeps its slot only if
-    it renews the slot before the next decision.
-    """
-    with stepped(hours) as hurt:
-        settings.CACHES = hurt.caches
-        with Worker(
-            "rl:", {}, at=hurt.caches["default"]["LOCATION"], RATELIMIT_SLOT_SECONDS=SLOT_SECONDS
-        ) as process:
-            settings.RATELIMIT_CACHE_PREFIX = "rl:"
-            process(BEGIN)
-            process(HOLD)
-            with limiter.slot("ada"):
-                os.kill(process._process.pid, signal.SIGKILL)
-                hurt.inject()
-                ends(lambda: used(limiter) <= (hours < 0), "the slot of the killed process ends")
-            assert used(limiter) == 0
 
 
 def test_a_failover_loses_only_slots_that_the_replica_did_not_have(

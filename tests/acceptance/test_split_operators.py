@@ -119,21 +119,3 @@ def test_a_split_in_a_rule_applies_immediately() -> None:
     with pytest.raises(ValidationError) as error:
         rule.full_clean()
     assert "must be one of: equal" in str(error.value.message_dict["split"])
-
-
-def test_a_limit_first_used_in_an_outage_uses_the_share_of_all_processes(
-    settings: Any,
-) -> None:
-    """Idle processes are counted as well, so the share is that of one of all processes."""
-    others = [Heartbeat() for _ in range(3)]
-    for other in others:
-        other.beat()
-    assert heartbeat.beat() == 4
-    settings.RATELIMIT_ON_STORE_ERROR = "local"
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    }
-    limiter = RateLimiter("search", "10/h", split="equal")
-    decisions = [limiter.hit("ada") for _ in range(6)]
-    assert [decision.allowed for decision in decisions] == [True] * 2 + [False] * 4
-    assert {decision.source for decision in decisions} == {"fallback"}

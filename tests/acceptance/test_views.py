@@ -264,18 +264,6 @@ def test_the_names_of_django_ratelimit_exist() -> None:
     assert ratelimit("group", "ip", "5/m", ratelimit.UNSAFE, False)(ok)
 
 
-def test_ratelimit_exception_class_is_raised_instead(rf: RequestFactory, settings: Any) -> None:
-    """`RATELIMIT_EXCEPTION_CLASS` may be our class, which contains the decision, or any other."""
-    view = ratelimit(key="ip", rate="0/m")(ok)
-    settings.RATELIMIT_EXCEPTION_CLASS = "django_ratelimit_lua.Ratelimited"
-    with pytest.raises(Ratelimited, match="do not retry") as caught:
-        view(rf.get("/"))
-    assert not caught.value.decision
-    settings.RATELIMIT_EXCEPTION_CLASS = site.CustomError
-    with pytest.raises(site.CustomError):
-        view(rf.get("/"))
-
-
 def test_a_fallback_replaces_a_refused_request(rf: RequestFactory, settings: Any) -> None:
     """Another view, with the arguments of the first and the headers of the limit, in the place of
     429 and of `RATELIMIT_EXCEPTION_CLASS`; of coroutines, plain or a coroutine.
@@ -314,31 +302,6 @@ def test_a_fallback_replaces_a_refused_request(rf: RequestFactory, settings: Any
         response = way(rf.get("/"), 7)
         assert (response.status_code, response.content) == (200, b"stored 7, limited True")
         assert response["X-RateLimit-Remaining"] == "0"
-
-
-def test_a_fallback_replaces_a_refused_call_of_any_function(rf: RequestFactory) -> None:
-    """The fallback is a value, which may be None, or a callable that returns it. If a function has
-    several decorators, the fallback of the outermost one that has a fallback is used.
-    """
-
-    @ratelimit(group="search", key="ip", rate="1/h", fallback=())
-    def search(request: HttpRequest, word: str) -> Any:
-        return [word]
-
-    @ratelimit(group="search", key="ip", rate="1/h", fallback=None)
-    async def asearch(request: HttpRequest, word: str) -> Any:
-        return [word]
-
-    @ratelimit(group="search", key="ip", rate="9/h")
-    @ratelimit(group="search", key="ip", rate="1/h", fallback=lambda request, word: f"no {word}")
-    @ratelimit(group="search", key="ip", rate="1/h", fallback="inner")
-    def stacked(request: HttpRequest, word: str) -> Any:
-        return [word]
-
-    assert search(rf.get("/"), "tea") == ["tea"]
-    assert search(rf.get("/"), "tea") == ()
-    assert async_to_sync(asearch)(rf.get("/"), "tea") is None
-    assert stacked(rf.get("/"), "tea") == "no tea"
 
 
 def test_a_raised_ratelimited_is_a_403_in_django(client: Client, settings: Any) -> None:

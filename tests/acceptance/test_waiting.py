@@ -5,7 +5,6 @@ its turn back.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import os
 import signal
@@ -27,7 +26,6 @@ from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import adecide, decide
-from django_ratelimit_lua.engine.waiting import in_thread
 from django_ratelimit_lua.limiter import _HitPlanner
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.middleware import RateLimitMiddleware
@@ -154,22 +152,6 @@ def test_an_interrupted_turn_is_given_back() -> None:
     assert limiter.peek("ada").limits[0].reset_after <= 60
 
 
-def test_a_request_interrupted_while_held_gives_its_turn_back() -> None:
-    """A decorator holds the request."""
-    view = ratelimit("held", "ip", "1/2s", algorithm="leaky_bucket", queue=5)(
-        lambda request: HttpResponse()
-    )
-    limiter = RateLimiter("held:*:ip:1/2s", "1/2s", algorithm="leaky_bucket", queue=5)
-    view(request())
-    with interrupted(lambda: limiter.peek(("ip", "127.0.0.1")).limits[0].reset_after > 2):
-        view(request())
-    held = request()
-    started = time.monotonic()
-    view(held)
-    assert held.ratelimit.wait <= 2
-    assert time.monotonic() - started >= held.ratelimit.wait
-
-
 def test_a_client_that_disconnects_while_held_gives_its_turn_back(settings: Any) -> None:
     """The task of the request is cancelled, in an async view or in the middleware."""
     limit: Any = {"rate": "1/m", "algorithm": "leaky_bucket", "queue": 5, "max_wait": 600}
@@ -197,30 +179,6 @@ def test_a_client_that_disconnects_while_held_gives_its_turn_back(settings: Any)
     asyncio.run(ask(RateLimitMiddleware(plain), "held"))
 
 
-def awaited_by(coroutine: Any) -> Iterator[Any]:
-    """A coroutine, the one that it awaits, and so on."""
-    while inspect.iscoroutine(coroutine):
-        yield coroutine
-        coroutine = coroutine.cr_await
-
-
-def test_a_closed_coroutine_gives_its_turn_back() -> None:
-    """A closed coroutine cannot wait for anything."""
-    limiter = RateLimiter("away", "1/h", algorithm="leaky_bucket", queue=5)
-    limiter.hit("ada")
-
-    async def closed() -> None:
-        coroutine = limiter.aacquire("ada")
-        task = asyncio.ensure_future(coroutine)
-        await auntil(lambda: "ahold" in [waiting.__name__ for waiting in awaited_by(coroutine)])
-        assert limiter.peek("ada").limits[0].reset_after > 3600
-        coroutine.close()
-        task.cancel()
-
-    asyncio.run(closed())
-    assert limiter.peek("ada").limits[0].reset_after <= 3600
-
-
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit, Stopped])
 def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) -> None:
     """`count_if`, `cost_after` and `reset_if` get the exception that stopped the view, and it is
@@ -242,31 +200,6 @@ def test_a_view_that_is_interrupted_has_an_outcome(stop: type[BaseException]) ->
     assert RateLimiter("stopped:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 3
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_a_view_whose_client_disconnects_while_waiting_has_an_outcome(times: int) -> None:
-    """The view is cancelled, perhaps repeatedly. Its cost is charged, and units that do not
-    count are refunded, also with async predicates.
-    """
-
-    async def no(request: HttpRequest, outcome: Any) -> bool:
-        await asyncio.sleep(0.01)
-        assert isinstance(outcome, asyncio.CancelledError)
-        return False
-
-    entered = threading.Event()
-
-    @ratelimit(
-        "hung", "ip", "10/h", count_if=no, cost_after=lambda request, outcome: 4, reset_if=no
-    )
-    async def view(request: HttpRequest) -> HttpResponse:
-        entered.set()
-        await asyncio.sleep(60)
-        return HttpResponse()
-
-    asyncio.run(cancelled(view(request()), entered.is_set, times))
-    assert RateLimiter("hung:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 4
-
-
 def test_an_error_while_settling_does_not_hide_the_cancellation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -285,18 +218,6 @@ def test_an_error_while_settling_does_not_hide_the_cancellation(
     asyncio.run(cancelled(view(request()), entered.is_set))
     assert "could not be settled" in caplog.text
     assert RateLimiter("fails:*:ip:10/h", "10/h").peek(("ip", "127.0.0.1")).limits[0].used == 1
-
-
-def test_a_closed_coroutine_is_settled_during_the_settlement_of_another() -> None:
-    """A coroutine may be closed by the thread that settles another one. No thread waits for a
-    predicate that hangs.
-    """
-    may_end, done = threading.Event(), []
-    with pytest.raises(TimeoutError):
-        in_thread(lambda: may_end.wait(20), seconds=0.01)
-    in_thread(lambda: in_thread(lambda: done.append("inner")))
-    assert done == ["inner"]
-    may_end.set()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ django.setup()
 from django.core.management import call_command  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter  # noqa: E402
-from django_ratelimit_lua.limits.program import PROGRAM  # noqa: E402
 from tests.bench.alone import deny_cache, outage  # noqa: E402
 from tests.bench.bans import bans  # noqa: E402
 from tests.bench.breakers import breakers  # noqa: E402
@@ -24,7 +23,6 @@ from tests.bench.counting import counting, kept  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
 from tests.bench.gateway import gateway  # noqa: E402
 from tests.bench.many_rules import bench_many_rules  # noqa: E402
-from tests.bench.measure import DIRECT  # noqa: E402
 from tests.bench.memory import crowd_memory, memory  # noqa: E402
 from tests.bench.replay import bench_replay  # noqa: E402
 from tests.bench.rules import bench_rules  # noqa: E402
@@ -37,7 +35,6 @@ from tests.server import server  # noqa: E402
 
 def main() -> None:
     call_command("migrate", verbosity=0)
-    DIRECT.script_load(PROGRAM.source)
     RateLimiter("warm", "1/s").hit("up")
     print("medians of rounds taken in turns; Valkey on loopback\n")
     setup()

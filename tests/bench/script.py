@@ -8,15 +8,17 @@ from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import BEAT_SECONDS, Heartbeat
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge, Revision
-from django_ratelimit_lua.limits.program import PROGRAM
+from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.store import commands
 from tests.bench.measure import BARE, DIRECT, limiter, script_time
 
 
 def asked(call: Call) -> bytes:
-    """The command that decides a call, by the program, which the server knows."""
-    DIRECT.script_load(PROGRAM.source)
-    return commands.to_decide(call).command
+    """Return the command that decides a call. The server knows its script."""
+    question = commands.to_decide(call)
+    assert question.program is not None
+    DIRECT.script_load(question.program.source)
+    return question.command
 
 
 def server_cost() -> None:
@@ -63,8 +65,10 @@ def server_cost() -> None:
 
 
 def with_time(call: Call, now: int) -> list[Any]:
+    """Return the words of the command that decides a call at a time."""
     call = call._replace(now=now)
-    return ["EVALSHA", PROGRAM.sha, len(call.keys()), *call.keys(), *call.args()]
+    source = program_for(call.algorithms).source
+    return ["EVAL", source, len(call.keys()), *call.keys(), *call.args()]
 
 
 def heartbeats() -> None:

@@ -30,9 +30,9 @@ def decision(
     """Return a valid reply to an EVALSHA of the program, whose numbers identify its keys."""
     count = int(command[2])
     token = command[-1]
-    doubles = [1.0, 1.0, 1.0, 0.0, 0.0]
+    doubles = [1.0, 1.0, 1.0, 0.0]
     for key in command[3 : 3 + count]:
-        doubles += [1.0, *[float(mark(key))] * 6]
+        doubles += [float(mark(key)), 0.0, *[float(mark(key))] * 3]
     if fill is not None:
         doubles[6] = fill
     if numbers is not None:

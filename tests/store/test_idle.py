@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,6 @@ from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import asynchronous, get_store, server
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
-from tests.store.scripted import Scripted, reset, usual
-from tests.store.test_replies import call, is_own, store_of
 
 
 @pytest.fixture
@@ -91,34 +88,3 @@ def test_a_connection_closed_by_the_server_fails_no_decision(kind: str, own: red
         return sources
 
     assert asyncio.run(several()) == ["redis"] * 4
-
-
-def test_connection_resets_leave_nothing_in_the_log_of_asyncio(settings: Any, caplog: Any) -> None:
-    """No exception of a task is left unretrieved, and nothing is sent on a lost connection."""
-
-    def script(command: list[bytes]) -> Any:
-        right = usual(lambda: scripted, command)
-        return (
-            reset(right, len(right) // 2)
-            if command[0] == b"EVALSHA" and len(scripted.asked) % 7 == 0
-            else right
-        )
-
-    with Scripted(script) as scripted, caplog.at_level(logging.DEBUG, "asyncio"):
-        store = store_of(settings, scripted.port, "single", 2)
-
-        async def ask(number: int) -> bool:
-            try:
-                return is_own(call(number), await store.adecide(call(number)))
-            except Exception:
-                return False
-
-        async def everything() -> None:
-            for first in range(0, 400, 20):
-                await asyncio.gather(*(ask(number) for number in range(first, first + 20)))
-
-        asyncio.run(everything())
-        store.close()
-    assert [
-        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
-    ] == []

@@ -65,20 +65,6 @@ def test_scripts_that_the_server_has_dropped_are_loaded(
     assert store.decide_many(calls(f"{prefix}1:".encode())) == apart
 
 
-def test_a_key_of_another_type_in_a_pipeline_is_deleted_in_order(
-    store: Store, prefix: str, direct: redis.Redis
-) -> None:
-    """The key is deleted before the next call is decided, so both calls are counted."""
-    (call, *_), limit = calls(prefix.encode()), LIMITS[0]
-    direct.rpush(
-        b"%b{%b}:%b" % (prefix.encode(), call.charges[0].digest, limit.key_part), "of another type"
-    )
-    decisions = store.decide_many(
-        [call._replace(charges=[Charge(limit, call.charges[0].digest)])] * 2
-    )
-    assert [decision.limits[0].used for decision in decisions] == [1, 2]
-
-
 def test_keys_live_as_long_as_the_call_requires(
     store: Store, prefix: str, direct: redis.Redis
 ) -> None:

@@ -18,9 +18,11 @@ import pytest
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.signals import store_down
 from django_ratelimit_lua.store import Patience
-from django_ratelimit_lua.store.commands import _evalsha, to_decide
+from django_ratelimit_lua.store.commands import command as encode
+from django_ratelimit_lua.store.commands import to_decide
 from django_ratelimit_lua.store.server import Store
 from tests.store.scripted import Scripted, drip, late, usual
 from tests.store.test_replies import call, is_own, store_of
@@ -382,4 +384,8 @@ def test_a_cached_command_equals_a_new_one(count: int) -> None:
         for _ in range(2):
             command = to_decide(asking).command
             token = command[-10:-2]
-            assert command == _evalsha(asking, token)
+            program = program_for(asking.algorithms)
+            keys = asking.keys()
+            count = b"%d" % len(keys)
+            whole = encode(b"EVALSHA", program.sha, count, *keys, *asking.args(token))
+            assert command == whole

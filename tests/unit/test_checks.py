@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +23,6 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
 from django.views import View
-from django.views.decorators.cache import never_cache
 
 from django_ratelimit_lua import UNSAFE, RateLimiter, ratelimit
 from django_ratelimit_lua.checks import Problem, check_settings
@@ -416,22 +413,17 @@ class Open(View):
     ("view", "is_said"),
     [
         (by_user(anybody), True),
-        (never_cache(by_user(anybody)), True),
         (by_user(login_required(anybody)), True),
         (login_required(by_user(anybody)), False),
-        (never_cache(login_required(never_cache(by_user(anybody)))), False),
         (Dispatched.as_view(), True),
         (Gated.as_view(), False),
         (Open.as_view(), True),
         (by_user(Open.as_view()), True),
-        (login_required(Open.as_view()), False),
         (login_required(Dispatched.as_view()), False),
         (ratelimit(key=("user", "path"), rate="5/m")(anybody), True),
         (ratelimit(key=("user", "ip"), rate="5/m")(anybody), False),
-        (ratelimit(key=("user", "post:name"), rate="5/m")(anybody), False),
         (ratelimit(key=("user", lambda group, request: "x"), rate="5/m")(anybody), False),
         (ratelimit(key="user_or_ip", rate="5/m")(anybody), False),
-        (ratelimit(key="path", rate="5/m")(anybody), False),
     ],
 )
 def test_a_view_that_counts_anonymous_clients_as_one_is_a_warning(
@@ -693,57 +685,26 @@ def test_a_session_key_without_server_sessions_is_a_warning(settings: Any) -> No
 NONSENSE: list[Any] = [
     None,
     True,
-    False,
-    0,
     -1,
-    7,
     10**40,
-    0.5,
-    -0.5,
     float("nan"),
-    float("inf"),
     "",
-    " ",
     "*",
-    "default",
-    "10.0.0.0/8",
     "nowhere.at.all",
-    ".",
     "a..b",
-    ".a",
     "os.sep",
     "tests.unit.raises_on_import.name",
-    "\ud800",
-    "\0",
-    b"",
     b"\xff",
-    "x" * 5000,
     [],
-    (),
     {},
-    set(),
     [None],
-    [True],
     [7],
-    ["*"],
-    [""],
-    [[]],
     [{}],
-    ["10.0.0.1/8"],
-    ["\ud800"],
-    [b"1234"],
-    {"name": "x"},
     {None: None},
-    [{"name": None}],
     [{"name": "x", "key": "ip", "rate": "5/min"}],
-    [{"name": "x", "key": [], "rate": {}, "path": 7, "method": 7, "cost": object()}],
     object(),
-    object,
     len,
-    print,
     ValueError,
-    lambda: None,
-    Ellipsis,
 ]
 """What somebody may have written by mistake."""
 
@@ -791,17 +752,11 @@ def test_an_invalid_proxy_setting_is_reported_once(value: Any, settings: Any) ->
     [
         {"BACKEND": REDIS["BACKEND"]},
         {**REDIS, "LOCATION": ""},
-        {**REDIS, "LOCATION": []},
         {**REDIS, "LOCATION": None},
-        {**REDIS, "LOCATION": [None]},
-        {**REDIS, "LOCATION": [""]},
-        {**REDIS, "LOCATION": 7},
         {**REDIS, "LOCATION": "127.0.0.1:6379"},
         {**REDIS, "LOCATION": "redis://host:port/0"},
         {**REDIS, "OPTIONS": {"CLIENT_CLASS": "nowhere.Client"}},
-        {**REDIS, "OPTIONS": {"CLIENT_CLASS": 7}},
         {**REDIS, "OPTIONS": {"CONNECTION_POOL_CLASS": "nowhere.Pool"}},
-        {**REDIS, "OPTIONS": 7},
         {**REDIS, "BACKEND": "nowhere.Cache"},
         {"LOCATION": REDIS["LOCATION"]},
         {},
@@ -846,31 +801,6 @@ def test_an_invalid_path_of_a_rule_is_found_in_any_order_of_checks(
     (message,) = check_paths()
     assert message.id == "django_ratelimit_lua.E003"
     assert "nowhere" in message.msg
-
-
-def test_the_check_reports_a_rule_with_an_unknown_path(
-    tmp_path: Path,
-) -> None:
-    """`manage.py check` fails in a separate process, for a key and for a cost."""
-    for place, rule in (
-        ("key", {"key": "nowhere.at_all"}),
-        ("cost", {"key": "ip", "cost": "nowhere.at_all"}),
-    ):
-        given = {"name": "x", "path": "/", "rate": "5/m", **rule}
-        (tmp_path / f"of_{place}.py").write_text(
-            f"from tests.settings import *\nRATELIMIT_RULES = [{given!r}]\n"
-        )
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}",
-        }
-        command = [sys.executable, "-m", "django", "check", "--settings", f"of_{place}"]
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 1, done.stderr
-        assert "E003" in done.stderr
-        assert "'nowhere.at_all' cannot be imported" in done.stderr
 
 
 def throttles_told(settings: Any, monkeypatch: pytest.MonkeyPatch, *views: Any) -> list[str]:
@@ -952,42 +882,3 @@ def test_a_throttle_without_a_rate_is_an_error(
         )
         == []
     )
-
-
-@pytest.mark.parametrize(
-    "drf",
-    [None, 7, [], "x", {"DEFAULT_THROTTLE_CLASSES": 7}, {"DEFAULT_THROTTLE_CLASSES": [7, ""]}],
-)
-def test_invalid_drf_settings_make_no_check_raise(drf: Any, settings: Any) -> None:
-    """Invalid settings of DRF, such as rates that are not a dict, are left to DRF."""
-    from django_ratelimit_lua.checks import check_throttle_rates, check_throttles
-
-    ours = {"DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.AnonRateThrottle"]}
-    for value in (
-        drf,
-        {**ours, "DEFAULT_THROTTLE_RATES": drf},
-        {**ours, "DEFAULT_THROTTLE_RATES": {"anon": drf}},
-    ):
-        settings.REST_FRAMEWORK = value
-        list(check_throttle_rates())
-        list(check_throttles())
-
-
-def test_the_check_reports_a_scope_without_a_rate(tmp_path: Path) -> None:
-    """`manage.py check` in a separate process reports a default throttle class without a rate for
-    its scope once.
-    """
-    drf = {
-        "DEFAULT_THROTTLE_CLASSES": ["django_ratelimit_lua.throttling.UserRateThrottle"],
-        "DEFAULT_THROTTLE_RATES": {"anon": "5/m"},
-    }
-    (tmp_path / "lacking.py").write_text(
-        f"from tests.settings import *\nREST_FRAMEWORK = {drf!r}\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
-    command = [sys.executable, "-m", "django", "check", "--settings", "lacking"]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.count("E007") == done.stderr.count("'user' scope") == 1

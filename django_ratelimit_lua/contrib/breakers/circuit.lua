@@ -1,28 +1,26 @@
 --[[
-One breaker of all processes: counts what came of calls, judges it, and is the only place where its state changes. So
-each change happens once, by the server's clock.
+Counts the outcomes of calls under one circuit breaker, and is the only place that changes its state. So each change happens once, by the
+clock of the server.
 
-KEYS[1]         the state, a hash (below)
-KEYS[2]         probes that are on their way, a sorted set: unguessable id, by the moment at which it ends by itself
-ARGV[1]         the moment, in microseconds; empty: by the server's clock
-ARGV[2]         what to do: `tell` (count, and answer), `ask` (for a probe), `done` (a probe has ended), `hung` (a probe is
-                slow and has not ended: it is judged, and keeps its slot)
-ARGV[3..10]     the thresholds: window, width of a bucket, pause, longest pause, life of a probe (all in microseconds),
-                probes, least number of calls, failures (0: not by their number)
-ARGV[11..12]    ratio of failures and of slow calls, in parts of a million (0: not by that)
-ARGV[13]        a random number from 0 to 999, so that not all pauses end at once: up to a tenth longer
-ARGV[14..15]    the channel on which changes are told, and what is told there
-ARGV[16..17]    of `ask`: the id of the probe; of `done` and `hung`: that id, and the result: `ok`, `failed` or `none`; of
-                `tell`: the ids of the probes that run in this process, with spaces between them: their slots are renewed
-ARGV[18]        how often the breaker had opened when these calls were let through; what was before does not count
-ARGV[19..21]    outcomes since the last report of the process: calls, failures, slow ones
-keeps           `state` (closed, open, half-open), `era` (how often it has opened), `since`, `until`,
-                `pause`, `successes`, `seen` and `shift` (a clock that steps backwards goes on from where it was),
-                `why` and `opened` (reason and numbers of the last opening), and buckets: `b<start>:<width>` = its last
-                moment, calls, failures, slow ones
-returns         state, era, microseconds until it changes or a probe may be asked for, calls, failures and slow
-                ones in the window, 1 if the probe was granted; then a list for each change made by this call: opened,
-                half_open or closed; calls, failures, slow ones; the reason
+KEYS[1]       the state, a hash (below)
+KEYS[2]       probes in progress, a sorted set: unguessable id, scored by the moment at which the probe expires
+ARGV[1]       the time in microseconds; empty: this server's time
+ARGV[2]       operation: `ask` (request a probe), `done` (a probe has ended), `hung` (a probe is slow and has not ended: it is judged, and
+              keeps its slot); any other counts outcomes and renews probes
+ARGV[3..10]   thresholds: window, width of a bucket, first pause, longest pause, lifetime of a probe (all in microseconds), number of
+              probes, minimum number of calls, failures (0: no such threshold)
+ARGV[11..12]  ratios of failures and of slow calls, in millionths (0: no such threshold)
+ARGV[13]      a random number from 0 to 999, which makes a pause up to a tenth longer, so that not all pauses end together
+ARGV[14..15]  the channel on which a change is published, and its message
+ARGV[16..17]  of `ask`: the id of the probe; of `done` and `hung`: the id, and the result: `ok`, `failed` or `none`; of any other
+              operation: the ids of the probes that run in this process, separated by spaces
+ARGV[18]      the era in which the calls were allowed; outcomes of an earlier era are not counted
+ARGV[19..21]  outcomes since the last report of the process: calls, failures, slow calls
+state         `state` (closed, open, half-open), `era` (how many times it has opened), `since`, `until`, `pause`, `successes`, `seen` and
+              `shift` (a clock that is set back continues from its latest time), `why` and `opened` (reason and numbers of the last
+              opening), and buckets: `b<start>:<width>` = last moment, calls, failures, slow calls
+returns       state, era, microseconds until it changes or a probe may be requested, calls, failures and slow calls in the window, 1 if the
+              probe was granted; then for each change by this call: opened, half_open or closed; calls, failures, slow calls; the reason
 ]]
 
 local window, width, pause_first, pause_most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -53,7 +51,7 @@ local pause, successes, seen, shift = number('pause'), number('successes'), numb
 local why, opened, has_changed = kept.why or '', kept.opened or '', false
 now = now + shift
 if now < seen then
-  -- Clocks of several processes differ by some seconds, which must not add up.
+  -- The clocks of processes differ by some seconds. These differences must not add up.
   if ARGV[1] == '' or seen - now > CLOCKS_DIFFER then shift = shift + seen - now end
   now = seen
 end
@@ -105,7 +103,7 @@ local function reason_of(calls, failures, slow)
   if slow_ppm > 0 and slow * 1000000 >= slow_ppm * calls then return 'slow_ratio' end
 end
 
--- Settings that are shorter now hold for a pause that has begun under others.
+-- A pause that began under a longer maximum is cut to the present one.
 if state == 'open' then ends = math.min(ends, since + math.floor(pause_most * 11 / 10)) end
 
 if tonumber(ARGV[18]) == era and state == 'closed' then
@@ -177,8 +175,8 @@ for name in pairs(changed) do
 end
 redis.call('HSET', KEYS[1], unpack(written))
 if #gone > 0 then redis.call('HDEL', KEYS[1], unpack(gone)) end
--- Closed, and nothing counted in the window, is what is said of no key at all. Every other state stays until it ends; or, as
--- names may be made of data, until they have not been used for a week.
+-- A missing key is a closed breaker without outcomes, so a closed state is kept a day longer than its window, and any other for a week
+-- after its pause. Names may contain data, so each key must expire.
 redis.call('PEXPIRE', KEYS[1], state == 'closed' and math.ceil(window / 500) + 86400000
   or math.ceil(math.max(0, ends - now) / 1000) + 604800000)
 if has_changed then redis.pcall('PUBLISH', ARGV[14], ARGV[15]) end

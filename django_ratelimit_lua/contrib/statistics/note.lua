@@ -1,18 +1,18 @@
 --[[
-Notes which names count, as long as there is room for them, and which of these are to be kept in the database.
+Records which names were counted, as far as there is room, and which of them are stored in the database.
 
-KEYS[1]         the names, each with the hour in which it counted last
-KEYS[2]         those of them that are to be kept in the database, likewise
-ARGV[1]         the hour by the process's clock; the server's, if that is later, is noted
-ARGV[2]         for how many hours names are kept, by whichever of the two clocks is behind
-ARGV[3]         how many names there may be
-ARGV[4]         a name that there is always room for
-ARGV[5]         how many of the names, the first ones, are to be kept in the database
-ARGV[6..]       the names
-returns         for each of them: 1: it is noted; 0: there is no room
+KEYS[1]     a sorted set: names, scored by the hour in which each was last counted
+KEYS[2]     the same for the names that are stored in the database
+ARGV[1]     the hour by the clock of the process; the server's hour is recorded if it is later
+ARGV[2]     the hours for which a name is kept, by the earlier of the two clocks
+ARGV[3]     the maximum number of names
+ARGV[4]     a name that is always recorded, and stands for those without room
+ARGV[5]     how many of the names, from the first, are stored in the database
+ARGV[6..]   the names
+returns     for each name: 1 if it was recorded, 0 if there was no room
 ]]
 
--- A process whose clock is wrong must not forget the names of others, nor be forgotten by them.
+-- A process with a wrong clock must not remove the names of others, and others must not remove its names.
 local own = tonumber(ARGV[1])
 local hour = math.floor(redis.call('TIME')[1] / 3600)
 local since = math.min(own, hour) - ARGV[2]

@@ -17,7 +17,7 @@ EXACT = 2**53
 """Lua's numbers are doubles: integers are exact up to here."""
 
 Numbers = tuple[int, ...]
-"""limit, period in microseconds, and the numbers in the first line of an algorithm's `.lua`."""
+"""The capacity, and the numbers that the header of an algorithm's `.lua` names after it."""
 
 
 class Algorithm:
@@ -27,6 +27,7 @@ class Algorithm:
         name: Its name in options and files.
         label: Its name in the admin.
         suffix: The end of its keys.
+        lua_parts: The Lua files that its own one needs in addition.
         options: The options that it takes in addition to the general ones.
         waits_anyway: Whether hits wait for their turn, even without `max_wait`.
         holds: Whether units are held until they are released. Its rate is a number of slots.
@@ -40,6 +41,7 @@ class Algorithm:
     name: ClassVar[str]
     label: ClassVar[str]
     suffix: ClassVar[bytes]
+    lua_parts: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[frozenset[str]]
     waits_anyway: ClassVar[bool] = False
     holds: ClassVar[bool] = False
@@ -48,13 +50,8 @@ class Algorithm:
     ends_together: ClassVar[bool] = False
     is_exact: ClassVar[bool] = False
 
-    @property
-    def lua_name(self) -> str:
-        """Return the name of the algorithm's Lua file."""
-        return self.name
-
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """Return the arguments of the Lua code for a limit at a time in microseconds.
+        """Return the numbers of a limit's record at a time in microseconds.
 
         Raises `LimitError` for a limit that the algorithm cannot count exactly, and for options
         that contradict each other, or the rate.

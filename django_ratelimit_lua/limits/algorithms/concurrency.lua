@@ -1,56 +1,56 @@
 --[[
-Concurrency: a number of slots. Each is held by one caller until it is released or ends.
+Slots that are held until they are released, or until they end. The id of a slot is 16 random bytes, and in 4 bytes for how many
+milliseconds it lasts after it is taken or renewed. A hit of several units holds as many: the id, and the id followed by a number.
 
-A slot is 20 bytes: 16 random bytes, and how many milliseconds it lasts after it is taken or renewed. A hit of several
-units holds as many members: the slot itself, and the slot followed by a number of 4 bytes.
-
-record          limit, period
-                period: 0, because slots have none
-                more: the slot to take or to release; without it, none is taken or released
-state           a sorted set: member, a slot; score, when it ends
-promise         never more than `limit` slots are held
+record   ..., capacity (the number of slots), then the id of the slot that is taken or released; without one, none is
+state    a sorted set: member, a slot; score, the moment at which it ends
+promise  never more than `capacity` slots are held at any moment
 ]]
-local units, shadow, count_denied, max_wait, limit, period = unpack('<dddddd', record)
--- cost
-local slot, held, last = string.sub(record, 49), 0, now
-local latest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
-while latest[1] do
-  if #latest[1] ~= 20 and #latest[1] ~= 24 then return nil, key, latest end
-  if tonumber(latest[2]) <= now + unpack('>I4', latest[1], 17) * 1000 + 60000000 then break end
-  -- Only a clock that was set back by more than a minute since can have given this end.
-  rcall('ZREM', key, latest[1])
-  latest = rcall('ZRANGE', key, -1, -1, 'WITHSCORES')
-end
-if latest.err then return nil, key, latest end
-if latest[1] and tonumber(latest[2]) > now then
-  last = tonumber(latest[2])
-  held = rcall('ZCOUNT', key, string.format('(%.0f', now), '+inf')
+local function text(moment)
+  return string.format('%.0f', moment)
 end
 
-if cost <= limit then
-  moment = now
-  local excess = held + cost - limit
-  if excess > 0 then -- An estimate: slots may be released earlier, or renewed.
-    moment = tonumber(rcall('ZRANGE', key, excess - held - 1, excess - held - 1, 'WITHSCORES')[2])
+local function lasts(slot)
+  return struct.unpack('>I4', slot, 17) * 1000
+end
+
+local function check(key, record, now, cost)
+  local most, used = struct.unpack('<d', record, 41), 0
+  local newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
+  -- A slot that ends more than a minute too late was taken before the clock was set back.
+  while newest[1] and tonumber(newest[2]) > now + lasts(newest[1]) + 60000000 do
+    redis.call('ZREM', key, newest[1])
+    newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
   end
-  accepts = moment
+  local last = tonumber(newest[2] or 0)
+  if last > now then used = redis.call('ZCOUNT', key, '(' .. text(now), '+inf') end
+  local accepted_from, excess = now, used + cost - most
+  if cost > most then
+    accepted_from = math.huge
+  elseif excess > 0 then
+    local place = excess - used - 1
+    accepted_from = tonumber(redis.call('ZRANGE', key, place, place, 'WITHSCORES')[2])
+  end
+  return {accepted_from = accepted_from, goes_at = accepted_from < math.huge and accepted_from or now,
+    used = used, free_at = math.max(last, now)}
 end
 
--- verdict
-
-if at and (op == 'charge' or #slot < 20) then
-  at = 0 -- A slot without an id could not be released.
-elseif at then
-  if latest[1] then rcall('ZREMRANGEBYSCORE', key, '-inf', string.format('%.0f', now)) end
-  local ends = now + unpack('>I4', slot, 17) * 1000
-  for place = 1, units do rcall('ZADD', key, ends, place == 1 and slot or slot .. pack('>I4', place)) end
-  at, held, last, kept = now, held + units, math.max(last, ends), true
-elseif op == 'refund' and #slot == 20 then
-  for place = 1, math.min(units, 100000) do rcall('ZREM', key, place == 1 and slot or slot .. pack('>I4', place)) end
-  held = rcall('ZCOUNT', key, string.format('(%.0f', now), '+inf')
-  latest = rcall('ZRANGE', key, -1, -1, 'WITHSCORES')
-  last = held > 0 and tonumber(latest[2]) or now
+local function member(slot, place)
+  return place == 1 and slot or slot .. struct.pack('>I4', place)
 end
 
-used, room = held, math.max(limit - held, 0)
-idle_at = last
+local function take(key, record, now, cost, verdict)
+  local slot = string.sub(record, 49)
+  if slot == '' then return nil, 0 end
+  local ends = now + lasts(slot)
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', text(now))
+  for place = 1, cost do redis.call('ZADD', key, text(ends), member(slot, place)) end
+  redis.call('PEXPIRE', key, math.ceil(lasts(slot) / 1000) + 60000)
+  verdict.used, verdict.free_at = verdict.used + cost, math.max(verdict.free_at, ends)
+  return nil, now
+end
+
+local function refund(key, record, now, cost)
+  local slot = string.sub(record, 49)
+  for place = 1, slot == '' and 0 or cost do redis.call('ZREM', key, member(slot, place)) end
+end

@@ -31,7 +31,7 @@ class Concurrency(Algorithm):
 
     name = "concurrency"
     label = _("concurrency: requests running at the same time")
-    suffix = b"cc"
+    suffix = b"c"
     options = frozenset[str]()
     holds = True
 
@@ -41,7 +41,7 @@ class Concurrency(Algorithm):
             raise LimitError(
                 _("A concurrency limit has at most %(most)d slots"), "rate", most=MAX_SLOTS
             )
-        return (slots, 0)
+        return (slots,)
 
 
 def new_slot(seconds: float) -> bytes:

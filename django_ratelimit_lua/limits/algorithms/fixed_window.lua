@@ -1,93 +1,60 @@
 --[[
-Fixed window: a count that starts again with every window.
+The units of one window after the other.
 
-record          limit, period, kind
-                kind: 0 the window starts with its first hit, 1 with the clock's multiples of the period, 2 with a calendar;
-                then, of a calendar, three boundaries in a row: the window of the caller's clock, and the end of the next one
-state           clock, the first moment that the window stands for, its end, its start and its count
-promise         at most `limit` units in one window, so at most twice that in any period
+record   ..., capacity (the limit), period (microseconds), kind: a window begins with its first hit (0), at multiples of the period (1)
+         or by a calendar (2); of a calendar also the start and the end of the caller's present window, and the end of the next
+state    the moments of the first and the last hit of the window; its end; its units (7 bytes each)
+promise  never more than `limit` units in one window
 ]]
-local units, shadow, count_denied, max_wait, limit, period, kind = unpack('<ddddddd', record)
--- cost
-local time, from, start, units_in, finish, opens, first, second, third = now, now, nil, 0, now, nil, nil, nil, nil
-if kind == 2 then first, second, third = unpack('<ddd', record, 57) end
-
--- state
-local most, clock = 9007199254740992, nil
-if state then
-  local is_ours = #state == 40
-  if is_ours then
-    clock, from, finish, start, units_in = unpack('<ddddd', state)
-    is_ours = clock > -most and clock < most and from > -most and from < most and finish > -most and finish < most
-      and start > -most and start < most and units_in > -most and units_in < most
-      and clock % 1 + from % 1 + finish % 1 + start % 1 + units_in % 1 == 0
+-- When the window that holds now ends, and whether the hits of the state are in it. If the caller's clock is so far off that its
+-- calendar does not reach now, the window of the state counts, or the caller's window, moved by whole periods.
+local function find_window(record, now, first, last, ends)
+  local period, kind, start, to, next_to = struct.unpack('<ddddd', record, 49)
+  if kind == 0 and first + period > now then return first + period, true end
+  if kind == 0 then return now + period, false end
+  if kind == 1 then
+    start = now - now % period
+    return start + period, last >= start
   end
-  if not is_ours then return nil, key, state end
-  -- Days and months are what the calendar says, whatever the clock was.
-  if clock - now > 60000000 and not (third and clock < third) then
-    local back = clock - now
-    clock, from, finish, start = now, from - back, finish - back, start - back
-    rcall('SET', key, pack('<ddddd', clock, from, finish, start, units_in), 'KEEPTTL')
-  end
-  if clock > time then time = clock end
+  if start <= now and now < to then return to, last >= start end
+  if to <= now and now < next_to then return next_to, last >= to end
+  if ends > now then return ends, true end
+  return now - (now - start) % period + period, false
 end
 
--- When the window that holds this moment opened, and when it ends.
-local ends
-if kind == 1 then
-  opens = time - time % period
-  ends = opens + period
-elseif kind == 2 then
-  if time >= first and time < second then
-    opens, ends = first, second
-  elseif time >= second and time < third then
-    opens, ends = second, third
-  elseif start and start <= time and time < finish then
-    -- The caller's clock is off: go on with the window of the state,
-    opens, ends = start, finish
-  else
-    -- or move the caller's by whole periods, so that it holds this server's time.
-    opens = first + math.floor((time - first) / period) * period
-    ends = opens + period
-  end
-end
-if start then
-  -- Hits since this window opened belong to it, whatever windows were when they were counted.
-  local is_live = start + period > time
-  if opens then is_live = start >= opens or clock >= opens end
-  if is_live then
-    start = opens or start
-    finish = ends or start + period
-  else
-    start, units_in = nil, 0
-  end
-end
-if not start then finish = now end
-
-if cost <= limit then
-  moment = now
-  if units_in + cost > limit then moment = finish end
+local function pack_window(verdict, now)
+  verdict.free_at = verdict.used > 0 and verdict.ends or now
+  return struct.pack('<I7I7I7I7', verdict.first, verdict.last, verdict.ends, verdict.used)
 end
 
--- verdict
-
-if at then
-  at = time
-  if not start then
-    start = opens or time
-    finish, from = ends or start + period, start
-  end
-  units_in = math.min(units_in + units, most - 1)
-  kept = pack('<ddddd', time, from, finish, start, units_in)
-elseif op == 'refund' then
-  -- Those of a hit go back to its window.
-  local given_at, back = tonumber(ARGV[4]), math.min(units, units_in)
-  if given_at and (given_at < from or given_at >= finish) then back = 0 end
-  units_in = units_in - back
-  if units_in == 0 then finish = now end
-  kept = pack('<ddddd', time, from, finish, start or 0, units_in)
+local function check(key, record, now, cost)
+  local most = struct.unpack('<d', record, 41)
+  local state, first, last, ends, used = redis.call('GET', key), 0, 0, 0, 0
+  if state then first, last, ends, used = struct.unpack('<I7I7I7I7', state) end
+  local is_ahead = last > now
+  -- Hits that lie ahead of now, because the clock was set back, become hits of now; more than a minute ahead, they are forgotten.
+  if last > now + 60000000 then first, last, ends, used = 0, 0, 0, 0 end
+  if is_ahead then first, last = math.min(first, now), math.min(last, now) end
+  local counts
+  ends, counts = find_window(record, now, used > 0 and first or 0, last, ends)
+  if used == 0 or not counts then first, used = now, 0 end
+  local fits = used + cost <= most
+  local verdict = {
+    accepted_from = fits and now or cost <= most and ends or math.huge, goes_at = not fits and cost <= most and ends or now,
+    used = used, free_at = used > 0 and ends or now, first = first, last = last, ends = ends,
+  }
+  if is_ahead then redis.call('SET', key, pack_window(verdict, now), 'KEEPTTL') end
+  return verdict
 end
 
-used = units_in
-room = used < limit and limit - used or 0
-idle_at = finish
+local function take(key, record, now, cost, verdict)
+  verdict.used, verdict.last = verdict.used + cost, now
+  return pack_window(verdict, now), now
+end
+
+-- The units go back to the window of their hit, if that is the present one.
+local function refund(key, record, now, cost, verdict, hit_at)
+  if verdict.used == 0 or (tonumber(hit_at) or now) < verdict.first then return nil end
+  verdict.used = math.max(verdict.used - cost, 0)
+  return pack_window(verdict, now)
+end

@@ -18,7 +18,7 @@ class FixedWindow(Algorithm):
 
     name = "fixed_window"
     label = _("fixed window: one count per window")
-    suffix = b"fw"
+    suffix = b"f"
     options = frozenset({"align", "time_zone", "count_denied", "lease", "split"})
     ends_together = True
     is_exact = True
@@ -44,7 +44,7 @@ class FixedWindow(Algorithm):
                     "time_zone",
                     option="time_zone",
                 )
-            return (limit.rate.limit, limit.rate.period_us, int(limit.align == "clock"))
+            return (limit.rate.limit, limit.rate.period_us, int(limit.align == "clock"), 0, 0, 0)
         shortest, longest = PERIODS[limit.align]
         if not shortest <= limit.rate.period_us <= longest:
             example = {"day": "1000/d", "week": "1000/w", "month": "1000/30d"}[limit.align]

@@ -22,11 +22,11 @@ class LeakyBucket(Algorithm):
 
     name = "leaky_bucket"
     label = _("leaky bucket: evenly spaced requests; the others wait")
-    suffix = b"lb2"
+    suffix = b"l"
+    lua_parts = ("bucket",)
     options = frozenset({"queue", "max_wait", "split"})
     waits_anyway = True
     is_bucket = True
-    lua_name = "token_bucket"
 
     def capacity(self, rate: Rate, options: Options) -> int:
         """Return the maximum number of waiting callers, plus the one being served."""

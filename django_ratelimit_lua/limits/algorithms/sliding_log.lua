@@ -1,88 +1,64 @@
 --[[
-Sliding log: every unit is remembered by its moment.
+The moment of each unit of the last period.
 
-record          limit, period
-state           a sorted set: score, the moment of a unit; member, a counter of 6 bytes
-promise         never more than `limit` units in any period, and no refusal that this does not demand
+record   ..., capacity (the limit), period (microseconds)
+state    a sorted set: member, a serial number of 6 bytes; score, the moment of the unit
+promise  never more than `limit` units in any period, and no refusal that this does not demand
 ]]
-local units, shadow, count_denied, max_wait, limit, period = unpack('<dddddd', record)
--- cost
-local time, last, serial, total, has_gone = now, 0, 0, 0, false
-local newest = redis.pcall('ZRANGE', key, -1, -1, 'WITHSCORES')
-if newest.err then return nil, key, newest end
-if newest[1] then
-  last = tonumber(newest[2])
-  if #newest[1] ~= 6 or not (last >= 0 and last < 9007199254740992) then return nil, key, newest end
-  serial = unpack('>I6', newest[1])
-  if last - now > 60000000 then
-    local members = rcall('ZRANGE', key, 0, -1, 'WITHSCORES')
-    for place = 1, #members, 2 do
-      rcall('ZADD', key, string.format('%.0f', members[place + 1] - last + now), members[place])
-    end
-    last = now
-  end
-  if last > time then time = last end
-  local first = rcall('ZRANGE', key, 0, 0, 'WITHSCORES')
-  has_gone = first[2] + period <= time
-  if has_gone then
-    total = rcall('ZCOUNT', key, string.format('(%.0f', time - period), '+inf')
-  else
-    total = rcall('ZCARD', key)
-  end
+-- A moment as text. Lua by itself writes only 14 of its digits.
+local function text(moment)
+  return string.format('%.0f', moment)
 end
 
-if cost <= limit then
-  moment = now
-  if total + cost > limit then
-    local place = cost - limit - 1
-    moment = rcall('ZRANGE', key, place, place, 'WITHSCORES')[2] + period
-    if moment <= time then moment = now end
+-- Units that lie ahead of now, because the clock was set back, become units of now; more than a minute ahead, all are forgotten.
+local function set_back(key, now, last)
+  if last > now + 60000000 then redis.call('DEL', key) end
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
+    redis.call('ZADD', key, text(now), member)
   end
+  return last > now + 60000000 and 0 or now
 end
 
--- verdict
+local function check(key, record, now, cost)
+  local most, period = struct.unpack('<dd', record, 41)
+  local newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
+  local last, serial, used = tonumber(newest[2] or 0), newest[1] and struct.unpack('>I6', newest[1]) or 0, 0
+  if last > now then last = set_back(key, now, last) end
+  if last > 0 then used = redis.call('ZCOUNT', key, '(' .. text(now - period), '+inf') end
+  local accepted_from, excess = now, used + cost - most
+  if cost > most then
+    accepted_from = math.huge
+  elseif excess > 0 then
+    local place = excess - used - 1
+    accepted_from = redis.call('ZRANGE', key, place, place, 'WITHSCORES')[2] + period
+  end
+  local free_at = used > 0 and last + period or now
+  return {accepted_from = accepted_from, goes_at = accepted_from < math.huge and accepted_from or now,
+    used = used, free_at = free_at, last = last, serial = serial}
+end
 
-if at then
-  at = time
-  -- What was refused, or used without asking, is remembered too, but never more than the limit's worth of the latest.
-  local is_bounded, added = refused or op == 'charge', units
-  if is_bounded and added > limit then added = limit end
-  if added == 1 then
-    rcall('ZADD', key, at, pack('>I6', serial + 1))
-  else
-    local members = {}
-    for place = 1, added do
-      members[#members + 1] = at
-      members[#members + 1] = pack('>I6', serial + place)
-      if #members == 2000 or place == added then
-        rcall('ZADD', key, unpack_args(members))
-        members = {}
-      end
+-- Of refused units the latest `limit` decide when the next one is accepted, so no more are kept.
+local function take(key, record, now, cost, verdict)
+  local most, period = struct.unpack('<dd', record, 41)
+  local added, members = math.min(cost, most), {}
+  for place = 1, added do
+    members[#members + 1] = text(now)
+    members[#members + 1] = struct.pack('>I6', verdict.serial + place)
+    if #members == 2000 or place == added then
+      redis.call('ZADD', key, unpack(members))
+      members = {}
     end
   end
-  total = total + added
-  if added > 0 then last = at end
-  if has_gone then rcall('ZREMRANGEBYSCORE', key, '-inf', time - period) end
-  if is_bounded and total > limit then rcall('ZREMRANGEBYRANK', key, 0, -limit - 1) end
-  kept = true
-elseif op == 'refund' then
-  -- Those of a hit go back by its moment; else the latest go back first.
-  local given_at = tonumber(ARGV[4])
-  if has_gone then rcall('ZREMRANGEBYSCORE', key, '-inf', time - period) end
-  if given_at then
-    local at_moment = string.format('%.0f', given_at)
-    local members = units > 0 and rcall('ZRANGEBYSCORE', key, at_moment, at_moment, 'LIMIT', 0, units) or {}
-    for place = 1, #members do rcall('ZREM', key, members[place]) end
-    total = total - #members
-  else
-    local back = units < total and units or total
-    if back > 0 then rcall('ZREMRANGEBYRANK', key, string.format('%.0f', -back), -1) end
-    total = total - back
-  end
-  last = total > 0 and tonumber(rcall('ZRANGE', key, -1, -1, 'WITHSCORES')[2]) or 0
-  kept = true
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', text(now - period))
+  if verdict.used + added > most then redis.call('ZREMRANGEBYRANK', key, 0, -most - 1) end
+  redis.call('PEXPIRE', key, math.ceil(period / 1000) + extra_ttl)
+  verdict.used, verdict.free_at = math.min(verdict.used + added, most), now + period
+  return nil, now
 end
 
-used = total
-room = used < limit and limit - used or 0
-idle_at = total > 0 and last + period or now
+local function refund(key, record, now, cost, verdict, hit_at)
+  if hit_at == '' then hit_at = text(verdict.last) end
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, hit_at, hit_at, 'LIMIT', 0, text(cost))) do
+    redis.call('ZREM', key, member)
+  end
+end

@@ -20,7 +20,7 @@ class SlidingLog(Algorithm):
 
     name = "sliding_log"
     label = _("sliding log: never over the limit, exact to the microsecond")
-    suffix = b"sl"
+    suffix = b"g"
     options = frozenset({"count_denied", "split"})
     is_exact = True
 

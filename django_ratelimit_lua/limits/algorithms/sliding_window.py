@@ -19,7 +19,7 @@ class SlidingWindow(Algorithm):
 
     name = "sliding_window"
     label = _("sliding window: never over the limit in any period")
-    suffix = b"sw"
+    suffix = b"s"
     options = frozenset({"segments", "count_denied", "split"})
 
     def expires_at(self, limit: Limit, moment: int) -> int:

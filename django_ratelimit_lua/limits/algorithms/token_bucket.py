@@ -19,7 +19,8 @@ class TokenBucket(Algorithm):
 
     name = "token_bucket"
     label = _("token bucket: a steady rate with bursts")
-    suffix = b"tb2"
+    suffix = b"t"
+    lua_parts = ("bucket",)
     options = frozenset({"burst", "max_wait", "lease", "split"})
     is_bucket = True
     allows_debt = True
@@ -30,10 +31,7 @@ class TokenBucket(Algorithm):
         return options.get("burst") or rate.limit
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
-        """Return the rate in lowest terms, and the interval and burst in whole microseconds.
-
-        Fractions of a microsecond are returned as separate numbers.
-        """
+        """Return the numbers of a bucket; if units are leased, of a smaller one."""
         burst = limit.capacity
         if limit.lease is not None and burst:
             # Units that were taken ahead may be spent when the bucket has filled up again: keep as
@@ -53,40 +51,38 @@ class TokenBucket(Algorithm):
 
 
 def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
-    """Return the numbers of a bucket with this capacity.
+    """Return the capacity, the parts that a moment pays, those of a unit, and a moment's length.
 
-    Raises `LimitError` if they would not be exact.
+    See `bucket.lua`. A moment is a microsecond, or a millisecond if the parts could exceed 2**53
+    otherwise. Raises `LimitError` if they could exceed it in any case.
     """
-    # A limit of 0 is a bucket that nothing fits into, at any rate.
-    tokens, micros = _lowest_terms(limit.rate)
-    if capacity > most_units(limit.rate):
-        raise LimitError(
-            _(
-                "%(option)s is %(units)d, which cannot be counted exactly at %(rate)s. "
-                "Lower it, or choose a rate and period that share a larger divisor"
-            ),
-            option,
-            option=option,
-            units=capacity,
-            rate=str(limit.rate),
-        )
-    interval = divmod(micros, tokens)
-    burst = divmod(capacity * micros, tokens)
-    return (capacity, limit.rate.period_us, tokens, micros, *interval, *burst)
+    units = limit.rate.limit or 1  # A limit of 0 is a bucket that nothing fits into.
+    for moment_us in (1, 1000):
+        period, remainder = divmod(limit.rate.period_us, moment_us)
+        shared = gcd(units, period)
+        per_moment = units // shared
+        per_unit = period // shared
+        wait = max(limit.max_wait_us, 0) // moment_us
+        if not remainder and 2 * capacity * per_unit + wait * per_moment < EXACT:
+            return (capacity, per_moment, per_unit, moment_us)
+    raise LimitError(
+        _(
+            "%(option)s is %(units)d, which cannot be counted exactly at %(rate)s. "
+            "Lower it, or choose a rate and period that share a larger divisor"
+        ),
+        option,
+        option=option,
+        units=capacity,
+        rate=str(limit.rate),
+    )
 
 
-def _lowest_terms(rate: Rate) -> tuple[int, int]:
-    units = rate.limit or 1
-    period = rate.period_us
-    shared = gcd(units, period)
-    return units // shared, period // shared
+def most_units(limit: Limit) -> int:
+    """Return the maximum number of units that a bucket can owe beyond its capacity.
 
-
-def most_units(rate: Rate) -> int:
-    """Return the maximum number of tokens, or of owed tokens, that a rate can represent exactly.
-
-    >>> most_units(Rate.parse("1/s"))
-    2251799813
+    >>> from django_ratelimit_lua import Limit
+    >>> most_units(Limit("mail", "1/s", algorithm="token_bucket"))
+    9007199253
     """
-    tokens, micros = _lowest_terms(rate)
-    return min(EXACT // tokens - 1, ((EXACT // 4 + 1) * tokens - 1) // micros)
+    per_unit = limit.numbers(0)[2]
+    return (EXACT - 1) // per_unit - limit.capacity

@@ -17,16 +17,14 @@ import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
-from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
-from django.utils import timezone, translation
+from django.utils import timezone
 from django.views import View
 
-from django_ratelimit_lua.admin.history import changed_words
 from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, circuit
 from django_ratelimit_lua.contrib.breakers.checks import check_breakers
 from django_ratelimit_lua.contrib.breakers.circuits import circuits
@@ -164,18 +162,6 @@ def test_forced_states_and_thresholds_are_in_the_history(
     assert "open: calls are stopped" in page
 
 
-def test_the_history_shows_seconds_for_two_moments_of_one_minute(
-    payments: Callable[..., str],
-) -> None:
-    """The moments are shown with their seconds."""
-    ends = datetime.datetime(2037, 5, 6, 14, 5, 10, tzinfo=datetime.UTC)
-    force("payments", "open", until=ends)
-    force("payments", "open", until=ends + datetime.timedelta(seconds=30))
-    words = changed_words(RateLimitChange.objects.latest("pk"))
-    (until,) = [line for line in words if line.startswith("Until: ")]
-    assert re.fullmatch(r"Until: .*\d\d:05:10 → .*\d\d:05:40", until)
-
-
 def test_the_list_shows_all_breakers_and_their_states(
     payments: Callable[..., str], operator: Client
 ) -> None:
@@ -286,30 +272,6 @@ def test_all_errors_of_thresholds_are_reported_together(
     }
     form = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong}).context["adminform"].form
     assert set(form.errors) == set(wrong)
-
-
-def test_errors_are_in_the_language_of_the_operator(
-    payments: Callable[..., str], admin_client: Client
-) -> None:
-    """The error of each field is translated to German."""
-    wrong = {
-        "failure_ratio": "1.5",
-        "failures": "0",
-        "slow": "2 hours",
-        "open_max": "9d",
-        "probes": "5000",
-    }
-    with translation.override("de"):
-        page = admin_client.post(f"{HERE}add/", {"name": "payments", **wrong})
-    errors = page.context["adminform"].form.errors
-    assert set(errors) == set(wrong)
-    assert [
-        text for texts in errors.values() for text in texts if not text.startswith("Geben Sie ")
-    ] == []
-    assert errors["probes"] == ["Geben Sie eine ganze Zahl von 1 bis 1000 ein."]
-    assert errors["open_max"] == [
-        "Geben Sie eine Zeit von 100ms bis 1d ein, zum Beispiel 30s oder 5m."
-    ]
 
 
 def test_thresholds_that_contradict_the_code_are_refused(
@@ -444,38 +406,6 @@ def test_a_file_with_an_invalid_breaker_is_refused(wrong: str) -> None:
     assert not RateLimitBreaker.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ("failures: 1.5", "failures is 1.5: Enter a whole number from 1"),
-        ("probes: true", "probes is True: Enter a whole number from 1"),
-        ("minimum: '20'", "minimum is '20': Enter a whole number from 1"),
-        ("failure_ratio: yes", "failure_ratio is True: Enter a number above 0"),
-        ("slow: true", "slow is True: Enter a time of at most 1h"),
-        ("window: [30s]", "window is ['30s']: Enter a time from 10s to 1d"),
-        ("description: 5", "description is 5: must be text"),
-    ],
-)
-def test_a_wrong_type_in_a_file_is_refused_at_its_field(wrong: str, said: str) -> None:
-    """A row would convert the value to a number, but a file may not."""
-    with pytest.raises(RuleError, match=re.escape(f"line 2: breaker 'payments': {said}")):
-        rules_yaml.load(f"\n- breaker: payments\n  {wrong}\n")
-
-
-def test_all_errors_of_a_breaker_in_a_file_are_reported() -> None:
-    """Unknown members are reported as well. A time may be a number of seconds, as in the code."""
-    with pytest.raises(RuleError) as raised:
-        rules_yaml.load(
-            "- breaker: 5\n  mood: blue\n  failures: 0\n  window: soon\n  open_for: 2d\n"
-        )
-    told = str(raised.value).splitlines()
-    words = ("name Enter text", "failures is 0", "window is 'soon'", "open_for is", "unknown mood")
-    for word, line in zip(words, told, strict=True):
-        assert f": {word}" in line
-    (item,) = rules_yaml.load("- breaker: payments\n  slow: 1.5\n  window: 90\n")
-    assert item.after == {"slow": "1.5s", "window": "90s"}
-
-
 def test_the_file_in_the_documentation_is_valid() -> None:
     """The block is valid as it is written."""
     text = (Path(__file__).parents[3] / "docs" / "how-to" / "circuit-breaker.rst").read_text()
@@ -491,24 +421,6 @@ def said(*arguments: str) -> str:
     out = StringIO()
     call_command("ratelimit", "rules", *arguments, stdout=out, stderr=out)
     return out.getvalue()
-
-
-def test_rules_and_breakers_are_counted_separately(
-    payments: Callable[..., str], tmp_path: Path
-) -> None:
-    """The check, the import and the warning about deletions count them separately."""
-    file = tmp_path / "rules.yaml"
-    file.write_text(FILE)
-    assert said("check", str(file)) == "1 rule and 1 breaker: no problem found\n"
-    assert said("import", str(file), "--dry-run").endswith("1 rule and 1 breaker would be added\n")
-    assert said("import", str(file)).endswith("1 rule and 1 breaker added\n")
-    file.write_text("- breaker: payments\n  failures: 7\n")
-    assert said("check", str(file)) == "1 breaker: no problem found\n"
-    told = said("import", str(file), "--dry-run")
-    assert "1 breaker would be changed, 1 rule would be deleted\n" in told
-    assert "Not in the file: 1 rule. Use --merge to keep or --delete to delete: api\n" in told
-    with pytest.raises(RuleError, match="the file lacks 1 rule, which would be deleted: api"):
-        rules_yaml.apply(rules_yaml.plan(file.read_text()))
 
 
 def test_a_breaker_that_is_not_in_the_code_is_reported(
@@ -528,22 +440,6 @@ def test_a_breaker_that_is_not_in_the_code_is_reported(
     assert "1 breaker added" in told
     file.write_text("- breaker: payment\n  failures: 8\n- breaker: payments\n  failures: 8\n")
     assert said("import", str(file)).endswith("1 breaker added, 1 breaker changed\n")
-
-
-def test_an_upload_in_the_admin_shows_the_same_warning(
-    payments: Callable[..., str], admin_client: Client
-) -> None:
-    """The page also shows the numbers of changed rules and breakers."""
-    file = "/admin/django_ratelimit_lua/ratelimitrule/file/"
-    text = FILE.replace("payments", "payment")
-    page = admin_client.post(file, {"file": SimpleUploadedFile("rules.yaml", text.encode())})
-    assert "No imported or recently used breaker has this name" in page.content.decode()
-    values = {name: page.context["form"].initial[name] for name in ("text", "revision")} | {
-        "confirm": "yes"
-    }
-    done = admin_client.post(file, values, follow=True).content.decode()
-    assert "1 rule now matches the file" in done
-    assert "1 breaker is now as in the file" in done
 
 
 def scraped() -> dict[tuple[str, ...], float]:
@@ -684,32 +580,6 @@ def test_explain_shows_the_effect_of_the_breakers_of_a_view(client: Client) -> N
         r"checkout: forced open until \d+ \w+ \d{4}, \d\d:\d\d; .*; a stopped call gets a 503\n",
         explained(),
     )
-
-
-@pytest.mark.usefixtures("guarded")
-def test_the_inspector_shows_the_breakers_of_a_view(client: Client) -> None:
-    """The breakers have links for users who may view them."""
-    client.force_login(User.objects.create_superuser("grace"))
-    inspector, asked = (
-        "/admin/django_ratelimit_lua/ratelimitoverride/inspect/",
-        {"path": "/checkout/?who=ada"},
-    )
-    page = client.get(inspector, asked).content.decode()
-    assert f'<a href="{HERE}one/?name=checkout">checkout: closed</a>' in page
-    assert "would be allowed" in page
-    force("checkout", "open")
-    page = client.get(inspector, asked).content.decode()
-    assert "The next request like this would be stopped by a breaker" in page
-    assert (
-        "checkout: forced open until it is set to automatic; its own state: closed; a "
-        "stopped call gets a 503" in page
-    )
-    viewer = User.objects.create_user("viewer", is_staff=True)
-    viewer.user_permissions.add(Permission.objects.get(codename="view_ratelimitrule"))
-    client.force_login(viewer)
-    page = client.get(inspector, asked).content.decode()
-    assert "checkout: forced open" in page
-    assert "one/?name=checkout" not in page
 
 
 urlpatterns = [

@@ -93,30 +93,6 @@ def test_failures_of_many_processes_count_together(start: Start) -> None:
     assert signals_of(workers).count("opened") == 1
 
 
-def test_calls_that_hang_in_many_processes_count_together(start: Start) -> None:
-    """Each process hangs in a single call. The call of a killed process was counted before."""
-    *hanging, other = start(4, "pay(slow='0.2s', slow_ratio=0.2, minimum=9, open_for='1m')")
-    for number, worker in enumerate(
-        hanging
-    ):  # Eight calls have succeeded; with two slow ones, these are a fifth.
-        worker.send("pay(seconds=30)")
-        if number == 0:
-            until(
-                lambda: (
-                    other(
-                        "circuits.by_name['payments'].tell() or "
-                        "circuits.by_name['payments'].answer.slow"
-                    )
-                    == 1
-                )
-            )
-            worker.kill()
-    until(lambda: other("state()") == "open", 3)
-    assert other("pay()") == "open"
-    for worker in hanging[1:]:
-        worker.kill()
-
-
 def test_exactly_the_configured_number_of_probes_runs_in_all_processes(start: Start) -> None:
     """Eight processes make calls while the probes of a service hang. Three calls reach it."""
     options = "failures=1, open_for='0.3s', probes=3"
@@ -220,41 +196,6 @@ def test_a_forked_child_reports_only_its_own_counts(start: Start) -> None:
     )
     with_numbers = [told for worker in workers for told in worker("heard")]
     assert all(failures == 5 for _, _, _, failures, _ in with_numbers)
-
-
-def test_a_forked_child_does_not_count_its_parents_calls(start: Start) -> None:
-    """The parent counts its hanging calls."""
-    (worker,) = start(1, "pay(slow='1m')")
-    worker("threading.Thread(target=pay, kwargs={'seconds': 30}, daemon=True).start()")
-    until(lambda: worker("len(circuits.by_name['payments'].running)") == 1)
-    child = """
-        import os ;; reader, writer = os.pipe() ;; child = os.fork() ;;
-        child or (os.write(writer, str(len(circuits.by_name['payments'].running)).encode()), os._exit(0)) ;;
-        os.waitpid(child, 0) ;; os.close(writer) ;; os.read(reader, 1000).decode()
-    """  # noqa: E501
-    assert worker(" ".join(child.split())) == "0"
-    assert worker("len(circuits.by_name['payments'].running)") == 1
-
-
-def test_without_redis_a_hanging_probe_keeps_its_slot(start: Start) -> None:
-    """The probe counts as failed, and the next probe begins when it has ended."""
-    with Server() as server:
-        (worker,) = start(
-            1, "pay(failures=1, slow='50ms', open_for='0.1s', probes=1)", at=server.url
-        )
-        worker(
-            "from django_ratelimit_lua.contrib.breakers import rows ;; rows.MIN_PROBE_US = "
-            "1_500_000"
-        )
-        kill(server)
-        assert worker("pay('failed')") == "failed"
-        begin = "threading.Thread(target=pay, kwargs={'seconds': 3}, daemon=True).start()"
-        until(lambda: worker(f"{begin} ;; bool(circuits.by_name['payments']._probes)"))
-        end = time.monotonic() + 2.0  # Longer than its slot lasts without the process.
-        while time.monotonic() < end:
-            assert worker("pay()") == "open"
-        assert signals_of([worker], shared=False).count("opened") == 2
-        until(lambda: worker("pay() and state()") == "closed")
 
 
 def test_a_process_that_ends_writes_its_counts(start: Start) -> None:

@@ -10,7 +10,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from django.views import View
 from django_ratelimit_lua import LimitError
 from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, circuit
 from django_ratelimit_lua.contrib.breakers.circuits import circuits
-from django_ratelimit_lua.contrib.breakers.rows import BreakerRow
 from django_ratelimit_lua.contrib.breakers.signals import (
     circuit_closed,
     circuit_half_open,
@@ -123,42 +121,6 @@ def test_a_breaker_opens_in_the_call_that_fails_too_often(
     assert (numbers["reason"], numbers["shared"]) == ("failure_ratio", True)
 
 
-def test_a_breaker_closes_by_probes(service: Service, told: list[Any]) -> None:
-    """Each change of state is signalled once. No call is made before the pause is over."""
-    breaker = CircuitBreaker("payments", failures=1, open_for="0.3s", probes=2)
-    pay = breaker(service)
-    service.does = fail
-    assert [outcome(pay), outcome(pay)] == ["ConnectionError", "open"]
-    service.does = lambda: "paid"
-    seen, began = [], time.monotonic()
-    while breaker.state != "closed":
-        assert time.monotonic() < began + 20
-        came = outcome(pay)
-        if came == "paid":
-            assert time.monotonic() - began > 0.28
-        if breaker.state not in seen:
-            seen.append(breaker.state)
-        time.sleep(0.002)
-    assert seen in (["open", "closed"], ["open", "half-open", "closed"])
-    assert [name for name, _ in told] == ["opened", "half_open", "closed"]
-
-
-def test_a_failed_probe_opens_the_breaker_for_longer(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pause is twice as long. The test runs without a thread, because a running flush would
-    report the probe a moment later.
-    """
-    monkeypatch.setattr(flusher, "start", lambda: False)
-    pay = CircuitBreaker("payments", failures=1, open_for="0.2s")(service)
-    service.does = fail
-    outcome(pay)
-    until(lambda: outcome(pay) == "ConnectionError")
-    with pytest.raises(CircuitOpen) as caught:
-        pay()
-    assert 0.3 < caught.value.retry_after < 0.45
-
-
 def test_slow_calls_open_a_breaker(service: Service, told: list[Any]) -> None:
     """Slow calls count although they succeed."""
     service.does = lambda: time.sleep(0.02)
@@ -238,16 +200,6 @@ def test_hanging_calls_open_a_breaker_before_they_end(hanging: Hanging, told: li
     assert hanging.called == 5
 
 
-def test_hanging_calls_open_a_breaker_without_another_call(hanging: Hanging) -> None:
-    """The background task counts them within a second, even long after the last call began."""
-    breaker = CircuitBreaker("payments", slow="50ms", minimum=3, open_for="30s")
-    pay = breaker(hanging)
-    for _ in range(3):
-        hanging.start(pay)
-    until(lambda: breaker.state == "open", 3)
-    assert hanging.called == 3
-
-
 def test_hanging_coroutines_open_a_breaker() -> None:
     """Of forty calls at intervals, only those are made that begin before enough calls have
     lasted `slow`. They use a decorator, and a block.
@@ -288,23 +240,6 @@ def test_hanging_coroutines_open_a_breaker() -> None:
         assert came.count("CircuitOpen") == 40 - called
 
 
-def test_a_slow_call_that_is_cancelled_counts_as_slow() -> None:
-    """`asyncio.wait_for` cancels the call. A call that is cancelled earlier is not counted."""
-
-    @CircuitBreaker("payments", slow="30ms", minimum=1000)
-    async def pay() -> None:
-        await asyncio.sleep(30)
-
-    async def cancelled(after: float) -> None:
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(pay(), after)
-
-    async_to_sync(cancelled)(0.4)  # The state of the breaker is read first.
-    for after in (0.001, 0.05, 0.001, 0.05):
-        async_to_sync(cancelled)(after)
-    assert numbers_of("payments") == (3, 0, 3)
-
-
 def test_a_slow_call_that_fails_counts_once(hanging: Hanging) -> None:
     """It is one call, slow as soon as it has lasted `slow`, and failed when it ends. A slow call
     that succeeds is not counted again.
@@ -337,30 +272,6 @@ def test_ended_calls_leave_no_data_in_the_process(hanging: Hanging) -> None:
     for _ in range(100):
         timed(lambda: "paid")()
     assert len(circuits.by_name["timed"].running) == 0
-
-
-@pytest.mark.parametrize("slow", [None, "50ms"])
-def test_hanging_probes_keep_their_slots(
-    slow: str | None, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, told: list[Any]
-) -> None:
-    """With one probe, one call runs at a time, as long as it hangs: longer than an unrenewed
-    slot lasts, and after it was counted as slow. When it ends, another probe runs at once.
-    """
-    monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.rows.MIN_PROBE_US", 1_500_000)
-    breaker = CircuitBreaker("payments", failures=1, slow=slow, open_for="0.1s", probes=1)
-    pay = breaker(hanging)
-    with pytest.raises(ConnectionError), breaker.call():
-        raise ConnectionError
-    end = time.monotonic() + 4.0
-    while time.monotonic() < end:
-        hanging.start(pay)
-        time.sleep(0.05)
-    assert (hanging.called, hanging.most) == (1, 1)
-    reasons = [numbers["reason"] for name, numbers in told if name == "opened"]
-    assert reasons == (["failures"] if slow is None else ["failures", "probe"])
-    hanging.release()
-    until(lambda: outcome(pay) == "paid")
-    until(lambda: outcome(pay) == "paid" and breaker.state == "closed")
 
 
 def test_a_probe_that_never_ends_loses_its_slot(
@@ -510,36 +421,6 @@ def test_breakers_work_for_coroutines(service: Service) -> None:
     async_to_sync(after)()
 
 
-def test_a_cancelled_coroutine_is_neither_success_nor_failure(service: Service) -> None:
-    """If it is a probe, its slot is released in the background, because a coroutine that ends
-    cannot wait.
-    """
-    breaker = CircuitBreaker("payments", failures=1, open_for="0.2s", probes=1)
-
-    @breaker
-    async def pay(seconds: float) -> Any:
-        await asyncio.sleep(seconds)
-        return service()
-
-    async def cancel_one() -> str:
-        task = asyncio.ensure_future(pay(30))
-        await asyncio.sleep(0.05)
-        if task.done():
-            return "open" if isinstance(task.exception(), CircuitOpen) else "done"
-        task.cancel()
-        await asyncio.wait([task])
-        return "cancelled" if task.cancelled() else "done"
-
-    assert async_to_sync(cancel_one)() == "cancelled"
-    service.does = fail
-    with pytest.raises(ConnectionError):
-        async_to_sync(pay)(0)
-    until(lambda: async_to_sync(cancel_one)() == "cancelled")
-    service.does = lambda: "paid"
-    until(lambda: outcome(async_to_sync(pay), 0) == "paid")
-    assert breaker.state in ("half-open", "closed")
-
-
 def test_a_block_of_code_can_be_a_call() -> None:
     """A `with` block is judged by its exception, or by a response that is passed to it. Nested
     calls are distinguished.
@@ -605,22 +486,6 @@ def test_a_fallback_replaces_a_stopped_call(service: Service, fallback: Any, exp
     assert pay(5) == expected
 
 
-def test_a_coroutine_can_be_the_fallback(service: Service) -> None:
-    """Its result is awaited."""
-
-    async def owe(amount: int) -> str:
-        return f"owed {amount}"
-
-    @CircuitBreaker("payments", failures=1, fallback=owe, open_for="30s")
-    async def pay(amount: int) -> Any:
-        return service()
-
-    service.does = fail
-    with pytest.raises(ConnectionError):
-        async_to_sync(pay)(5)
-    assert async_to_sync(pay)(5) == "owed 5"
-
-
 def test_interleaved_generators_are_counted_separately() -> None:
     """Generators alternate inside their blocks. An exception or a judged response is counted for
     the call of its own block.
@@ -666,24 +531,6 @@ def test_unused_breakers_with_names_made_at_run_time_are_dropped(
     assert circuits.by_name["shop 99"].noted_at > 0
     assert direct.zcard(f"{prefix}{{circuits}}") == 30
     assert payments() == "paid"
-
-
-def test_a_forced_state_applies_to_the_next_call(service: Service, monkeypatch: Any) -> None:
-    """A call that was admitted by the earlier state does not delay it."""
-    pay = CircuitBreaker("payments")(service)
-    pay()
-    known = circuits.by_name["payments"]
-    forced_by = known.forced_by
-
-    def forced_meanwhile() -> BreakerRow | None:
-        found = forced_by()
-        monkeypatch.undo()
-        known.retune(BreakerRow("payments", {}, "open"))
-        return found
-
-    known.calm_until = float("-inf")
-    monkeypatch.setattr(known, "forced_by", forced_meanwhile)
-    assert [outcome(pay), outcome(pay)] == ["paid", "open"]
 
 
 def asked(accept: str = "", path: str = "/report", **options: Any) -> HttpRequest:

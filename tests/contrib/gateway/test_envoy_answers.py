@@ -25,7 +25,6 @@ from django_ratelimit_lua.contrib.gateway.envoy.question import (
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.signals import limit_exceeded
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import visits
 from tests.contrib.gateway.grpc_gateway import question
 from tests.examples import examples
 
@@ -307,36 +306,6 @@ def test_the_status_is_that_of_the_limit_with_the_least_remaining(settings: Any)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_django_and_envoy_share_one_count() -> None:
-    """A rule with a key that an entry provides counts Django's requests and Envoy's together."""
-    row = RateLimitRule.objects.create(
-        name="site",
-        path="/ok",
-        extra=described("generic_key=site", "remote_address"),
-        key="ip",
-        limit=3,
-        unit="h",
-    )
-    descriptor = [("generic_key", "site"), ("remote_address", "203.0.113.1")]
-    assert [
-        visits(1, "203.0.113.1"),
-        code(descriptor),
-        visits(1, "203.0.113.1"),
-        code(descriptor),
-    ] == [
-        [200],
-        OK,
-        [200],
-        OVER,
-    ]
-    assert visits(1, "203.0.113.1") == [429]
-    row.extra = {}
-    row.limit = 4
-    row.save()
-    assert code(descriptor) == OK  # By its name.
-
-
-@pytest.mark.django_db(transaction=True)
 def test_overrides_apply_to_descriptors() -> None:
     """A block, a limit and an exemption apply to an address, a user or a header. A block applies
     even if no rule matches.
@@ -405,24 +374,6 @@ def test_only_envoy_receives_the_address_of_a_client(settings: Any) -> None:
         assert found in ([OK, OVER], [OVER, OVER])
 
 
-def test_a_rule_that_cannot_be_applied_is_left_out(
-    settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log reports it once. For example, the descriptor has no value for the key, or the rate is
-    a function of a request.
-    """
-    settings.RATELIMIT_RULES = [
-        {"name": "users", "path": "/", "key": "user", "rate": "1/h"},
-        {"name": "called", "path": "/", "key": "ip", "rate": lambda group, request: "1/h"},
-    ]
-    for name in ("users", "called"):
-        assert [code([("generic_key", name), ADA]) for _ in range(3)] == [OK] * 3
-        assert (
-            sum(f"rule '{name}' cannot be applied" in record.message for record in caplog.records)
-            == 1
-        )
-
-
 def test_signal_receivers_get_refusals(settings: Any) -> None:
     """They get a request with the values of the descriptor."""
     settings.RATELIMIT_RULES = [{**LOGIN_RULE, "rate": "0/h"}]
@@ -451,17 +402,6 @@ def test_a_request_that_must_wait_is_held(settings: Any) -> None:
         return loop.time() - began
 
     assert asyncio.run(all_at_once()) >= 0.3
-
-
-@pytest.mark.parametrize(("policy", "expected"), [("open", OK), ("closed", OVER), ("local", OK)])
-def test_the_fallback_policy_applies_to_envoy(policy: str, expected: int, settings: Any) -> None:
-    """The policy of the rule decides while Redis is unavailable."""
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    }
-    settings.RATELIMIT_RULES = [{**LOGIN_RULE, "on_store_error": policy}]
-    found = [code([LOGIN, ADA]) for _ in range(4)]
-    assert found == ([OK, OK, OVER, OVER] if policy == "local" else [expected] * 4)
 
 
 def test_a_disabled_site_admits_every_descriptor(settings: Any) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.test import Client
 
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
-from tests.acceptance import test_admin
-from tests.acceptance.test_admin import RULES, errors, given, staff, visits
+from tests.acceptance.test_admin import RULES, given, staff, visits
 from tests.contrib.gateway.test_envoy_answers import ADA, LOGIN, OK, OVER, code
 
 pytestmark = pytest.mark.django_db(transaction=True)
-site = test_admin.site
 FORM = {
     "name": "edge login",
     "descriptor": "domain=edge\r\n generic_key=login \r\n\r\nremote_address",
@@ -56,30 +52,6 @@ def test_a_rule_for_descriptors_is_edited_and_restored_in_the_form(operator: Cli
         staff("view_ratelimitrule", name="looks").get(f"{RULES}{rule.pk}/change/").content.decode()
     )
     assert "for Envoy&#x27;s descriptor domain=edge, generic_key=login, remote_address" in seen
-
-
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"descriptor": "remote_address\n=x"}, "schreiben Sie key=Wert, key=Text*"),
-        (
-            {"descriptor": "generic_key=login", "key": "ip"},
-            "Der Deskriptor braucht einen Eintrag remote_address",
-        ),
-        (
-            {"descriptor": "a", "key": "session"},
-            "Ein Deskriptor kann nicht nach „session“ gezählt werden",
-        ),
-    ],
-)
-def test_errors_are_shown_at_their_field(
-    fields: dict[str, Any], problem: str, operator: Client, settings: Any
-) -> None:
-    """The message is in the operator's language."""
-    settings.LANGUAGE_CODE = "de"
-    answer = operator.post(f"{RULES}add/", given(**{**FORM, **fields}))
-    assert problem in errors(answer)
-    assert not RateLimitRule.objects.exists()
 
 
 def test_a_descriptor_survives_yaml_export_and_import(operator: Client) -> None:

@@ -16,14 +16,13 @@ from django.test import Client
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from redis import Redis
 
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
 from django_ratelimit_lua.contrib.gateway.dialects import DIALECTS
 from django_ratelimit_lua.contrib.gateway.views import check as check_view
 from django_ratelimit_lua.identity.keys import Key
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from tests.contrib.gateway.asgi import aask, ask
+from tests.contrib.gateway.asgi import ask
 from tests.contrib.gateway.proxies import SECRET, Answer
 from tests.examples import examples
 
@@ -424,33 +423,6 @@ def test_the_user_is_the_one_that_the_proxy_reports(check: Check, settings: Any)
     assert of("/elsewhere/", ada.pk, grace.pk, "") == [429, 200, 200]
 
 
-@pytest.mark.parametrize(
-    "charset", ["hex", "undefined", "idna", "utf-16", "utf-7", "cp037", "latin-1"]
-)
-def test_a_limit_applies_whatever_the_charset(check: Check, settings: Any, charset: str) -> None:
-    """The charset of a body does not change how the query is counted, and causes no error."""
-    settings.RATELIMIT_RULES = [{"name": "q", "path": "/", "key": "get:q", "rate": "1/d"}]
-    assert check("/?q=%C3%A9a").status == 200
-    assert check("/?q=%C3%A9a", Content_Type=f"text/plain; charset={charset}").status == 429
-
-
-def test_overrides_apply_to_requests_of_proxies(check: Check, settings: Any) -> None:
-    """A block applies without a matching rule, with its status. A limit applies to one host."""
-    rule = RateLimitRule.objects.create(
-        name="all", path="/shop/", key="header:Host", limit=0, unit="d"
-    )
-    of_host = RateLimitOverride(rule=rule, field="header:Host", effect="limit", limit=5, unit="d")
-    of_host.set_value("shop.example")
-    of_host.save()
-    RateLimitOverride.objects.create(
-        network="203.0.113.7", effect="block", forbids=True, message="Out of order."
-    )
-    allowed = check("/shop/")
-    assert (allowed.status, allowed.headers["ratelimit-policy"]) == (200, '"all";q=5;w=86400')
-    blocked = check("/anything", address="203.0.113.7")
-    assert (blocked.status, b"Out of order." in blocked.body) == (403, True)
-
-
 def test_a_request_is_held_until_its_turn(check: Check, settings: Any) -> None:
     """The request waits as in the middleware."""
     settings.RATELIMIT_RULES = [
@@ -478,37 +450,6 @@ def test_the_projects_pages_are_not_used_for_proxies(check: Check, settings: Any
     assert (answer.status, answer.headers["content-type"]) == (429, "text/plain; charset=utf-8")
     assert answer.headers["x-ratelimit-limit"] == "0"
     assert answer.headers["x-ratelimit-body"] == answer.body.decode().strip().replace("\n", " ")
-
-
-@pytest.mark.usefixtures("quiet")
-def test_simultaneous_requests_share_round_trips(settings: Any, direct: Redis) -> None:
-    """Sixteen requests cost two round trips, or a few more. The first is sent immediately, and the
-    others together.
-    """
-    settings.RATELIMIT_RULES = [{"name": "api", "path": "/api/", "key": "ip", "rate": "100/d"}]
-    said = {
-        "X-Original-Method": "GET",
-        "X-Original-URI": "/api/",
-        "X-Original-Host": "h",
-        "X-RateLimit-Secret": SECRET,
-    }
-
-    async def asked(count: int) -> list[int]:
-        requests = []
-        for number in range(count):
-            pairs = {**said, "X-Original-Address": f"203.0.113.{number}"}.items()
-            encoded = [(name.lower().encode(), value.encode()) for name, value in pairs]
-            requests.append(aask(alone, "/ratelimit/check", encoded))
-        return [answer.status for answer in await asyncio.gather(*requests)]
-
-    async def trips() -> int:
-        await asked(1)  # Now there is a connection, and rules.
-        before = direct.info("stats")["total_reads_processed"]
-        assert await asked(16) == [200] * 16
-        found: int = direct.info("stats")["total_reads_processed"] - before - 1
-        return found
-
-    assert asyncio.run(trips()) <= 4
 
 
 def test_errors_are_reported_by_the_system_check(settings: Any, no_others: None) -> None:

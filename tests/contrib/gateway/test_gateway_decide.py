@@ -24,17 +24,14 @@ from jsonschema import Draft202012Validator
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.gateway import asgi, decide_request, views
-from django_ratelimit_lua.contrib.gateway import decide as deciding
 from django_ratelimit_lua.contrib.gateway.answer import ProblemError
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
 from django_ratelimit_lua.contrib.gateway.decide import noting
 from django_ratelimit_lua.contrib.gateway.decide_request import read_decide_request
 from django_ratelimit_lua.contrib.gateway.models import RateLimitClient, token_digest
 from django_ratelimit_lua.contrib.gateway.openapi import document
-from django_ratelimit_lua.limits.call import MAX_COST, Call
-from django_ratelimit_lua.limits.decision import Decision
+from django_ratelimit_lua.limits.call import MAX_COST
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
-from django_ratelimit_lua.store import Patience, Store
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.contrib.gateway.asgi import aask, ask
 from tests.contrib.gateway.proxies import Answer
@@ -221,42 +218,6 @@ def test_a_shadow_limit_delays_no_request(decide: Decide) -> None:
         assert (decision["allowed"], decision["wait"]) == (True, 0)
 
 
-def test_a_cancelled_call_returns_its_turn(token: str) -> None:
-    """No later caller waits for the turn of a cancelled call."""
-    turns = RateLimiter("turns", "5/s")
-
-    async def leaving() -> None:
-        body = json.dumps(
-            {
-                "operation": "acquire",
-                "timeout": 50,
-                "charges": [{"limit": "turns", "identity": "x", "cost": 5}],
-            }
-        ).encode()
-        messages = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
-
-        async def receive() -> Any:
-            return messages.pop(0)
-
-        async def send(message: Any) -> None:
-            pass
-
-        headers = [(b"authorization", f"Bearer {token}".encode())]
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/decide",
-            "headers": headers,
-            "client": ("127.0.0.1", 1),
-        }
-        await alone(scope, receive, send)
-
-    turns.hit("x")
-    before = turns.peek("x").limits[0].used
-    asyncio.run(leaving())
-    assert turns.peek("x").limits[0].used <= before
-
-
 def test_slots_are_held_until_they_are_released(decide: Decide) -> None:
     """The slot in the response releases it. No other value releases anything."""
     report = {"limit": "reports", "identity": "ada"}
@@ -278,39 +239,6 @@ def test_slots_are_held_until_they_are_released(decide: Decide) -> None:
         assert decide(report, **wrong).status == 422
     assert decide(MAIL, operation="slot", seconds=30).status == 422
     assert decide(MAIL, operation="release", slot=other).status == 422
-
-
-def test_a_client_that_leaves_during_the_decision_holds_no_slot(
-    token: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The client has not received the slot, so the slot is released when the call is cancelled."""
-    report = {"limit": "reports", "identity": "ada"}
-    body = json.dumps({"charges": [report], "operation": "slot", "seconds": 3600}).encode()
-    really = Store.adecide
-
-    async def slowly(store: Store, call: Call, patience: Patience) -> Decision:
-        decision = await really(store, call, patience)
-        if call.slot and call.operation == "hit":
-            task.cancel()
-            await asyncio.sleep(0)
-        return decision
-
-    async def cancelled() -> None:
-        nonlocal task
-        task = asyncio.ensure_future(
-            deciding.answer_decide("POST", {"HTTP_AUTHORIZATION": f"Bearer {token}"}, body)
-        )
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    task: Any = None
-    monkeypatch.setattr(Store, "adecide", slowly)
-    asyncio.run(cancelled())
-    monkeypatch.undo()
-    answer = asyncio.run(
-        deciding.answer_decide("POST", {"HTTP_AUTHORIZATION": f"Bearer {token}"}, body)
-    )
-    assert json.loads(answer.body)["allowed"]
 
 
 def test_each_slot_taken_separately_can_be_released(decide: Decide) -> None:
@@ -511,17 +439,14 @@ def test_rules_of_the_admin_can_be_used_by_name(decide: Decide) -> None:
         (b"{", 400, "not JSON"),
         (b'{"charges": NaN}', 400, "NaN is not a JSON number"),
         (b"[" * 60_000, 400, "not JSON"),
-        (b"\xff", 400, "not JSON"),
         (
             b'{"charges": [{"identity": 1, "limit": "mail", "limit": "off"}]}',
             400,
             "a name occurs twice",
         ),
         (b" " * 70_000, 413, "more than 65536 bytes"),
-        (b"[]", 422, "The body is an array. A question is an object"),
         (b"{}", 422, "The body needs charges"),
         (b'{"charges": [], "x": 1}', 422, "unknown 'x'; known members: charges, operation"),
-        (b'{"charges": []}', 422, "charges is an array. A list of 1 to 100 charges"),
         (b'{"charges": [1]}', 422, "charges[0] is 1. A charge is an object"),
         (
             b'{"charges": [{"limit": "mail"}]}',
@@ -529,11 +454,6 @@ def test_rules_of_the_admin_can_be_used_by_name(decide: Decide) -> None:
             "charges[0] needs identity; known members: cost, identity",
         ),
         (b'{"charges": [{"identity": 1}]}', 422, "must have either limit or rule"),
-        (
-            b'{"charges": [{"identity": 1, "limit": "a", "rule": "a"}]}',
-            422,
-            "must have either limit or rule",
-        ),
         (
             b'{"charges": [{"identity": 1.5, "limit": "mail"}]}',
             422,
@@ -556,44 +476,14 @@ def test_rules_of_the_admin_can_be_used_by_name(decide: Decide) -> None:
             "charges[0]: identity: 'ip'",
         ),
         (
-            b'{"charges": [{"identity": {"user": 7, "ip": ""}, "limit": "mail"}]}',
-            422,
-            "'ip' must be an address",
-        ),
-        (
-            b'{"charges": [{"identity": {"ip": 3232235777}, "limit": "mail"}]}',
-            422,
-            "'ip' must be an address",
-        ),
-        (
             b'{"charges": [{"identity": {"user": "ada"}, "limit": "mail"}]}',
             422,
             "'user' must be a primary key",
         ),
         (
-            b'{"charges": [{"identity": {"user": ""}, "limit": "mail"}]}',
-            422,
-            "'user' must be a primary key",
-        ),
-        (
-            b'{"charges": [{"identity": {"session": ""}, "limit": "mail"}]}',
-            422,
-            "'session' must not be empty",
-        ),
-        (
-            b'{"charges": [{"identity": {"path": "mail"}, "limit": "mail"}]}',
-            422,
-            "'path' must begin with /",
-        ),
-        (
             b'{"charges": [{"identity": 1, "limit": "mail", "cost": -1}]}',
             422,
             "[0].cost is -1. A whole number from 0",
-        ),
-        (
-            b'{"charges": [{"identity": 1, "limit": "mail", "partial": 1}]}',
-            422,
-            "[0].partial is 1. true or false",
         ),
         (
             b'{"charges": [{"identity": 1, "limit": "mail", "partial": true}], "operation": '

@@ -13,7 +13,6 @@ import pytest
 import redis
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
-from django.utils import translation
 
 from django_ratelimit_lua.contrib.replay import admin as log_replay
 from django_ratelimit_lua.models import RateLimitRule
@@ -112,19 +111,6 @@ def test_a_compressed_log_is_replayed_and_its_temporary_file_is_deleted(
     assert glob.glob(f"{tmp_path}/*") == []
 
 
-def test_a_truncated_gzipped_log_is_replayed_up_to_the_end(
-    operator: Client, rule: RateLimitRule
-) -> None:
-    """The page names the last line."""
-    log = access(*[(second, f"192.0.2.{second % 3}", "/ok") for second in range(3000)])
-    text = shown(tried(operator, rule, gzip.compress(log.encode())[:-3000]))
-    assert re.search(r"requests to which the rule applies [1-9]", text)
-    assert re.search(
-        r"Note: access.log: the file ends in the middle of line [1-9]\d*; it may be incomplete",
-        text,
-    )
-
-
 def test_a_log_that_is_too_large_is_refused(
     operator: Client, rule: RateLimitRule, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -150,15 +136,6 @@ def test_a_log_that_takes_too_long_is_replayed_partly(
     bomb = gzip.compress(b"\n" * 2**24)
 
     assert "too large for a page: only its first 0 lines" in shown(tried(operator, rule, bomb))
-
-
-def test_lone_surrogates_in_json_cause_no_error(operator: Client, rule: RateLimitRule) -> None:
-    """The page is rendered without an error."""
-    line = (
-        '{"ts":1,"remote_addr":"::1","request":"GET /ok/\\ud800%41 '
-        'HTTP/1.1","status":200,"user_agent":"a\\ud800"}\n'
-    )
-    assert "refused 1 (20 %)" in shown(tried(operator, rule, line * 5))
 
 
 def test_only_the_beginning_of_an_endless_line_is_shown(
@@ -212,15 +189,3 @@ def test_rules_that_cannot_be_replayed_are_listed_with_the_reason(
         name="y", path="/", key="ip", limit=4, unit="m", algorithm="leaky_bucket"
     )
     assert "There is no refusal curve: a leaky bucket makes" in shown(tried(operator, leaky))
-
-
-def test_the_replay_page_is_translated_to_german(
-    operator: Client, rule: RateLimitRule, settings: Any
-) -> None:
-    """The translation includes the numbers, the curve and the reasons."""
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE, "django.middleware.locale.LocaleMiddleware"]
-    with translation.override("de"):
-        text = shown(tried(operator, rule, **{"Accept-Language": "de"}))
-    assert "Was die Regel getan hätte" in text
-    assert "4 je Minute weist 60 % der Anfragen ab" in text
-    assert "What" not in text

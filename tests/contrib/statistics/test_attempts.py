@@ -24,8 +24,10 @@ Traffic = dict[str, list[int]]
 
 def counted(limit: Limit, moments: list[int]) -> list[tuple[int, bool]]:
     """Return the minute of each request, and whether the exact model of the limit allows it."""
-    model = reference.REFERENCES[limit.kind.name](limit)
-    return [(at // (60 * SECOND), reference.decide([model], "hit", at, 1)[0]) for at in moments]
+    model = reference.MODELS[limit.kind.name](limit)
+    return [
+        (at // (60 * SECOND), reference.decide([model], "hit", at, 1).allowed) for at in moments
+    ]
 
 
 def lists_of(limit: Limit, traffic: Traffic, least: int = 0) -> list[list[bytes]]:

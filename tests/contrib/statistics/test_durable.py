@@ -32,7 +32,7 @@ from django_ratelimit_lua.contrib.statistics import hours as keeping
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics import report, writing
 from django_ratelimit_lua.contrib.statistics.hours import keep_hours, kept_series
-from django_ratelimit_lua.contrib.statistics.keys import DAY, DROPPED, SITE, key_of
+from django_ratelimit_lua.contrib.statistics.keys import DAY, SITE, key_of
 from django_ratelimit_lua.contrib.statistics.models import RateLimitHour
 from django_ratelimit_lua.contrib.statistics.reading import Span, durable_names
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
@@ -45,7 +45,7 @@ from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 from tests.clusters import until
-from tests.counted import results, total
+from tests.counted import total
 from tests.examples import examples
 from tests.server import url
 from tests.worker import Worker, migrated
@@ -262,34 +262,6 @@ def test_missed_hours_are_copied_later(
     assert rows("mail.late") == [(1, 0)] * 3
 
 
-def test_long_spans_are_read_from_redis_and_the_database(
-    moved: Callable[[float], None], direct: Any
-) -> None:
-    """Hours that have expired in Redis are read from the database, and hours that are not stored
-    yet from Redis.
-    """
-    mail = RateLimiter("mail.long", "1000/h", durable=True)
-    today = int(time.time()) // 86_400 * 86_400
-    RateLimitHour.objects.create(
-        name="mail.long", moment=today - 200 * 86_400 + HOUR, allowed=5, shadow_refused=2
-    )
-    RateLimitHour.objects.create(
-        name="mail.long", moment=today - 200 * 86_400 + 2 * HOUR, allowed=6
-    )
-    mail.hit("ada")
-    keep_hours()
-    mail.hit("ada")
-    span = Span(today - 210 * 86_400, today + 86_400, 86_400)
-    found = {
-        (point.moment - today) // 86_400: dict(results(point.counts))
-        for point in kept_series("mail.long", span)
-    }
-    assert len(found) == 211
-    assert found[-200] == {"a": 11, "s": 2}
-    assert found[0] == {"a": 2}
-    assert sum(map(len, found.values())) == 3
-
-
 def test_any_span_is_read_exactly(direct: Any) -> None:
     """For any start and step, an hour that is in Redis and in the database counts once, with the
     larger of both counts.
@@ -463,21 +435,6 @@ def test_the_number_of_durable_names_is_bounded(
     assert keep_hours() == 3
 
 
-def test_hours_after_a_limiter_ceased_to_be_durable_are_not_copied(
-    direct: Any, prefix: str
-) -> None:
-    """A durable name that a database cannot store is an error when the limiter is created."""
-    RateLimiter("mail.ended", "5/h", durable=True).hit("ada")
-    assert keep_hours() == 1
-    key = key_of(SITE, b"durable").decode()
-    direct.zincrby(key, -2, "mail.ended")
-    RateLimitHour.objects.all().delete()
-    assert keep_hours() == 0
-    for name in ("x" * 201, "a\x00b", "\ud800"):
-        with pytest.raises(LimitError, match="durable"):
-            RateLimiter(name, "5/h", durable=True)
-
-
 def test_a_durable_decorator_stores_the_hours_of_its_view(rf: RequestFactory) -> None:
     """The hours are stored under the group, or under the name of the function or class-based view.
     A decorator without `durable` stores nothing.
@@ -567,31 +524,3 @@ def test_the_command_shows_and_prunes_hours(settings: Any) -> None:
     )
     with pytest.raises(CommandError, match="--older 'soon'"):
         command("history", "prune", "--older", "soon")
-
-
-def test_the_command_reports_dropped_requests(
-    direct: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The number covers the last seven days (UTC)."""
-    today = int(time.time()) // DAY
-    RateLimiter("mail.missing", "2/h").hit("ada")
-    for day, number in ((today, 3), (today - 6, 5), (today - 8, 100)):
-        direct.hset(key_of(SITE, DROPPED).decode(), str(day), number)
-    assert json.loads(command("stats", "show", "--json"))["dropped"] == 8
-    command("stats", "show")
-    assert "8 counts of the last 7 days could not be written" in capsys.readouterr().err
-
-
-def test_publishing_prunes_some_rows_each_time(settings: Any) -> None:
-    """Publishing deletes hours older than `RATELIMIT_HISTORY_DAYS`. If the setting is None, it
-    deletes none.
-    """
-    moment = int(time.time()) // HOUR * HOUR
-    for days in (1, 399, 401, 900):
-        RateLimitHour.objects.create(name="x", moment=moment - days * 86_400, allowed=1)
-    settings.RATELIMIT_HISTORY_DAYS = None
-    RateLimitRule.objects.create(name="one", path="/x", key="ip", limit=3)
-    assert RateLimitHour.objects.count() == 4
-    settings.RATELIMIT_HISTORY_DAYS = 400
-    RateLimitRule.objects.create(name="two", path="/x", key="ip", limit=3)
-    assert RateLimitHour.objects.count() == 2

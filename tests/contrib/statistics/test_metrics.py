@@ -31,8 +31,6 @@ from django_ratelimit_lua.contrib.statistics.keys import SITE, key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.extension import Extension, Metric
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.process.tasks import stop
-from tests import clusters
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import visits
 from tests.clusters import until
@@ -173,19 +171,6 @@ def test_metrics_count_decisions() -> None:
         found["ratelimit_store_errors_total", kind]
         for kind in ("timeout", "connection", "answered", "paused")
     } == {0}
-
-
-def test_units_are_counted_once_by_a_rule_with_several_rates() -> None:
-    """Requested units are counted as refused if one of the rates refuses."""
-    mail = RateLimiter("several", ["4/h", "100/d"])
-    assert [mail.hit("ada", cost=3).allowed for _ in range(2)] == [True, False]
-    found = scraped()
-    assert found["ratelimit_units_total", "allowed", "several"] == 3
-    assert found["ratelimit_units_total", "refused", "several"] == 3
-    assert decisions(found) == {
-        ("enforce", "allowed", "several"): 1,
-        ("enforce", "refused", "several"): 1,
-    }
 
 
 def test_totals_do_not_fall_when_minutes_and_hours_expire(direct: redis.Redis, prefix: str) -> None:
@@ -382,22 +367,6 @@ def test_an_error_reply_of_redis_is_counted_as_a_separate_kind_of_failure(
         direct.acl_deluser("metrics")
     assert found["ratelimit_store_errors_total", "answered"] == 1
     assert found["ratelimit_store_errors_total", "connection"] == 0
-
-
-def test_a_cluster_has_the_same_metrics(settings: Any) -> None:
-    """The totals of each rule have their own hash slot, and all are read together."""
-    with clusters.cluster(replicas=False) as nodes:
-        settings.CACHES = nodes.cache()
-        for number in range(6):
-            RateLimiter(f"slot-{number}", "2/h").hit("ada", cost=number % 3)
-        found = scraped()
-        stop(20)
-    assert decisions(found) == {("enforce", "allowed", f"slot-{number}"): 1 for number in range(6)}
-    assert (
-        sum(found["ratelimit_units_total", "allowed", f"slot-{number}"] for number in range(6)) == 6
-    )
-    assert found["ratelimit_decision_seconds_count", "redis"] == 6
-    assert found[("ratelimit_store_up",)] == 1
 
 
 @pytest.fixture

@@ -4,12 +4,8 @@ forks. `RATELIMIT_TEST_LOAD_SECONDS=60` in front of pytest makes the load last a
 
 from __future__ import annotations
 
-import io
-import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -19,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics import reading, writing
@@ -32,21 +27,17 @@ from django_ratelimit_lua.contrib.statistics.reading import (
     top,
 )
 from django_ratelimit_lua.contrib.statistics.recorder import Hits, Person, Tables, recorder
-from django_ratelimit_lua.contrib.statistics.report import why_uncounted
 from django_ratelimit_lua.engine.decide import PlannedCharge
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import Patience, flusher
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.acceptance.test_forks import child_of, ended
-from tests.acceptance.test_processes import ROOT, visit
 from tests.clusters import until
-from tests.counted import people_refused, series, total
-from tests.demo import await_port, free_port
+from tests.counted import series, total
 from tests.load import NAMES, RULES, noted
 from tests.server import url
 from tests.worker import Worker, migrated
@@ -246,106 +237,6 @@ def of_these(names: set[str]) -> dict[str, int]:
     return dict(found)
 
 
-def test_counts_are_written_later_if_the_server_has_no_memory(settings: Any) -> None:
-    """Decisions follow the policy, and no count is lost."""
-    with Server(
-        os.environ.get("RATELIMIT_TEST_BINARY"), "--maxmemory-policy", "noeviction"
-    ) as server:
-        use(settings, server.url)
-        settings.RATELIMIT_ON_STORE_ERROR = "open"
-        limiter = RateLimiter("full", "1000000/h")
-        limiter.hit("ada")
-        recorder.flush()
-        with clusters.client(server.port) as direct:
-            direct.config_set("maxmemory", "1mb")
-            before = direct.dbsize()
-            assert all(limiter.hit(number) for number in range(50))
-            assert all(recorder.flush() for _ in range(40))
-            assert direct.dbsize() == before
-            direct.config_set("maxmemory", "0")
-        assert not recorder.flush()
-        assert dict(total("full", day()).counts) == {"a": 1, "e": 50}
-        assert dropped() == 0
-        stop(20)
-
-
-def test_a_redis_user_without_rights_on_statistics_can_decide(settings: Any, prefix: str) -> None:
-    """Counts that cannot be written are kept up to a bound. If only some keys are forbidden, the
-    other counts are written.
-    """
-    with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
-        with clusters.client(server.port) as direct:
-            rights = ["on", "nopass", "+@all", "~*"]
-            direct.execute_command(
-                "ACL SETUSER",
-                "limits",
-                *["on", "nopass", "+@all", "%R~*", "resetkeys"],
-                f"~{prefix}{{[^s]*",
-            )
-            direct.execute_command("ACL SETUSER", "some", *rights, "-pfadd")
-        use(settings, server.url.replace("//", "//limits:x@"))
-        limiter = RateLimiter("rights", "5/h")
-        assert [limiter.hit("ada").source for _ in range(5)] == ["redis"] * 5
-        assert recorder.flush()
-        use(settings, server.url.replace("//", "//some:x@"))
-        assert not recorder.flush()
-        assert dict(total("rights", day()).counts) == {"a": 5}
-        assert not limiter.hit("ada")
-        assert not recorder.flush()
-        assert dict(total("rights", day()).counts) == {"a": 5, "r": 1}
-        use(settings, server.url)
-        assert people_refused("rights", day()) == 0
-        stop(20)
-
-
-@pytest.mark.parametrize("missing", ["hincrby", "pfadd"])
-def test_an_unwritable_key_is_reported(
-    missing: str,
-    settings: Any,
-    prefix: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """If all or some keys cannot be written, the log and `ratelimit health` report it once, and the
-    log reports the recovery.
-    """
-    caplog.set_level(logging.INFO, "django_ratelimit_lua")
-
-    def said() -> list[str]:
-        return [record.levelname for record in caplog.records if "'flush'" in record.getMessage()]
-
-    with (
-        Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server,
-        clusters.client(server.port) as direct,
-    ):
-        direct.execute_command(
-            "ACL SETUSER", "some", "on", "nopass", "+@all", "~*", "&*", f"-{missing}"
-        )
-        use(settings, server.url.replace("//", "//some:x@"))
-        limiter = RateLimiter("told", "1/h")
-        assert recorder.error is None
-        tried = why_uncounted()
-        errors = io.StringIO()
-        call_command("ratelimit", "health", stdout=io.StringIO(), stderr=errors)
-        assert f"some statistics cannot be written: {tried}" in errors.getvalue()
-        for _ in range(3):
-            limiter.hit("ada")
-        until(lambda: said() == ["WARNING"], "the log says that it fails")
-        recorder.flush()
-        for text in (tried, why_uncounted(), str(recorder.error)):
-            assert "permission" in text or "can't run this command" in text
-        for _ in range(3):
-            limiter.hit("ada")
-            flusher._do()
-        assert said() == ["WARNING"], "once"
-        monkeypatch.setattr(writing, "STEADY_SECONDS", 0.0)
-        direct.execute_command("ACL SETUSER", "some", f"+{missing}")
-        until(lambda: said() == ["WARNING", "INFO"], "and that it works again")
-        assert (recorder.error, why_uncounted()) == (None, None)
-        assert known_names().keys() == {"told"}
-        stop(20)
-
-
 def test_unwritten_counts_are_bounded_and_dropped_ones_reported(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,35 +254,6 @@ def test_unwritten_counts_are_bounded_and_dropped_ones_reported(
     assert 0 < counts < 60
     assert total("", day()).counts.total() == counts
     assert counts + dropped() == 60
-
-
-@pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
-@pytest.mark.django_db(transaction=True)
-def test_restarted_workers_lose_no_counts(prefix: str) -> None:
-    """gunicorn restarts each of its workers after a few requests."""
-    RateLimitRule.objects.create(name="site", path="/", key="ip", limit=100, unit="d")
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "gunicorn",
-        "tests.rules_site:application",
-        "--workers=3",
-        "--threads=2",
-    ]
-    command += ["--max-requests=15", "--log-level=error", "--bind", f"127.0.0.1:{port}"]
-    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
-    environment["RATELIMIT_TEST_SITE_ANNEXES"] = "django_ratelimit_lua.contrib.statistics"
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    server = subprocess.Popen(command, cwd=ROOT, env=environment)
-    try:
-        await_port(port)
-        told = Counter(visit(port, "/tell")[0] for _ in range(120))
-    finally:
-        server.terminate()
-        server.wait(30)
-    assert told == {200: 100, 429: 20}
-    assert dict(total("site", day()).counts) == {"a": 100, "r": 20}
 
 
 @pytest.mark.alone
@@ -425,57 +287,6 @@ def test_a_forked_child_writes_only_its_own_counts(direct: Any) -> None:
     flushing.join()
     assert codes == [0] * 20
     assert total("forked", day()).counts["a"] == total("", day()).counts["a"] == 20 * 10 + 20 * 20
-
-
-def test_a_clock_that_is_moved_loses_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock crosses the end of an hour and of a day, and is set back. Each request is counted
-    in the hour of its moment.
-    """
-    limiter = RateLimiter("clock", "1000000/h", algorithm="fixed_window")
-    midnight = (int(time.time()) // 86_400) * 86_400
-    moments = [
-        midnight - 1,
-        midnight + 1,
-        midnight - 3599,
-        midnight - 3601,
-        midnight + 1,
-        midnight - 7200,
-    ]
-    for moment in moments:
-        with monkeypatch.context() as patch:
-            patch.setattr(recording.time, "time", lambda moment=moment: float(moment))
-            limiter.hit("ada")
-            assert not recorder.flush()
-    assert total("clock", day()).counts["a"] == len(moments)
-    by_hours = {
-        (point.moment - midnight) // 3600: point.counts["a"]
-        for point in series("clock", day())
-        if point.counts["a"]
-    }
-    assert by_hours == {-2: 2, -1: 2, 0: 2}
-    # Lists of clients go back a day: from nine in the evening on, not all of these moments are in
-    # them.
-    if time.time() - midnight < 21 * 3600:
-        assert [one.times for one in top("clock", day(), "used")] == [len(moments)]
-
-
-def test_names_beyond_the_bound_are_counted_together(
-    direct: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The bound is for all processes together. No count is lost."""
-    monkeypatch.setattr(writing, "MAX_NAMES", 3)
-    for _ in range(3):
-        recorder._begin()  # Another process.
-        for number in range(10):
-            RateLimiter(f"endless.{time.monotonic_ns()}.{number}", "5/h").hit("x")
-        recorder.flush()
-    assert len(known_names()) == 4
-    assert (
-        sum(total(name, day()).counts.total() for name in known_names())
-        == total("", day()).counts.total()
-        == 30
-    )
-    assert total(writing.OTHER, day()).counts.total() == 27
 
 
 def test_each_hour_starts_with_summaries_of_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,43 +355,6 @@ def test_memory_is_bounded_for_any_clients(direct: Any, prefix: str) -> None:
         assert 0.85 * 6000 < found.people < 1.15 * 6000
 
 
-@pytest.mark.alone
-def test_counts_continue_with_the_next_master_under_sentinel(settings: Any) -> None:
-    """Counts that are made during the failover are kept, and written once to the next master."""
-    with clusters.watched() as found:
-        settings.RATELIMIT_TIMEOUT, settings.RATELIMIT_ON_STORE_ERROR = 0.5, "local"
-        settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
-        settings.CACHES = found.cache()
-        limiter = RateLimiter("sentinel", "1000000/h", algorithm="fixed_window")
-        decided = 20
-        assert all(limiter.hit(number) for number in range(decided))
-        assert not recorder.flush()
-        first = found.master()
-        with clusters.client(first.port) as master:
-            master.set("last", "written")  # WAIT waits for what this connection has written.
-            master.wait(2, 5000)
-        clusters.kill(first)
-        sources: Counter[str] = Counter()
-
-        def decides() -> bool:
-            nonlocal decided
-            decision = limiter.hit(decided)
-            decided += 1
-            sources[decision.source] += 1
-            assert decision
-            return sources["redis"] > 0
-
-        until(decides, "the next master decides")
-        until(lambda: not recorder.flush(), "all is written")
-        assert total("sentinel", day()).counts["a"] == total("", day()).counts["a"] == decided
-        assert total("sentinel", day()).sources == {
-            "redis": 20 + sources["redis"],
-            "fallback": sources["fallback"],
-        }
-        assert dropped() == 0
-        stop(20)
-
-
 def crowd(name: str, whose: str, people: int, at: float) -> Tables:
     """Return what a process has counted for new clients with a single request each."""
     limit, tables = Limit(name, "1000/h"), Tables(at)
@@ -593,34 +367,6 @@ def crowd(name: str, whose: str, people: int, at: float) -> Tables:
         people, people, 0.1
     )
     return tables
-
-
-def test_marks_in_redis_are_bounded_for_any_input(direct: Any, prefix: str) -> None:
-    """Several processes write more rules than there are summaries for. No set exceeds its bound by
-    more than one script adds, and the number of clients is still estimated.
-    """
-    now = time.time()
-    writers = [writing.Writer() for _ in range(3)]
-    for step in range(2):
-        for number, writer in enumerate(writers):
-            for busy in range(2):
-                writer.take(crowd(f"busy.{busy}", f"{step}-{number}", 4000, now), {})
-            for rule in range(60):
-                writer.take(crowd(f"idle.{rule}", f"{step}-{number}", 10, now), {})
-            assert writer.write()
-    sizes = [direct.zcard(key) for key in direct.keys(f"{prefix}{{stats:*:marks:*")]
-    assert len(sizes) == 3 * 62
-    assert max(sizes) <= 1.5 * writing.SAMPLE
-    found = marks("busy.1", 3600 * 10**6, day())
-    assert not found.is_exact
-    assert 0.85 * 24_000 < found.people < 1.15 * 24_000
-    for writer in writers:
-        assert sum(map(len, writer._samples.values())) <= writing.MAX_MARKS
-        writer.take(crowd("busy.0", "later", 10, now + 86_400), {})
-        assert len(writer._samples) == 3, (
-            "those of the minute, the hour and the day that have gone by are forgotten"
-        )
-    assert marks("idle.59", 3600 * 10**6, day()).people == 60
 
 
 def test_the_marks_in_a_process_are_bounded(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:

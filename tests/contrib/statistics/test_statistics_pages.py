@@ -7,7 +7,6 @@ import datetime
 import importlib
 import io
 import json
-import random
 import re
 import sys
 import time
@@ -22,15 +21,12 @@ from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connection
-from django.http import HttpRequest, HttpResponse
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.urls import reverse
 from django.utils import timezone
 
-from django_ratelimit_lua import RateLimiter, extension, ratelimit
+from django_ratelimit_lua import RateLimiter, extension
 from django_ratelimit_lua.contrib.statistics import reading
-from django_ratelimit_lua.contrib.statistics.buckets import units_bucket
 from django_ratelimit_lua.contrib.statistics.keys import key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import PERIODS, one, overview
@@ -42,7 +38,6 @@ from django_ratelimit_lua.models import (
     RateLimitTier,
 )
 from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.operations.formatting import rate_words, share_words
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from example_project import sample
@@ -110,47 +105,6 @@ def test_the_pages_show_exact_counts(operator: Client) -> None:
             assert sum(point[word] for point in page["points"]) == page[word], (period, word)
     whole = told(operator)["site"]
     assert whole["requests"] == 7
-
-
-def test_the_pages_count_a_request_once(operator: Client) -> None:
-    """A view has a decorator and two rules of the middleware. The tiles, the JSON and the command
-    count requests instead of decisions.
-    """
-    for name in ("first", "second"):
-        RateLimitRule.objects.create(name=name, path="/search", key="ip", limit=1000, unit="h")
-    RateLimitRule.objects.create(
-        name="search", key="ip", limit=5, unit="h"
-    )  # It replaces the decorator's numbers.
-    assert Counter(visits(50, "203.0.113.1", "/search")) == {200: 5, 429: 45}
-    whole = told(operator)["site"]
-    assert (whole["requests"], whole["refused"], whole["share_refused"]) == (50, 45, 0.9)
-    assert whole["requests"] == sum(point["requests"] for point in whole["points"])
-    tiles = re.findall(r"<dd>(.*?)</dd>", text(operator), re.DOTALL)
-    assert "50" in tiles
-    assert any("45" in tile and "90%" in tile for tile in tiles)
-    assert row(operator, "first")["requests"] == row(operator, "search")["requests"] == 50
-    out = io.StringIO()
-    call_command("ratelimit", "stats", "show", "--json", stdout=out)
-    found = json.loads(out.getvalue())
-    assert (found["site"]["allowed"], found["site"]["refused"]) == (5, 45)
-
-
-def test_the_pages_distinguish_bans_from_other_refusals(operator: Client) -> None:
-    """The overview, the page of the rule and the JSON show the number of refusals by bans."""
-    limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=3, ban_for="10m")
-    for _ in range(12):
-        limiter.hit("ada")
-    of = row(operator, "login")
-    assert (of["requests"], of["refused"], of["banned"]) == (12, 10, 7)
-    for period in PERIODS:
-        page = told(operator, ONE, name="login", period=period)
-        assert (page["requests"], page["refused"], page["banned"]) == (12, 10, 7), period
-        assert sum(point["banned"] for point in page["points"]) == 7, period
-    assert text(operator).count("7 by bans") == 2
-    assert "By bans: 7." in text(operator, ONE, name="login")
-    out = io.StringIO()
-    call_command("ratelimit", "stats", "show", "--json", stdout=out)
-    assert [each["banned"] for each in json.loads(out.getvalue())["rows"]] == [7]
 
 
 def test_a_page_and_its_json_show_the_same_numbers(operator: Client) -> None:
@@ -419,17 +373,6 @@ def test_json_without_a_name_is_that_of_the_overview(operator: Client) -> None:
     assert answer.headers["Content-Type"] == "application/json"
 
 
-def test_a_curve_notes_that_other_limits_apply(operator: Client) -> None:
-    """Refusals by the rate of another period are not in the curve of this one, so the page mentions
-    them.
-    """
-    limiter = RateLimiter("of.both", ["2/h", "100/d"])
-    assert [limiter.hit("ada").allowed for _ in range(5)].count(False) == 3
-    assert "Other limits also applied to these requests (limits for other periods)" in text(
-        operator, ONE, name="of.both"
-    )
-
-
 def who(client: Client, period: str) -> list[int]:
     """Return the number of refusals of each listed client."""
     return [
@@ -479,27 +422,6 @@ def test_a_limit_chosen_on_the_curve_fills_in_the_form(operator: Client) -> None
     )
     assert link.startswith(f"{RULES}add/?instead=of.code&limit=")
     assert re.search(r'name="limit" value="3"', text(operator, link.rpartition("=")[0] + "=3"))
-
-
-def test_a_limit_chosen_on_the_curve_replaces_that_of_its_period(operator: Client) -> None:
-    """If limits of one name have several keys, the new rule replaces the limit of the curve's
-    period.
-    """
-    view = ratelimit(group="of.keys", key="ip", rate="9/h")(
-        ratelimit(group="of.keys", key="path", rate="7/m")(fine)
-    )
-    view(RequestFactory().get("/", REMOTE_ADDR="203.0.113.1"))
-    links = re.findall(
-        r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.keys")
-    )
-    forms = [text(operator, unescape(link).rpartition("=")[0] + "=3") for link in links]
-    assert [re.search(r'name="key" value="([^"]*)"', form)[1] for form in forms] == ["path", "ip"]
-    assert [re.search(r'<option value="(.)" selected', form)[1] for form in forms] == ["m", "h"]
-
-
-def fine(request: HttpRequest) -> HttpResponse:
-    """Return a response with 200."""
-    return HttpResponse("fine")
 
 
 def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
@@ -563,67 +485,6 @@ def test_the_inspect_link_leads_to_exactly_that_client(
         staff("view_ratelimitrule", name="reader").post(url, {"action": "reset"}).status_code == 403
     )
     assert "Refused by site" not in text(operator, url.replace("digest=", "digest=x"))
-
-
-def test_inspect_finds_clients_of_a_limiter(operator: Client) -> None:
-    """This holds for identities of any form, whether or not the link names the limit."""
-    limiter = RateLimiter("mail", ["9/s", "1/h"], ban_after=2, ban_for="1h")
-    for _ in range(5):
-        limiter.hit(("ada@example.org", 7))
-    url, page = inspected(operator, "mail")
-    assert "Banned by mail until" in page
-    assert "Banned by mail until" in text(operator, url.replace("name=mail", "name=elsewhere"))
-    assert "No limit has counted this client recently" in text(
-        operator, re.sub("digest=.{32}", f"digest={'0' * 32}", url.partition("&")[0])
-    )
-
-
-def test_the_inspect_link_applies_the_overrides_of_the_client(operator: Client) -> None:
-    """The verdict includes a limit, an exemption and a block of the user."""
-    user = User.objects.create_user("ada")
-    RateLimitRule.objects.create(
-        name="users", path="/ok", key="user", limit=2, unit="h", audience="authenticated"
-    )
-    ada = Client(REMOTE_ADDR="203.0.113.9")
-    ada.force_login(user)
-    assert [ada.get("/ok").status_code for _ in range(3)] == [200, 200, 429]
-    url, page = inspected(operator, "users")
-    assert f"inspect/?user={user.pk}" in page
-    numbers = {"limit": 9, "period": 1, "unit": "h"}
-    for effect, verdict in (
-        ("limit", "No limit refuses this client now"),
-        ("exempt", "No limit refuses this client now"),
-        ("block", "Blocked by an override, for good"),
-    ):
-        RateLimitOverride.objects.all().delete()
-        RateLimitOverride.objects.create(
-            user=user, effect=effect, **(numbers if effect == "limit" else {})
-        )
-        assert verdict in text(operator, url), effect
-        assert ada.get("/ok").status_code == (429 if effect == "block" else 200)
-    client = digest(("user", str(user.pk))).decode()
-    RateLimitOverride.objects.create(client_digest=client, effect="exempt")
-    assert "No limit refuses this client now" in text(operator, url)
-    assert ada.get("/ok").status_code == 200
-
-
-def test_a_client_with_a_hidden_name_can_be_exempted_by_its_digest(
-    operator: Client, settings: Any
-) -> None:
-    """The link fills in the digest and one day, so the form can be saved without changes."""
-    settings.RATELIMIT_SHOW_IDENTITIES = "off"
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
-    assert visits(9, "203.0.113.77") == [200] * 2 + [429] * 7
-    client = digest(("ip", "203.0.113.77")).decode()
-    html = unescape(text(operator, ONE, name="site"))
-    (link,) = set(re.findall(rf'href="([^"]*client_digest={client}[^"]*)"', html))
-    form = operator.get(f"{link}&effect=exempt").context["adminform"].form
-    sent = {
-        name: form[name].value()
-        for name in ("client_digest", "effect", "duration", "rule", "period", "unit")
-    }
-    assert operator.post(link, sent).status_code == 302
-    assert visits(9, "203.0.113.77") == [200] * 9
 
 
 def test_the_pages_report_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
@@ -755,21 +616,6 @@ def test_lists_work_without_redis_and_link_only_for_permitted_users(
         response = operator.get(where)
         assert response.status_code == 200
         assert "ratelimit-spark" not in response.content.decode()
-
-
-def test_shares_are_rounded_and_not_truncated() -> None:
-    """Django's filter would truncate further digits."""
-    shares = (0, 0.0001, 0.0158, 0.0996, 0.618, 0.995, 1)
-    assert [share_words(share) for share in shares] == [
-        "0%",
-        "< 0.1%",
-        "1.6%",
-        "10%",
-        "62%",
-        "100%",
-        "100%",
-    ]
-    assert [rate_words(rate) for rate in (0, 1.96, 12.7)] == ["0", "2.0", "13"]
 
 
 @pytest.mark.parametrize(
@@ -929,22 +775,6 @@ def test_clients_whose_count_may_be_zero_are_left_out(operator: Client) -> None:
     assert (found["least"], found["most"]) == (2, 100)
 
 
-def test_the_sample_curves_match_the_sample_limits() -> None:
-    """Refused requests found more used units than the bucket holds, and no other request did."""
-    for place in sample.PLACES:
-        visitors = {str(who): 80 * who for who in range(20)}
-        tables = sample._tables(place, 3600, visitors, random.Random(1), Counter())
-        holds = place.limit.burst or place.limit.rate.limit
-        refused = [kind[5] for kind in tables.kinds if kind[1] in "rs"]
-        allowed = [kind[5] for kind in tables.kinds if kind[1] in "ah"]
-        assert set(refused) == {units_bucket(holds + 1)}, place.name
-        assert max(allowed) <= units_bucket(holds), place.name
-        assert max(person.mark for person in tables.people.values()) <= holds + 1
-        assert all(
-            (person.mark > holds) == bool(person.refused) for person in tables.people.values()
-        )
-
-
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/New_York"])
 def test_a_site_without_time_zones_has_the_same_pages(
     zone: str, operator: Client, settings: Any
@@ -957,45 +787,6 @@ def test_a_site_without_time_zones_has_the_same_pages(
     for period in PERIODS:
         assert text(operator, ONE, name="site", period=period)
         assert told(operator, ONE, name="site", period=period)["requests"] == 2
-
-
-def test_odd_urls_get_a_page(operator: Client) -> None:
-    """No URL causes a server error."""
-    dice = random.Random(7)
-    for _ in range(60):
-        where = dice.choice([STATISTICS, ONE])
-        words = dice.sample(["q", "sort", "page", "name", "period", "format", "limit0"], 3)
-        query = urlencode(
-            {word: dice.choice([*ODD, "-1", "9" * 30, "²"]) for word in words},
-            errors="surrogatepass",
-        )
-        assert operator.get(f"{where}?{query}").status_code < 500, query
-
-
-def test_the_inspector_shows_what_a_client_did_in_the_last_hour(operator: Client) -> None:
-    """Listed clients have their units and refusals. For other clients, the page states that they
-    are not listed.
-    """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="d")
-    assert visits(4, "203.0.113.1") == [200, 200, 429, 429]
-    inspect = reverse("admin:django_ratelimit_lua_inspect")
-    page = text(operator, inspect, path="/ok", method="GET", address="203.0.113.1")
-    assert re.search(r"Since [^:]*\d\d:\d\d: units used: 2, requests refused: 2", page)
-    page = text(operator, inspect, path="/ok", method="GET", address="203.0.113.200")
-    assert "Since" not in page
-    assert "Not among the clients that used most" in page
-
-
-def test_health_names_rules_that_could_not_be_applied(
-    settings: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The output has the number of requests of today."""
-    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
-    RateLimitRule.objects.create(name="bad", path="/ok", key="user", limit=1)
-    assert visits(2) == [200, 200]
-    recorder.flush()
-    call_command("ratelimit", "health", stdout=io.StringIO())
-    assert "rule 'bad' could not be applied to 2 requests today" in capsys.readouterr().err
 
 
 def test_the_pages_of_rules_link_to_their_statistics(operator: Client) -> None:

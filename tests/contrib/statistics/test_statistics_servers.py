@@ -10,27 +10,14 @@ from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.contrib.statistics.hours import keep_hours
 from django_ratelimit_lua.contrib.statistics.reading import shadow_numbers
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
-from django_ratelimit_lua.contrib.statistics.report import one, overview
+from django_ratelimit_lua.contrib.statistics.report import overview
 from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance import test_cluster, test_topologies
 from tests.acceptance.test_greenlets import run
 from tests.acceptance.test_topologies import assert_nothing_was_missed
-from tests.clusters import Cluster
 from tests.counted import people_refused, total
 
 nodes, cluster, least = test_cluster.nodes, test_cluster.cluster, test_topologies.least
-
-
-@pytest.mark.django_db(transaction=True)
-def test_statistics_are_read_from_all_masters(cluster: Cluster) -> None:
-    """The statistics of a name are read from the master of its hash slot."""
-    for number in range(12):
-        limiter = RateLimiter(f"seen-{number:02}", "1/h")
-        assert [limiter.hit("ada").allowed for _ in range(2)] == [True, False]
-    for sort in ("name", "people", "now"):
-        rows = [row for row in overview(sort, "seen-").rows if row.name.startswith("seen-")]
-        assert [(row.requests, row.refused, row.people_refused) for row in rows] == [(2, 1, 1)] * 12
-    assert [point.refused for point in one("seen-03", "hour").points if point.refused] == [1]
 
 
 @pytest.mark.engine

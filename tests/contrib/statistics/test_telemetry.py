@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -182,36 +180,6 @@ def test_rule_names_beyond_the_bound_are_reported_as_one(monkeypatch: pytest.Mon
         key[-1]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"
     }
     assert found == {"otel.made-0": 1, "otel.made-1": 1, "other": 3}
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_child_process_reports_its_own_counts(tmp_path: Any) -> None:
-    """After the fork, the child creates new instruments from its current provider."""
-    limiter = RateLimiter("otel.fork", "9/h")
-    limiter.hit("ada")
-    before = telemetry._instruments
-    child = os.fork()
-    if not child:
-        try:
-            assert telemetry._instruments is None
-            reader = InMemoryMetricReader()
-            metrics._internal._METER_PROVIDER = MeterProvider(
-                [reader]
-            )  # As a server's hook after the fork sets it.
-            limiter.hit("ada")
-            limiter.hit("ada")
-            values = {
-                "|".join(key): getattr(point, "value", None)
-                for key, point in points(reader).items()
-            }
-            (tmp_path / "told").write_text(json.dumps(values))
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    told = json.loads((tmp_path / "told").read_text())
-    assert told["ratelimit.decisions|enforce|allowed|otel.fork"] == 2
-    assert telemetry._instruments is before
-    assert collected()["ratelimit.decisions", "enforce", "allowed", "otel.fork"] == 1
 
 
 def test_disabled_telemetry_reports_nothing(settings: Any) -> None:

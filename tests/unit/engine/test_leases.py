@@ -18,7 +18,7 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.process.clock import Clock as ProcessClock
-from django_ratelimit_lua.store import FOREVER, Patience, read_reset
+from django_ratelimit_lua.store import FOREVER, Patience
 
 WINDOW = Limit("hot", "1000/h", algorithm="fixed_window", lease=100)
 PLAIN = Limit("plain", "10/h")
@@ -279,23 +279,6 @@ def test_a_reset_drops_only_units_taken_before_it(clock: Clock) -> None:
     lease.add_batch(later, clock.now)
     lease.put_back(1, 9_000_000)
     assert back(lease, EVERYTHING) == []
-
-
-@pytest.mark.parametrize(
-    ("message", "moment"),
-    [
-        (b"x y @1700000000123456", 1_700_000_000_123_456),
-        (b"x y @0", 0),
-        (b"x y", FOREVER),
-        (b"x y @", FOREVER),
-        (b"x y @-5", FOREVER),
-        (b"x y @1 @2", FOREVER),
-        (b"x y @" + b"9" * 5000, FOREVER),
-    ],
-)
-def test_a_reset_message_without_a_moment_ends_all_units(message: bytes, moment: int) -> None:
-    """Messages of an earlier version have no moment, and an invalid moment counts as none."""
-    assert read_reset(message.split(b" ")) == ({b"x", b"y"}, moment)
 
 
 def test_concurrent_calls_share_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:

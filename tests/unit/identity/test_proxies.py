@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 from typing import Any
 
@@ -297,9 +296,6 @@ def test_the_number_of_proxies_in_a_chain_is_bounded() -> None:
     assert address(",".join([SPOOFED] + ["10.0.0.9"] * 3000)) == "10.0.0.9"
     assert len(list(entries(",".join(["10.0.0.9"] * 3000), "x-forwarded-for"))) == 32
     assert len(list(entries(",".join(["for=10.0.0.9"] * 3000), "forwarded"))) == 32
-
-
-NETWORKS = [ipaddress.ip_network(network) for network in PROXIES[:2]]
 
 
 @hypothesis_settings(

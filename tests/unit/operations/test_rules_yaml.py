@@ -8,37 +8,11 @@ from django_ratelimit_lua.operations.rules_yaml import (
     MAX_TEXT_LENGTH,
     RuleChange,
     build_rule,
-    dump,
     load,
 )
 from django_ratelimit_lua.rules.rule import RuleError
 
 RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        {},
-        {"rate": "5/15m", "mode": "shadow"},
-        {"method": ["GET", "POST"]},
-        {"audience": ["group:a", "group:b"]},
-        {"algorithm": "token_bucket", "burst": 20},
-        {"key": ["ip", "post:name"]},
-        {"path": ["/a", "/b/*"]},
-        {"route": "admin:index"},
-        {"group": "search"},
-        {"cost": 3, "message": 'Löwe: "später"'},
-        {"order": 5},
-    ],
-)
-def test_a_rule_survives_yaml_export_and_import(words: dict[str, object]) -> None:
-    """A rule that is exported, imported and converted to a row has the same declaration."""
-    (item,) = load(dump([{**RULE, **words}]))
-    assert item.built is not None
-    rule, tiers = item.built
-    assert tiers == []
-    assert rule.declared() == {**RULE, **words}
 
 
 def test_a_field_of_a_missing_app_names_the_line_to_add(

@@ -8,8 +8,6 @@ import ast
 import asyncio
 import inspect
 import re
-import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,8 @@ import django_ratelimit_lua.store
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.checks import check_cache
 from django_ratelimit_lua.conf import changes
-from django_ratelimit_lua.store import Patience, why_unusable
+from django_ratelimit_lua.store import why_unusable
 from django_ratelimit_lua.store.connection_params import OPTIONS, ConnectionParams
-from django_ratelimit_lua.store.redis_py import Turn
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.store.test_replies import call
@@ -289,48 +286,6 @@ def test_custom_pools_and_clients_are_accepted(options: Any, settings: Any) -> N
         store.close()
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_redis_py_connects_within_the_deadline(kind: str, settings: Any, tmp_path: Path) -> None:
-    """The timeouts of redis-py's own options do not apply. Keepalive is set as the
-    options require.
-    """
-    family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
-    with socket.socket(family) as listener:
-        listener.bind(("127.0.0.1", 0) if kind == "tcp" else f"{tmp_path}/socket")
-        listener.listen()
-        if kind == "tcp":
-            use(
-                settings,
-                f"redis://127.0.0.1:{listener.getsockname()[1]}",
-                socket_keepalive=True,
-                socket_timeout=99,
-            )
-        else:
-            use(settings, f"unix://{tmp_path}/socket")
-        params, turn = ConnectionParams.of("default"), Turn()
-        connection = params.connection(turn)
-        turn.patience = Patience(7.0)
-        connection.connect()
-        sock = connection.deadline_socket.sock
-        assert 0 < sock.gettimeout() <= 7.0
-        turn.patience = Patience(0.1)
-        began = time.monotonic()
-        with pytest.raises(redis.TimeoutError):
-            connection.read_response()
-        assert 0.09 < time.monotonic() - began < 1
-        assert sock.fileno() == -1, "closed"
-
-        async def keeps_alive() -> bool:
-            connection = params.async_connection()
-            await connection.connect()
-            sock = connection._writer.get_extra_info("socket")
-            found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            await connection.disconnect()
-            return bool(found)
-
-        assert asyncio.run(keeps_alive()) == (kind == "tcp")
-
-
 def test_only_one_module_uses_internals_of_redis_py() -> None:
     """Modules that redis-py may change in any release are imported only in `redis_py.py`."""
     folder = Path(django_ratelimit_lua.store.__file__).parent
@@ -340,26 +295,6 @@ def test_only_one_module_uses_internals_of_redis_py() -> None:
                 assert not node.module.startswith(INSIDE), file.name
             elif isinstance(node, ast.Import):
                 assert not any(alias.name.startswith(INSIDE) for alias in node.names), file.name
-
-
-def test_a_store_made_during_a_change_of_settings_is_not_kept(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread that has read the old settings does not leave its store to the other threads."""
-    use(settings, "redis://127.0.0.1:1/0")
-    read = ConnectionParams.of
-
-    def slow(alias: str) -> ConnectionParams:
-        params = read(alias)
-        if params.database == 0:
-            use(
-                settings, "redis://127.0.0.1:1/1"
-            )  # By another thread, between reading them and keeping the store.
-        return params
-
-    monkeypatch.setattr(ConnectionParams, "of", staticmethod(slow))
-    get_store = django_ratelimit_lua.store.get_store
-    assert [get_store()._params.database, get_store()._params.database] == [1, 1]
 
 
 def test_a_store_made_right_after_a_change_of_settings_has_the_new_ones(

@@ -11,7 +11,6 @@ from django_ratelimit_lua.store import FLUSH_SECONDS, Patience
 from django_ratelimit_lua.store.flusher import Flusher
 
 Calls = list[tuple[str, Patience | None]]
-Flush = Callable[[Patience | None], bool]
 
 
 def flush_of(

@@ -8,19 +8,13 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from rest_framework.test import APIRequestFactory
-from rest_framework.throttling import BaseThrottle
 
-from django_ratelimit_lua.engine.run import run
-from django_ratelimit_lua.limits.rate import LimitError
-from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.throttling import (
     AnonRateThrottle,
     ScopedRateThrottle,
     SimpleRateThrottle,
     UserRateThrottle,
 )
-from django_ratelimit_lua.throttling.batch import BatchDecision
-from django_ratelimit_lua.web.plan import RequestPlanner
 
 RATES = {
     "anon": "30/h",
@@ -123,114 +117,3 @@ def request(method: str = "GET", who: Any = None) -> Any:
     asked = APIRequestFactory().generic(method, "/", REMOTE_ADDR="192.0.2.1")
     asked.user = who
     return asked
-
-
-def charged(asked: Any, *rules: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the names and rates that a throttle charges under these rules."""
-    ruleset = Ruleset(compile_rules(rules))
-    planner = RequestPlanner(request(), lambda ruleset: [asked.place(request(), None, ruleset)])
-    run(planner.gather(ruleset))
-    return [(planned.name, str(planned.charge.limit.rate)) for planned in planner.charges]
-
-
-def test_a_throttle_charges_by_its_scope() -> None:
-    """The throttle charges the identity that `get_cache_key` returns. If that or the scope's rate
-    is None, it charges nothing.
-    """
-    ada = SimpleNamespace(pk=7, is_authenticated=True)
-    charge = throttle().prepare(request(), None)
-    assert (charge.limit.name, str(charge.limit.rate), charge.limit.algorithm) == (
-        "anon",
-        "30/h",
-        "sliding_log",
-    )
-    assert throttle().prepare(request(who=ada), None) is None
-    assert (
-        throttle(User).prepare(request(who=ada), None).digest
-        != throttle(User).prepare(request(), None).digest
-    )
-    assert throttle(User, scope="none").prepare(request(), None) is None
-
-
-def test_a_rate_can_depend_on_the_method() -> None:
-    """HEAD uses the rate of GET, each count is named by its method, and a rate of None is
-    no limit.
-    """
-    asked = throttle(rate={"get": "2/h", "POST": None, "*": "9/h"})
-    charges = {
-        method: asked.prepare(request(method), None) for method in ("GET", "HEAD", "POST", "PUT")
-    }
-    assert {
-        method: charge and (charge.limit.name, str(charge.limit.rate))
-        for method, charge in charges.items()
-    } == {
-        "GET": ("anon:GET", "2/h"),
-        "HEAD": ("anon:GET", "2/h"),
-        "POST": None,
-        "PUT": ("anon:*", "9/h"),
-    }
-
-
-def test_a_view_sets_the_cost_of_its_requests() -> None:
-    """`throttle_cost` is a number, or a number for each action. An action that is not listed costs
-    1.
-    """
-    costs = {"list": 10}
-    for view, cost in (
-        (None, 1),
-        (SimpleNamespace(throttle_cost=3), 3),
-        (SimpleNamespace(throttle_cost=costs, action="list"), 10),
-        (SimpleNamespace(throttle_cost=costs, action="retrieve"), 1),
-    ):
-        assert throttle().get_cost(request(), view) == cost
-    with pytest.raises(LimitError, match="throttle_cost of SimpleNamespace is -1"):
-        throttle().get_cost(request(), SimpleNamespace(throttle_cost=-1))
-
-
-def test_a_rule_named_by_a_scope_replaces_its_rate() -> None:
-    """A rule whose group is the scope is added to the throttle's rate. A rule that is off
-    lifts it.
-    """
-    rule, beside = (
-        {"name": name, "group": "anon", "key": "ip", "rate": "7/h"} for name in ("anon", "beside")
-    )
-    assert charged(throttle()) == [("anon", "30/h")]
-    assert charged(throttle(), rule) == [("anon", "7/h")]
-    assert charged(throttle(), beside) == [("anon", "30/h"), ("beside", "7/h")]
-    assert charged(throttle(), {**rule, "mode": "off"}) == []
-    assert charged(
-        throttle(User, scope="none"), {"name": "none", "group": "none", "rate": "7/h"}
-    ) == [("none", "7/h")]
-
-
-def test_a_throttle_with_a_million_requests_uses_a_sliding_window() -> None:
-    """A throttle without an algorithm uses a sliding window instead of a log if its rate is very
-    high.
-    """
-    assert throttle(rate="1000000/d").prepare(request(), None).limit.algorithm == "sliding_window"
-    assert (
-        throttle(rate="5/d", algorithm="gcra", options={"burst": 2})
-        .prepare(request(), None)
-        .limit.burst
-        == 2
-    )
-
-
-def test_throttles_of_a_view_are_decided_together() -> None:
-    """A view's throttles of this package are decided in one call. One that overrides the decision,
-    or has no view, is decided alone.
-    """
-
-    class Own(Anon):
-        def allow_request(self, request: Any, view: Any) -> bool:
-            return True
-
-    first, second, own = Anon(), User(), Own()
-    view = SimpleNamespace(get_throttles=lambda: [Anon(), BaseThrottle(), User(), Own()])
-    together = BatchDecision._together
-    asked = together(view, second)
-    assert [type(one) for one in asked] == [Anon, User]
-    assert asked[1] is second
-    assert together(view, first)[0] is first
-    assert together(view, own) == [own]
-    assert together(None, first) == [first]

@@ -257,43 +257,6 @@ def test_a_missing_user_or_an_invalid_identity_is_explained(kind: str) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_the_most_favourable_tier_of_a_users_groups_applies(kind: str) -> None:
-    """A user in no group with a tier, and an anonymous client, get the rule's own rate."""
-    tiers = [{"group": "free", "rate": "9/h"}, {"group": "pro", "rate": "99/h"}]
-    rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "tiers": tiers})
-    people = (user("free", "pro"), user("free"), user("other"), STRANGER)
-    assert [numbers(gathered([rule], kind, asked_by(who)))[0][1] for who in people] == [99, 9, 5, 5]
-
-
-def test_a_stack_of_blocking_and_advising_limits_is_one_decision() -> None:
-    """In a stack with a blocking limit, a limit with `block=False` only advises. Alone, it decides
-    like any other limit.
-    """
-    blocking = call_site("a", "ip", "5/h", None, 1, {})
-    advising = call_site("b", "ip", "5/h", None, 1, {}, block=False)
-    shadow = call_site("c", "ip", "5/h", None, 1, {"mode": "shadow"}, block=False)
-
-    def modes(*rules: Rule) -> list[str]:
-        return [planned.charge.limit.mode for planned in gathered(list(rules), "sync", asked_by())]
-
-    assert modes(blocking, advising, shadow) == ["enforce", "advise", "shadow"]
-    assert modes(advising) == ["enforce"]
-
-
-def test_no_two_limits_of_a_place_share_a_count() -> None:
-    """A limit that is written twice has two counts with different names, and so have the rates of a
-    list.
-    """
-    twice = call_site("here", "ip", "5/h", None, 1, {})
-    two_rates = call_site("here", "ip", ["5/m", "50/h"], None, 1, {})
-    names = [
-        planned.charge.limit.name
-        for planned in gathered([twice, twice, two_rates], "sync", asked_by())
-    ]
-    assert names == ["here:*:ip:5/h", "here:*:ip:5/h*2", "here:*:ip:5/m", "here:*:ip:50/h"]
-
-
 def scoped(rate: str, owner: str) -> Place:
     """Return the place of a throttle, which is charged under the name of its scope."""
     return Place(
@@ -330,21 +293,6 @@ def test_an_exempt_request_is_neither_charged_nor_blocked() -> None:
     planner = RequestPlanner(asked_by(), lambda ruleset: None, has_blocks=True)
     gather(planner, WITH_BLOCKS)
     assert (planner.charges, planner.parties) == ([], ())
-
-
-def test_a_rule_is_counted_once_for_a_request() -> None:
-    """A rule that the middleware has counted is not charged again by a view for the same
-    request.
-    """
-    request, rule = asked_by(), compile_rule({"name": "x", "key": "ip", "rate": "5/h"})
-    planner = RequestPlanner(request, [rule])
-    gather(planner, NO_RULES)
-    (planned,) = planner.charges
-    state = LimitState.of(
-        planned.charge.limit, allowed=True, used=1, remaining=4, retry_after=0.0, reset_after=60.0
-    )
-    planner.finish(Outcome(Decision(True, (state,)), [planned], took=True))
-    assert gathered([rule], "sync", request) == []
 
 
 def test_signal_receivers_get_the_refused_client() -> None:

@@ -102,16 +102,6 @@ def test_a_call_that_took_no_units_refunds_none() -> None:
     assert settled(outcome(source="fallback", count_if=no, cost_after=seven, reset_if=yes)) == []
 
 
-def test_cost_after_charges_a_request_once() -> None:
-    """A request that passes the view twice is charged once. Another request is charged again."""
-    request = RequestFactory().get("/")
-    assert [settled(outcome(cost_after=seven), request=request) for _ in range(2)] == [
-        [("charge", 7)],
-        [],
-    ]
-    assert settled(outcome(cost_after=seven)) == [("charge", 7)]
-
-
 def test_the_outcome_is_the_response_or_the_exception() -> None:
     """The functions get the response, or any exception that stopped the view."""
     seen: list[Any] = []
