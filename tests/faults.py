@@ -351,10 +351,13 @@ FAULTS: dict[str, Callable[[], Any]] = {
 LOSES = {
     "kill -9, restarted empty",
     "FLUSHALL",
+    "server's clock - 1 h",
     "Sentinel: master killed",
     "Cluster: master killed",
 }
-"""What the server knew, all of it or its last milliseconds."""
+"""What the server knew, all of it or its last milliseconds. If its clock is set back by more than a
+minute, windows and logs begin anew.
+"""
 
 
 @dataclass
@@ -567,7 +570,7 @@ def main() -> None:
         f"{DEADLINE * 1000:.0f} ms\n"
     )
     print(table(outcomes))
-    print("\n* loses data: all of it, or what was not replicated yet\n")
+    print("\n* loses data: all of it, what was not replicated yet, or windows that lie ahead\n")
     if not sys.argv[1:]:
         from tests import holders
         from tests.contrib.breakers import probers

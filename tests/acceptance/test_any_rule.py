@@ -225,7 +225,7 @@ def test_a_valid_rule_can_be_applied_to_every_request(
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"cost": 2**53 + 1}, "whole number from 0 to 9007199254740992"),
+        ({"cost": 10**9 + 1}, "whole number from 0 to 1000000000"),
         ({"methods": "GET"}, "list of names"),
         ({"audience": "groups", "groups": "pro"}, "list of names"),
         ({"algorithm": "token_bucket", "max_wait": math.nan}, "seconds from 0"),

@@ -31,8 +31,8 @@ def lacks_clock(name: str) -> bool:
 def test_faults_cause_no_500_and_exceed_no_limit(
     name: str, runs: dict[str, Future[faults.Outcome]]
 ) -> None:
-    """No response is a 500. Redis admits more than the limit only if it lost data, and then no more
-    than it lost. Without Redis, the parts of all processes together admit no more than the limit.
+    """No response is a 500. Redis admits more than the limit only if it lost data or its clock was
+    set back, and then no more than it lost. Without Redis, the parts of all processes together admit no more than the limit.
     Calls last little longer than the deadline.
     """
     if lacks_clock(name):

@@ -177,12 +177,9 @@ def test_similar_user_names_allow_no_more_guesses_than_the_address(
 
 
 def test_a_cleared_cache_forgets_counts_and_bans_in_its_database_only(settings: Any) -> None:
-    """Limits in the database of the cache start anew. With the settings of the page on deployment,
-    which give them another database, they stay.
+    """Limits in the database of the cache start anew. With an alias of their own, for another
+    database, they stay.
     """
-    text = (DOCS / "how-to" / "deploy.rst").read_text()
-    (block,) = re.findall(r"^   CACHES = \{\n(?:   .*\n)+", text, re.MULTILINE)
-    names: dict[str, Any] = {}
     limiter = RateLimiter("cleared", "1/h", ban_after=1, ban_for="1h")
 
     def hits() -> list[bool]:
@@ -190,12 +187,17 @@ def test_a_cleared_cache_forgets_counts_and_bans_in_its_database_only(settings: 
         return [limiter.hit("ada").allowed for _ in range(3)]
 
     with Server() as server:
-        exec(textwrap.dedent(block.replace(":6379/", f":{server.port}/")), names)
-        settings.CACHES = names["CACHES"]
+        settings.CACHES = {
+            name: {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": f"redis://127.0.0.1:{server.port}/{database}",
+            }
+            for database, name in enumerate(("default", "limits"))
+        }
         assert hits() == [True, False, False]
         caches["default"].clear()
         assert hits() == [True, False, False]
-        settings.RATELIMIT_USE_CACHE = names["RATELIMIT_USE_CACHE"]
+        settings.RATELIMIT_USE_CACHE = "limits"
         assert hits() == [True, False, False]
         caches["default"].clear()
         assert hits() == [False, False, False]
