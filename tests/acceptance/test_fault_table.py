@@ -32,8 +32,8 @@ def test_faults_cause_no_500_and_exceed_no_limit(
     name: str, runs: dict[str, Future[faults.Outcome]]
 ) -> None:
     """No response is a 500. Redis admits more than the limit only if it lost data or its clock was
-    set back, and then no more than it lost. Without Redis, the parts of all processes together admit no more than the limit.
-    Calls last little longer than the deadline.
+    set back, and then no more than it lost. Without Redis, the parts of all processes together
+    admit no more than the limit. Calls last little longer than the deadline.
     """
     if lacks_clock(name):
         pytest.skip("NO CLOCK TEST: libfaketime (Debian: faketime) is not installed")
