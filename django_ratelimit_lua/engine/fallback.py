@@ -109,11 +109,7 @@ class LocalCounts:
         if is_taken and allowed and count.size < inf:
             used += cost
             counted_at = count.start
-        elif (
-            call.operation == "refund"
-            and not limit.holds
-            and call.hit_at in (None, count.start)
-        ):
+        elif call.operation == "refund" and not limit.holds and call.hit_at in (None, count.start):
             used = max(0, used - cost)
         if used != count.used and limit.holds:
             granted = HeldSlot(call.prefix, count.charge, call.slot, "", is_local=True)
