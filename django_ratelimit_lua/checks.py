@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.conf import settings
-from django.contrib.auth import get_user_model
 from django.core.checks import ERROR, INFO, WARNING, CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, router
@@ -62,9 +61,13 @@ class Problem(NamedTuple):
 
 
 BAD_SETTING = Problem("E001", "See the settings page of the documentation.")
-BAD_CACHE = Problem("E002", "Name an alias whose BACKEND is 'django_redis.cache.RedisCache'.")
+BAD_CACHE = Problem(
+    "E002",
+    "Name an alias of CACHES whose BACKEND is 'django_redis.cache.RedisCache', and whose LOCATION "
+    "is a Redis or Valkey server.",
+)
 BAD_PATH = Problem("E003", "Name a callable that takes (group, request).")
-BAD_RULE = Problem("E004", "See the middleware page of the documentation.")
+BAD_RULE = Problem("E004", "See the rules page of the documentation.")
 NO_USER = Problem("E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'.")
 BAD_THROTTLE_RATE = Problem("E006", "Write '100/d', '10/15m', None, or a dict of these by method.")
 BAD_THROTTLE = Problem(
@@ -174,13 +177,14 @@ def check_tenants(**kwargs: object) -> Iterator[CheckMessage]:
 def check_databases(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that the tables of the core, of optional apps and of users are in one database.
 
-    Overrides refer to users, and a change is recorded in the transaction of its row.
+    Overrides refer to users, and a change is recorded in the transaction of its row. If no app has
+    the user model, Django reports it.
     """
-    users = get_user_model()._meta.label
+    users = settings.AUTH_USER_MODEL
     apps_by_database: dict[str, set[str]] = {}
     for model in apps.get_models():
         is_ours = model.__module__.startswith(f"{APP}.")
-        if is_ours or model._meta.label == users:
+        if is_ours or model._meta.label_lower == users.lower():
             name = model._meta.app_config.name if is_ours else users
             apps_by_database.setdefault(router.db_for_write(model), set()).add(name)
     if len(apps_by_database) > 1:
