@@ -61,9 +61,13 @@ class Problem(NamedTuple):
 
 
 BAD_SETTING = Problem("E001", "See the settings page of the documentation.")
-BAD_CACHE = Problem("E002", "Name an alias whose BACKEND is 'django_redis.cache.RedisCache'.")
+BAD_CACHE = Problem(
+    "E002",
+    "Name an alias of CACHES whose BACKEND is 'django_redis.cache.RedisCache', and whose LOCATION "
+    "is a Redis or Valkey server.",
+)
 BAD_PATH = Problem("E003", "Name a callable that takes (group, request).")
-BAD_RULE = Problem("E004", "See the middleware page of the documentation.")
+BAD_RULE = Problem("E004", "See the rules page of the documentation.")
 NO_USER = Problem("E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'.")
 BAD_THROTTLE_RATE = Problem("E006", "Write '100/d', '10/15m', None, or a dict of these by method.")
 BAD_THROTTLE = Problem(
@@ -173,9 +177,10 @@ def check_tenants(**kwargs: object) -> Iterator[CheckMessage]:
 def check_databases(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that the tables of the core, of optional apps and of users are in one database.
 
-    Overrides refer to users, and a change is recorded in the transaction of its row.
+    Overrides refer to users, and a change is recorded in the transaction of its row. If no app has
+    the user model, Django reports it.
     """
-    users = settings.AUTH_USER_MODEL  # Its app is missing if all rules are in the settings.
+    users = settings.AUTH_USER_MODEL
     apps_by_database: dict[str, set[str]] = {}
     for model in apps.get_models():
         is_ours = model.__module__.startswith(f"{APP}.")

@@ -415,6 +415,7 @@ def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
 
 def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
     """Release a slot of these limits. If Redis is unavailable, the slot ends by itself."""
+    held_slots.cancel(slot)
     if charges:
         yield from answered(build_call(charges, "refund", slot=slot))
 

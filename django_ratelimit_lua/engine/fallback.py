@@ -1,8 +1,8 @@
 """Counts in this process: limits while Redis is unavailable, and this process's part of splits.
 
 There is one count for each client and limit: the units since the first hit of a window. The window
-of a bucket is the time in which a full bucket refills, and that of slots is
-`RATELIMIT_SLOT_SECONDS`. Nothing is reported to Redis when it is available again.
+of a bucket is the time in which a full bucket refills. Slots have neither: those that this process
+holds are counted. Nothing is reported to Redis when it is available again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..process.bounded_map import BoundedMap
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from .heartbeat import heartbeat
-from .slots import Key, held_slots
+from .slots import HeldSlot, Key, held_slots
 
 MAX_COUNTS = 10_000
 """Counts that are kept. The least recently used one is dropped first."""
@@ -32,9 +32,9 @@ class LocalCount(NamedTuple):
     """The count of one client under one limit, and the charge that a call makes.
 
     - `size`: the units that this process admits in a window;
-    - `start`: the start of the window, in microseconds since 1970;
-    - `ends_in`: the seconds until its end;
-    - `used`: the units counted in it.
+    - `start`: the start of the window, in microseconds since 1970. For slots: now;
+    - `ends_in`: the seconds until its end. For slots: those until a slot ends unless it is renewed;
+    - `used`: the units counted in it. For slots: the units held.
     """
 
     charge: Charge
@@ -85,11 +85,10 @@ class LocalCounts:
         limit = charge.limit
         key = (call.prefix, charge.digest, limit.key_part)
         now = call.now or Clock.time_ns() // 1000
-        seconds = limit.rate.period * limit.capacity / max(limit.rate.limit, 1)
-        held = 0
         if limit.holds:
-            seconds = conf.SLOT_SECONDS
-            held = sum([slot.charge.cost for slot in list(held_slots.of(key).values())])
+            used = held_slots.units_of(key)
+            return LocalCount(charge, key, _size(limit, in_outage), now, conf.SLOT_SECONDS, used)
+        seconds = limit.rate.period * limit.capacity / max(limit.rate.limit, 1)
         start, used = self._counts.pop(key) or (0, 0)
         ends_in = seconds - (now - start) / SECOND
         if not 0.0 < ends_in <= seconds:
@@ -98,7 +97,6 @@ class LocalCounts:
             ends_in = seconds
         if used:  # The most recently used count is the last to be dropped.
             self._counts.put(key, (start, used))
-        used = max(used, held)
         return LocalCount(charge, key, _size(limit, in_outage), start, ends_in, used)
 
     def _apply(self, call: Call, count: LocalCount, allowed: bool) -> LimitState:
@@ -111,9 +109,12 @@ class LocalCounts:
         if is_taken and allowed and count.size < inf:
             used += cost
             counted_at = count.start
-        elif call.operation == "refund" and call.hit_at in (None, count.start):
+        elif call.operation == "refund" and not limit.holds and call.hit_at in (None, count.start):
             used = max(0, used - cost)
-        if used != count.used:
+        if used != count.used and limit.holds:
+            granted = HeldSlot(call.prefix, count.charge, call.slot, "", is_local=True)
+            held_slots.reserve(granted)
+        elif used != count.used:
             self._counts.put(count.key, (count.start, used))
         return LimitState.of(
             limit,

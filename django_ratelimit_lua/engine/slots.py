@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
 from weakref import WeakSet
 
@@ -91,6 +91,7 @@ class HeldSlots:
         # A child neither renews nor releases the slots of its parent.
         self._lock = threading.Lock()
         self._held: WeakSet[HeldSlot] = WeakSet()
+        self._reserved: dict[tuple[Key, bytes], HeldSlot] = {}
 
     @property
     def interval(self) -> float:
@@ -100,14 +101,37 @@ class HeldSlots:
         with self._lock:
             return list(self._held)
 
-    def of(self, key: Key) -> Mapping[bytes, HeldSlot]:
-        """Return the held slots of one identity under one limit, by slot."""
-        return {held.slot: held for held in self.all() if held.key == key}
+    def units_of(self, key: Key) -> int:
+        """Return the units of all slots of one identity under one limit, held or reserved."""
+        oldest = Clock.monotonic() - conf.SLOT_SECONDS
+        with self._lock:
+            for place, slot in list(self._reserved.items()):
+                if slot.held_at < oldest:
+                    del self._reserved[place]
+            slots = [*self._reserved.values(), *self._held]
+            units = {slot.slot: slot.charge.cost for slot in slots if slot.key == key}
+        return sum(units.values())
+
+    def reserve(self, slot: HeldSlot) -> None:
+        """Count a slot that this process has just granted, until its caller holds or releases it.
+
+        If the caller is interrupted before it does either, the slot ends after its lifetime.
+        """
+        with self._lock:
+            self._reserved[slot.key, slot.slot] = slot
+
+    def cancel(self, name: bytes) -> None:
+        """Cancel what is reserved for a slot."""
+        with self._lock:
+            for place in [place for place in self._reserved if place[1] == name]:
+                del self._reserved[place]
 
     def add(self, slots: Iterable[HeldSlot]) -> None:
         """Hold these slots from now on: they are renewed until they are dropped."""
         with self._lock:
-            self._held.update(slots)
+            for slot in slots:
+                self._held.add(slot)
+                self._reserved.pop((slot.key, slot.slot), None)
         self.task.start()
 
     def drop(self, slots: Iterable[HeldSlot]) -> list[HeldSlot]:

@@ -51,6 +51,8 @@ EXACT = "exact:"
 """Prefix of a field to compare exactly: its value is not normalized."""
 INT = "int:"
 """Prefix of a field that is a whole number: all spellings of a number are one value."""
+BOOLEAN_NUMBERS = {"true": "1", "false": "0"}
+"""What Python's `int` makes of the booleans of JSON."""
 PREFIXES = (EXACT, INT)
 
 
@@ -300,6 +302,8 @@ def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
     if value is None or (prefix == INT and not value.strip()):
         return (kind, name, None)
     if prefix == INT:
+        if kind in ("json", "data"):
+            value = BOOLEAN_NUMBERS.get(value, value)
         return (kind, name, number_spelling(value))
     if prefix == EXACT or FIELDS[kind].is_exact:
         return (kind, name, value)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from argparse import ArgumentParser
+from argparse import Action, ArgumentError, ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -31,6 +32,20 @@ _FIELDS = {
 """By option: the kind of the field in a key (empty: it is a key), the separator of name and value,
 and the help.
 """
+
+
+class StoreOnce(Action):
+    """Stores a value, like argparse's `store`. A repeated option is an error."""
+
+    is_given = False
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if option and self.is_given:
+            raise ArgumentError(self, "is given twice; give it once")
+        self.is_given = True
+        setattr(namespace, self.dest, values)
 
 
 def add_subject(parser: ArgumentParser) -> None:

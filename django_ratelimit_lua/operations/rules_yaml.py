@@ -196,11 +196,25 @@ def _item(given: object, where: str) -> RuleChange:
             raise RuleError(where, word, f"{install(WORDS_OF_ANNEXES[word])}, to use {word!r}")
         return RuleChange(given[word], None, document.build(given, where), word)
     _refuse_absent(given, where)
+    given = _with_slots_as_text(given)
     rule, tiers = build_rule(given, where)
     declared = rule.declared()
     if tiers:
         declared["tiers"] = [tier.declared() for tier in sorted(tiers, key=lambda tier: tier.group)]
     return RuleChange(given["name"], None, rule.ordered(declared), built=(rule, tiers))
+
+
+def _with_slots_as_text(given: Declared) -> Declared:
+    """Return a declaration with its numbers of slots, which YAML reads as numbers, as text."""
+    changed = dict(given)
+    if type(given.get("rate")) is int:
+        changed["rate"] = str(given["rate"])
+    if isinstance(given.get("tiers"), list):
+        changed["tiers"] = [
+            _with_slots_as_text(tier) if isinstance(tier, Mapping) else tier
+            for tier in given["tiers"]
+        ]
+    return changed
 
 
 def _refuse_absent(given: Declared, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,8 +19,19 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+_NARROWED = {f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "timestamp")}
+
+
 class _Loader(yaml.SafeLoader):
-    """Reads YAML without aliases, which may expand to gigabytes, and without explicit tags."""
+    """Reads YAML without aliases, which may expand to gigabytes, and without explicit tags.
+
+    As in YAML 1.2, `off`, `no`, `2026-01-01` and `1:30` are text.
+    """
+
+    yaml_implicit_resolvers = {
+        letter: [(tag, form) for tag, form in resolvers if tag not in _NARROWED]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -28,6 +40,14 @@ class _Loader(yaml.SafeLoader):
         if getattr(event, "tag", None) is not None:
             raise _error("tags (!) are not supported; write the value without it", event)
         return super().compose_node(parent, index)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), [*"tTfF"]
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z"), [*"-+0123456789"]
+)
 
 
 def dump_list(values: Sequence[object]) -> str:
@@ -64,7 +84,7 @@ def read_items(text: str, source: str) -> Iterator[tuple[int, object]]:
         raise RuleError(where, "yaml", f"not YAML: {problem}") from None
     except RecursionError:
         raise RuleError(source, "yaml", "not YAML: nested too deeply") from None
-    except (ValueError, ArithmeticError) as error:  # A number or a date that is out of range.
+    except (ValueError, ArithmeticError) as error:  # A number that is out of range.
         raise RuleError(where, "yaml", f"not YAML: {error}") from None
 
 

@@ -43,6 +43,13 @@ def method_name(name: object) -> str:
     upper = str(name).upper()
     if upper in METHODS:
         return upper
+    if upper in ("ALL", "UNSAFE"):
+        listed = ", ".join(UNSAFE)
+        raise LimitError(
+            f"{name!r} is not an HTTP method. For all methods, leave method out; for UNSAFE, write "
+            f"[{listed}]. In code, both are constants of django_ratelimit_lua",
+            "method",
+        )
     hint = "."
     for meant in get_close_matches(upper, METHODS, n=1):
         hint = f"; did you mean {meant!r}?"
@@ -61,7 +68,8 @@ def parse_methods(method: object) -> frozenset[str] | None:
         names = [method]
     if not isinstance(names, (list, tuple, set, frozenset)) or not names:
         raise LimitError(
-            f"method is {method!r}: must be ALL, UNSAFE, a method's name or a list of names",
+            f"method is {method!r}: must be a method's name or a list of names; in code also ALL or "
+            "UNSAFE",
             "method",
         )
     methods = frozenset(map(method_name, names))

@@ -684,7 +684,9 @@ def compile_rule(
             )
             raise RuleError(where, word, text)
     name = given.get("name")
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, (str, NoneType)):
+        raise RuleError(where, "name", f"name is {name!r}; write text: {str(name)!r}")
+    if not name:
         raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")
     where = f"{where}: rule {name!r}"
     if not plain:

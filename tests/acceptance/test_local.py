@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import redis
 
-from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua import Ratelimited, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.heartbeat import Heartbeat, heartbeat
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.rules.provider import start_fresh
@@ -71,6 +73,64 @@ def test_redis_continues_after_an_outage_from_what_it_had_counted(
         decisions = [limiter.hit("x") for _ in range(4)]
         assert [(one.allowed, one.source) for one in decisions] == [(True, "redis")] * 4
         assert state.used + 3 <= limiter.peek("x").limits[0].used <= 10
+
+
+def slots(limiter: RateLimiter, times: int) -> list[ExitStack]:
+    """Return the slots that were granted, of so many attempts."""
+    granted = []
+    for _ in range(times):
+        stack = ExitStack()
+        try:
+            stack.enter_context(limiter.slot("x"))
+        except Ratelimited:
+            continue
+        granted.append(stack)
+    return granted
+
+
+def release(granted: list[ExitStack]) -> None:
+    for stack in granted:
+        stack.close()
+
+
+def test_the_slots_that_are_held_count_in_an_outage(own: Server) -> None:
+    """A process counts exactly the slots that it holds, whenever they were granted or released."""
+    limiter = RateLimiter("x", "8", algorithm="concurrency")
+    with redis.Redis.from_url(own.url) as direct:
+        before = slots(limiter, 1)
+        direct.replicaof("127.0.0.1", 1)  # A replica refuses to write.
+        during = slots(limiter, 4)
+        assert len(during) == 1
+        release(during)
+        during = slots(limiter, 4)
+        assert len(during) == 1
+        direct.replicaof("NO", "ONE")
+        release(before)
+        release(during)
+        direct.replicaof("127.0.0.1", 1)
+        for _ in range(2):
+            again = slots(limiter, 4)
+            assert len(again) == 2
+            release(again)
+
+
+def test_threads_take_exactly_the_slots_of_the_part(own: Server) -> None:
+    own.stop()
+    limiter = RateLimiter("x", "40", algorithm="concurrency")
+    granted: list[ExitStack] = []
+    barrier = threading.Barrier(8)
+
+    def take() -> None:
+        barrier.wait()
+        granted.extend(slots(limiter, 5))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(granted) == 10
+    release(granted)
 
 
 def test_hits_in_memory_are_all_or_nothing_too(own: Server) -> None:

@@ -161,16 +161,54 @@ def test_cost_after_charges_a_request_once(rf: RequestFactory) -> None:
     assert RateLimiter("export:*:ip:100/h", "100/h").peek(("ip", "127.0.0.1")).limits[0].used == 23
 
 
-def test_cost_after_must_be_a_whole_number() -> None:
-    """Any other cost is an error."""
-    view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: -1)(answer)
-    with pytest.raises(LimitError, match="cost_after gave -1"):
-        ask(view, "x")
-    huge = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: 2**53 + 1)(answer)
-    with pytest.raises(
-        LimitError, match="cost_after gave 9007199254740993: must be a whole number from 0 to"
-    ):
-        ask(huge, "x")
+@pytest.mark.parametrize("cost", [-1, 2**53 + 1, 1.5, None, "7"])
+def test_cost_after_must_be_a_whole_number(cost: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The log reports any other cost. The response stays."""
+    view = ratelimit("x", "ip", "10/h", cost_after=lambda request, outcome: cost)(answer)
+    assert ask(view, "x") == [200]
+    assert f"cost_after gave {cost!r}: must be a whole number from 0 to" in caplog.text
+
+
+def failing(request: HttpRequest, outcome: Any) -> bool:
+    raise ZeroDivisionError
+
+
+async def afailing(request: HttpRequest, outcome: Any) -> bool:
+    raise ZeroDivisionError
+
+
+async def aanswer(request: HttpRequest) -> HttpResponse:
+    return answer(request)
+
+
+@pytest.mark.parametrize("function", [failing, afailing])
+@pytest.mark.parametrize("option", ["count_if", "reset_if", "cost_after"])
+def test_an_error_of_a_function_is_logged_and_the_unit_stays_counted(
+    option: str, function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The response of the view, or its exception, stays. The other limits are settled."""
+
+    def limited(view: Any) -> Any:
+        inner = ratelimit("second", "ip", "9/h", count_if=lambda request, outcome: False)(view)
+        return ratelimit("first", "ip", "9/h", **{option: function})(inner)
+
+    assert ask(limited(answer), "wrong") == [200]
+    request = RequestFactory().get("/", {"password": "wrong"})
+    assert asyncio.run(limited(aanswer)(request)).status_code == 200
+    with pytest.raises(ValueError, match="broken"):
+        ask(limited(answer), "broken")
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 3
+    assert all("'first" in record.getMessage() for record in errors)
+    request = RequestFactory().get("/", {"password": "wrong"})
+    limited(answer)(request)
+    assert {state.name.split(":")[0]: state.used for state in request.ratelimit.limits} == {
+        "first": 4,
+        "second": 1,
+    }
+
+
+def test_a_predicate_must_be_a_function() -> None:
     with pytest.raises(LimitError, match="count_if is 'failed'"):
         ratelimit("x", "ip", "10/h", count_if="failed")
 

@@ -146,6 +146,12 @@ def test_rules_and_users_in_different_databases_are_an_error(settings: Any) -> N
     assert found() == []
 
 
+def test_a_project_without_its_user_model_is_checked(settings: Any) -> None:
+    """Django's own check reports the missing app."""
+    settings.AUTH_USER_MODEL = "absent.User"
+    assert found() == []
+
+
 @pytest.mark.parametrize("text", ["An error", "An error.", "An error.."])
 def test_a_message_has_one_full_stop(text: str) -> None:
     """Texts of other packages, which a message quotes, may or may not end with one."""

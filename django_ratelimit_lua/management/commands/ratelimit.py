@@ -16,6 +16,7 @@ from ...extension import VERBS_OF_ANNEXES, extensions, install, is_installed
 from ...limits.rate import LimitError
 from ...models.audit import acting
 from ...publishing.triggers import migration_problem
+from ..arguments import StoreOnce
 from ..verbs import (  # noqa: F401 - each module declares its verbs
     Printer,
     Verb,
@@ -52,6 +53,7 @@ class Command(Printer):
                 parser_of_group = groups[""].add_parser(group, help=", ".join(members))
                 groups[group] = _verbs_of(parser_of_group, required=True)
             own = groups[group].add_parser(word, help=verb.help, description=verb.help)
+            own.register("action", None, StoreOnce)
             for add in verb.arguments:
                 add(own)
             own.set_defaults(verb=verb)

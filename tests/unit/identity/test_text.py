@@ -235,7 +235,7 @@ def test_a_text_that_is_no_number_is_one_identity(text: str, rf: RequestFactory)
     assert key.read("", rf.post("/"), None) == ("post", "name", None)
 
 
-@pytest.mark.parametrize("number", [7, 7.0, 7.9, "7", "07"])
+@pytest.mark.parametrize("number", [7, 7.0, 7.9, "7", "07", True, False])
 def test_a_number_in_json_is_the_number_that_int_makes_of_it(
     number: Any, rf: RequestFactory
 ) -> None:

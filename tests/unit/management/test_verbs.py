@@ -95,3 +95,23 @@ def test_a_file_can_be_checked_without_a_site(
     assert capsys.readouterr().out == "1 rule: no problem found\n"
     with pytest.raises(CommandError, match=re.escape(f"{bad}, line 1: rule 'api'")):
         call_command("ratelimit", "rules", "check", str(bad))
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [
+        (verb, option)
+        for verb in ("block", "unblock", "forget", "reset", "rules explain")
+        for option in ("--ip", "--user")
+    ]
+    + [
+        ("block", "--for"),
+        ("block", "--reason"),
+        ("rules explain", "--path"),
+        ("reset", "--method"),
+        ("bans lift", "--limit"),
+    ],
+)
+def test_an_option_with_one_value_is_not_repeated(verb: str, option: str) -> None:
+    with pytest.raises(CommandError, match=f"argument {option}: is given twice; give it once"):
+        call_command("ratelimit", *verb.split(), option, "1h", option, "1h")

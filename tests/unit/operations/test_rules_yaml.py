@@ -56,7 +56,20 @@ def test_a_rule_is_built_with_its_tiers() -> None:
             "- {name: a, path: /, key: ip, rate: 5/m}\n" * 2,
             "Rules, line 2: two rules have the name a; the other is on line 1",
         ),
-        ("- 2026-99-99", "not YAML"),
+        ("- 2026-99-99", "'2026-99-99' is not a rule"),
+        ("- {name: 5}", "line 1: name is 5; write text: '5'"),
+        ("- {name: true}", "line 1: name is True; write text: 'True'"),
+        ("- {name: }", "needs a name"),
+        ("- {name: a, path: /, key: ip, rate: 5}", "5 is a number of slots"),
+        ("- {name: a, path: /, key: ip, rate: 1:30}", "1:30"),
+        ("- {name: a, path: /, exempt: yes}", "exempt is 'yes'; write true or false"),
+        ("- {name: a, path: /, key: ip, rate: 5/m, method: NO}", "Known methods: CONNECT, "),
+        ("- {name: a, path: /, key: ip, rate: 5/m, method: 5}", "a method's name or a list"),
+        (
+            "- {name: a, path: /, key: ip, rate: 5/m, method: UNSAFE}",
+            "for UNSAFE, write [DELETE, PATCH, POST, PUT]",
+        ),
+        ("- {name: a, path: /, key: ip, rate: 5/m, method: all}", "leave method out"),
         ("- \x01", "not YAML"),
         ("#" * (MAX_TEXT_LENGTH + 1), "more than"),
     ],
@@ -137,3 +150,20 @@ def test_a_change_is_shown_in_words() -> None:
         "~ api",
         "    rate: 100/m → 50/m",
     ]
+
+
+@pytest.mark.parametrize("name", ["yes", "NO", "off", "on", "2026-01-01", "1:30", "010", "0x1f"])
+def test_only_true_and_false_and_decimal_numbers_are_no_text(name: str) -> None:
+    """YAML 1.1 reads these as booleans, dates and numbers."""
+    (item,) = load(f"- {{name: {name}, path: /, key: ip, rate: 5/m, mode: off}}")
+    assert item.after is not None
+    assert (item.after["name"], item.after["mode"]) == (name, "off")
+
+
+def test_a_number_of_slots_may_be_a_number() -> None:
+    (item,) = load(
+        "- {name: a, path: /, key: ip, rate: 5, algorithm: concurrency, "
+        "tiers: [{group: pro, rate: 9}]}"
+    )
+    assert item.after is not None
+    assert (item.after["rate"], item.after["tiers"][0]["rate"]) == ("5", "9")

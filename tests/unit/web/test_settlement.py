@@ -78,20 +78,48 @@ def seven(request: HttpRequest, outcome: Any) -> int:
         ({"reset_if": yes}, [("forget", 2)]),
         ({"reset_if": no}, []),
         ({"cost_after": seven}, [("charge", 7)]),
-        ({"cost_after": no}, LimitError),
         ({"cost_after": seven, "count_if": no}, [("refund", 2), ("charge", 7)]),
         ({"reset_if": yes, "count_if": no, "cost_after": seven}, [("forget", 2)]),
     ],
 )
-def test_the_options_of_the_call_site_apply(says: dict[str, Any], done: Any) -> None:
+def test_the_options_of_the_call_site_apply(
+    says: dict[str, Any], done: list[tuple[str, int]]
+) -> None:
     """Units are refunded at the moment from which they count. After a reset, nothing is
     refunded.
     """
-    if done is LimitError:
-        with pytest.raises(LimitError, match="cost_after gave"):
-            settled(outcome(**says))
-    else:
-        assert settled(outcome(**says)) == done
+    assert settled(outcome(**says)) == done
+
+
+def fail(request: HttpRequest, outcome: Any) -> bool:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"count_if": fail},
+        {"reset_if": fail, "count_if": no},
+        {"cost_after": fail, "count_if": no},
+        {"cost_after": no, "count_if": no},
+        {"cost_after": lambda request, outcome: 2.0},
+    ],
+)
+def test_units_stay_counted_if_a_function_fails(
+    says: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log reports the error once, with the name of the limit. Other limits are settled. A cost
+    that is no whole number is an error, too.
+    """
+    failing = outcome(**says)
+    sound = outcome(count_if=no)
+    both = Outcome(Decision(True, (STATE, STATE)), [*failing.planned, *sound.planned], took=True)
+    assert settled(both) == [("refund", 2)]
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("django_ratelimit_lua", "ERROR")
+    assert "'here'" in record.getMessage()
+    assert record.exc_info
+    assert record.exc_info[0] in (ZeroDivisionError, LimitError)
 
 
 def test_a_call_that_took_no_units_refunds_none() -> None:
