@@ -68,8 +68,8 @@ def parse_methods(method: object) -> frozenset[str] | None:
         names = [method]
     if not isinstance(names, (list, tuple, set, frozenset)) or not names:
         raise LimitError(
-            f"method is {method!r}: must be a method's name or a list of names; in code also ALL or "
-            "UNSAFE",
+            f"method is {method!r}: must be a method's name or a list of names; in code also ALL "
+            "or UNSAFE",
             "method",
         )
     methods = frozenset(map(method_name, names))
