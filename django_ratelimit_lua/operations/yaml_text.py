@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
     As in YAML 1.2, `off`, `no`, `2026-01-01` and `1:30` are text.
     """
 
-    yaml_implicit_resolvers: ClassVar[Any] = {
+    yaml_implicit_resolvers = {  # noqa: RUF012 - an attribute of the instance for mypy
         letter: [(tag, form) for tag, form in resolvers if tag not in _NARROWED]
         for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
