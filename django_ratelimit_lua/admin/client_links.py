@@ -79,7 +79,7 @@ def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule:
 
 
 def known_clients(request: HttpRequest, prefix: str, name: str = "") -> dict[str, Name]:
-    """Return the clients whose digests have a prefix, with names if the user may see them.
+    """Return the clients with digests of this prefix, with names if the user may see them.
 
     Args:
         request: The request of the page.

@@ -1,6 +1,6 @@
 """Bans that were triggered: the list for operators, the log and the signal.
 
-The process whose call has triggered a ban adds it to the list after the decision, through the
+The process that triggers a ban adds it to the list after the decision, through the
 flusher. The list is a sorted set of the keys of bans by their ends. Beside the key of each ban is
 its description, which expires with it.
 """

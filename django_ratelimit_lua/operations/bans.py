@@ -114,7 +114,7 @@ def _banning_limits() -> dict[bytes, Limit]:
 
 
 def _charge(key: bytes, limits: dict[bytes, Limit]) -> Charge:
-    """Return the charge whose ban has this key.
+    """Return the charge of the ban with this key.
 
     If this process does not have the limit, another stands for it, under which earlier bans are
     remembered for longer.

@@ -360,7 +360,7 @@ def is_prefix(text: str) -> bool:
 
 
 def clients_by_prefix(prefix: str) -> Mapping[str, Name]:
-    """Return banned clients whose digests have a prefix, with their names.
+    """Return banned clients with digests of this prefix, and their names.
 
     Raises:
         StoreError: Redis is unavailable.

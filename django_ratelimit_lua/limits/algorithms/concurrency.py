@@ -19,7 +19,7 @@ of a second.
 """
 CLOCK_SECONDS = 0.1
 """How much longer a slot lasts in Redis than its caller has asked for, so that none ends too early
-after a fail-over to a server whose clock is that much faster.
+after a fail-over to a server with a clock that is that much faster.
 """
 ID_SIZE = 16
 SLOT_SIZE = 20
