@@ -108,7 +108,7 @@ class TokenBucket(Model):
         debt, at = self.written, self.at
         if self.terms(self.counted_by) != self.terms(self.limit):
             debt = Fraction(min(math.ceil(debt), self.capacity))
-            at += -at % self.unit(self.limit)
+            at -= at % self.unit(self.limit)
         paid = max(self.moment(now) - at, 0) * self.rate(self.limit)
         return max(debt - paid, Fraction(0))
 
@@ -120,7 +120,8 @@ class TokenBucket(Model):
         return 0 if mode == "debt" and self.capacity else max(cost, 1)
 
     def owe(self, now: int, debt: Fraction) -> None:
-        self.written, self.at, self.counted_by = debt, self.moment(now), self.limit
+        most = Fraction(2**53 - 1, self.limit.numbers(0)[2])
+        self.written, self.at, self.counted_by = min(debt, most), self.moment(now), self.limit
 
     def meet(self, now: int) -> None:
         if now < self.at:

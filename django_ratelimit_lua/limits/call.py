@@ -252,7 +252,14 @@ class Call(NamedTuple):
         revision = b""
         if self.revision is not None:
             revision = self.revision.text
-        args = [self.operation.encode(), revision, moment, self._mode]
+        mode = b""
+        if self.operation == "refund":
+            mode = b"%d" % self.hit_at if self.hit_at else b""
+        elif self.debt:
+            mode = b"debt"
+        elif self.partial:
+            mode = b"partial"
+        args = [self.operation.encode(), revision, moment, mode]
         places = {name: place for place, name in enumerate(self.algorithms, 1)}
         for charge in self.charges:
             limit, _digest, cost = charge
@@ -276,14 +283,6 @@ class Call(NamedTuple):
             args += [subject.tag for subject in self.subjects]
         args.append(token)
         return args
-
-    @property
-    def _mode(self) -> bytes:
-        if self.operation == "refund":
-            return b"%d" % self.hit_at if self.hit_at else b""
-        if self.debt:
-            return b"debt"
-        return b"partial" if self.partial else b""
 
     def read(self, reply: object, token: bytes = b"") -> Decision:
         """Return the decision of a reply.

@@ -285,7 +285,7 @@ def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
     lines = str(raised.value).splitlines()
     wrong = [
         "line 1: rule 'a': path is 'api'",
-        "line 1: rule 'a': mode is True",
+        "line 1: rule 'a': mode is 'on'",
         "line 2: rule 'c': unknown colour",
         "Unknown key 'id'",
         "Rate '5/moon'",
@@ -433,7 +433,7 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
         ('- name: x\n  order: !!float ""', "line 2: not YAML: tags"),
         ("- name: x\n  exempt: !!bool maybe", "line 2: not YAML: tags"),
         ("- name: x\n  order: !!timestamp soon", "line 2: not YAML: tags"),
-        ("- name: x\n- {name: y, order: 0b_}", "line 2: not YAML: invalid literal"),
+        ("- name: x\n- {name: y, order: 0b_}", "line 2: rule 'y': order is '0b_'"),
         ("- name: x\n- {name: y, order: =}", "line 2: not YAML: could not"),
         ("- {name: x, path: /, exempt: true, audience: 5}", "audience is 5"),
         ("- {name: x, path: /, exempt: 'no'}", "exempt is 'no'"),

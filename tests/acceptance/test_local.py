@@ -115,6 +115,7 @@ def test_the_slots_that_are_held_count_in_an_outage(own: Server) -> None:
 
 
 def test_threads_take_exactly_the_slots_of_the_part(own: Server) -> None:
+    """Threads that ask at the same moment in an outage get exactly the part of the process."""
     own.stop()
     limiter = RateLimiter("x", "40", algorithm="concurrency")
     granted: list[ExitStack] = []

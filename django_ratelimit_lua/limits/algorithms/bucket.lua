@@ -16,7 +16,7 @@ local function read_debt(key, now, burst, parts_per_moment, parts_per_unit, mome
   if burst ~= old_burst or parts_per_moment ~= old_per_moment or parts_per_unit ~= old_per_unit or moment_us ~= old_moment_us then
     -- After an edit whole units stay owed, at most a full burst, and all time since is paid at the new rate.
     debt = math.min(math.ceil(debt / old_per_unit), burst) * parts_per_unit
-    at = math.ceil(at / moment_us) * moment_us
+    at = at - at % moment_us
   end
   if is_ahead then
     local moment = now - now % moment_us
@@ -25,7 +25,7 @@ local function read_debt(key, now, burst, parts_per_moment, parts_per_unit, mome
     return debt
   end
   local moments = (now - now % moment_us - at) / moment_us
-  return moments > 0 and math.max(debt - moments * parts_per_moment, 0) or debt
+  return math.max(debt - moments * parts_per_moment, 0)
 end
 
 local function paid_at(now, debt, parts_per_moment, moment_us)
