@@ -209,6 +209,7 @@ def test_an_error_of_a_function_is_logged_and_the_unit_stays_counted(
 
 
 def test_a_predicate_must_be_a_function() -> None:
+    """Any other value is an error when the decorator is applied."""
     with pytest.raises(LimitError, match="count_if is 'failed'"):
         ratelimit("x", "ip", "10/h", count_if="failed")
 

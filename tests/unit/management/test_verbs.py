@@ -113,5 +113,6 @@ def test_a_file_can_be_checked_without_a_site(
     ],
 )
 def test_an_option_with_one_value_is_not_repeated(verb: str, option: str) -> None:
+    """The error names the option, because the last value alone would be used otherwise."""
     with pytest.raises(CommandError, match=f"argument {option}: is given twice; give it once"):
         call_command("ratelimit", *verb.split(), option, "1h", option, "1h")

@@ -161,6 +161,7 @@ def test_only_true_and_false_and_decimal_numbers_are_no_text(name: str) -> None:
 
 
 def test_a_number_of_slots_may_be_a_number() -> None:
+    """It is read like the text of the same digits."""
     (item,) = load(
         "- {name: a, path: /, key: ip, rate: 5, algorithm: concurrency, "
         "tiers: [{group: pro, rate: 9}]}"
