@@ -31,15 +31,16 @@ from ..rules.overrides import override_cache
 from ..rules.provider import current, load
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..store import FOREVER, Patience, get_store
+from ..store import Patience, get_store
 from .bans import ban_list, report_bans
 from .decision_log import log_decision
 from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
 from .fallback import local_counts
 from .heartbeat import heartbeat
-from .leases import decide_here, leases, may_have_more
+from .leases import leases
 from .listener import listener
+from .local_part import LocalPart
 from .run import Wait, Waiting, arun, run, settling
 from .slots import held_slots
 
@@ -307,7 +308,7 @@ def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
-    """Decide a call in Redis, or in this process if Redis is not needed or unavailable.
+    """Decide a call: by the deny cache, in this process and in Redis, or by the fallback.
 
     Raises `StaleRules` if the call uses rules that are not current. Raises nothing if Redis is
     unavailable.
@@ -320,47 +321,53 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
             return denial
     asked_at = Clock.monotonic()
     generation = deny_cache.generation
-    patience = patience or Patience(conf.TIMEOUT)
-    if not heartbeat.task.is_running and _depends_on_processes(call):
-        heartbeat.start()
-    is_hot = False
-    for charge in call.charges:
-        is_hot = is_hot or charge.limit.is_hot
+    _send_heartbeats(call)
     try:
-        if is_hot or not call.charges or not get_store().compares_rules:
-            is_apart = _is_compared_apart(call)
-            if (is_apart and freshness.is_due(call)) or (
-                call.revision is not None and listener.has_news()
-            ):
-                yield from _compare(call, patience)
-            if is_apart and not call.charges:
-                return Decision(True, revision=call.revision_number)
-        if is_hot:
-            decision = yield from decide_here(call, patience)
-        else:
-            decision = yield call
+        decision = yield from _without_fallback(call, patience or Patience(conf.TIMEOUT))
     except StoreError:
-        return _without_redis(call)
+        return local_counts.decide(call, in_outage=True)
     if call.operation == "refund":
         # Refusals for want of a slot are not remembered, and others' have not ended.
         if not call.slot:
             deny_cache.forget([charge.digest for charge in call.charges])
-    elif not decision.allowed and not (is_hot and may_have_more(call)):
+    elif not decision.allowed:
         deny_cache.note(call, decision, asked_at, generation)
     return decision
 
 
-def _depends_on_processes(call: Call) -> bool:
-    """Return whether the number of processes may decide about the call, now or in an outage."""
-    return any(
-        charge.limit.is_hot or (charge.limit.on_store_error or conf.ON_STORE_ERROR) == "local"
-        for charge in call.charges
-    )
+def _without_fallback(call: Call, patience: Patience) -> Waiting[Decision]:
+    """Decide a call by current rules: its leases and splits in this process, the rest in Redis.
+
+    Raises `StaleRules` and `StoreError`.
+    """
+    if _is_compared_apart(call):
+        if freshness.is_due(call) or (call.revision is not None and listener.has_news()):
+            yield from _compare(call, patience)
+        if not call.charges:
+            return Decision(True, revision=call.revision_number)
+    if not any(charge.limit.is_hot for charge in call.charges):
+        decision: Decision = yield call
+        return decision
+    here = LocalPart(call)
+    of_rest: Decision | None = None
+    try:
+        yield from here.taking(patience)
+        if here.rest:
+            of_rest = yield here.call()
+    except BaseException:
+        here.give_back()
+        raise
+    return here.complete(of_rest)
 
 
-def _without_redis(call: Call) -> Decision:
-    decision = local_counts.decide(call, in_outage=True)
-    return decision
+def _send_heartbeats(call: Call) -> None:
+    """Start heartbeats if the number of processes may decide the call, now or in an outage."""
+    if heartbeat.is_running:
+        return
+    for limit, _digest, _cost in call.charges:
+        if limit.split or (limit.on_store_error or conf.ON_STORE_ERROR) == "local":
+            heartbeat.start()
+            return
 
 
 def _is_compared_apart(call: Call) -> bool:
@@ -372,7 +379,7 @@ def _is_compared_apart(call: Call) -> bool:
     if not get_store().compares_rules:
         return True
     if call.charges:
-        return all(charge.limit.split for charge in call.charges)
+        return all(charge.limit.is_hot for charge in call.charges)
     return not any(subject.tag for subject in call.subjects)
 
 
@@ -472,9 +479,8 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     If Redis is unavailable, the counts stay until they expire. With `strict`, `StoreError` is
     raised in that case.
     """
-    moment = FOREVER
     try:
-        moment = yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
+        yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
         if call.ban_keys():
             yield _removing(call)
     except StoreError:
@@ -482,7 +488,7 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
             raise
     finally:
         digests = {charge.digest for charge in call.charges}
-        leases.drop(dict.fromkeys(digests, moment))
+        leases.drop(digests)
         local_counts.forget(call)
         deny_cache.forget(digests)
 

@@ -20,7 +20,7 @@ class SlidingWindow(Algorithm):
     name = "sliding_window"
     label = _("sliding window: never over the limit in any period")
     suffix = b"s"
-    options = frozenset({"segments", "count_denied", "split"})
+    options = frozenset({"segments", "count_denied"})
 
     def expires_at(self, limit: Limit, moment: int) -> int:
         length = round(self.numbers(limit, 0)[2])
