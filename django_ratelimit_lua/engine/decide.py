@@ -216,13 +216,15 @@ def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -
     for decided in charges:
         limit, _digest, cost = decided.charge
         state = decided.state
-        # A refusal takes no units, except from limits that count refused hits.
         if limit.holds:
             # Also if this process granted it, without Redis.
             if decision.allowed and call.slot and state.counted_at:
                 decided.token = state.counted_at
                 decided.slot = call.slot
-        elif is_refundable and cost and state.allowed and (decision.allowed or limit.count_denied):
+            continue
+        # A refusal takes no units, except from limits that count refused hits.
+        is_taken = state.allowed and (decision.allowed or limit.count_denied)
+        if is_refundable and is_taken and cost:
             decided.token = state.counted_at or None
     return decision
 

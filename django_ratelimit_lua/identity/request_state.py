@@ -19,7 +19,7 @@ class RequestState:
     """The data of one request, from the middleware to the end of its view.
 
     - `counted`: the rules that were counted for it, each with its call site;
-    - `running`: the charges of each decorator whose view is still running;
+    - `running`: the charges of each decorator, until its view has ended;
     - `charged`: the counters that `cost_after` has charged for it;
     - `waits`: whether some rules wait until the user and the session are known;
     - `throttles`: the decision about all throttles of its DRF view;
