@@ -5,4 +5,4 @@ newer rules if those of the plan were stale. It imports rules, identity and stor
 the purpose of a request: the caller passes it a planner.
 """
 
-__all__ = ["bans", "decide", "listener", "run", "slots", "waiting"]
+__all__ = ["bans", "decide", "decided_charge", "listener", "run", "slots", "waiting"]

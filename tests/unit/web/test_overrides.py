@@ -95,7 +95,8 @@ def test_an_override_for_one_rule_does_not_affect_another() -> None:
         (), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]}
     )
     exempt = known(Override(1, 7, "exempt"))
-    assert apply_overrides(planned(), exempt, rules, True) == ([], planned())
+    charges = planned()
+    assert apply_overrides(charges, exempt, rules, True) == ([], charges)
     assert len(apply_overrides(planned(), exempt, NO_RULES, True)[0]) == 1
 
 
