@@ -127,11 +127,6 @@ class Heartbeat:
         self.share = None
         self.count = 1
 
-    @property
-    def is_running(self) -> bool:
-        """Return whether heartbeats are being sent."""
-        return self.is_started and flusher.is_running
-
     def start(self) -> None:
         """Send a heartbeat once a second from now on."""
         self.is_started = True

@@ -242,7 +242,7 @@ def test_background_tasks_end_and_restart(direct: redis.Redis) -> None:
     for _ in range(2):
         limiter.hit("ada")
         until(lambda: hearers() == 1, "changes are heard of")
-        assert heartbeat.is_running
+        assert heartbeat.is_started
         stop(20)
         assert not [
             thread.name for thread in threading.enumerate() if thread.name.startswith("ratelimit-")
