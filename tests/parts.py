@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from django_ratelimit_lua.engine.heartbeat import Share, heartbeat
+from django_ratelimit_lua.engine.heartbeat import heartbeat
+from django_ratelimit_lua.limits.share import Share
 
 WHOLE = Share((1,), 0, 1, 0)
 """The share of the only process."""

@@ -12,13 +12,14 @@ import socket
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.program import Program, source
+from ..limits.share import Share
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..rules import provider
@@ -55,44 +56,6 @@ class Host(NamedTuple):
     processes: Sequence[Process]
 
 
-@lru_cache(maxsize=1024)
-def divide(whole: int, weights: Sequence[int]) -> Sequence[int]:
-    """Divide a number of units by weights, with the method of the largest remainder.
-
-    >>> divide(100, (1, 1, 1)), divide(10, (70, 30)), divide(1, (1, 2))
-    ((34, 33, 33), (7, 3), (0, 1))
-    """
-    total = sum(weights)
-    parts = [whole * weight // total for weight in weights]
-    by_remainder = sorted(
-        range(len(weights)), key=lambda place: whole * weights[place] % total, reverse=True
-    )
-    for place in by_remainder[: whole - sum(parts)]:
-        parts[place] += 1
-    return tuple(parts)
-
-
-class Share(NamedTuple):
-    """The share of one process: its host is one of several with weights, and it is one on its host.
-
-    - `weights`: the weights of the hosts; `host`: the position of its own;
-    - `processes`: the number of processes on its host; `process`: its own position.
-
-    >>> [Share((70, 30), 1, 4, number).units(100) for number in range(4)]
-    [8, 8, 7, 7]
-    """
-
-    weights: tuple[int, ...]
-    host: int
-    processes: int
-    process: int
-
-    def units(self, whole: int) -> int:
-        """Return the part of a number of units. The parts of all processes add up to it."""
-        of_host = divide(whole, self.weights)[self.host]
-        return divide(of_host, (1,) * self.processes)[self.process]
-
-
 class Heartbeat:
     """The register of this process, and what the last reply has returned.
 
@@ -101,12 +64,9 @@ class Heartbeat:
     - `is_started`: whether the flusher sends heartbeats.
     """
 
-    count: int
-    share: Share | None
-
     def __init__(self) -> None:
         self._begin()
-        self.forget()
+        self.count = 1
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
@@ -114,16 +74,17 @@ class Heartbeat:
         # that of its parent.
         self._id = uuid.uuid4().hex
         self._since = Clock.time()
-        self._text = b""
-        self._version = b""
+        self.is_started = False
+        self.share: Share | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._text = self._version = b""
         self._processes: Sequence[Process] = ()
-        self.is_started = self._is_listed = False
-        self.share = None
 
     def forget(self) -> None:
         """Drop the other processes, because a new prefix belongs to another site."""
-        self._text = self._version = b""
-        self._processes = ()
+        self._forget()
         self.share = None
         self.count = 1
 
@@ -142,28 +103,20 @@ class Heartbeat:
 
     def beat(self) -> int:
         """Send a heartbeat, and return the number of processes. Raises `StoreError`."""
-        self._is_listed = True
         self._read(get_store(background=True).run(_PROGRAM, *self._question()))
         return self.count
 
     def joining(self, patience: Patience) -> Generator[Wait, Any, None]:
         """Send the first heartbeat, for a decision that needs the share. Raises `StoreError`."""
         store = get_store()
-        question = self._question()
-        self._is_listed = True
-        reply = yield Wait(
-            partial(store.run, _PROGRAM, *question, patience),
-            partial(store.arun, _PROGRAM, *question, patience),
-        )
-        self._read(reply)
+        words = (_PROGRAM, *self._question(), patience)
+        self._read((yield Wait(partial(store.run, *words), partial(store.arun, *words))))
 
     def goodbye(self, patience: Patience | None = None) -> None:
         """Leave the register, so that the other processes take over the share of this one."""
-        if self._is_listed:  # A child that never sent a heartbeat ends without one.
-            self._is_listed = False
-            with suppress(StoreError):
-                question = self._question(ends=True)
-                get_store(background=True).run(_PROGRAM, *question, patience)
+        if self._text:  # A child that never sent a heartbeat ends without one.
+            get_store(background=True).run(_PROGRAM, *self._question(ends=True), patience)
+            self._forget()
 
     def _question(self, *, ends: bool = False) -> tuple[list[bytes], list[bytes]]:
         """Return the keys and arguments of the script."""
@@ -182,17 +135,14 @@ class Heartbeat:
             self._version = bytes(reply[0])
         except (TypeError, ValueError, IndexError) as error:
             raise StoreError(f"unexpected reply to a heartbeat: {reply!r:.80}") from error
-        if not self._processes:
-            return
         ruleset = provider.in_force()
-        weights = {} if ruleset is None else ruleset.weights
-        found = hosts(self._processes, weights)
-        self.count = len(self._processes)
+        found = hosts(self._processes, {} if ruleset is None else ruleset.weights)
+        self.count = max(1, len(self._processes))
         for place, host in enumerate(found):
-            for number, process in enumerate(host.processes):
-                if process.id == self._id:
-                    of_hosts = tuple([each.weight for each in found])
-                    self.share = Share(of_hosts, place, len(host.processes), number)
+            ids = [process.id for process in host.processes]
+            if self._id in ids:
+                weights = tuple([each.weight for each in found])
+                self.share = Share(weights, place, len(ids), ids.index(self._id))
 
 
 def decode(texts: Sequence[bytes]) -> list[Process]:

@@ -26,7 +26,6 @@ from ..exceptions import StoreError
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
-from ..process.bounded_map import BoundedMap
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand
@@ -46,26 +45,22 @@ Key = tuple[bytes, bytes, Limit]
 """Prefix, identity and limit."""
 
 
-def lease_key(call: Call, charge: Charge) -> Key:
-    """Return the key of the lease that a charge of a call is taken from."""
-    return call.prefix, charge.digest, charge.limit
-
-
-def is_leased(call: Call, charge: Charge) -> bool:
-    """Return whether a charge may be taken from a lease.
+def lease_key(call: Call, charge: Charge) -> Key | None:
+    """Return the key of the lease that may serve a charge of a call; None: Redis has to.
 
     Redis decides other operations, hits that are larger than a batch, and hits that are partial,
     wait or go into debt. A caller with its own clock does not use the one that leases end by.
     """
-    size = charge.limit.lease
-    return (
-        size is not None
-        and 0 < charge.cost <= size
+    limit, digest, cost = charge
+    is_served = (
+        limit.lease is not None
+        and 0 < cost <= limit.lease
         and call.operation == "hit"
         and call.now is None
         and call.max_wait_us is None
         and not (call.partial or call.debt)
     )
+    return (call.prefix, digest, limit) if is_served else None
 
 
 class Lease:
@@ -74,7 +69,8 @@ class Lease:
     - `units`: how many of them are left;
     - `batch`: the units of the batch that is fetched, or was fetched last;
     - `is_dry`: whether the last batch was empty, so that only a hit that finds no units fetches the
-      next.
+      next;
+    - `hit_at`: the moment of the last hit (monotonic).
     """
 
     def __init__(self, key: Key) -> None:
@@ -89,9 +85,14 @@ class Lease:
         self._state: LimitState | None = None
 
     @property
+    def size(self) -> int:
+        """Return the units of a batch."""
+        return self.key[2].lease or 0
+
+    @property
     def is_low(self) -> bool:
         """Return whether the next batch has to be fetched."""
-        return not self.is_dry and self.units * LOW < (self.key[2].lease or 0)
+        return not self.is_dry and self.units * LOW < self.size
 
     @property
     def has_ended(self) -> bool:
@@ -119,8 +120,8 @@ class Lease:
     def call(self) -> Call:
         """Return the call that fills the lease up to a batch."""
         prefix, digest, limit = self.key
-        size = (limit.lease or 0) - self.units
-        return Call([Charge(limit, digest, size)], prefix=prefix, partial=True)
+        charge = Charge(limit, digest, self.size - self.units)
+        return Call([charge], prefix=prefix, partial=True)
 
     def add(self, decision: Decision, asked_at: float) -> int:
         """Add the units of a decision about `call`, and return their number.
@@ -130,22 +131,20 @@ class Lease:
             asked_at: The time before the call was sent, by the monotonic clock.
         """
         (state,) = decision.limits
+        if not state.counted_at:  # A limit in shadow mode allows a hit that takes nothing.
+            return 0
         limit = self.key[2]
+        ends = asked_at + limit.lapse
+        if limit.kind.ends_together:
+            ends = asked_at + state.reset_after
         with self._lock:
-            if not state.counted_at:  # A limit in shadow mode allows a hit that takes nothing.
-                return 0
             self.is_dry = False
-            ends = asked_at + limit.lapse
-            if limit.kind.ends_together:
-                ends = asked_at + state.reset_after
-            if self.units and not self.has_ended:
-                ends = min(ends, self._ends)
-            self._ends = ends
+            self._ends = min(ends, self._ends) if self.units else ends
             self._state = state
             self._read_at = Clock.monotonic()
             self._moment = state.counted_at
             self.units += decision.granted
-            return decision.granted
+        return decision.granted
 
     def empty(self) -> Call | None:
         """Take all units out of the lease.
@@ -156,17 +155,15 @@ class Lease:
         with self._lock:
             units = self.units
             self.units = 0
-            if not units or (limit.kind.ends_together and self.has_ended):
-                return None
-            charges = [Charge(limit, digest, units)]
-            return Call(charges, "refund", prefix, hit_at=self._moment)
+        if not units or (limit.kind.ends_together and self.has_ended):
+            return None
+        return Call([Charge(limit, digest, units)], "refund", prefix, hit_at=self._moment)
 
 
 class Leases:
     """All leases of this process."""
 
     def __init__(self) -> None:
-        self._hits: BoundedMap[Key, float] = BoundedMap(MAX_LEASES)
         self._errand = Errand()
         self._begin()
         renew_after_fork(self._begin)
@@ -177,14 +174,18 @@ class Leases:
         self._leases: dict[Key, Lease] = {}
 
     def find(self, key: Key) -> Lease | None:
-        return self._leases.get(key)
+        """Return the lease of an identity that made a hit in the last second."""
+        lease = self._leases.get(key)
+        if lease is None or lease.is_idle:
+            return None
+        return lease
 
     def note_hit(self, key: Key) -> None:
-        """Record a hit that Redis has allowed. The second within a second begins a lease."""
-        now = Clock.monotonic()
-        hit_at = self._hits.get(key)
-        self._hits.put(key, now)
-        if hit_at is not None and now - hit_at < IDLE_SECONDS and len(self._leases) < MAX_LEASES:
+        """Record a hit that Redis has allowed: a further one within a second uses a lease."""
+        lease = self._leases.get(key)
+        if lease is not None:
+            lease.hit_at = Clock.monotonic()
+        elif len(self._leases) < MAX_LEASES:
             self._leases.setdefault(key, Lease(key))
             flusher.start()
 
@@ -210,22 +211,20 @@ class Leases:
                 return None
             patience.was_answered()
 
-    def put_back(self, lease: Lease, units: int) -> None:
-        """Put back units that were just taken. They stay counted if the lease is gone."""
-        if self._leases.get(lease.key) is lease:
-            lease.put_back(units)
-
     def _fetch(self, lease: Lease) -> Future[int] | None:
         """Return the units of the next batch of a lease, which another thread fetches.
 
         None if the lease is gone, or no thread can be started.
         """
         with self._lock:
-            if self._leases.get(lease.key) is not lease:
+            if self._is_gone(lease):
                 return None
             if lease.batch is None or lease.batch.done():
                 lease.batch = self._errand.give(partial(self._fill, lease))
             return lease.batch
+
+    def _is_gone(self, lease: Lease) -> bool:
+        return self._leases.get(lease.key) is not lease
 
     def _fill(self, lease: Lease) -> int:
         """Fetch a batch, and return its units: 0 if Redis has none, or is unavailable."""
@@ -236,13 +235,12 @@ class Leases:
                 self._give_back(lease)
             asked_at = Clock.monotonic()
             units = lease.add(get_store().decide(lease.call()), asked_at)
-            if self._leases.get(lease.key) is not lease:  # A reset came first.
+            if self._is_gone(lease):
                 self._give_back(lease)
         if units:
             deny_cache.forget([lease.key[1]])
         elif not lease.units:  # Redis decides until it allows a hit again.
             self._leases.pop(lease.key, None)
-            self._hits.pop(lease.key)
         return units
 
     def _give_back(self, lease: Lease, patience: Patience | None = None) -> None:
@@ -257,11 +255,9 @@ class Leases:
         If that fails, the units stay counted. Raises `StoreError`.
         """
         for key, lease in list(self._leases.items()):
-            with self._lock:
-                is_fetching = lease.batch is not None and not lease.batch.done()
-                is_over = last is not None or (lease.is_idle and not is_fetching)
-                if is_over:
-                    self._leases.pop(key, None)
+            is_over = last is not None or lease.is_idle
+            if is_over:
+                self._leases.pop(key, None)
             if is_over or lease.has_ended:
                 self._give_back(lease, last)
         return bool(self._leases)
@@ -276,7 +272,6 @@ class Leases:
     def clear(self) -> None:
         """Drop all leases. Their units stay counted."""
         self._leases.clear()
-        self._hits.clear()
 
 
 async def _await(batch: Future[int], seconds: float) -> int:

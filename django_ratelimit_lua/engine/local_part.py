@@ -5,7 +5,7 @@ Redis decides the rest. Together the call is all or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from ..limits.call import Call, Charge
@@ -14,7 +14,7 @@ from ..process.clock import Clock
 from ..store import Patience
 from .fallback import local_counts
 from .heartbeat import heartbeat
-from .leases import Lease, is_leased, lease_key, leases
+from .leases import Lease, lease_key, leases
 from .run import Wait
 
 
@@ -34,30 +34,33 @@ class LocalPart:
 
     def taking(self, patience: Patience) -> Generator[Wait, Any, None]:
         """Take what the call needs of splits and of leases. Raises `StoreError`."""
-        yield from self._taking_splits(patience)
+        split = [place for place, charge in self.rest.items() if charge.limit.split]
+        if split and self._call.now is None:  # The counts of this process have its clock.
+            if heartbeat.share is None:
+                yield from heartbeat.joining(patience)
+            self._take_splits(split)
+        if self._is_refused:
+            return
         for place, charge in list(self.rest.items()):
-            lease = leases.find(lease_key(self._call, charge))
-            if lease is None or self._is_refused or not is_leased(self._call, charge):
+            key = lease_key(self._call, charge)
+            lease = None if key is None else leases.find(key)
+            if lease is None:
                 continue
             state = yield from leases.taking(lease, charge.cost, patience)
             if state is not None:
                 self._set(place, state)
                 self._leased.append((lease, charge.cost))
 
-    def _taking_splits(self, patience: Patience) -> Generator[Wait, Any, None]:
-        split = {place: charge for place, charge in self.rest.items() if charge.limit.split}
-        if not split or self._call.now is not None:  # The counts of this process have its clock.
-            return
-        if heartbeat.share is None:
-            yield from heartbeat.joining(patience)
+    def _take_splits(self, places: Sequence[int]) -> None:
         # Their shares grant a hit whole or not at all.
         self._call = self._call._replace(partial=False)
-        decision = local_counts.decide(self._call._replace(charges=[*split.values()]))
+        charges = [self.rest[place] for place in places]
+        decision = local_counts.decide(self._call._replace(charges=charges))
         self._is_refused = not decision.allowed
-        for place, state in zip(split, decision.limits, strict=True):
+        for place, charge, state in zip(places, charges, decision.limits, strict=True):
             self._set(place, state)
             if state.counted_at:
-                self._split.append(split[place])
+                self._split.append(charge)
 
     def _set(self, place: int, state: LimitState) -> None:
         self._states[place] = state
@@ -73,7 +76,7 @@ class LocalPart:
     def give_back(self) -> None:
         """Give back all that was taken."""
         for lease, units in self._leased:
-            leases.put_back(lease, units)
+            lease.put_back(units)
         if self._split:
             local_counts.decide(self._call._replace(charges=self._split, operation="refund"))
 
@@ -85,8 +88,9 @@ class LocalPart:
             decision = Decision(True, source=source, moment=Clock.time_ns() // 1000)
         for (place, charge), state in zip(self.rest.items(), decision.limits, strict=True):
             self._states[place] = state
-            if state.counted_at and is_leased(call, charge):
-                leases.note_hit(lease_key(call, charge))
+            key = lease_key(call, charge)
+            if key is not None and state.counted_at:
+                leases.note_hit(key)
         if len(self.rest) == len(call.charges):
             return decision
         allowed = decision.allowed and not self._is_refused

@@ -20,7 +20,7 @@ from django.urls import path
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.engine.heartbeat import LIFETIME, Heartbeat, Share, heartbeat
+from django_ratelimit_lua.engine.heartbeat import LIFETIME, Heartbeat, heartbeat
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
@@ -349,10 +349,3 @@ def test_the_part_of_a_killed_process_goes_to_the_others(prefix: str) -> None:
     until(lambda: ask([left], "heartbeat.count") == [1], "the other has all", LIFETIME + 4)
     assert ask([left], "hit('x')") == [500]
     end([left])
-
-
-def test_a_share_is_divided_on_both_levels() -> None:
-    """Hosts of 70 and 30 percent with eight and two processes share 1,001 units."""
-    shares = [Share((70, 30), 0, 8, number).units(1001) for number in range(8)]
-    assert sorted(shares) == [87] * 3 + [88] * 5
-    assert [Share((70, 30), 1, 2, number).units(1001) for number in range(2)] == [150, 150]
