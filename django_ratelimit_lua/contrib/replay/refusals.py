@@ -30,7 +30,7 @@ def count_refusals(limit: Limit, moments: Sequence[int]) -> int:
     return _COUNTERS[limit.algorithm](limit, moments)
 
 
-def _sliding_log(limit: Limit, moments: Sequence[int]) -> int:
+def _count_by_log(limit: Limit, moments: Sequence[int]) -> int:
     units = limit.rate.limit
     period = limit.rate.period_us
     admitted: list[int] = []
@@ -40,7 +40,7 @@ def _sliding_log(limit: Limit, moments: Sequence[int]) -> int:
     return len(moments) - len(admitted)
 
 
-def _sliding_window(limit: Limit, moments: Sequence[int]) -> int:
+def _count_by_segments(limit: Limit, moments: Sequence[int]) -> int:
     units, period, length = limit.numbers(0)
     segments: deque[list[int]] = deque()  # Each: the moment of its last hit, and its units.
     used = 0
@@ -59,7 +59,7 @@ def _sliding_window(limit: Limit, moments: Sequence[int]) -> int:
     return refused
 
 
-def _fixed_window(limit: Limit, moments: Sequence[int]) -> int:
+def _count_by_window(limit: Limit, moments: Sequence[int]) -> int:
     end = moments[0]
     used = 0
     refused = 0
@@ -74,7 +74,7 @@ def _fixed_window(limit: Limit, moments: Sequence[int]) -> int:
     return refused
 
 
-def _bucket(limit: Limit, moments: Sequence[int]) -> int:
+def _count_by_bucket(limit: Limit, moments: Sequence[int]) -> int:
     capacity, per_moment, per_unit, moment_us = limit.numbers(0)
     debt = 0
     at = 0
@@ -91,9 +91,9 @@ def _bucket(limit: Limit, moments: Sequence[int]) -> int:
 
 
 _COUNTERS: Mapping[str, Callable[[Limit, Sequence[int]], int]] = {
-    "sliding_log": _sliding_log,
-    "sliding_window": _sliding_window,
-    "fixed_window": _fixed_window,
-    "token_bucket": _bucket,
-    "leaky_bucket": _bucket,  # A hit is refused if the queue is full; its wait takes no unit.
+    "sliding_log": _count_by_log,
+    "sliding_window": _count_by_segments,
+    "fixed_window": _count_by_window,
+    "token_bucket": _count_by_bucket,
+    "leaky_bucket": _count_by_bucket,  # A hit is refused if the queue is full; its wait takes no unit.
 }

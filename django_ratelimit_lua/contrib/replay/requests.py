@@ -63,7 +63,7 @@ class Requests:
     unreadable: int = 0
     examples: list[str] = field(default_factory=list)
     anonymous: int = 0
-    _moments: dict[bytes, array[int]] = field(default_factory=lambda: defaultdict(_no_moments))
+    _moments: dict[bytes, array[int]] = field(default_factory=lambda: defaultdict(_new_moments))
 
     def add(self, name: str, lines: Iterable[bytes]) -> None:
         """Add the lines of a log."""
@@ -94,7 +94,7 @@ class Requests:
         if len(self.examples) < MAX_EXAMPLES:
             self.examples.append(f"{name}: {line.strip()[:120].decode(errors='replace')}")
 
-    def by_client(self) -> Mapping[str, array[int]]:
+    def group_by_client(self) -> Mapping[str, array[int]]:
         """Return the moments of each client, in microseconds since 1970, in the order of the logs.
 
         Addresses are masked as the key `ip` of a limit masks them.
@@ -128,10 +128,10 @@ def read_logs(names: Sequence[str], key: str, on_progress: Callable[[int, int], 
     for name in names:
         try:
             with _open(name) as file:
-                for chunk in _chunks(file):
+                for chunk in _read_chunks(file):
                     requests.add(name, chunk)
-                    on_progress(size + _position(file), requests.lines)
-                size += _position(file)
+                    on_progress(size + _get_position(file), requests.lines)
+                size += _get_position(file)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise UnreadableLogError(
                 f"{name} is damaged: {error}. To replay the lines before the damage, run "
@@ -148,13 +148,13 @@ def _open(name: str) -> io.BufferedReader:
     return open(name, "rb")
 
 
-def _position(file: io.BufferedReader) -> int:
+def _get_position(file: io.BufferedReader) -> int:
     if not file.seekable():
         return 0
     return file.tell()
 
 
-def _chunks(file: io.BufferedReader) -> Iterator[list[bytes]]:
+def _read_chunks(file: io.BufferedReader) -> Iterator[list[bytes]]:
     lines: io.BufferedReader | gzip.GzipFile = file
     if file.peek(2)[:2] == b"\x1f\x8b":
         lines = gzip.GzipFile(fileobj=file)
@@ -162,7 +162,7 @@ def _chunks(file: io.BufferedReader) -> Iterator[list[bytes]]:
         yield chunk
 
 
-def _no_moments() -> array[int]:
+def _new_moments() -> array[int]:
     return array("q")
 
 
@@ -184,7 +184,7 @@ def _read_object(line: bytes, key: str) -> tuple[int, bytes]:
     request = given.get("request")
     if isinstance(request, dict):  # Caddy's.
         given |= request
-    client = _first(given, _NAMES[key])
+    client = _find_value(given, _NAMES[key])
     if key == "user":
         client = client or "-"
     elif key == "path":
@@ -192,10 +192,10 @@ def _read_object(line: bytes, key: str) -> tuple[int, bytes]:
         client = words[len(words) > 1].partition("?")[0]
     if not client:
         raise ValueError(f"no {key}")
-    return _read_moment(_first(given, _TIMES)), client.encode()
+    return _read_moment(_find_value(given, _TIMES)), client.encode()
 
 
-def _first(given: Mapping[str, object], names: Iterable[str]) -> str:
+def _find_value(given: Mapping[str, object], names: Iterable[str]) -> str:
     """Return the value of the first name that has one, or an empty text."""
     values = (given.get(name) for name in names)
     return next((str(value) for value in values if isinstance(value, (str, int, float))), "")

@@ -300,7 +300,7 @@ def test_no_line_raises(line: Any) -> None:
     for key in KEYS:
         requests = Requests(key)
         requests.add("log", [line])
-        counted = sum(map(len, requests.by_client().values()))
+        counted = sum(map(len, requests.group_by_client().values()))
         assert requests.lines == counted + requests.unreadable + requests.anonymous
 
 

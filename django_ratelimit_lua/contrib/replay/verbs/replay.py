@@ -89,7 +89,7 @@ def replay(command: Printer, options: VerbOptions) -> None:
     requests = _read(command, options["logs"], options["key"])
     for example in requests.examples:
         command.warn(f"unreadable: {name_words(example, 120)}")
-    clients = requests.by_client()
+    clients = requests.group_by_client()
     if not clients:
         raise CommandError(
             f"no request with the key {requests.key}: of {requests.lines:,} lines, "
@@ -111,12 +111,12 @@ def replay(command: Printer, options: VerbOptions) -> None:
         "first": _format_moment(min(map(min, clients.values()))),
         "last": _format_moment(max(map(max, clients.values()))),
         "algorithm": limits[0].algorithm,
-        "rates": [_summary(limit, counter) for limit, counter in refused.items()],
+        "rates": [_summarize(limit, counter) for limit, counter in refused.items()],
     }
     if options["json"]:
         command.say(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        command.say("\n".join(_table(report)))
+        command.say("\n".join(_format_table(report)))
 
 
 def _read(command: Printer, names: list[str], key: str) -> Requests:
@@ -140,7 +140,7 @@ def _format_moment(moment: int) -> str:
     return datetime.fromtimestamp(moment // SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _summary(limit: Limit, refused: Counter[str]) -> dict[str, Any]:
+def _summarize(limit: Limit, refused: Counter[str]) -> dict[str, Any]:
     """Return what a limit refuses, as JSON."""
     most = sorted(refused.items(), key=lambda item: (-item[1], item[0]))
     return {
@@ -153,7 +153,7 @@ def _summary(limit: Limit, refused: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _table(report: Mapping[str, Any]) -> Iterator[str]:
+def _format_table(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the report."""
     yield (
         f"{report['requests']:,} requests of {report['clients']:,} clients (key {report['key']}), "
@@ -164,13 +164,13 @@ def _table(report: Mapping[str, Any]) -> Iterator[str]:
     if report["anonymous"]:
         yield f"{report['anonymous']:,} requests without a user are left out"
     yield ""
-    yield _row("rate", "requests", "refused", "share", "clients refused", "  most refused")
+    yield _format_row("rate", "requests", "refused", "share", "clients refused", "  most refused")
     for rate in report["rates"]:
         most = [
             f"{each['refused']:8,} {name_words(each['client'])}"
             for each in rate["most_refused"][:TABLE_CLIENTS]
         ]
-        yield _row(
+        yield _format_row(
             rate["rate"],
             f"{report['requests']:,}",
             f"{rate['refused']:,}",
@@ -179,8 +179,10 @@ def _table(report: Mapping[str, Any]) -> Iterator[str]:
             *most[:1],
         )
         for line in most[1:]:
-            yield _row("", "", "", "", "", line)
+            yield _format_row("", "", "", "", "", line)
 
 
-def _row(rate: str, requests: str, refused: str, share: str, clients: str, most: str = "") -> str:
+def _format_row(
+    rate: str, requests: str, refused: str, share: str, clients: str, most: str = ""
+) -> str:
     return f"{rate:8}{requests:>12}{refused:>11}{share:>8}{clients:>17}{most}"
