@@ -95,5 +95,5 @@ _COUNTERS: Mapping[str, Callable[[Limit, Sequence[int]], int]] = {
     "sliding_window": _count_by_segments,
     "fixed_window": _count_by_window,
     "token_bucket": _count_by_bucket,
-    "leaky_bucket": _count_by_bucket,  # A hit is refused if the queue is full; its wait takes no unit.
+    "leaky_bucket": _count_by_bucket,  # It refuses only if its queue is full.
 }
