@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ..conf import conf
@@ -163,8 +165,8 @@ def hosts(processes: Sequence[Process], weights: Mapping[str, int]) -> list[Host
             `RATELIMIT_WEIGHT` of its processes.
     """
     found = []
-    for name in sorted({process.host for process in processes}):
-        own = [process for process in processes if process.host == name]
+    for name, group in groupby(processes, key=attrgetter("host")):
+        own = list(group)
         weight = weights.get(name) or max(process.weight for process in own)
         found.append(Host(name, weight, own))
     return found

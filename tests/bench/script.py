@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django_ratelimit_lua.engine import heartbeat
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.heartbeat import Heartbeat
 from django_ratelimit_lua.limits.algorithms import BY_RATE
@@ -73,6 +74,7 @@ def with_time(call: Call, now: int) -> list[Any]:
 
 def heartbeats() -> None:
     """Script time of a heartbeat of ten processes and of a thousand, which beat once a second."""
+    heartbeat.LIFETIME = 3600  # One process sends all of them, which takes longer than usual.
     processes, taken = [Heartbeat() for _ in range(1000)], []
     for count in (10, 1000):
         for process in processes[:count] * 2:  # With the second one, each knows all processes.
@@ -80,7 +82,7 @@ def heartbeats() -> None:
         DIRECT.config_resetstat()
         for number in range(500):
             processes[number % count].beat()
-        taken.append(DIRECT.info("commandstats")["cmdstat_eval"]["usec_per_call"])
+        taken.append(DIRECT.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
     share = taken[1] * 1000 / FLUSH_SECONDS / 1e6
     print(
         f"a heartbeat of 10 processes: {taken[0]:.1f} µs of script time; of 1,000: {taken[1]:.1f} "
