@@ -149,7 +149,8 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
             decision = complete(planner.charges, call, decision)
             if decision_hooks or decision_logger.isEnabledFor(DEBUG):
                 _report(planner, call, decision, Clock.perf_counter() - began)
-            yield from planner.finish(decision)
+            for wait in planner.finish(decision):  # noqa: UP028 - it takes no results
+                yield wait
             if [state for state in decision.limits if state.ban is not None and state.ban.is_new]:
                 yield from report_bans(planner.charges, decision, planner.request)
             return decision

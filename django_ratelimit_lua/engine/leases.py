@@ -79,7 +79,8 @@ class Lease:
         self.batch: Future[int] | None = None
         self.is_dry = False
         self.hit_at = Clock.monotonic()
-        self._lock = threading.Lock()
+        # The garbage collector may close a coroutine, which puts units back, in this very thread.
+        self._lock = threading.RLock()
         self._ends = self._read_at = 0.0
         self._moment = 0
         self._state: LimitState | None = None
