@@ -54,7 +54,7 @@ class RuleField(NamedTuple):
     `Rule.extra` contains the compiled value. An empty or false value counts as missing.
 
     - `label`: its label in forms and in the history;
-    - `form_field`: returns a new form field, whose values are valid for `clean`;
+    - `form_field`: returns a new form field, with values that are valid for `clean`;
     - `clean`: returns a value as JSON, or raises `LimitError`;
     - `compile`: returns the value that decisions use, from that JSON, or raises `LimitError`;
     - `check`: is called with a compiled `Rule` that has a value, and raises `LimitError` for a

@@ -13,6 +13,7 @@ from ...admin.pages import page_response
 from ...exceptions import StoreError
 from .models import RateLimitBreaker
 from .registry import read_states
+from .shared_state import shared_states
 
 
 @admin.register(RateLimitBreaker)
@@ -23,7 +24,7 @@ class BreakerAdmin(ActingAdmin):
         return False
 
     def changelist_view(self, request: HttpRequest, extra_context: object = None) -> HttpResponse:
-        """Show all breakers that processes have used lately, or force the state of one."""
+        """Show the breakers of this process and those used lately, or force the state of one."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         may_change = self.has_change_permission(request)
@@ -33,9 +34,10 @@ class BreakerAdmin(ActingAdmin):
             self._force(request, request.POST.get("name", ""), request.POST.get("forced"))
             return HttpResponseRedirect(request.get_full_path())
         rows = {row.name: row for row in RateLimitBreaker.objects.all()}
-        states = dict.fromkeys(rows, "")
+        names = {*rows, *(state.name for state in shared_states())}
+        states = dict.fromkeys(sorted(names), "")
         try:
-            states = read_states(rows)
+            states = read_states(names)
         except StoreError as error:
             messages.warning(request, _("Redis is unavailable: %s") % error)
         context = {

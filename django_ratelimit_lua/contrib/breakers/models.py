@@ -1,4 +1,4 @@
-"""Breakers whose state an operator has forced."""
+"""The states that operators have forced on breakers."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Ticket(NamedTuple):
 
 
 NO_VERSION = -1
-"""The version of calls whose results are not counted."""
+"""The version of a call that does not count."""
 
 
 class SharedState:
