@@ -95,8 +95,8 @@ class CircuitBreaker:
             self._read_number("failures", failures)
         elif failure_ratio is None:
             raise self._error("would never open: set failure_ratio or failures")
-        if failure_ratio is not None and not 0 < failure_ratio <= 1:
-            raise self._error(f"failure_ratio is {failure_ratio!r}: must be above 0, at most 1")
+        if failure_ratio is not None and not 1 / MILLION <= failure_ratio <= 1:
+            raise self._error(f"failure_ratio is {failure_ratio!r}: must be from 0.000001 to 1")
         self._shared = SharedState(
             name,
             Thresholds(
@@ -186,6 +186,8 @@ class CircuitBreaker:
 
 class Call:
     """One call: a context manager."""
+
+    __slots__ = ("_began", "_breaker", "_shared", "_ticket", "is_allowed")
 
     def __init__(self, breaker: CircuitBreaker, shared: SharedState) -> None:
         self._breaker = breaker

@@ -32,7 +32,7 @@ def _names_key() -> bytes:
     return conf.CACHE_PREFIX + b"{breakers}"
 
 
-def register_name(name: str) -> bool:
+def register_name(name: str, patience: Patience) -> bool:
     """Record that a breaker is in use. Return whether Redis has stored it."""
     now = int(Clock.time())
     key = _names_key()
@@ -43,7 +43,8 @@ def register_name(name: str) -> bool:
                 (b"ZREMRANGEBYSCORE", key, b"-inf", b"%d" % (now - KEPT_SECONDS)),
                 (b"ZREMRANGEBYRANK", key, b"0", b"%d" % -(MAX_NAMES + 1)),
                 (b"EXPIRE", key, b"%d" % KEPT_SECONDS),
-            ]
+            ],
+            patience,
         )
         return True
     return False

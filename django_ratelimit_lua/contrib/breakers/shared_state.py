@@ -44,7 +44,7 @@ USED_SECONDS = 10.0
 OUTAGE_SECONDS = 1.0
 """How long calls are allowed without a request after Redis was unavailable."""
 REPORT_SECONDS = 1.0
-"""Timeout of a report that no call waits for."""
+"""Timeout of all reports of the background together."""
 REGISTER_SECONDS = 3600.0
 """How often a process registers the name of a breaker that it uses."""
 NEVER = float("-inf")
@@ -122,14 +122,14 @@ class SharedState:
         self._is_used = True
         if Clock.monotonic() >= self._until:
             return None
-        return self._decide()
-
-    def _decide(self) -> Ticket:
         if self._allows:
             return self._ticket
+        raise self._stopped()
+
+    def _stopped(self) -> CircuitOpen:
         if self.forced:
-            raise CircuitOpen(self.name)
-        raise CircuitOpen(self.name, max(0.0, self._until - Clock.monotonic()))
+            return CircuitOpen(self.name)
+        return CircuitOpen(self.name, max(0.0, self._until - Clock.monotonic()))
 
     def allow(self) -> Waiting[Ticket]:
         """Request the state, and return the ticket of a call. Raises `CircuitOpen`."""
@@ -146,7 +146,9 @@ class SharedState:
             probe = yield from self._exchange(asks=True)
             if probe is not None:
                 return probe
-        return self._decide()
+        if self._allows:
+            return self._ticket
+        raise self._stopped()
 
     def count(self, ticket: Ticket, is_failure: bool) -> bytes:
         """Count a call that has ended. Return the result to report at once, or an empty string."""
@@ -179,7 +181,7 @@ class SharedState:
         Args:
             version: The version that allowed the call.
             result: "ok", "failed", or an empty string for no result.
-            patience: The time for a report that no call waits for.
+            patience: The time of the background, or None if a call waits for the report.
         """
         return self._exchange(version, result, patience=patience)
 
@@ -255,7 +257,7 @@ class SharedState:
         self._allows = allows
         self._until = until
 
-    def flush(self, last: Patience | None = None) -> bool:
+    def flush(self, patience: Patience) -> bool:
         """Report, if the breaker was called lately. Return whether it was."""
         now = Clock.monotonic()
         if self._is_used:
@@ -263,8 +265,9 @@ class SharedState:
             self._is_used = False
         if now - self._used_at > USED_SECONDS:
             return False
-        run(self.report(patience=last or Patience(REPORT_SECONDS)))
-        if now - self._registered_at > REGISTER_SECONDS and register_name(self.name):
+        run(self.report(patience=patience))
+        is_registered = now - self._registered_at < REGISTER_SECONDS
+        if not is_registered and register_name(self.name, patience):
             self._registered_at = now
         return True
 
@@ -295,14 +298,16 @@ def _obey() -> None:
 
 def receive_changes(tags: Collection[bytes]) -> None:
     """Request the states of the breakers that other processes have changed."""
+    patience = Patience(REPORT_SECONDS)
     for state in shared_states():
         if state.tag in tags:
-            run(state.report(patience=Patience(REPORT_SECONDS)))
+            run(state.report(patience=patience))
 
 
 def _flush(last: Patience | None = None) -> bool:
     """Report the counts of all breakers; a `Flush` of the flusher."""
-    were_used = [state.flush(last) for state in shared_states()]
+    patience = last or Patience(REPORT_SECONDS)
+    were_used = [state.flush(patience) for state in shared_states()]
     return any(were_used)
 
 

@@ -22,7 +22,7 @@ from django_ratelimit_lua import LimitError
 from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen
 from django_ratelimit_lua.contrib.breakers.registry import read_states, register_name
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.store import flusher
+from django_ratelimit_lua.store import Patience, flusher
 from tests import clusters
 
 
@@ -303,14 +303,14 @@ def test_a_cluster_keeps_breakers_on_all_nodes(service: Service, settings: Any) 
 def test_the_last_thousand_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that are made at run time do not fill Redis."""
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.registry.MAX_NAMES", 5)
-    assert all(register_name(f"shop {number}") for number in range(20))
+    assert all(register_name(f"shop {number}", Patience(5.0)) for number in range(20))
     assert len(read_states()) == 5
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"failure_ratio": 0}, "above 0"),
+        ({"failure_ratio": 0}, "from 0.000001 to 1"),
         ({"failure_ratio": None}, "would never open"),
         ({"minimum": 0}, "minimum is 0"),
         ({"failures": 0}, "failures is 0"),
