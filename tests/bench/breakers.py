@@ -1,4 +1,4 @@
-"""The cost of a call through a closed and an open breaker, beside the call alone and a hit."""
+"""The cost of a call through a closed or open breaker, compared with the call alone and a hit."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def force(forced: str) -> None:
 
 
 def times(seconds: float) -> Iterator[None]:
-    """Yield every few milliseconds for so long."""
+    """Yield every ten milliseconds, until this time is over."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.01)
