@@ -125,7 +125,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
     is_last = False
     try:
         for attempt in range(FENCED_ATTEMPTS + 1):
-            if stale is None or not stale.records:  # Else only overrides were stale.
+            if stale is None or not stale.records:  # Otherwise only overrides were stale.
                 known = current() if stale is None else None
                 ruleset = known or (yield from _loading(stale, patience))
                 # There may be no newer rules than those that were stale.

@@ -6,7 +6,7 @@ KEYS[2]  the version of this set: the moment of its last change
 ARGV[1]  this process
 ARGV[2]  the version that it knows
 ARGV[3]  seconds without a heartbeat after which a process is removed
-ARGV[4]  1 if this process ends, else 0
+ARGV[4]  1 if this process ends; otherwise 0
 returns  the version; and the processes, unless the version is the known one
 ]]
 local time = redis.call('TIME')

@@ -150,7 +150,7 @@ class Lease:
     def empty(self) -> Call | None:
         """Take all units out of the lease.
 
-        Return the call that gives them back; None if there are none, or if their window has ended.
+        Return the call that gives them back; None if it was empty, or if their window has ended.
         """
         prefix, digest, limit = self.key
         with self._lock:
