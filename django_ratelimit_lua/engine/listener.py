@@ -86,10 +86,6 @@ class Listener:
         """Return whether changes are received as soon as they are made."""
         return self._subscription is not None
 
-    def heard_since(self, moment: float) -> bool:
-        """Return whether the listener has received all changes since that moment (monotonic)."""
-        return self._subscription is not None and self._connected_at <= moment
-
     def start(self) -> None:
         """Start the listener, unless it is running already."""
         if not self.task.is_running:
@@ -165,8 +161,6 @@ class Listener:
         self.error = ""
         self._has_news = False
         deny_cache.clear()  # Messages sent until now may be lost.
-        for extension in extensions:
-            extension.on_gap()
         self._check_at = float("-inf")
 
     def _lose(self, error: StoreError) -> None:
