@@ -127,7 +127,10 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
         for attempt in range(FENCED_ATTEMPTS + 1):
             if stale is None or not stale.records:  # Otherwise only overrides were stale.
                 known = current() if stale is None else None
-                ruleset = known or (yield from _loading(stale, patience))
+                ruleset = known or (yield _loading(stale, patience))
+                # Waiting for a thread does not count as waiting for the store.
+                if known is None and provider.is_answered:
+                    patience.was_answered()
                 # There may be no newer rules than those that were stale.
                 is_last = call is not None and call.revision == ruleset.published
                 yield from planner.gather(ruleset)
@@ -161,15 +164,9 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
     raise AssertionError("the last attempt does not check the revision")  # pragma: no cover
 
 
-def _loading(stale: StaleRules | None = None, patience: Patience | None = None) -> Waiting[Ruleset]:
+def _loading(stale: StaleRules | None = None, patience: Patience | None = None) -> Wait:
     """Load the rules: for the first time, or because others were stale."""
-    # Waiting for a thread does not count as waiting for the store.
-    ruleset: Ruleset = yield Wait(
-        partial(load, stale, patience), partial(sync_to_async(load), stale, patience)
-    )
-    if patience is not None and provider.is_answered:
-        patience.was_answered()
-    return ruleset
+    return Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
 
 
 def _report(planner: Planner, call: Call, decision: Decision, seconds: float) -> None:
@@ -357,7 +354,7 @@ def rules_in_use() -> Waiting[Ruleset | None]:
         if not listener.task.is_running:
             listener.start()
         if ruleset is None:
-            ruleset = yield from _loading()
+            ruleset = yield _loading()
     return ruleset
 
 
