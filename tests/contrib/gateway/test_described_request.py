@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from django.core.handlers.wsgi import WSGIRequest
 
-from django_ratelimit_lua.contrib.gateway.described_request import meta_of, read_described_request
+from django_ratelimit_lua.contrib.gateway.described_request import read_described_request
+from django_ratelimit_lua.contrib.gateway.meta import meta_of
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -12,8 +16,9 @@ import pytest
 from tests.contrib.gateway.h2c import serving, tunnelled
 from tests.contrib.gateway.proxies import PROXIES, SECRET, Site, ask, needs, running, rush, say
 
-REQUESTS, GO_THROUGH = int(os.environ.get("RATELIMIT_TEST_RUSH", "800")), 200
-"""Of 16 clients at one time; `.ci/run` sends 10,000."""
+REQUESTS = int(os.environ.get("RATELIMIT_TEST_RUSH", "800"))
+"""Those of 16 clients; `.ci/run` sends 10,000."""
+GO_THROUGH = REQUESTS * 3 // 10
 RULES = [
     {"name": "few", "path": "/few/", "key": "ip", "rate": "2/d"},
     {"name": "spoofed", "path": "/spoofed/", "key": "ip", "rate": "3/d"},
@@ -24,6 +29,7 @@ RULES = [
     {"name": "hosts", "path": "/hosts/", "key": "header:Host", "rate": "1/d"},
     {"name": "users", "path": "/users/", "key": "user", "rate": "1/d"},
     {"name": "rush", "path": "/rush/", "key": "ip", "rate": f"{GO_THROUGH}/d"},
+    {"name": "killed", "path": "/killed/", "key": "ip", "rate": f"{GO_THROUGH}/d"},
     {
         "name": "closed",
         "path": "/closed/",
@@ -298,6 +304,30 @@ def test_invalid_requests_get_the_same_kind_of_error(proxied: Proxied) -> None:
 def test_exactly_the_limit_is_admitted(proxied: Proxied) -> None:
     """Many clients send requests simultaneously."""
     assert rush(proxied.port, "/rush/", REQUESTS) == {200: GO_THROUGH, 429: REQUESTS - GO_THROUGH}
+
+
+@pytest.mark.alone
+def test_clients_that_hang_up_and_a_killed_gateway_admit_no_more(proxied: Proxied) -> None:
+    """The gateway is killed and restarted while clients send requests, some of which disconnect at
+    once. Only the calls that it was deciding may have counted without a response.
+    """
+    site = proxied.site
+    head = b"GET /killed/ HTTP/1.1\r\nHost: a\r\n\r\n"
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", proxied.port), timeout=30) as connection:
+            connection.sendall(head)
+    with ThreadPoolExecutor(1) as pool:
+        during = pool.submit(rush, proxied.port, "/killed/", REQUESTS)
+        before = ask(proxied.port, "/killed/").status
+        os.kill(site.pid, signal.SIGKILL)
+        site.stop()
+        site.start()
+        found = during.result()
+    while ask(proxied.port, "/elsewhere").status != 200:  # Envoy may have to try again first.
+        pass
+    found += rush(proxied.port, "/killed/", REQUESTS) + Counter([before])
+    assert GO_THROUGH - 20 - 16 <= found[200] <= GO_THROUGH
+    assert ask(proxied.port, "/killed/").status == 429
 
 
 def test_while_redis_is_unavailable_policies_decide(proxied: Proxied) -> None:
