@@ -12,6 +12,8 @@ from django.core.management.base import CommandError
 from ....management.verbs import Printer, argument, verb
 from ..conf import settings
 
+MAX_PORT = 65535
+
 
 @verb(
     "grpc",
@@ -46,6 +48,8 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
     try:
         if settings.GATEWAY_SECRET is None:
             raise CommandError("RATELIMIT_GATEWAY_SECRET is not set")
+        if not 0 <= options["port"] <= MAX_PORT:
+            raise CommandError(f"the port must be from 0 to {MAX_PORT}")
         import grpc
 
         from ..envoy.server import serve
