@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -14,7 +15,8 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404, HttpRequest
 from django.http.multipartparser import MultiPartParserError
 
-from ..engine.decide import PlannedCharge, now_us
+from ..engine.decide import now_us
+from ..engine.decided_charge import DecidedCharge
 from ..exceptions import Ratelimited
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import client_address
@@ -57,7 +59,7 @@ REFUSED = (
 
 
 def override_kinds(
-    ruleset: Ruleset, charges: Sequence[PlannedCharge], has_blocks: bool
+    ruleset: Ruleset, charges: Sequence[DecidedCharge], has_blocks: bool
 ) -> Collection[str]:
     """Return the kinds of override subjects that may affect these charges.
 
@@ -128,7 +130,7 @@ def override_subjects(
     who: SubjectSource,
     ruleset: Ruleset,
     kinds: Collection[str],
-    charges: Sequence[PlannedCharge] = (),
+    charges: Sequence[DecidedCharge] = (),
 ) -> list[SubjectRef]:
     """Return the client's subjects of these kinds, if the client has these charges."""
     subjects: list[SubjectRef] = []
@@ -171,7 +173,7 @@ def _digests(who: SubjectSource, kind: str, secrets: Sequence[str | bytes]) -> l
     return [digest(identity, secret) for identity in identities for secret in secrets]
 
 
-def client_digests(charges: Sequence[PlannedCharge], secrets: Sequence[str | bytes]) -> list[bytes]:
+def client_digests(charges: Sequence[DecidedCharge], secrets: Sequence[str | bytes]) -> list[bytes]:
     """Return the subjects for overrides about the digests of the charged clients.
 
     An operator may have copied a digest that was made with an earlier key, so a client has one
@@ -206,12 +208,12 @@ def is_unknown(identity: Identity) -> bool:
 
 
 def apply_overrides(
-    charges: Sequence[PlannedCharge],
+    charges: Sequence[DecidedCharge],
     overrides: KnownOverrides,
     ruleset: Ruleset,
     has_blocks: bool,
     owner: object = None,
-) -> tuple[Sequence[PlannedCharge], Sequence[PlannedCharge]]:
+) -> tuple[Sequence[DecidedCharge], Sequence[DecidedCharge]]:
     """Return the remaining charges, and those that an override exempts.
 
     Overrides may change the limits of remaining charges, or block them.
@@ -223,8 +225,8 @@ def apply_overrides(
     if not overrides:
         return charges, ()
     now = now_us()
-    applied: list[PlannedCharge] = []
-    exempt: list[PlannedCharge] = []
+    applied: list[DecidedCharge] = []
+    exempt: list[DecidedCharge] = []
     is_enforced = False
     for planned in charges:
         charge = planned.charge
@@ -239,10 +241,11 @@ def apply_overrides(
             state = LimitState.blocked(
                 limit.name, override.retry_after(now), limit.mode, override.block
             )
-            applied.append(planned._replace(blocked=state, subject=overrides.subject_of(override)))
+            blocked_by = overrides.subject_of(override)
+            applied.append(replace(planned, state=state, blocked_by=blocked_by))
         elif override.effect == "limit":
             changed = override.limit(limit)
-            applied.append(planned._replace(charge=charge._replace(limit=changed)))
+            applied.append(replace(planned, charge=charge._replace(limit=changed)))
         else:
             exempt.append(planned)
     if has_blocks and not is_enforced:
@@ -250,6 +253,7 @@ def apply_overrides(
         if override is not None and override.effect == "block":
             state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
             subject = overrides.subject_of(override)
-            blocked = PlannedCharge(Charge(NOTHING, subject, 0), BLOCK, None, owner, state, subject)
+            charge = Charge(NOTHING, subject, 0)
+            blocked = DecidedCharge(charge, BLOCK, owner=owner, blocked_by=subject, state=state)
             return [blocked], ()
     return applied, exempt

@@ -161,9 +161,7 @@ def _over_grpc(stack: ExitStack) -> dict[str, Case]:
         [_question(number, name="nothing") for number in range(CLIENTS)],
     )
 
-    def case(
-        questions: list[bytes], method: str = METHOD, beside: str = "gRPC, how it is"
-    ) -> Case:
+    def case(questions: list[bytes], method: str = METHOD, beside: str = "gRPC, how it is") -> Case:
         cpu = partial(_cpu, service.processes[0].pid)
         asked = partial(_grpc, service.port, method, questions)
         return Case(asked, cpu, redis.Redis.from_url(service.redis.url), beside)

@@ -14,8 +14,8 @@ from ...rules.ruleset import Ruleset
 from .conf import settings
 
 LACKS = _(
-    "This rule does not limit requests from a proxy. A proxy reports no route, session, body or end "
-    "of a request, and a user only with RATELIMIT_GATEWAY_USER_HEADER."
+    "This rule does not limit requests from a proxy. A proxy reports no route, session, body or "
+    "end of a request, and a user only with RATELIMIT_GATEWAY_USER_HEADER."
 )
 
 

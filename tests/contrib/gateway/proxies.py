@@ -242,9 +242,9 @@ def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
         [line.removeprefix("#") for line in text.splitlines() if line.startswith("#   ")]
     )
     arguments = {
-        "nginx": f"-p {folder} -c {file} -e stderr -g".split() + [f"daemon off; pid {file}.pid;"],
+        "nginx": [*f"-p {folder} -c {file} -e stderr -g".split(), f"daemon off; pid {file}.pid;"],
         "caddy": ["run", "--adapter", "caddyfile", "--config", str(file)],
-        "envoy": f"--config-path {file} --log-level error --concurrency 2 --use-dynamic-base-id".split(),
+        "envoy": f"-c {file} --log-level error --concurrency 2 --use-dynamic-base-id".split(),
         "traefik": [*told.split()[1:], "--log.level=ERROR"],
     }[proxy]
     names = ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")

@@ -9,7 +9,8 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import RequestFactory
 
-from django_ratelimit_lua.engine.decide import PlannedCharge, now_us
+from django_ratelimit_lua.engine.decide import now_us
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.names import own
 from django_ratelimit_lua.limits.call import Charge
@@ -37,8 +38,8 @@ def known(*overrides: Override) -> KnownOverrides:
     return KnownOverrides(((SUBJECT, (b"tag", overrides)),))
 
 
-def planned(mode: Any = "enforce") -> list[PlannedCharge]:
-    return [PlannedCharge(Charge(Limit("x", "5/h", mode=mode), digest("ada")), "x")]
+def planned(mode: Any = "enforce") -> list[DecidedCharge]:
+    return [DecidedCharge(Charge(Limit("x", "5/h", mode=mode), digest("ada")), "x")]
 
 
 def test_an_override_exempts_changes_or_blocks_a_charge() -> None:
@@ -47,14 +48,14 @@ def test_an_override_exempts_changes_or_blocks_a_charge() -> None:
     (changed,), *_ = apply_overrides(
         planned(), known(Override(1, None, "limit", Rate.parse("9/h"))), NO_RULES, True
     )
-    assert (changed.charge.limit.rate.limit, changed.blocked) == (9, None)
+    assert (changed.charge.limit.rate.limit, changed.state) == (9, None)
     (blocked,), _ = apply_overrides(planned(), known(Override(1, None, "block")), NO_RULES, True)
-    assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name) == (
+    assert (blocked.state.allowed, blocked.state.retry_after, blocked.state.name) == (
         False,
         None,
         "x",
     )
-    assert blocked.subject == SUBJECT.digest
+    assert blocked.blocked_by == SUBJECT.digest
 
 
 def test_a_block_for_all_rules_needs_no_rule() -> None:
@@ -63,8 +64,8 @@ def test_a_block_for_all_rules_needs_no_rule() -> None:
     """
     overrides = known(Override(1, None, "block"))
     (blocked,), _ = apply_overrides([], overrides, NO_RULES, True, "owner")
-    state = blocked.blocked
-    assert (state.name, state.enforced, blocked.subject, blocked.owner) == (
+    state = blocked.state
+    assert (state.name, state.enforced, blocked.blocked_by, blocked.owner) == (
         BLOCK,
         True,
         SUBJECT.digest,
@@ -94,7 +95,8 @@ def test_an_override_for_one_rule_does_not_affect_another() -> None:
         (), {"revision": 0, "rules": [{"id": 7, "name": "x", "key": "ip", "rate": "5/h"}]}
     )
     exempt = known(Override(1, 7, "exempt"))
-    assert apply_overrides(planned(), exempt, rules, True) == ([], planned())
+    charges = planned()
+    assert apply_overrides(charges, exempt, rules, True) == ([], charges)
     assert len(apply_overrides(planned(), exempt, NO_RULES, True)[0]) == 1
 
 
@@ -153,7 +155,7 @@ def test_the_subjects_are_the_digests_that_charges_count(settings: Any) -> None:
 
     def subjects(identity: Any) -> list[bytes]:
         charge = Charge(limit, digest(identity))
-        return client_digests([PlannedCharge(charge, "x", identity=own(identity))], ["now"])
+        return client_digests([DecidedCharge(charge, "x", identity=own(identity))], ["now"])
 
     def expected(*clients: bytes) -> list[bytes]:
         return [digest(("digest", client.decode())) for client in clients]

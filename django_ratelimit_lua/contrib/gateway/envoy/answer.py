@@ -10,7 +10,8 @@ from typing import Any
 from django.utils.functional import cached_property
 
 from ....conf import conf
-from ....engine.decide import Outcome, PlannedCharge, adecide
+from ....engine.decide import adecide
+from ....engine.decided_charge import DecidedCharge
 from ....engine.run import Wait
 from ....engine.waiting import ahold
 from ....identity import Identity, digest
@@ -75,22 +76,22 @@ class _Planner(Planner):
             subjects = override_subjects(source, ruleset, kinds, charges)
         return Party(charges, subjects, self.is_hit, (result,))
 
-    def request_of(self, planned: PlannedCharge) -> DescriptorRequest:
-        return _owners(planned)[0].request
+    def request_of(self, decided: DecidedCharge) -> DescriptorRequest:
+        return _owners(decided)[0].request
 
-    def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Record the outcome, and the states of each descriptor."""
-        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=True):
-            for result in _owners(planned):
-                result.states.append(state)
-        return super().finish(outcome)
-
-
-def _owners(planned: PlannedCharge) -> Sequence[DescriptorResult]:
-    return planned.owner  # type: ignore[return-value]
+    def finish(self, decision: Decision) -> Sequence[Wait]:
+        """Record the decision, and the states of each descriptor."""
+        for decided in self.charges:
+            for result in _owners(decided):
+                result.states.append(decided.state)
+        return super().finish(decision)
 
 
-def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[PlannedCharge]:
+def _owners(charge: DecidedCharge) -> Sequence[DescriptorResult]:
+    return charge.owner  # type: ignore[return-value]
+
+
+def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[DecidedCharge]:
     """Return the charges of a descriptor, by the rate that the request brings or by a rule."""
     requested = result.requested
     if requested.rate is not None:
@@ -117,9 +118,9 @@ def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[PlannedCharge]:
 
 def _planned(
     result: DescriptorResult, limit: Limit, identity: Identity, cost: int, rule: Rule | None = None
-) -> PlannedCharge:
+) -> DecidedCharge:
     charge = Charge(limit, digest(identity), cost)
-    return PlannedCharge(charge, limit.name, rule, (result,), identity=identity)
+    return DecidedCharge(charge, limit.name, rule, (result,), identity)
 
 
 @lru_cache(maxsize=1024)
@@ -134,17 +135,18 @@ async def answer(data: bytes) -> Any:
     Raises `QuestionError`.
     """
     results = [DescriptorResult(requested) for requested in read_question(data)]
-    outcome = Outcome(Decision(True))
+    decision = Decision(True)
     # Units that were used already are charged first, and refuse nothing.
     used = [result for result in results if result.requested.is_used]
     if used:
         await adecide(_Planner(used, "charge"))
     if len(used) < len(results):
         hits = [result for result in results if not result.requested.is_used]
-        outcome = await adecide(_Planner(hits, "hit"))
-    if outcome.decision and outcome.decision.wait > 0:
-        await ahold(outcome)
-    return _compose(results, outcome.decision)
+        planner = _Planner(hits, "hit")
+        decision = await adecide(planner)
+        if decision and decision.wait > 0:
+            await ahold(decision.wait, planner.charges)
+    return _compose(results, decision)
 
 
 def _compose(results: Sequence[DescriptorResult], decision: Decision) -> Any:
