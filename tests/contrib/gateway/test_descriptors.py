@@ -40,7 +40,6 @@ def met(*given: dict[str, Any], domain: str = "edge", entries: str) -> str | Non
         ("generic_key=login,remote_address=198.51.100.7", "login"),
         ("generic_key=logout,remote_address=203.0.113.9", "anything"),
         ("generic_key=login", None),
-        ("remote_address=203.0.113.9", None),
         ("remote_address=203.0.113.9,generic_key=login", None),
         ("generic_key=login,remote_address=203.0.113.9,path=/", None),
     ],
@@ -99,25 +98,17 @@ def test_matching_a_pattern_is_fast() -> None:
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        ({"descriptor": [""]}, "descriptor"),
-        ({"descriptor": ["=login"]}, "descriptor"),
-        ({"descriptor": ["generic_key="]}, "descriptor"),
-        ({"descriptor": ["domain=edge"]}, "descriptor"),
-        ({"descriptor": 5}, "descriptor"),
-        ({"descriptor": [5]}, "descriptor"),
-        ({"descriptor": ["a"] * 21}, "descriptor"),
-        ({"descriptor": ["a=" + "b" * 500]}, "descriptor"),
+        *[
+            ({"descriptor": [entry]}, "descriptor")
+            for entry in ("", "=a", "a=", "domain=a", "a\nb", 5)
+        ],
+        *[({"descriptor": other}, "descriptor") for other in (5, ["a"] * 21, ["a=" + "b" * 500])],
         ({"descriptor": ["a", "charge=after"]}, "descriptor"),
-        ({"descriptor": ["a\nb"]}, "descriptor"),
-        ({"key": "user"}, "key"),
-        ({"key": "session"}, "key"),
+        *[({"key": key}, "key") for key in ("user", "session", "post:name", "app.key")],
         ({"key": ["ip", "header:X-Tenant"]}, "key"),
-        ({"key": "post:name"}, "key"),
         ({"path": "/"}, "key"),
-        ({"rate": None}, "rate"),
-        ({"rate": "app.rate"}, "rate"),
+        *[({"rate": rate}, "rate") for rate in (None, "app.rate")],
         ({"cost": "app.cost"}, "cost"),
-        ({"key": "app.key"}, "key"),
     ],
 )
 def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
@@ -158,12 +149,8 @@ def test_a_rule_lists_its_descriptors() -> None:
 def test_an_entry_provides_the_value_of_a_registered_key(settings: Any) -> None:
     """The entry has the name of the key. A rule without the entry is refused."""
     settings.RATELIMIT_KEYS = {"tenant": lambda request: None}
-    rule = {
-        "name": "tenants",
-        "descriptor": ["generic_key=api", "tenant"],
-        "key": "tenant",
-        "rate": "5/m",
-    }
+    descriptor = ["generic_key=api", "tenant"]
+    rule = {"name": "tenants", "descriptor": descriptor, "key": "tenant", "rate": "5/m"}
     assert met(rule, entries="generic_key=api,tenant=acme") == "tenants"
     asked = DescriptorCharge("edge", (("generic_key", "api"), ("tenant", "acme")))
     assert compile_key("tenant").read("", DescriptorRequest(asked), None) == ("tenant", "acme")

@@ -37,11 +37,6 @@ LOGIN_RULE = {"name": "login", "descriptor": ["generic_key=login", "remote_addre
 site = test_admin.site
 
 
-def described(*entries: str) -> dict[str, Any]:
-    """Return `RateLimitRule.extra` with a descriptor."""
-    return {"gateway": {"descriptor": list(entries)}}
-
-
 def ask(*descriptors: Any, **more: Any) -> Any:
     """Return the response to a request with these descriptors."""
     return asyncio.run(answer(question(*descriptors, **more)))
@@ -74,11 +69,8 @@ def test_a_status_shows_the_remaining_units(settings: Any) -> None:
     limit = first.current_limit
     assert (limit.name, limit.requests_per_unit, limit.unit) == ("login", 2, HOUR)
     assert 3600 <= first.duration_until_reset.seconds <= 3600 * 1.1 + 1
-    assert (nothing.code, nothing.HasField("current_limit"), nothing.limit_remaining) == (
-        OK,
-        False,
-        0,
-    )
+    assert (nothing.code, nothing.limit_remaining) == (OK, 0)
+    assert not nothing.HasField("current_limit")
     assert (odd.current_limit.requests_per_unit, odd.current_limit.unit) == (9, 0)
 
 
@@ -88,11 +80,8 @@ def test_a_refusal_has_the_retry_time(settings: Any) -> None:
     assert [code([LOGIN, ADA]) for _ in range(2)] == [OK, OK]
     found = ask([LOGIN, ADA])
     headers = {header.key: header.value for header in found.response_headers_to_add}
-    assert (found.overall_code, found.statuses[0].code, found.statuses[0].limit_remaining) == (
-        OVER,
-        OVER,
-        0,
-    )
+    status = found.statuses[0]
+    assert (found.overall_code, status.code, status.limit_remaining) == (OVER, OVER, 0)
     assert 0 < int(headers["retry-after"]) <= 3601 * 1.1
     assert headers["ratelimit-reference"]
     assert found.raw_body.decode().startswith("Too many requests. Slower. Try again in ")
@@ -223,11 +212,8 @@ def test_shadow_mode_counts_and_never_refuses(settings: Any) -> None:
 
 def test_an_exempt_descriptor_is_unlimited(settings: Any) -> None:
     """The status has the maximum of remaining units, and no limit."""
-    rule = {
-        "name": "monitor",
-        "descriptor": ["generic_key=login", "remote_address=198.51.100.*"],
-        "exempt": True,
-    }
+    descriptor = ["generic_key=login", "remote_address=198.51.100.*"]
+    rule = {"name": "monitor", "descriptor": descriptor, "exempt": True}
     settings.RATELIMIT_RULES = [LOGIN_RULE, rule]
     found = ask([LOGIN, GRACE])
     assert (found.overall_code, found.statuses[0].limit_remaining) == (OK, UNLIMITED)
@@ -259,12 +245,8 @@ def test_overrides_apply_to_descriptors() -> None:
     """A block, a limit and an exemption apply to an address, a user or a header. A block applies
     even if no rule matches.
     """
-    RateLimitRule.objects.create(
-        name="login",
-        extra=described("generic_key=login", "remote_address", "header:x-api-key"),
-        limit=1,
-        unit="h",
-    )
+    extra = {"gateway": {"descriptor": ["generic_key=login", "remote_address", "header:x-api-key"]}}
+    RateLimitRule.objects.create(name="login", extra=extra, limit=1, unit="h")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     RateLimitOverride.objects.create(network="198.51.100.0/24", effect="exempt")
     gold = RateLimitOverride(field="header:X-API-Key", effect="limit", limit=3, unit="h")
@@ -272,14 +254,12 @@ def test_overrides_apply_to_descriptors() -> None:
     gold.save()
     key = ("header:x-api-key", "tin")
     assert [code([LOGIN, ADA, key]), code([("other", "x"), ADA])] == [OVER, OVER]
-    assert [ask([LOGIN, GRACE, key]).statuses[0].limit_remaining for _ in range(3)] == [
-        UNLIMITED
-    ] * 3
+    assert ask([LOGIN, GRACE, key]).statuses[0].limit_remaining == UNLIMITED
+    assert code([LOGIN, GRACE, key]) == OK
     other = ("remote_address", "192.0.2.1")
     assert [code([LOGIN, other, key]) for _ in range(2)] == [OK, OVER]
-    assert [code([LOGIN, other, ("header:x-api-key", "gold")]) for _ in range(4)] == [OK] * 3 + [
-        OVER
-    ]
+    found = [code([LOGIN, other, ("header:x-api-key", "gold")]) for _ in range(4)]
+    assert found == [OK] * 3 + [OVER]
 
 
 def test_keys_read_the_entries_of_a_descriptor(settings: Any) -> None:
@@ -390,14 +370,12 @@ def test_no_value_from_a_client_evades_a_limit(settings: Any) -> None:
     assert code([("header:x", b"y" * 1_000_001)]) == OK
 
 
+KEYS = b"generic_key remote_address user path header: get:q charge".split()
+VALUES = b"login after 203.0.113.9 2001:db8::1 \xff api".split()
 ENTRIES = st.lists(
     st.tuples(
-        st.sampled_from(
-            [b"generic_key", b"remote_address", b"user", b"path", b"header:", b"get:q", b"charge"]
-        )
-        | st.binary(max_size=10),
-        st.sampled_from([b"login", b"after", b"203.0.113.9", b"2001:db8::1", b"\xff", b"api"])
-        | st.binary(max_size=20),
+        st.sampled_from(KEYS) | st.binary(max_size=10),
+        st.sampled_from(VALUES) | st.binary(max_size=20),
     ),
     max_size=4,
 )
@@ -418,13 +396,7 @@ QUESTIONS = st.builds(
 FUZZED = [
     LOGIN_RULE,
     {"name": "api", "path": "/", "key": ["ip", "header:x"], "rate": ["5/s", "9/h"]},
-    {
-        "name": "q",
-        "descriptor": ["path=/*", "get:q"],
-        "key": "get:q",
-        "rate": "1/s",
-        "mode": "shadow",
-    },
+    {"name": "q", "descriptor": ["path=/*", "get:q"], "key": "get:q", "rate": "1/s"},
     {"name": "any", "descriptor": ["user"], "exempt": True},
 ]
 

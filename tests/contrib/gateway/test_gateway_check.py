@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -34,6 +34,19 @@ EXAMPLES = examples(200)
 """`.ci/run` makes 10,000."""
 pytestmark = pytest.mark.django_db(transaction=True)
 Check = Callable[..., Answer]
+WAYS = (
+    "/api/ //api/ /x/../api/ /%61pi/ /./api/ /x/%2e%2e/api/ /health/../api/ /api/../health/ "
+    "http://other/api/ /api/.. /api/?/health/ /api/# /health\\..\\api/ /x\\..\\api/ /api;x=1/ "
+    "/health/..;/api/ /health/#/../../api/ /x/../api//../ /x/../api/y%2f..%2f..%2f "
+    "/health/..%5capi/"
+)
+HOSTS = "shop.example shop.example:80 SHOP.example. shop.example.:8443 shop.example:"
+KEYS = "user user_or_ip session route kwarg:pk post:name json:name data:name ip+user"
+NAMES = (
+    "X-Original-Method X-Original-URI X-Original-Host X-Original-Address X-Auth-User Accept Cookie "
+    "Accept-Language Content-Type Content-Length X-Forwarded-For X_Original_URI Host X-API-Key"
+)
+TIERS = [{"group": "pro", "rate": "3/d"}]
 
 
 def as_client(answer: Answer) -> Answer:
@@ -50,34 +63,41 @@ def gateway(settings: Any) -> None:
     settings.RATELIMIT_GATEWAY_DIALECT = "nginx"
 
 
+def headers_of(dialect: str, more: Mapping[str, Any] = {}, **values: str) -> dict[str, Any]:
+    """Return the headers with which a proxy describes a request."""
+    given = {
+        "method": "GET",
+        "uri": "/",
+        "host": "shop.example",
+        "address": "203.0.113.9",
+        **values,
+    }
+    names = DIALECTS[dialect]._asdict()
+    return {"X-RateLimit-Secret": SECRET, **{names[key]: given[key] for key in given}, **more}
+
+
+def pairs_of(headers: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
+    """Return headers as ASGI has them."""
+    values = {
+        name: value.encode() if isinstance(value, str) else value for name, value in headers.items()
+    }
+    return [(name.lower().encode(), value) for name, value in values.items()]
+
+
 @pytest.fixture(params=["alone", "asgi", "wsgi"])
 def check(request: pytest.FixtureRequest, settings: Any) -> Check:
     """Call the URL as a proxy does, on the gateway's own server, under ASGI or under WSGI."""
 
-    def asked(
-        uri: str = "/",
-        method: str = "GET",
-        address: str = "203.0.113.9",
-        *,
-        peer: str = "127.0.0.1",
-        **more: str,
-    ) -> Answer:
-        dialect = DIALECTS[settings.RATELIMIT_GATEWAY_DIALECT or "nginx"]
-        said = {
-            dialect.method: method,
-            dialect.host: "shop.example",
-            dialect.address: address,
-            dialect.uri: uri,
-            "X-RateLimit-Secret": SECRET,
-        }
-        said |= {name.replace("_", "-"): value for name, value in more.items()}
+    def asked(uri: str = "/", method: str = "GET", peer: str = "127.0.0.1", **more: str) -> Answer:
+        named = {name.replace("_", "-"): value for name, value in more.items()}
+        dialect = settings.RATELIMIT_GATEWAY_DIALECT or "nginx"
+        headers = headers_of(dialect, named, uri=uri, method=method)
         if request.param == "wsgi":
-            response = Client(REMOTE_ADDR=peer).get("/ratelimit/check", headers=said)
+            response = Client(REMOTE_ADDR=peer).get("/ratelimit/check", headers=headers)
             found = {name.lower(): value for name, value in response.items()}
             return as_client(Answer(response.status_code, found, response.content))
-        pairs = [(name.lower().encode(), value.encode()) for name, value in said.items()]
         application = alone if request.param == "alone" else ASGIHandler()
-        return as_client(ask(application, "/ratelimit/check", pairs, peer=peer))
+        return as_client(ask(application, "/ratelimit/check", pairs_of(headers), peer=peer))
 
     return asked
 
@@ -98,7 +118,7 @@ def test_every_dialect_has_a_method_an_address_and_a_path(
     assert [
         check(uri).status,
         check("/a", "POST").status,
-        check(uri, "POST", "203.0.113.10").status,
+        check(uri, "POST", **{DIALECTS[dialect].address.replace("-", "_"): "203.0.113.10"}).status,
     ] == [200] * 3
     assert "ratelimit" not in check(uri).headers
 
@@ -108,19 +128,12 @@ def test_every_dialect_has_a_method_an_address_and_a_path(
 def test_the_path_that_envoy_appends_is_ignored(settings: Any, application: Any, path: str) -> None:
     """No appended path or method leads to another URL of the gateway."""
     settings.RATELIMIT_GATEWAY_DIALECT = "envoy"
-    said = {"Method": "POST", "URI": "/", "Host": "shop.example", "Address": "203.0.113.9"}
-    pairs = [
-        (f"x-original-{name.lower()}".encode(), value.encode()) for name, value in said.items()
-    ]
-    pairs.append((b"x-ratelimit-secret", SECRET.encode()))
+    pairs = pairs_of(headers_of("envoy", method="POST"))
     assert ask(application, f"/ratelimit/check{path}", pairs, "POST").status == 200
 
 
 def test_only_a_trusted_proxy_with_the_secret_is_accepted(
-    check: Check,
-    settings: Any,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    check: Check, settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any other request gets a 403. Each secret of the list is accepted. The log has the reason,
     and the names of the secrets in use.
@@ -175,26 +188,14 @@ def test_a_header_with_underscores_is_not_accepted_from_a_proxy(
     same name.
     """
     settings.RATELIMIT_RULES = [{"name": "one", "path": "/one", "key": "ip", "rate": "1/d"}]
-    said = {
-        "X-Original-Method": "GET",
-        "X-Original-URI": "/one",
-        "X-Original-Host": "h",
-        "X-RateLimit-Secret": SECRET,
-    }
-    said |= {"X-Original-Address": "203.0.113.9", "X_Original_URI": "/other"}
-    pairs = [(name.lower().encode(), value.encode()) for name, value in said.items()]
+    pairs = pairs_of(headers_of("nginx", {"X_Original_URI": "/other"}, uri="/one"))
 
     def asked() -> int:
         if application is alone:
             return as_client(ask(alone, "/check", pairs)).status
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": "/check",
-            "query_string": b"",
-            "headers": pairs,
-        }
-        request = ASGIRequest({**scope, "client": ("127.0.0.1", 50_000)}, io.BytesIO())
+        scope = {"type": "http", "method": "GET", "path": "/check", "query_string": b""}
+        scope |= {"headers": pairs, "client": ("127.0.0.1", 50_000)}
+        request = ASGIRequest(scope, io.BytesIO())
         request.META["HTTP_X_ORIGINAL_URI"] = "/one,/other"
         return int(asyncio.run(application(request)).headers.get("X-RateLimit-Status", 200))
 
@@ -215,23 +216,7 @@ def test_a_request_that_is_an_upgrade_is_refused() -> None:
         sent.append(message)
 
     asyncio.run(alone(scope, receive, send))
-    assert sent == [{"type": "websocket.close"}], (
-        "before it was accepted, which servers answer with 403"
-    )
-
-
-def test_the_gateways_own_server_ends_cleanly() -> None:
-    """It completes the events of ASGI's lifespan."""
-    events, sent = iter(["lifespan.startup", "lifespan.shutdown"]), []
-
-    async def receive() -> Any:
-        return {"type": next(events)}
-
-    async def send(message: Any) -> None:
-        sent.append(message["type"])
-
-    asyncio.run(alone({"type": "lifespan"}, receive, send))
-    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    assert sent == [{"type": "websocket.close"}]
 
 
 @pytest.mark.parametrize("application", [alone, ASGIHandler()], ids=["alone", "view"])
@@ -249,9 +234,8 @@ def test_health_reports_whether_redis_replies(settings: Any, application: Any) -
     """Load balancers read it without a secret."""
     settings.RATELIMIT_TRUSTED_PROXIES = None
     assert ask(application, "/ratelimit/health", []).status == 200
-    settings.CACHES = {
-        "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
-    }
+    away = {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
+    settings.CACHES = {"default": away}
     assert ask(application, "/ratelimit/health", []).status == 503
 
 
@@ -272,28 +256,7 @@ def test_a_path_is_limited_in_every_way_that_servers_read_it(check: Check, setti
         {"name": "api", "path": "/api/", "key": "ip", "rate": "1/d"},
         {"name": "health", "path": "/health/", "exempt": True},
     ]
-    ways = (
-        "/api/",
-        "//api/",
-        "/x/../api/",
-        "/%61pi/",
-        "/./api/",
-        "/x/%2e%2e/api/",
-        "/health/../api/",
-        "/api/../health/",
-        "http://other/api/",
-        "/api/..",
-        "/api/?/health/",
-        "/api/#",
-        "/health\\..\\api/",
-        "/x\\..\\api/",
-        "/api;x=1/",
-        "/health/..;/api/",
-        "/health/#/../../api/",
-        "/x/../api//../",
-        "/x/../api/y%2f..%2f..%2f",
-        "/health/..%5capi/",
-    )
+    ways = WAYS.split()
     assert [check(way).status for way in ways] == [200] + [429] * (len(ways) - 1)
     assert [check(way).status for way in ("/health/", "/health//a;v=1/b%2fc#d")] == [200, 200]
     assert check("/health/.." * 500).status == 400
@@ -302,13 +265,7 @@ def test_a_path_is_limited_in_every_way_that_servers_read_it(check: Check, setti
 def test_a_host_has_one_identity_in_every_spelling(check: Check, settings: Any) -> None:
     """A port, a final dot and capitals select the same site, so they have the same count."""
     settings.RATELIMIT_RULES = [{"name": "hosts", "path": "/", "key": "header:Host", "rate": "1/d"}]
-    ways = (
-        "shop.example",
-        "shop.example:80",
-        "SHOP.example.",
-        "shop.example.:8443",
-        "shop.example:",
-    )
+    ways = HOSTS.split()
     assert [check(X_Original_Host=way).status for way in ways] == [200, 429, 429, 429, 429]
     assert check(X_Original_Host="[2001:db8::1]:80").status == 200
     assert check(X_Original_Host="[2001:db8::2]").status == 200
@@ -321,28 +278,11 @@ def test_rules_that_need_values_unknown_to_proxies_do_not_apply(
     request.
     """
     base = {"path": "/", "rate": "0/d"}
-    keys = (
-        "user",
-        "user_or_ip",
-        "session",
-        "route",
-        "kwarg:pk",
-        "post:name",
-        "json:name",
-        "data:name",
-        ["ip", "user"],
-    )
+    keys = [name.split("+") for name in KEYS.split()]
     settings.RATELIMIT_RULES = [
         *({**base, "name": f"key-{number}", "key": key} for number, key in enumerate(keys)),
         {**base, "name": "route", "route": "ratelimit-check", "key": "ip"},
-        {
-            **base,
-            "name": "slots",
-            "path": "/",
-            "key": "ip",
-            "rate": "1",
-            "algorithm": "concurrency",
-        },
+        {**base, "name": "slots", "key": "ip", "rate": "1", "algorithm": "concurrency"},
         {**base, "name": "audience", "audience": "anonymous", "key": "ip"},
         {**base, "name": "tiers", "key": "ip", "tiers": [{"group": "pro", "rate": "1/m"}]},
     ]
@@ -360,27 +300,16 @@ def test_the_user_is_the_one_that_the_proxy_reports(check: Check, settings: Any)
     """
     settings.RATELIMIT_GATEWAY_USER_HEADER = "X-Auth-User"
     settings.RATELIMIT_RULES = [
-        {"name": "users", "path": "/users/", "key": "user_or_ip", "rate": "1/d"},
-        {
-            "name": "tiers",
-            "path": "/tiers/",
-            "key": "user",
-            "rate": "1/d",
-            "tiers": [{"group": "pro", "rate": "3/d"}],
-        },
-        {
-            "name": "strangers",
-            "path": "/strangers/",
-            "key": "ip",
-            "rate": "1/d",
-            "audience": "anonymous",
-        },
-        {"name": "staff", "path": "/staff/", "key": "user", "rate": "1/d", "audience": "staff"},
+        {"name": name, "path": f"/{name}/", "key": key, "rate": "1/d", **more}
+        for name, key, more in (
+            ("users", "user_or_ip", {}),
+            ("tiers", "user", {"tiers": TIERS}),
+            ("strangers", "ip", {"audience": "anonymous"}),
+            ("staff", "user", {"audience": "staff"}),
+        )
     ]
-    ada, grace = (
-        User.objects.create(username="ada"),
-        User.objects.create(username="grace", is_staff=True),
-    )
+    ada = User.objects.create(username="ada")
+    grace = User.objects.create(username="grace", is_staff=True)
     ada.groups.add(Group.objects.create(name="pro"))
 
     def of(path: str, *users: object) -> list[int]:
@@ -390,29 +319,16 @@ def test_the_user_is_the_one_that_the_proxy_reports(check: Check, settings: Any)
     assert of("/tiers/", *[ada.pk] * 4, *[grace.pk] * 2) == [200, 200, 200, 429, 200, 429]
     assert of("/strangers/", "", ada.pk, "", ada.pk) == [200, 200, 429, 200]
     assert of("/staff/", ada.pk, ada.pk, grace.pk, grace.pk) == [200, 200, 200, 429]
-    assert of("/tiers/", "unknown", "unknown", 10**30, 10**30, "x" * 5000) == [
-        200,
-        429,
-        200,
-        429,
-        200,
-    ]
+    unknown = ("unknown", "unknown", 10**30, 10**30, "x" * 5000)
+    assert of("/tiers/", *unknown) == [200, 429, 200, 429, 200]
     RateLimitOverride.objects.create(user=ada, effect="block")
     assert of("/elsewhere/", ada.pk, grace.pk, "") == [429, 200, 200]
 
 
 def test_a_request_is_held_until_its_turn(check: Check, settings: Any) -> None:
     """The request waits as in the middleware."""
-    settings.RATELIMIT_RULES = [
-        {
-            "name": "slow",
-            "path": "/",
-            "key": "ip",
-            "rate": "5/s",
-            "algorithm": "leaky_bucket",
-            "queue": 1,
-        }
-    ]
+    slow = {"name": "slow", "path": "/", "key": "ip", "rate": "5/s", "queue": 1}
+    settings.RATELIMIT_RULES = [{**slow, "algorithm": "leaky_bucket"}]
     assert [check().status for _ in range(3)] == [200, 200, 200]
 
 
@@ -474,49 +390,13 @@ def test_the_rule_form_reports_a_rule_that_is_not_for_proxies(settings: Any) -> 
     assert [*extension.notices(rule)] == []
 
 
-names = st.sampled_from(
-    [
-        "X-Original-Method",
-        "X-Original-URI",
-        "X-Original-Host",
-        "X-Original-Address",
-        "X-Auth-User",
-        "Accept",
-        "Cookie",
-        "Accept-Language",
-        "Content-Type",
-        "Content-Length",
-        "X-Forwarded-For",
-        "X_Original_URI",
-        "Host",
-        "X-API-Key",
-    ]
-)
-values = st.one_of(
-    st.binary(max_size=60),
-    st.sampled_from(
-        [
-            b"/api/x",
-            b"/%ff%00/..",
-            b"*",
-            b"GET",
-            b"POST",
-            b"[::1]:x",
-            b"a" * 70_000,
-            b"application/json",
-            b"multipart/form-data; boundary=x",
-            b"application/json; charset=idna",
-            b"\xff",
-            b"de,en;q=x",
-            b"9" * 400,
-            b"a/b; charset=hex",
-            b";".join([b"a=b"] * 1100),
-            b"http://[",
-            b"//",
-            b"/?" + b"a=b&" * 1500,
-        ]
-    ),
-)
+names = st.sampled_from(NAMES.split())
+ODD = (
+    b"/api/x /%ff%00/.. * GET POST [::1]:x application/json \xff de,en;q=x a/b;charset=hex http://["
+    b" // application/json;charset=idna multipart/form-data;boundary=x"
+).split()
+LONG = [b"a" * 70_000, b"9" * 400, b";".join([b"a=b"] * 1100), b"/?" + b"a=b&" * 1500]
+values = st.binary(max_size=60) | st.sampled_from([*ODD, *LONG])
 
 
 @pytest.fixture
@@ -527,13 +407,7 @@ def odd_rules(settings: Any) -> None:
         {"name": "a", "path": "/", "key": ["ip", "header:X-API-Key"], "rate": "3/d"},
         {"name": "b", "path": "/api/**", "key": "cookie:a", "rate": "1/d"},
         {"name": "c", "path": "/", "key": "get:a", "rate": "1/d"},
-        {
-            "name": "d",
-            "path": "/",
-            "key": "user",
-            "rate": "2/d",
-            "tiers": [{"group": "pro", "rate": "3/d"}],
-        },
+        {"name": "d", "path": "/", "key": "user", "rate": "2/d", "tiers": TIERS},
         {"name": "e", "path": "/", "key": ["path", "header:Host"], "rate": "5/d"},
     ]
 
@@ -546,17 +420,8 @@ def test_any_header_is_answered_without_a_server_error(
     odd_rules: None, more: list[tuple[str, bytes]]
 ) -> None:
     """For any headers of a trusted proxy, the response is not a server error."""
-    said = {
-        "X-Original-Method": b"GET",
-        "X-Original-URI": b"/api/x",
-        "X-Original-Host": b"h",
-        "X-Original-Address": b"203.0.113.1",
-        "X-RateLimit-Secret": SECRET.encode(),
-    }
-    pairs = [*({**said, **dict(more)}).items(), *more[:1]]
-    answer = ask(
-        alone, "/ratelimit/check", [(name.lower().encode(), value) for name, value in pairs]
-    )
+    pairs = pairs_of({**headers_of("nginx", uri="/api/x"), **dict(more)})
+    answer = ask(alone, "/ratelimit/check", [*pairs, *pairs_of(dict(more[:1]))])
     assert answer.status in (200, 403)
     assert as_client(answer).status in (200, 400, 403, 429, 431)
 
@@ -571,10 +436,7 @@ def test_a_registered_key_applies_if_proxies_know_its_value(check: Check, settin
     settings.RATELIMIT_RULES = [{"name": "tenants", "path": "/", "key": "tenant", "rate": "1/d"}]
     settings.RATELIMIT_KEYS = {"tenant": Key("tenant", tenant, known_to_proxies=True)}
     host = DIALECTS["nginx"].host.replace("-", "_")
-    assert [check(**{host: f"{name}.example"}).status for name in ("acme", "acme", "globex")] == [
-        200,
-        429,
-        200,
-    ]
+    found = [check(**{host: f"{name}.example"}).status for name in ("acme", "acme", "globex")]
+    assert found == [200, 429, 200]
     settings.RATELIMIT_KEYS = {"tenant": tenant}
     assert [check(**{host: "acme.example"}).status for _ in range(2)] == [200, 200]

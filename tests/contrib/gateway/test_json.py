@@ -87,10 +87,7 @@ def test_fields_are_read_as_in_proto3_json(post: Post) -> None:
     peek = {"entries": ENTRIES, "hitsAddend": "0", "limit": None}
     assert post({"domain": "site", "descriptors": [peek, peek]}).status == 200
     assert post({**MAIL, "hits_addend": 0}).json()["statuses"][0]["limitRemaining"] == 1
-    for limit in (
-        {"requests_per_unit": 5, "unit": "MINUTE"},
-        {"requestsPerUnit": "5", "unit": 2},
-    ):
+    for limit in ({"requests_per_unit": 5, "unit": "MINUTE"}, {"requestsPerUnit": "5", "unit": 2}):
         found = post({"domain": "x", "descriptors": [{"entries": ENTRIES, "limit": limit}]})
         assert found.json()["statuses"][0]["currentLimit"]["unit"] == "MINUTE"
 
