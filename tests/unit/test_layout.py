@@ -191,7 +191,7 @@ def test_a_script_contains_every_line_of_its_files() -> None:
     assert len(digests) == 1
     others = {
         "publishing/publish",
-        "contrib/breakers/circuit",
+        "contrib/breakers/breaker",
         "engine/heartbeat",
         "engine/renew",
         "contrib/statistics/note",
