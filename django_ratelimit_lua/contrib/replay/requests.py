@@ -28,7 +28,7 @@ CHUNK_SIZE = 2**20
 """Bytes that are parsed together, and the part of a line that is read."""
 MAX_EXAMPLES = 3
 MAX_SECONDS = 4_102_444_800
-"""The year 2100. Any larger number is a time in milliseconds."""
+"""The start of 2100. Any larger number is a time in milliseconds."""
 
 _TIME = rb"(?P<minute>\d\d/\w{3}/\d{4}:\d\d:\d\d):(?P<second>[0-5]\d|60) (?P<zone>[+-]\d{4})"
 # A user may contain blanks. One that begins with "- " has a virtual host or a proxy before the

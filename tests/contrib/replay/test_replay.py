@@ -384,6 +384,7 @@ def test_json_is_ascii(tmp_path: Path) -> None:
 
 
 def test_equal_rates_have_rows_of_their_own(tmp_path: Path) -> None:
+    """A rate may be written in two ways."""
     log = tmp_path / "access.log"
     log.write_text(access(*LINES))
     first, second = report(str(log), "--rate", "2/m", "--rate", "2/60s")["rates"]
@@ -421,6 +422,7 @@ def test_the_table_has_a_row_for_each_rate(tmp_path: Path) -> None:
 
 
 def test_one_request_of_one_client_is_singular(tmp_path: Path) -> None:
+    """The table counts in English."""
     log = tmp_path / "access.log"
     log.write_text(access(LINES[0]))
     out = io.StringIO()
@@ -475,6 +477,7 @@ def test_an_error_names_the_remedy(arguments: list[str], problem: str, tmp_path:
     ids=["empty", "without users"],
 )
 def test_a_log_without_requests_is_an_error(text: str, problem: str, tmp_path: Path) -> None:
+    """The message mentions users only if requests have none."""
     log = tmp_path / "access.log"
     log.write_text(text)
     with pytest.raises(CommandError) as caught:
@@ -559,6 +562,7 @@ def test_ctrl_c_ends_a_replay_without_a_traceback(is_counting: bool) -> None:
 
 
 def test_damaged_standard_input_is_an_error() -> None:
+    """The remedy names no file."""
     done = subprocess.run([*REPLAY, "-"], input=CUT, capture_output=True, env=offline(), timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith(b"CommandError: standard input is damaged: ")
