@@ -21,13 +21,12 @@ from ..extension import decision_hooks
 from ..identity import Identity
 from ..identity.request_state import RequestState
 from ..limits.algorithms.concurrency import new_slot
-from ..limits.call import Call, Charge, Operation, Revision, StaleRules, Subject
+from ..limits.call import Call, Charge, Operation, Revision, StaleRules
 from ..limits.decision import Decision, LimitState
 from ..limits.rate import duration, time_us
 from ..process.clock import Clock
 from ..rules import provider
 from ..rules.freshness import freshness
-from ..rules.overrides import override_cache
 from ..rules.provider import current, load
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -228,48 +227,36 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                     patience.was_answered()
             # Or no newer rules exist than those that were stale.
             loaded = (ruleset.fence, ruleset.published)
-            is_last = attempt == FENCED_ATTEMPTS or (
-                stale is not None and not stale.records and loaded == before
-            )
+            is_last = attempt == FENCED_ATTEMPTS or (stale is not None and loaded == before)
             before = loaded
             yield from planner.gather(ruleset)
-            for _ in range(2):
-                plan = planner.plan(ruleset)
-                call = plan.call
-                if is_last:
-                    call = call._replace(revision=None, subjects=())
-                try:
-                    decision = yield from answered(call, patience)
-                except StaleRules as error:
-                    stale = error
-                    if not error.records:
-                        break
-                    # The rules are the current ones, and only overrides were not known: plan again
-                    # by both.
-                    override_cache.put_many(
-                        [subject.digest for subject in call.subjects], error.records
-                    )
-                else:
-                    if is_last or ruleset.published is not ruleset.revision:
-                        decision = decision._replace(revision=ruleset.revision.number)
-                    if not plan.charges:
-                        decision = decision._replace(granted=planner.units)
-                    outcome = _outcome(plan, call, decision)
-                    if decision_hooks and planner.is_hit:
-                        seconds = Clock.perf_counter() - began
-                        for on_decision in decision_hooks:
-                            on_decision(
-                                plan.charges, outcome.decision, seconds, plan.exempt, planner.state
-                            )
-                    if decision_logger.isEnabledFor(DEBUG):
-                        log_decision(call.operation, outcome.planned, outcome.decision)
-                    for wait in planner.finish(outcome):  # noqa: UP028 - it takes no results
-                        yield wait
-                    for state in outcome.decision.limits:
-                        if state.ban is not None and state.ban.is_new:
-                            yield from report_bans(plan.charges, outcome.decision, planner.request)
-                            break
-                    return outcome
+            plan = planner.plan(ruleset)
+            call = plan.call
+            if is_last:
+                call = call._replace(revision=None)
+            try:
+                decision = yield from answered(call, patience)
+            except StaleRules as error:
+                stale = error
+                continue
+            if is_last or ruleset.published is not ruleset.revision:
+                decision = decision._replace(revision=ruleset.revision.number)
+            if not plan.charges:
+                decision = decision._replace(granted=planner.units)
+            outcome = _outcome(plan, call, decision)
+            if decision_hooks and planner.is_hit:
+                seconds = Clock.perf_counter() - began
+                for on_decision in decision_hooks:
+                    on_decision(plan.charges, outcome.decision, seconds, plan.exempt, planner.state)
+            if decision_logger.isEnabledFor(DEBUG):
+                log_decision(call.operation, outcome.planned, outcome.decision)
+            for wait in planner.finish(outcome):  # noqa: UP028 - it takes no results
+                yield wait
+            for state in outcome.decision.limits:
+                if state.ban is not None and state.ban.is_new:
+                    yield from report_bans(plan.charges, outcome.decision, planner.request)
+                    break
+            return outcome
     except BaseException as error:
         if call is not None and call.slot and call.operation == "hit":
             yield from settling(error, _releasing_asked(call))
@@ -364,20 +351,21 @@ def _without_redis(call: Call) -> Decision:
 
 
 def _is_compared_apart(call: Call) -> bool:
-    """Return whether rules and overrides must be compared in a separate call.
+    """Return whether the rules must be compared in a separate call.
 
-    On a single server, a call that counts units also compares both. A request with overrides makes
-    such a call even if it counts nothing, for example because its client is blocked or exempt.
+    On a single server, a call that counts units also compares them. A request with overrides makes
+    such a call even if it counts nothing, for example because its client is blocked or exempt: the
+    end of an override applies to the next request as well.
     """
     if not get_store().compares_rules:
         return True
     if call.charges:
         return all(charge.limit.split for charge in call.charges)
-    return not any(subject.tag for subject in call.subjects)
+    return not call.has_overrides
 
 
 def _compare(call: Call, patience: Patience) -> Waiting[None]:
-    """Check that a call uses the current rules and overrides.
+    """Check that a call uses the current rules.
 
     Raises `StaleRules` if not. If Redis is unavailable and the call has charges, the known rules
     are used.
@@ -392,7 +380,8 @@ def _compare(call: Call, patience: Patience) -> Waiting[None]:
         if not call.charges:
             raise
     else:
-        freshness.confirm_call(call, asked_at)
+        if call.revision is not None:
+            freshness.confirm(call.fence, call.revision, asked_at)
     finally:
         patience.take_back(share)
 
@@ -494,7 +483,6 @@ def build_call(
     partial: bool = False,
     now: int | None = None,
     ruleset: Ruleset | None = None,
-    subjects: Sequence[Subject] = (),
     slot: bytes = b"",
     **options: Any,
 ) -> Call:
@@ -506,7 +494,6 @@ def build_call(
         partial: Whether to grant as many units as are available.
         now: Microseconds since 1970, for a caller with its own clock.
         ruleset: The rules that the caller uses, if they have to be the current ones.
-        subjects: The subjects whose overrides the caller uses.
         slot: A slot. A hit of concurrency limits gets a new one by default.
         options: Further fields of `Call`.
     """
@@ -520,12 +507,9 @@ def build_call(
                 break
     revision: Revision | None = None
     fence = b""
-    known: Sequence[Subject] = ()
     if ruleset is not None and ruleset.fence is not None:
         revision = ruleset.published
         fence = ruleset.fence
-        if revision is ruleset.revision:  # Otherwise no override exists, so the cached ones hold.
-            known = subjects
     return Call(
         charges,
         operation,
@@ -534,8 +518,7 @@ def build_call(
         partial,
         revision,
         fence,
-        known,
-        slot,
+        slot=slot,
         **options,
     )
 

@@ -23,7 +23,7 @@ from functools import partial
 
 from ..conf.changes import on_change
 from ..exceptions import StoreError
-from ..limits.call import Call, Charge, Subject
+from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState, Source
 from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
@@ -49,7 +49,7 @@ MAX_ENTRIES = 10_000
 SWEEP_SECONDS = 0.1
 EVERYTHING = 2**63
 
-_Key = tuple[bytes, bytes, Limit, object, tuple[Subject, ...]]
+_Key = tuple[bytes, bytes, Limit, object]
 
 
 class Batch:
@@ -76,7 +76,7 @@ class Lease:
     def __init__(self, call: Call, charge: Charge) -> None:
         self.limit = charge.limit
         self.digest = charge.digest
-        self._refund = call._replace(revision=None, subjects=(), operation="refund", partial=False)
+        self._refund = call._replace(revision=None, operation="refund", partial=False)
         self._lock = threading.Lock()
         self._batch: Batch | None = None
         self._expired: list[Batch] = []
@@ -266,7 +266,7 @@ class Leases:
 
     def of(self, call: Call, charge: Charge) -> Lease:
         """Return the lease from which a charge of a call is spent."""
-        key = (call.prefix, charge.digest, charge.limit, call.revision, tuple(call.subjects))
+        key = (call.prefix, charge.digest, charge.limit, call.revision)
         lease = self._leases.get(key)
         if lease is None:
             with self._lock:  # Concurrent callers share it.

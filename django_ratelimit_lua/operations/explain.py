@@ -35,7 +35,7 @@ from ..limits.limit import Limit
 from ..models import RateLimitChange, RateLimitOverride
 from ..rules.describe import rate_words, reading
 from ..rules.exempt import is_exempt
-from ..rules.overrides import KnownOverrides, Override, override_cache
+from ..rules.overrides import EVERY_RULE, Override, strongest
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -297,7 +297,7 @@ class _Explainer:
             return  # Rate limiting is switched off.
         found = self.found
         if found.block is None and any(each.charge.limit is NOTHING for each in outcome.planned):
-            found.block = override_row(_known_overrides(planner).strongest_for(None, now_us()))
+            found.block = override_row(strongest(_found_overrides(planner), EVERY_RULE, now_us()))
         found.met += explained_limits(planner, outcome, is_advice=is_advice)
         counted = request_state(self.request).counted
         for planned in planner.charges:
@@ -366,7 +366,7 @@ def explained_limits(
     ruleset = planner.ruleset
     if ruleset is None:  # Rate limiting is switched off.
         return []
-    known = _known_overrides(planner)
+    known = _found_overrides(planner)
     states = {
         _counter(planned): state
         for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False)
@@ -377,16 +377,15 @@ def explained_limits(
         limit = planned.charge.limit
         rule = ruleset.by_name.get(planned.name)
         source = "code"
-        pk = None
         if rule is not None:
             source = rule.source
-            pk = rule.pk
-        override = known.strongest_for(pk, now_us())
+        override = strongest(known, planned.name, now_us())
         is_skipped = False
         if override is not None and override.rate is not None:
             charge = planned.charge._replace(limit=override.limit(limit))
             is_skipped = charge.limit is limit
             planned = planned._replace(charge=charge)
+        rates = [each for each in known if each.rate is not None and each.rule == planned.name]
         explained.append(
             ExplainedLimit(
                 limit.name,
@@ -394,7 +393,7 @@ def explained_limits(
                 source,
                 rule,
                 planned,
-                _counts(limit, planned.rule, known.with_rates(pk), names),
+                _counts(limit, planned.rule, rates, names),
                 states.get(_counter(planned)),
                 override_row(override),
                 is_skipped,
@@ -427,8 +426,8 @@ def with_tier(reading: str, limit: Limit) -> str:
     return _("%(limit)s (tier %(tier)s)") % {"limit": reading, "tier": limit.tier}
 
 
-def _known_overrides(planner: Planner) -> KnownOverrides:
-    return override_cache.get_many([ref for party in planner.parties for ref in party.subjects])
+def _found_overrides(planner: Planner) -> list[Override]:
+    return [override for party in planner.parties for override in party.overrides]
 
 
 def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:

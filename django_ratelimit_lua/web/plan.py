@@ -24,10 +24,10 @@ from ..identity.keys import Key, registered_keys, user_missing
 from ..identity.names import own
 from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload, drop_impossible
-from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, Subject, whole_cost
+from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, whole_cost
 from ..limits.decision import Decision
 from ..limits.rate import Rate
-from ..rules.overrides import USER, SubjectRef, override_cache
+from ..rules.overrides import USER, Override
 from ..rules.problems import problems
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -38,8 +38,8 @@ from .overrides import (
     REFUSED,
     RequestSubjects,
     apply_overrides,
-    override_kinds,
-    override_subjects,
+    find_overrides,
+    override_fields,
 )
 
 if TYPE_CHECKING:
@@ -115,14 +115,14 @@ class Place:
 
 
 class Party(NamedTuple):
-    """The charges of one client, and the `subjects` by which overrides may match it.
+    """The charges of one client, and its overrides, in force or not.
 
     - `has_blocks`: whether a block for all rules refuses the client even if nothing is charged;
     - `owner`: the decorator, middleware or throttle that receives the decision in that case.
     """
 
     charges: Sequence[PlannedCharge]
-    subjects: Sequence[SubjectRef]
+    overrides: Sequence[Override]
     has_blocks: bool
     owner: object = None
 
@@ -170,17 +170,17 @@ class Planner:
         self.charges = [planned for party in parties for planned in party.charges]
 
     def plan(self, ruleset: Ruleset) -> Plan:
-        """Return the plan, from the gathered charges and the overrides that are known now."""
+        """Return the plan, from the gathered charges and overrides."""
         charges = self.charges
         exempt: list[PlannedCharge] = []
-        subjects: Sequence[Subject] = ()
+        has_overrides = False
         if self.parties:
-            known, subjects = override_cache.get_each([party.subjects for party in self.parties])
             charges = []
-            for party, overrides in zip(self.parties, known, strict=True):
+            for party in self.parties:
                 remaining, exempted = apply_overrides(
-                    party.charges, overrides, ruleset, party.has_blocks, party.owner
+                    party.charges, party.overrides, party.has_blocks, party.owner
                 )
+                has_overrides = has_overrides or bool(party.overrides)
                 charges += remaining
                 exempt += exempted
             # What was taken before a block can be given back.
@@ -195,7 +195,9 @@ class Planner:
                 counted.append(planned.charge)
             elif planned.blocked.enforced and operation == "hit":
                 operation = "peek"
-        call = build_call(counted, operation, ruleset=ruleset, subjects=subjects, **self.options)
+        call = build_call(
+            counted, operation, ruleset=ruleset, has_overrides=has_overrides, **self.options
+        )
         return Plan(call, charges, exempt)
 
     def request_of(self, planned: PlannedCharge) -> HttpRequest | None:
@@ -321,8 +323,8 @@ class RequestPlanner(Planner):
                 charges = [planned for planned in charges if _limit_key(planned) not in running]
             self.charges = charges
         self.parties = ()  # Older rules may have had overrides.
-        if ruleset.kinds:
-            yield from self._find_subjects(ruleset, self._has_blocks and places is not None)
+        if ruleset.overrides.fields:
+            yield from self._find_overrides(ruleset, self._has_blocks and places is not None)
 
     def _add(self, rule: Rule, place: Place) -> Waiting[None]:
         request = self.request
@@ -446,21 +448,20 @@ class RequestPlanner(Planner):
             raise error
         place.waiting += reversed(rule.replaces)
 
-    def _find_subjects(self, ruleset: Ruleset, has_blocks: bool) -> Waiting[None]:
-        request = self.request
-        kinds = override_kinds(ruleset, self.charges, has_blocks)
+    def _find_overrides(self, ruleset: Ruleset, has_blocks: bool) -> Waiting[None]:
+        fields = override_fields(ruleset.overrides, self.charges, has_blocks)
+        if not fields:
+            return
         user: Callable[[], User | AnonymousUser | None] = _nothing
-        if hasattr(request, "user") and USER in kinds:
+        if USER in fields and hasattr(self.request, "user"):
             user = yield from _attempted(self._user())
         site_keys = {}
-        for name in registered_keys().keys() & kinds:
+        for name in registered_keys().keys() & fields:
             site_keys[name] = yield from _attempted(self._read(registered_keys()[name], ""))
-        subjects = override_subjects(
-            RequestSubjects(request, user, site_keys), ruleset, kinds, self.charges
-        )
-        self.parties = ()
-        if subjects:
-            self.parties = [Party(self.charges, subjects, has_blocks)]
+        who = RequestSubjects(self.request, user, site_keys)
+        overrides = find_overrides(who, ruleset.overrides, fields, self.charges)
+        if overrides:
+            self.parties = [Party(self.charges, overrides, has_blocks)]
 
     def finish(self, outcome: Outcome) -> Sequence[Wait]:
         if self._once:

@@ -23,7 +23,7 @@ from ...rules.callsite import LIMITER, known_call_sites
 from ...rules.provider import current
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
-from ...web.overrides import NOTHING, override_kinds, override_subjects
+from ...web.overrides import NOTHING, find_overrides, override_fields
 from ...web.plan import Party, Planner, is_spared
 from ...web.refusal_log import refusal_log
 from .answer import ProblemError
@@ -140,11 +140,11 @@ class DecidePlanner(Planner):
         # A block for all rules refuses where the rule itself does not: as in a request, unless it
         # exempts.
         has_blocks = rule.template is not None and self.operation != "refund"
-        kinds = override_kinds(ruleset, charges, has_blocks)
+        fields = override_fields(ruleset.overrides, charges, has_blocks)
         if self._request.operation == "release":  # Whatever overrides exist.
-            kinds = ()
-        subjects = override_subjects(requested.client, ruleset, kinds, charges)
-        return Party(charges, subjects, has_blocks, requested)
+            fields = ()
+        overrides = find_overrides(requested.client, ruleset.overrides, fields, charges)
+        return Party(charges, overrides, has_blocks, requested)
 
     def plan(self, ruleset: Ruleset) -> Plan:
         if self._problem is None and not self._only_checks:

@@ -69,7 +69,7 @@ class LinePlanner:
             else:
                 looked_at.append(rule)
                 self.notes += left_out(rule)
-        if ruleset.kinds:
+        if ruleset.overrides.fields:
             self.notes.append(
                 _("overrides are ignored: exemptions, blocks, and limits of single users")
             )

@@ -21,8 +21,8 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.rules.snapshot import Snapshot
 from django_ratelimit_lua.store import Patience
 
 CHARGE = Charge(Limit("x", "5/h"), digest("ada"))
@@ -39,11 +39,10 @@ class Planner:
     state = request = None
     charges = ()
 
-    def __init__(self, subjects: Any = ()) -> None:
+    def __init__(self) -> None:
         self.gathered: list[int] = []
         self.plans = 0
         self.finished: list[Outcome] = []
-        self.subjects = subjects
 
     def gather(self, ruleset: Ruleset) -> tuple[()]:
         self.gathered.append(ruleset.revision.number)
@@ -51,7 +50,7 @@ class Planner:
 
     def plan(self, ruleset: Ruleset) -> Plan:
         self.plans += 1
-        call = build_call([CHARGE], ruleset=ruleset, subjects=self.subjects)
+        call = build_call([CHARGE], ruleset=ruleset)
         return Plan(call, [PlannedCharge(CHARGE, "x")])
 
     def finish(self, outcome: Outcome) -> list[Wait]:
@@ -59,12 +58,16 @@ class Planner:
         return []
 
 
+def revision(number: int) -> Revision:
+    return Revision.of(number, "01234567", "89abcdef")
+
+
 def rules(number: int) -> Ruleset:
-    return Ruleset((), {"revision": f"{number}-0123456789abcdef"}, b"fence")
+    return Ruleset((), Snapshot(revision(number)), b"fence")
 
 
-def stale(number: int, records: Any = ()) -> StaleRules:
-    return StaleRules(Revision.of(number, "0123456789abcdef"), records)
+def stale(number: int) -> StaleRules:
+    return StaleRules(revision(number))
 
 
 class Loop:
@@ -148,21 +151,6 @@ def test_a_call_has_time_left_after_loading_the_rules(
     loop.patience.left = 0.0
     assert loop.answer(ALLOWED)
     assert loop.patience.left == left
-
-
-def test_unknown_overrides_are_read_from_the_reply() -> None:
-    """Records of overrides in the reply are cached, and the call is planned again under the same
-    rules.
-    """
-    from django_ratelimit_lua.limits.call import Subject
-
-    planner = Planner([Subject(digest("subject"))])
-    loop = Loop(planner, [rules(1)])
-    override_cache.clear()
-    assert loop.answer(stale(1, (b"0123456789abcdef[]",))) is None
-    assert loop.answer(ALLOWED)
-    assert (loop.loads, planner.gathered, planner.plans) == (1, [1], 2)
-    assert override_cache._known.get(digest("subject")) == (b"0123456789abcdef", ())
 
 
 def test_both_drivers_give_the_same_result() -> None:

@@ -23,7 +23,7 @@ from ....rules.rule import Rule
 from ....rules.ruleset import Ruleset
 from ....rules.template import LimitTemplate
 from ....web.headers import limit_headers
-from ....web.overrides import RequestSubjects, override_kinds, override_subjects
+from ....web.overrides import RequestSubjects, find_overrides, override_fields
 from ....web.plan import Party, Planner, is_never_banned
 from ....web.responses import brief_refusal
 from ..descriptors import check_rule, rule_for
@@ -73,12 +73,12 @@ class _Planner(Planner):
                 charge = planned.charge._replace(limit=limit.without_bans())
                 planned = planned._replace(charge=charge)
             charges.append(planned)
-        kinds = override_kinds(ruleset, charges, True)
-        if not kinds:
+        fields = override_fields(ruleset.overrides, charges, True)
+        if not fields:
             return Party(charges, (), self.is_hit, (result,))
         sender = RequestSubjects(result.request, partial(getattr, result.request, "user", None))
-        subjects = override_subjects(sender, ruleset, kinds, charges)
-        return Party(charges, subjects, self.is_hit, (result,))
+        overrides = find_overrides(sender, ruleset.overrides, fields, charges)
+        return Party(charges, overrides, self.is_hit, (result,))
 
     def plan(self, ruleset: Ruleset) -> Plan:
         """Return the plan, and mark the results that only exempt charges concern."""

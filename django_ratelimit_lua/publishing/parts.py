@@ -1,0 +1,127 @@
+"""The parts of the snapshot, made from the rows of the database; see `rules.snapshot.Snapshot`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from django.db import DatabaseError, transaction
+
+from ..extension import extensions
+from ..identity import digest, key_id, secrets_by_id
+from ..identity.forwarded import parse_network
+from ..models import RateLimitOverride, RateLimitRule
+from ..models.change import OVERRIDES, RULES, Risen
+from ..models.override import PUBLISHED, entry, user_identity
+from ..rules.overrides import (
+    EVERY_RULE,
+    Entry,
+    field_of,
+    network_kind,
+    network_prefix,
+    value_key,
+)
+
+logger = logging.getLogger("django_ratelimit_lua")
+BATCH = 1000
+Part = Mapping[str, object]
+_SUBJECT = ("user_id", "network", "client_digest", "kind", "subject", "digested_by")
+
+
+def read_rules(using: str, row: Risen) -> Part:
+    """Return the part of the rules, with the parts of the optional apps."""
+    stored = RateLimitRule.objects.using(using).all_declared()
+    rules = [{**declared, "id": rule.pk} for rule, declared in stored]
+    return {"tag": row.rules, "rules": rules, "parts": _parts_of_annexes(using)}
+
+
+def _parts_of_annexes(using: str) -> dict[str, object]:
+    """Return the parts of the optional apps of this process, by name.
+
+    Rules are published even if an optional app is not migrated.
+    """
+    parts = {}
+    for extension in extensions:
+        try:
+            with transaction.atomic(using):
+                part = extension.snapshot(using)
+        except DatabaseError as error:
+            text = "Skipped: the data of the app %r cannot be read from the database: %s"
+            logger.error(text, extension.name, error)
+        else:
+            if part is not None:
+                parts[extension.name] = part
+    return parts
+
+
+def read_overrides(using: str, row: Risen) -> Part:
+    """Return the part of the overrides, except those that have ended."""
+    fields: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    digests: defaultdict[str, list[Entry]] = defaultdict(list)
+    clients: defaultdict[str, list[Entry]] = defaultdict(list)
+    networks: defaultdict[str, defaultdict[str, list[Entry]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    value_keys: dict[str, None] = {}
+    has_blocks = False
+    rows = RateLimitOverride.objects.using(using).lasting().order_by("pk")
+    for user, network, client, kind, subject, key, *values in rows.values_list(
+        *_SUBJECT, *PUBLISHED
+    ).iterator(chunk_size=BATCH):
+        pk, rule, effect, *_others = values
+        published = entry(*values)
+        if client:
+            clients[client].append(published)
+        elif network:
+            try:
+                kind, prefix = _place(network)
+            except ValueError as error:  # The row was edited by hand.
+                logger.error("Skipped: the override of row %d is invalid: %s", pk, error)
+                continue
+            networks[kind][prefix].append(published)
+        elif user is not None:
+            for each in _user_digests(user, subject, key):
+                digests[each].append(published)
+        else:
+            value_keys[key] = None
+            digests[value_key(kind, subject)].append(published)
+        fields[rule][field_of(kind)] = None
+        if effect == RateLimitOverride.Effects.BLOCK and rule == EVERY_RULE:
+            has_blocks = True
+    return {
+        "tag": row.overrides,
+        "fields": {rule: list(kinds) for rule, kinds in fields.items()},
+        "blocks": has_blocks,
+        "keys": list(secrets_by_id()),
+        "value_keys": list(value_keys),
+        "digests": digests,
+        "clients": clients,
+        "networks": networks,
+    }
+
+
+@lru_cache(maxsize=32_768)
+def _place(text: str) -> tuple[str, str]:
+    """Return the kind and the prefix of a network."""
+    network = parse_network(text)
+    return network_kind(network.version, network.prefixlen), network_prefix(network)
+
+
+def _user_digests(user: object, subject: str, key: str) -> Sequence[str]:
+    """Return the digests of a user with each key. The row has one of them in `subject`."""
+    secrets = secrets_by_id()
+    if len(secrets) == 1 and key == key_id():
+        return [subject]
+    return [digest(user_identity(user), secret).decode() for secret in secrets.values()]
+
+
+READERS = {RULES: read_rules, OVERRIDES: read_overrides}
+"""The functions that read the parts, in the order of their tags in a revision."""
+
+
+def written(part: Part) -> bytes:
+    """Return a part as it is published."""
+    return json.dumps(part, separators=(",", ":")).encode()
