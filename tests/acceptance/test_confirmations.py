@@ -104,7 +104,7 @@ WIDE = "is a large part of the whole internet"
         ({"network": "::/0", "effect": "block", "duration": "3600"}, WIDE),
         ({"network": "0.0.0.0/0", "effect": "exempt"}, WIDE),
         ({"network": "203.0.113.9 10.0.0.0/8", "effect": "exempt", "duration": "3600"}, WIDE),
-        ({"network": "10.0.0.0/8", "effect": "limit", "limit": 3}, WIDE),
+        ({"network": "10.0.0.0/8", "effect": "limit", "rule": "site", "limit": 3}, WIDE),
     ],
 )
 def test_an_unlikely_override_needs_a_confirmation(

@@ -125,7 +125,7 @@ NO_REPLIES = [
     bulk(b""),
     bulk(PROGRAM.sha),
     bulk(struct.pack("<2d", 2.0, 7.0)),
-    bulk(b"stale 7-0123456789abcdef"),
+    bulk(b"stale 7-01234567-89abcdef"),
     bulk(b"\xff" * 96),
 ]
 

@@ -151,7 +151,7 @@ def test_an_override_applies_to_requests_and_to_services(
     rule = RateLimitRule.objects.create(
         name="orders", path="/orders/", key=whom.key, limit=1, unit="h"
     )
-    row = override(**whom.about, rule=rule, effect="limit", limit=3, unit="h")
+    row = override(**whom.about, rule=rule.name, effect="limit", limit=3, unit="h")
 
     def request() -> int:
         browser: Any = Client()
@@ -224,7 +224,7 @@ def test_nothing_is_counted_for_an_exempt_client(
     count.
     """
     assert [verdicts(decide(ORDER))[0] for _ in range(3)] == [True, True, False]
-    row = override(user=ada, rule=orders, effect="exempt")
+    row = override(user=ada, rule=orders.name, effect="exempt")
     grace = {"rule": "orders", "identity": {"user": 8}}
     free, counted = decide(ORDER, grace).json()["decisions"]
     assert (free["allowed"], free["granted"], free["remaining"], free["retry_after"]) == (
@@ -274,7 +274,7 @@ def test_a_slot_is_released_although_an_override_was_added(decide: Decide, ada: 
             assert decide(report, operation="release", slot=slot).status == 200
         row.delete()
         assert decide(report, operation="peek").json()["decisions"][0]["remaining"] == 1
-    override(user=ada, effect="limit", limit=2, unit="x")
+    override(user=ada, rule="reports", effect="limit", limit=2, unit="x")
     slots = [decide(report, operation="slot", seconds=600).json().get("slot") for _ in range(3)]
     assert [slot is not None for slot in slots] == [True, True, False]
 
@@ -328,7 +328,7 @@ def test_looking_up_overrides_costs_no_further_call(
 
     asked(2)
     assert asked(10) == {"evalsha": 10}
-    override(user=ada, effect="limit", limit=5, unit="h")
+    override(user=ada, rule=orders.name, effect="limit", limit=5, unit="h")
     asked(2)
     assert asked(10) == {"evalsha": 10}
 
