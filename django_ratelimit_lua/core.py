@@ -89,7 +89,7 @@ def get_usage(
     operation: Literal["hit", "peek"] = "hit" if increment else "peek"
     asked = (group, fn, key, rate, method)
     planner = RequestPlanner(request, [rule], group or group_of(fn), operation, call_site=asked)
-    decision = decide(planner).decision
+    decision = decide(planner)
     if not decision.limits:
         return None
     state = decision.limits[0]

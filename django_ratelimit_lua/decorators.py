@@ -197,42 +197,48 @@ def _checked(
         if not hasattr(request, "META"):
             raise _on_method(view)
         planner = RequestPlanner(request, rules, group, call_site=rules, once=True)
-        outcome = decide(planner)
+        decision = decide(planner)
+        charges = planner.charges
+        running = planner.state.running
+        running.append(charges)
         try:
-            decision = attach_decision(request, outcome.decision)
+            attach_decision(request, decision)
             if blocks and not decision.allowed:
                 if fallback is NO_FALLBACK:
                     return refused_response(request, decision)
                 answer = fall_back(fallback, Ratelimited(decision), request, *args, **kwargs)
                 return add_ratelimit_headers(request, answer)
             held = None
-            if outcome.slot:
-                held = hold_slots(request, outcome)
+            if [decided for decided in charges if decided.slot]:
+                held = hold_slots(request, decision, charges)
             if blocks and decision.wait > 0:
-                hold(outcome)
+                hold(decision.wait, charges)
             if not settles and held is None:
                 return add_ratelimit_headers(request, checked(request, *args, **kwargs))
             try:
                 response = checked(request, *args, **kwargs)
             except BaseException as error:
                 with unmasked(error):
-                    run(settle(request, error, outcome, held))
+                    run(settle(request, error, decision, charges, held))
                 raise
-            run(settle(request, response, outcome))
+            run(settle(request, response, decision, charges))
             if held is not None:
                 response = watch_body(request, response)
             return add_ratelimit_headers(request, response)
         finally:
-            planner.state.running.difference_update(planner.entered)
+            running.remove(charges)
 
     @functools.wraps(view)
     async def achecker(request: HttpRequest, *args: object, **kwargs: object) -> object:
         if not hasattr(request, "META"):
             raise _on_method(view)
         planner = RequestPlanner(request, rules, group, call_site=rules, once=True)
-        outcome = await adecide(planner)
+        decision = await adecide(planner)
+        charges = planner.charges
+        running = planner.state.running
+        running.append(charges)
         try:
-            decision = attach_decision(request, outcome.decision)
+            attach_decision(request, decision)
             if blocks and not decision.allowed:
                 if fallback is NO_FALLBACK:
                     return await arefused_response(request, decision)
@@ -241,19 +247,19 @@ def _checked(
                 )
                 return add_ratelimit_headers(request, answer)
             held = None
-            if outcome.slot:
-                held = hold_slots(request, outcome)
+            if [decided for decided in charges if decided.slot]:
+                held = hold_slots(request, decision, charges)
             if blocks and decision.wait > 0:
-                await ahold(outcome)
+                await ahold(decision.wait, charges)
             if not settles and held is None:
                 return add_ratelimit_headers(request, await checked(request, *args, **kwargs))
             try:
                 response = await checked(request, *args, **kwargs)
             except BaseException as error:
-                await settled(error, settle(request, error, outcome, held))
+                await settled(error, settle(request, error, decision, charges, held))
                 raise
             try:
-                await to_the_end(arun(settle(request, response, outcome)))
+                await to_the_end(arun(settle(request, response, decision, charges)))
             except BaseException as error:
                 if held is not None:  # No caller gets the response, so it may never be closed.
                     await settled(error, held.releasing())
@@ -262,7 +268,7 @@ def _checked(
                 response = watch_body(request, response)
             return add_ratelimit_headers(request, response)
         finally:
-            planner.state.running.difference_update(planner.entered)
+            running.remove(charges)
 
     wrapper: Callable[..., object] = achecker if is_async(checked) else checker
     return register(Stack(wrapper, checked, rules, group, fallback))

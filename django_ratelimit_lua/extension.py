@@ -211,7 +211,7 @@ class Extension:
 
     def on_decision(
         self,
-        planned: Sequence[Any],
+        charges: Sequence[Any],
         decision: Any,
         seconds: float,
         exempt: Sequence[Any],
@@ -221,7 +221,7 @@ class Extension:
 
         It may only add to memory, which `store.flusher` writes once a second.
 
-        - `planned`: the `PlannedCharge` of each of the decision's limits;
+        - `charges`: the `DecidedCharge` of each of the decision's limits;
         - `exempt`: the charges that an override has removed;
         - `seconds`: how long the decision took;
         - `state`: the `RequestState` of the request, or None. The same request may have several

@@ -18,8 +18,6 @@ from django.http import FileResponse, StreamingHttpResponse
 
 from .conf import conf
 from .engine.decide import (
-    Outcome,
-    PlannedCharge,
     adecide,
     banning,
     build_call,
@@ -28,6 +26,7 @@ from .engine.decide import (
     rules_in_use,
     unbanning,
 )
+from .engine.decided_charge import DecidedCharge
 from .engine.holding import Held
 from .engine.run import Wait, Waiting, arun, run
 from .engine.waiting import ahold, hold, trying
@@ -50,6 +49,7 @@ from .web.plan import Party, Planner
 
 F = TypeVar("F", bound=Callable[..., Any])
 RateConstant = str | tuple[int, float] | Rate
+_Decided = tuple[Decision, Sequence[DecidedCharge]]
 
 _DEFERRED = (AsyncGeneratorType, Awaitable, GeneratorType, StreamingHttpResponse)
 """Results of functions that return before their work is done."""
@@ -146,7 +146,7 @@ class RateLimiter:
 
     def _charges(
         self, ruleset: Ruleset | None, identity: Identity, subject: bytes, cost: int = 1
-    ) -> list[PlannedCharge]:
+    ) -> list[DecidedCharge]:
         limits: Sequence[Limit]
         rule = None
         if ruleset is None:
@@ -157,7 +157,7 @@ class RateLimiter:
             limits = [limit.without_bans() for limit in limits]
         name = self.name
         return [
-            PlannedCharge(Charge(limit, subject, cost), name, rule, None, None, b"", identity)
+            DecidedCharge(Charge(limit, subject, cost), name, rule, None, identity)
             for limit in limits
         ]
 
@@ -230,37 +230,37 @@ class RateLimiter:
         With `partial`, take as many of them as are available. The decision's `granted` is their
         number.
         """
-        return decide(_HitPlanner(self, "hit", identity, cost, partial=partial)).decision
+        return decide(_HitPlanner(self, "hit", identity, cost, partial=partial))
 
     async def ahit(
         self, identity: Identity = None, cost: int = 1, *, partial: bool = False
     ) -> Decision:
         """`hit`, for coroutines."""
-        return (await adecide(_HitPlanner(self, "hit", identity, cost, partial=partial))).decision
+        return await adecide(_HitPlanner(self, "hit", identity, cost, partial=partial))
 
     def peek(self, identity: Identity = None, cost: int = 1) -> Decision:
         """Return the decision that a hit of this cost would get, without taking units."""
-        return decide(_HitPlanner(self, "peek", identity, cost)).decision
+        return decide(_HitPlanner(self, "peek", identity, cost))
 
     async def apeek(self, identity: Identity = None, cost: int = 1) -> Decision:
         """`peek`, for coroutines."""
-        return (await adecide(_HitPlanner(self, "peek", identity, cost))).decision
+        return await adecide(_HitPlanner(self, "peek", identity, cost))
 
     def refund(self, identity: Identity = None, cost: int = 1) -> Decision:
         """Give units back, the latest first, and never more than are counted."""
-        return decide(_HitPlanner(self, "refund", identity, cost)).decision
+        return decide(_HitPlanner(self, "refund", identity, cost))
 
     async def arefund(self, identity: Identity = None, cost: int = 1) -> Decision:
         """`refund`, for coroutines."""
-        return (await adecide(_HitPlanner(self, "refund", identity, cost))).decision
+        return await adecide(_HitPlanner(self, "refund", identity, cost))
 
     def charge(self, identity: Identity = None, cost: int = 1) -> Decision:
         """Count units that were already used, even beyond the limit."""
-        return decide(_HitPlanner(self, "charge", identity, cost)).decision
+        return decide(_HitPlanner(self, "charge", identity, cost))
 
     async def acharge(self, identity: Identity = None, cost: int = 1) -> Decision:
         """`charge`, for coroutines."""
-        return (await adecide(_HitPlanner(self, "charge", identity, cost))).decision
+        return await adecide(_HitPlanner(self, "charge", identity, cost))
 
     def reset(self, identity: Identity = None) -> None:
         """Delete the count of an identity, and lift its bans.
@@ -316,7 +316,7 @@ class RateLimiter:
         return await arun(self._banning(identity, functools.partial(unbanning, forget=forget)))
 
     def _banning(
-        self, identity: Identity, change: Callable[[Sequence[PlannedCharge]], Waiting[Decision]]
+        self, identity: Identity, change: Callable[[Sequence[DecidedCharge]], Waiting[Decision]]
     ) -> Waiting[Decision]:
         """Ban or unban an identity under the limits that ban."""
         if identity is None:
@@ -363,10 +363,10 @@ class RateLimiter:
         >>> reports.acquire("ada", 50, debt=True).wait
         0.0
         """
-        outcome = run(self._acquiring(identity, cost, _seconds(timeout), debt))
-        if outcome.decision and outcome.decision.wait > 0:
-            hold(outcome)
-        return outcome.decision
+        decision, charges = run(self._acquiring(identity, cost, _seconds(timeout), debt))
+        if decision and decision.wait > 0:
+            hold(decision.wait, charges)
+        return decision
 
     async def aacquire(
         self,
@@ -377,14 +377,14 @@ class RateLimiter:
         debt: bool = False,
     ) -> Decision:
         """`acquire`, for coroutines."""
-        outcome = await arun(self._acquiring(identity, cost, _seconds(timeout), debt))
-        if outcome.decision and outcome.decision.wait > 0:
-            await ahold(outcome)
-        return outcome.decision
+        decision, charges = await arun(self._acquiring(identity, cost, _seconds(timeout), debt))
+        if decision and decision.wait > 0:
+            await ahold(decision.wait, charges)
+        return decision
 
     def _acquiring(
         self, identity: Identity, cost: int, timeout: float, debt: bool
-    ) -> Waiting[Outcome]:
+    ) -> Waiting[_Decided]:
         for limit in self.limits if debt else ():
             if not limit.kind.allows_debt:
                 problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
@@ -516,7 +516,7 @@ class Slot:
         self._in_use = threading.Lock()
         self._held: Held | None = None
 
-    def _taking(self) -> Waiting[Outcome]:
+    def _taking(self) -> Waiting[_Decided]:
         if not self._in_use.acquire(blocking=False):
             name = self._limiter.name
             raise RuntimeError(
@@ -539,18 +539,19 @@ class Slot:
             self._limiter, "hit", self._identity, self._cost, slot=slot, tries_again=tries_again
         )
 
-    def _hold(self, outcome: Outcome) -> Held:
-        if not outcome.decision:
-            raise Ratelimited(outcome.decision)
-        self._held = Held(outcome, self._what)
+    def _hold(self, decision: Decision, charges: Sequence[DecidedCharge]) -> Held:
+        if not decision:
+            raise Ratelimited(decision)
+        self._held = Held(decision, charges, self._what)
         return self._held
 
     def __enter__(self) -> Held:
         taking = self._taking()
         try:
-            held = self._hold(outcome := run(taking))
-            if outcome.decision.wait > 0:  # Because of a rate in the same limiter.
-                hold(outcome)
+            decision, charges = run(taking)
+            held = self._hold(decision, charges)
+            if decision.wait > 0:  # Because of a rate in the same limiter.
+                hold(decision.wait, charges)
         except BaseException:
             self.__exit__()
             raise
@@ -568,9 +569,10 @@ class Slot:
     async def __aenter__(self) -> Held:
         taking = self._taking()
         try:
-            held = self._hold(outcome := await arun(taking))
-            if outcome.decision.wait > 0:
-                await ahold(outcome)
+            decision, charges = await arun(taking)
+            held = self._hold(decision, charges)
+            if decision.wait > 0:
+                await ahold(decision.wait, charges)
         except BaseException as stopped:
             await self.__aexit__(type(stopped))
             raise
@@ -687,7 +689,7 @@ class _HitPlanner(Planner):
         cost = self._cost
         if type(cost) is not int or cost != 1:
             whole_cost(cost, f"Limit {self._limiter.name!r}: cost is")
-        self.charges = self._limiter._charges(ruleset, self._identity, self._subject, cost)
+        self.gathered = self._limiter._charges(ruleset, self._identity, self._subject, cost)
         # It is an error only by current rules, which the call compares.
         self.operation = "peek" if self._is_misplaced() else self._asked
         return ()
@@ -696,12 +698,14 @@ class _HitPlanner(Planner):
         """Return whether the operation would take or release slots, which only `slot` does."""
         if self._asked not in ("hit", "charge", "refund") or "slot" in self.options:
             return False
-        for planned in self.charges:
+        for planned in self.gathered:
             if planned.charge.limit.holds:
-                return self._asked == "hit" or all(each.charge.limit.holds for each in self.charges)
+                return self._asked == "hit" or all(
+                    each.charge.limit.holds for each in self.gathered
+                )
         return False
 
-    def finish(self, outcome: Outcome) -> Sequence[Wait]:
+    def finish(self, decision: Decision) -> Sequence[Wait]:
         """Raise `LimitError` for an operation that concurrency limits do not support."""
         if self.operation != self._asked:
             problem = f"{self._asked} is not supported by concurrency limits; use slot()"

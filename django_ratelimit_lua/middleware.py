@@ -131,11 +131,11 @@ def _refusing(
     request: HttpRequest, choose: _Choose, patience: Patience
 ) -> Waiting[HttpResponseBase | None]:
     """Return the response to a request that rules refuse, or None."""
-    outcome = yield from deciding(_planner(request, choose), patience)
-    hold_slots(request, outcome)
-    decision = outcome.decision
+    planner = _planner(request, choose)
+    decision = yield from deciding(planner, patience)
+    hold_slots(request, decision, planner.charges)
     if decision and decision.wait > 0:
-        yield from waiting_turn(outcome)
+        yield from waiting_turn(decision.wait, planner.charges)
     if decision.limits:
         attach_decision(request, decision)
     if decision:

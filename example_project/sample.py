@@ -14,7 +14,7 @@ from typing import NamedTuple
 from django_ratelimit_lua.contrib.statistics.buckets import units_bucket
 from django_ratelimit_lua.contrib.statistics.recorder import NEAR, Hits, Person, Tables
 from django_ratelimit_lua.contrib.statistics.writing import Writer
-from django_ratelimit_lua.engine.decide import PlannedCharge
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.identity import Identity, digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
@@ -154,7 +154,7 @@ def _tables(
     for who, times in visitors.items():
         identity: Identity = (place.by, who) if place.by else who
         person = Person(
-            PlannedCharge(Charge(limit, digest(identity), 1), name, rule, identity=identity)
+            DecidedCharge(Charge(limit, digest(identity), 1), name, rule, identity=identity)
         )
         before = used[name, who, window]
         allowed = min(times, most - before)

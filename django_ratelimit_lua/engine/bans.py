@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 
@@ -30,11 +30,9 @@ from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..signals import banned
 from ..store import Patience, flusher, get_store
+from .decided_charge import DecidedCharge
 from .log_sampler import LogSampler
 from .run import Wait
-
-if TYPE_CHECKING:
-    from .decide import PlannedCharge
 
 logger = logging.getLogger("django_ratelimit_lua.banned")
 LIST = b"{bans}"
@@ -166,7 +164,7 @@ def bans_active() -> Counter[str]:
 
 
 def report_bans(
-    planned: Sequence[PlannedCharge],
+    charges: Sequence[DecidedCharge],
     decision: Decision,
     request: object = None,
     why: str = "",
@@ -175,7 +173,8 @@ def report_bans(
 
     A ban that was made by hand, and one in shadow mode, which refuses no request, are only listed.
     """
-    for each, state in zip(planned, decision.limits, strict=False):
+    for each in charges:
+        state = each.state
         ban = state.ban
         if ban is None or not ban.is_new:
             continue

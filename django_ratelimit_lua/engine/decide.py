@@ -11,27 +11,26 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 from logging import DEBUG
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from asgiref.sync import sync_to_async
 
 from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import decision_hooks
-from ..identity import Identity
 from ..identity.request_state import RequestState
 from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Call, Charge, Operation, Revision, StaleRules
-from ..limits.decision import Decision, LimitState
+from ..limits.decision import Decision
 from ..limits.rate import duration, time_us
 from ..process.clock import Clock
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.provider import current, load
-from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..store import FOREVER, Patience, get_store
 from .bans import ban_list, report_bans
+from .decided_charge import DecidedCharge
 from .decision_log import log_decision
 from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
@@ -56,118 +55,21 @@ clock: Callable[[], int] | None = None
 """The clock that a test has put in place of Redis's: microseconds since 1970."""
 
 
-class PlannedCharge(NamedTuple):
-    """A charge, and the reason for it.
-
-    - `name`: the displayed name of its limit;
-    - `rule`: the rule or call site that makes the charge (None: a throttle or a `RateLimiter`);
-    - `owner`: the decorator, middleware, throttle or limiter that receives the decision;
-    - `blocked`: the state that an override sets instead of the limit. If set, nothing is counted;
-    - `subject`: the digest of the override's subject;
-    - `identity`: the charged identity, for statistics.
-    """
-
-    charge: Charge
-    name: str
-    rule: Rule | None = None
-    owner: object = None
-    blocked: LimitState | None = None
-    subject: bytes = b""
-    identity: Identity = None
-
-
-class Plan(NamedTuple):
-    """The charges to decide, and the call that decides them.
-
-    Attributes:
-        call: The call for the charges that are not blocked.
-        charges: All charges, in the order of the decision's limits.
-        exempt: The charges that an override has removed.
-    """
-
-    call: Call
-    charges: Sequence[PlannedCharge]
-    exempt: Sequence[PlannedCharge] = ()
-
-
-class DecidedCharge(NamedTuple):
-    """The result of a planned charge.
-
-    Attributes:
-        planned: The charge.
-        state: The state of its limit.
-        token: The token that refunds the units: the moment from which they count, in microseconds
-            since 1970. None: the charge took no units.
-        slot: The id of the held slot, which releases it. Empty if no slot is held.
-    """
-
-    planned: PlannedCharge
-    state: LimitState
-    token: int | None
-    slot: bytes = b""
-
-    @property
-    def charge(self) -> Charge:
-        return self.planned.charge
-
-
-class Outcome(NamedTuple):
-    """The result of a plan.
-
-    Attributes:
-        decision: The decision.
-        planned: The planned charges, in the order of the decision's limits.
-        took: Whether refundable units were taken.
-        slot: The id of the requested slot.
-    """
-
-    decision: Decision
-    planned: Sequence[PlannedCharge] = ()
-    took: bool = False
-    slot: bytes = b""
-
-    @property
-    def charges(self) -> list[DecidedCharge]:
-        """Return the result of each charge."""
-        decided = []
-        for planned, state in zip(self.planned, self.decision.limits, strict=False):
-            token = None
-            slot = b""
-            if not planned.charge.limit.holds:
-                token = self._token(planned.charge, state)
-            # Also if this process gave it, without Redis.
-            elif self.decision.allowed and self.slot and state.counted_at > 0:
-                token = state.counted_at
-                slot = self.slot
-            decided.append(DecidedCharge(planned, state, token, slot))
-        return decided
-
-    def _token(self, charge: Charge, state: LimitState) -> int | None:
-        # A refusal takes no units, except from limits that count refused hits.
-        is_counted = self.decision.allowed or charge.limit.count_denied
-        if self.took and state.allowed and charge.cost and is_counted:
-            return state.counted_at or None
-        return None
-
-    @property
-    def held(self) -> list[DecidedCharge]:
-        """Return the charges that hold slots. The caller must release them, see `holding.Held`."""
-        return [decided for decided in self.charges if decided.slot] if self.slot else []
-
-
 class Planner(Protocol):
     """The interface through which a caller (see the module) supplies one decision's plan.
 
     - `units`: the units that are granted if no limit applies;
     - `is_hit`: whether the operation is a hit, which `Extension.on_decision` counts;
-    - `charges`: the charges gathered so far;
+    - `charges`: the planned charges, in the order of the decision's limits;
+    - `exempt`: the charges that an override has removed;
     - `request`: the request;
     - `state`: the state stored on the request (None: the hit counts as a request of its own).
     """
 
     units: int
     is_hit: bool
-    charges: Sequence[PlannedCharge]
+    charges: Sequence[DecidedCharge]
+    exempt: Sequence[DecidedCharge]
 
     @property
     def state(self) -> RequestState | None: ...
@@ -180,33 +82,39 @@ class Planner(Protocol):
         May raise the exceptions of users' functions.
         """
 
-    def plan(self, ruleset: Ruleset) -> Plan:
-        """Return the plan, made from what `gather` has collected."""
+    def plan(self, ruleset: Ruleset) -> Call:
+        """Set the `charges`, from what `gather` has collected.
 
-    def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Record the outcome. The driver performs the returned waits in order."""
+        Return the call for those that no override blocks.
+        """
+
+    def finish(self, decision: Decision) -> Sequence[Wait]:
+        """Record the decision. The driver performs the returned waits in order."""
 
 
-def decide(planner: Planner) -> Outcome:
-    """Decide the plan of a planner. Raises only the exceptions of the planner."""
+def decide(planner: Planner) -> Decision:
+    """Decide the charges of a planner, and complete them.
+
+    Raises only the exceptions of the planner.
+    """
     patience = Patience(conf.TIMEOUT)
     return run(deciding(planner, patience), patience)
 
 
-def adecide(planner: Planner) -> Coroutine[Any, Any, Outcome]:
+def adecide(planner: Planner) -> Coroutine[Any, Any, Decision]:
     """`decide`, without blocking the event loop."""
     patience = Patience(conf.TIMEOUT)
     return arun(deciding(planner, patience), patience)
 
 
-def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
+def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
     """Plan and decide; if the rules were stale, load newer ones and repeat.
 
     If an interruption or an error stops it, the requested slot is released: the caller does not
     hold it yet.
     """
     if not conf.ENABLE:
-        return Outcome(Decision(True, granted=planner.units))
+        return Decision(True, granted=planner.units)
     began = Clock.perf_counter()
     if not listener.task.is_running:
         listener.start()
@@ -230,8 +138,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
             is_last = attempt == FENCED_ATTEMPTS or (stale is not None and loaded == before)
             before = loaded
             yield from planner.gather(ruleset)
-            plan = planner.plan(ruleset)
-            call = plan.call
+            call = planner.plan(ruleset)
             if is_last:
                 call = call._replace(revision=None)
             try:
@@ -241,22 +148,22 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Outcome]:
                 continue
             if is_last or ruleset.published is not ruleset.revision:
                 decision = decision._replace(revision=ruleset.revision.number)
-            if not plan.charges:
+            if not planner.charges:
                 decision = decision._replace(granted=planner.units)
-            outcome = _outcome(plan, call, decision)
+            decision = complete(planner.charges, call, decision)
             if decision_hooks and planner.is_hit:
                 seconds = Clock.perf_counter() - began
                 for on_decision in decision_hooks:
-                    on_decision(plan.charges, outcome.decision, seconds, plan.exempt, planner.state)
+                    on_decision(planner.charges, decision, seconds, planner.exempt, planner.state)
             if decision_logger.isEnabledFor(DEBUG):
-                log_decision(call.operation, outcome.planned, outcome.decision)
-            for wait in planner.finish(outcome):  # noqa: UP028 - it takes no results
+                log_decision(call.operation, planner.charges, decision)
+            for wait in planner.finish(decision):  # noqa: UP028 - it takes no results
                 yield wait
-            for state in outcome.decision.limits:
+            for state in decision.limits:
                 if state.ban is not None and state.ban.is_new:
-                    yield from report_bans(plan.charges, outcome.decision, planner.request)
+                    yield from report_bans(planner.charges, decision, planner.request)
                     break
-            return outcome
+            return decision
     except BaseException as error:
         if call is not None and call.slot and call.operation == "hit":
             yield from settling(error, _releasing_asked(call))
@@ -272,25 +179,41 @@ def _releasing_asked(call: Call) -> Waiting[None]:
     yield from releasing([charge for charge in call.charges if charge.limit.holds], call.slot)
 
 
-def _outcome(plan: Plan, call: Call, decision: Decision) -> Outcome:
-    """Return the outcome: the decision, with the states of blocked charges inserted."""
-    charges = plan.charges
+def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -> Decision:
+    """Add the results of a call to its charges.
+
+    Return the decision about all charges, with the states of those that an override blocks.
+    """
+    states = iter(decision.limits)
+    for decided in charges:
+        if not decided.blocked_by:
+            decided.state = next(states)
     if len(decision.limits) < len(charges):
-        decided = iter(decision.limits)
-        states = tuple([planned.blocked or next(decided) for planned in charges])
-        decision = decision._replace(limits=states)
-        if any(state.is_block and state.enforced for state in states):
+        decision = decision._replace(limits=tuple([decided.state for decided in charges]))
+        if any(decided.blocked_by and decided.state.refuses for decided in charges):
             decision = decision._replace(allowed=False, granted=0)
     if not decision.allowed:
-        refused = [
-            planned.subject or planned.charge.digest
-            for planned, state in zip(charges, decision.limits, strict=True)
-            if state.refuses
-        ]
-        decision = decision._replace(identity=next(iter(refused), b""))
-    return Outcome(
-        decision, charges, call.operation == "hit" and decision.source != "fallback", call.slot
-    )
+        refusing = (
+            decided.blocked_by or decided.charge.digest
+            for decided in charges
+            if decided.state.refuses
+        )
+        decision = decision._replace(identity=next(refusing, b""))
+    is_refundable = call.operation == "hit" and decision.source != "fallback"
+    for decided in charges:
+        limit, _digest, cost = decided.charge
+        state = decided.state
+        if limit.holds:
+            # Also if this process granted it, without Redis.
+            if decision.allowed and call.slot and state.counted_at:
+                decided.token = state.counted_at
+                decided.slot = call.slot
+            continue
+        # A refusal takes no units, except from limits that count refused hits.
+        is_taken = state.allowed and (decision.allowed or limit.count_denied)
+        if is_refundable and is_taken and cost:
+            decided.token = state.counted_at or None
+    return decision
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
@@ -402,6 +325,18 @@ def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
         yield from answered(build_call(refunds, "refund")._replace(hit_at=token))
 
 
+def peeking(charges: Sequence[DecidedCharge]) -> Waiting[Decision]:
+    """Read the states of these charges, and complete them.
+
+    Raises `StoreError` if Redis is unavailable.
+    """
+    call = build_call([planned.charge for planned in charges], "peek")
+    decision = yield from answered(call)
+    if decision.source == "fallback":
+        raise StoreError("Redis is unavailable")
+    return complete(charges, call, decision)
+
+
 def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
     """Release a slot of these limits. If Redis is unavailable, the slot ends by itself."""
     held_slots.cancel(slot)
@@ -424,7 +359,7 @@ def rules_in_use() -> Waiting[Ruleset | None]:
 
 
 def banning(
-    charges: Sequence[PlannedCharge], length: str | timedelta | None, why: str
+    charges: Sequence[DecidedCharge], length: str | timedelta | None, why: str
 ) -> Waiting[Decision]:
     """Ban the identities of these charges.
 
@@ -432,12 +367,12 @@ def banning(
     """
     units = 0 if length is None else time_us(duration(length))
     call = build_call([planned.charge._replace(cost=units) for planned in charges], "ban")
-    decision: Decision = yield call
+    decision = complete(charges, call, (yield call))
     yield from report_bans(charges, decision, why=why)
     return decision
 
 
-def unbanning(charges: Sequence[PlannedCharge], *, forget: bool = False) -> Waiting[Decision]:
+def unbanning(charges: Sequence[DecidedCharge], *, forget: bool = False) -> Waiting[Decision]:
     """Lift the bans on the identities of these charges, in every process. Raises `StoreError`."""
     call = build_call([planned.charge._replace(cost=int(forget)) for planned in charges], "unban")
     try:

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..limits.decision import Decision
-
-if TYPE_CHECKING:
-    from .decide import PlannedCharge
+from .decided_charge import DecidedCharge
 
 logger = logging.getLogger("django_ratelimit_lua.decisions")
 
 
-def log_decision(operation: str, planned: Sequence[PlannedCharge], decision: Decision) -> None:
+def log_decision(operation: str, charges: Sequence[DecidedCharge], decision: Decision) -> None:
     """Write a record, unless there was nothing to decide.
 
     The record contains the first 8 digits of each identity's digest.
     """
     limits = [
         {
-            "limit": state.name,
-            "rule": None if each.rule is None else each.rule.name,
-            "identity": each.charge.digest[:8].decode(),
-            "mode": state.mode,
-            "allowed": state.allowed,
-            "remaining": state.remaining,
-            "retry_after": state.retry_after,
+            "limit": decided.state.name,
+            "rule": None if decided.rule is None else decided.rule.name,
+            "identity": decided.charge.digest[:8].decode(),
+            "mode": decided.state.mode,
+            "allowed": decided.state.allowed,
+            "remaining": decided.state.remaining,
+            "retry_after": decided.state.retry_after,
         }
-        for each, state in zip(planned, decision.limits, strict=False)
+        for decided in charges
     ]
     if not limits:
         return

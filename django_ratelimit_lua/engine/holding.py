@@ -1,17 +1,19 @@
 """Holding slots of concurrency limits, from the decision that grants them until their release.
 
-A caller that receives an outcome with slots immediately makes a `Held` of it, and releases that
+A caller whose decision has granted slots immediately makes a `Held` of them, and releases that
 when the work is done: for a request, when its response is closed. Until then the slots are renewed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ..conf import conf
 from ..identity.names import printable
-from .decide import Outcome, releasing
+from ..limits.decision import Decision
+from .decide import releasing
+from .decided_charge import DecidedCharge
 from .run import Waiting, arun, in_thread, run, to_the_end
 from .slots import HeldSlot, held_slots
 
@@ -20,7 +22,7 @@ MOMENT = 0.25
 
 
 class Held:
-    """The slots of one outcome, which this process renews until they are released.
+    """The slots of one decision, which this process renews until they are released.
 
     - `what`: the purpose, for the log and the signal: a path, or any text.
 
@@ -28,14 +30,17 @@ class Held:
     process does not hold its parent's slots.
     """
 
-    def __init__(self, outcome: Outcome, what: str = "") -> None:
-        self.decision = outcome.decision
-        is_local = outcome.decision.source == "fallback"
+    def __init__(
+        self, decision: Decision, charges: Sequence[DecidedCharge], what: str = ""
+    ) -> None:
+        self.decision = decision
+        is_local = decision.source == "fallback"
         self._slots = [
             HeldSlot(
                 conf.CACHE_PREFIX, decided.charge, decided.slot, printable(what), is_local=is_local
             )
-            for decided in outcome.held
+            for decided in charges
+            if decided.slot
         ]
         if self._slots:
             held_slots.add(self._slots)

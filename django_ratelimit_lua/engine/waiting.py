@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..extension import decision_hooks
+from ..limits.decision import Decision
 from ..process.clock import Clock
 from ..process.forks import chance
-from .decide import Outcome, Planner, adecide, decide, refunding
+from .decide import Planner, adecide, decide, refunding
+from .decided_charge import DecidedCharge
 from .run import Wait, Waiting, arun, in_thread, run, settled, settling, to_the_end, unmasked
 
 __all__ = [
@@ -38,29 +40,32 @@ MIN_PAUSE = 0.001
 JITTER = 0.1
 
 
-def hold(outcome: Outcome) -> None:
+def hold(seconds: float, charges: Sequence[DecidedCharge]) -> None:
     """Sleep until the turn comes. If the caller is interrupted, give the turn back."""
-    run(waiting_turn(outcome))
+    run(waiting_turn(seconds, charges))
 
 
-async def ahold(outcome: Outcome) -> None:
+async def ahold(seconds: float, charges: Sequence[DecidedCharge]) -> None:
     """`hold`, without blocking the event loop."""
-    await arun(waiting_turn(outcome))
+    await arun(waiting_turn(seconds, charges))
 
 
-def waiting_turn(outcome: Outcome) -> Waiting[None]:
+def waiting_turn(seconds: float, charges: Sequence[DecidedCharge]) -> Waiting[None]:
     """Like `hold`, but as a generator for one of the drivers in `engine.run`."""
     try:
-        yield _sleep(outcome.decision.wait)
+        yield _sleep(seconds)
     except BaseException as error:
-        yield from settling(error, refunding(outcome.charges))
+        yield from settling(error, refunding(charges))
         raise
 
 
-def trying(attempt: Callable[[float], Planner], timeout: float) -> Waiting[Outcome]:
+def trying(
+    attempt: Callable[[float], Planner], timeout: float
+) -> Waiting[tuple[Decision, Sequence[DecidedCharge]]]:
     """Decide again and again, until the decision is not a refusal or no time is left.
 
-    Return the last outcome. All attempts count as one hit for `Extension.on_decision`.
+    Return the last decision and its charges. All attempts count as one hit for
+    `Extension.on_decision`.
 
     Args:
         attempt: Returns the planner of the next attempt, given the seconds that are left.
@@ -73,27 +78,30 @@ def trying(attempt: Callable[[float], Planner], timeout: float) -> Waiting[Outco
         planner = attempt(left)
         planner.is_hit = False
         began = Clock.perf_counter()
-        outcome: Outcome = yield Wait(partial(decide, planner), partial(adecide, planner))
+        decision: Decision = yield Wait(partial(decide, planner), partial(adecide, planner))
         took = Clock.perf_counter() - began
         left = end - Clock.monotonic()
-        seconds = _seconds_until_next(outcome, pause, left)
+        seconds = _seconds_until_next(decision, planner.charges, pause, left)
         if seconds is None:
             break
         yield _sleep(min(seconds * chance.uniform(1.0, 1.0 + JITTER), left))
         left = max(end - Clock.monotonic(), 0.0)
         pause = 2 * seconds
     for on_decision in decision_hooks:
-        on_decision(outcome.planned, outcome.decision, took, (), planner.state)
-    return outcome
+        on_decision(planner.charges, decision, took, (), planner.state)
+    return decision, planner.charges
 
 
-def _seconds_until_next(outcome: Outcome, pause: float, left: float) -> float | None:
+def _seconds_until_next(
+    decision: Decision, charges: Sequence[DecidedCharge], pause: float, left: float
+) -> float | None:
     """Return the seconds until the next attempt, or None if it could not succeed in time."""
-    if outcome.decision or left <= 0:
+    if decision or left <= 0:
         return None
     longest = MIN_PAUSE
-    for planned, state in zip(outcome.planned, outcome.decision.limits, strict=True):
-        limit = planned.charge.limit
+    for decided in charges:
+        limit = decided.charge.limit
+        state = decided.state
         if not state.refuses:
             continue
         if state.is_block or state.retry_after is None:

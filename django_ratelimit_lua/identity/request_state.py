@@ -7,6 +7,7 @@ one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ class RequestState:
     """The data of one request, from the middleware to the end of its view.
 
     - `counted`: the rules that were counted for it, each with its call site;
-    - `running`: the limits that decorators have counted for it and whose views are still running;
+    - `running`: the charges of each decorator, until its view has ended;
     - `charged`: the counters that `cost_after` has charged for it;
     - `waits`: whether some rules wait until the user and the session are known;
     - `throttles`: the decision about all throttles of its DRF view;
@@ -32,7 +33,7 @@ class RequestState:
     """
 
     counted: dict[str, object] = field(default_factory=dict)
-    running: set[object] = field(default_factory=set)
+    running: list[Sequence[Any]] = field(default_factory=list)
     charged: set[tuple[bytes, bytes]] = field(default_factory=set)
     waits: bool = False
     throttles: Any = None

@@ -114,13 +114,14 @@ class Limit:
         if kind.waits_anyway and self.max_wait is None:
             max_wait_us = -1
         self._set({"max_wait_us": max_wait_us})
-        packed = self.packed_at(0)
-        if self.align in calendar.PERIODS:
-            packed = b""
+        numbers = kind.numbers(self, 0)
+        packed = b""
+        if self.align not in calendar.PERIODS:
+            packed = _packed(numbers)
         self._set(
             {
                 "packed": packed,
-                "counts_to": self.numbers(0)[0],
+                "counts_to": numbers[0],
                 "is_hot": self.lease is not None or self.split is not None,
                 "holds": kind.holds,
             }
@@ -220,8 +221,11 @@ class Limit:
 
     def packed_at(self, now: int) -> bytes:
         """Return the numbers of its record, encoded as little-endian doubles."""
-        numbers = algorithms.ALGORITHMS[self.algorithm].numbers(self, now)
-        return pack(f"<{len(numbers)}d", *numbers)
+        return _packed(self.numbers(now))
+
+
+def _packed(numbers: Numbers) -> bytes:
+    return pack(f"<{len(numbers)}d", *numbers)
 
 
 @lru_cache(maxsize=1024)

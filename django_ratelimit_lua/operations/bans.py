@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 
 from ..conf import conf
 from ..engine.bans import MAX_LISTED, ListedBan, ban_list, description_key
-from ..engine.decide import PlannedCharge, answered, build_call, unbanning
+from ..engine.decide import peeking, unbanning
+from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
-from ..exceptions import StoreError
 from ..identity.names import Name
 from ..limits.call import Charge
 from ..limits.limit import Limit
@@ -141,10 +141,9 @@ def scan_bans() -> None:
     every = sorted(keys | listed.keys())
     for start in range(0, len(every), AT_ONCE):
         part = every[start : start + AT_ONCE]
-        decision = run(answered(build_call([_charge(key, limits) for key in part], "peek")))
-        if decision.source == "fallback":
-            raise StoreError("Redis is unavailable")
-        bans = [(key, state.ban) for key, state in zip(part, decision.limits, strict=True)]
+        charges = {key: DecidedCharge(_charge(key, limits), "") for key in part}
+        decision = run(peeking([*charges.values()]))
+        bans = [(key, decided.state.ban) for key, decided in charges.items()]
         held = {key: ban for key, ban in bans if ban is not None and ban.until}
         found = {}
         for (key, ban), text in zip(held.items(), _descriptions(held), strict=True):
@@ -173,7 +172,7 @@ def lift_bans(bans: Sequence[ActiveBan], *, forget: bool = False) -> None:
     try:
         for start in range(0, len(bans), AT_ONCE):
             part = bans[start : start + AT_ONCE]
-            charges = [PlannedCharge(_charge(each.key, limits), each.limit) for each in part]
+            charges = [DecidedCharge(_charge(each.key, limits), each.limit) for each in part]
             run(unbanning(charges, forget=forget))
             lifted += part
     finally:  # If Redis stops answering, some of them are lifted.

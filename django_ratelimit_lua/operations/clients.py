@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..conf import conf
-from ..engine.decide import Plan, PlannedCharge, answered, build_call, decide, now_us
+from ..engine.decide import decide, now_us, peeking
+from ..engine.decided_charge import DecidedCharge
 from ..engine.run import Wait, run
-from ..exceptions import StoreError
 from ..identity import Identity
 from ..identity import digest as digest_of
 from ..identity.address import address_as
 from ..identity.forwarded import network_words, parse_address, parse_network
 from ..identity.keys import field_identity, split_field
 from ..identity.names import Name, Part
-from ..limits.call import Charge
+from ..limits.call import Call, Charge
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
 from ..rules.callsite import LIMITER, known_call_sites
@@ -93,9 +93,9 @@ def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedC
     counted = _counted(others[:MAX_EXAMINED], digest.encode(), overrides)
     listed = [*named, *counted][:MAX_LISTED]
     planner = _ClientPlanner(digest.encode(), listed)
-    outcome = decide(planner)
-    met = [_as_known(explained, overrides) for explained in explained_limits(planner, outcome)]
-    found = Explanation(outcome.decision, met)
+    decision = decide(planner)
+    met = [_as_known(explained, overrides) for explained in explained_limits(planner)]
+    found = Explanation(decision, met)
     strongest = planner.strongest()
     bans = active_bans(MAX_LISTED, identity=digest)
     names = [active.who for active in bans]
@@ -168,18 +168,16 @@ def _counted(
     """
     for start in range(0, len(limits), AT_ONCE):
         counts = [
-            (place, Charge(limit, digest))
+            Charge(limit, digest)
             for place in limits[start : start + AT_ONCE]
             for limit in _counts(place, overrides)
         ]
-        charges = without_shared_bans([charge for _place, charge in counts])
-        decision = run(answered(build_call(charges, "peek")))
-        if decision.source == "fallback":
-            raise StoreError("Redis is unavailable")
+        charges = [DecidedCharge(charge, "") for charge in without_shared_bans(counts)]
+        run(peeking(charges))
         used = {
-            charge.limit.key_part
-            for charge, state in zip(charges, decision.limits, strict=True)
-            if state.used or state.reset_after or not state.allowed
+            decided.charge.limit.key_part
+            for decided in charges
+            if decided.state.used or decided.state.reset_after or not decided.state.allowed
         }
         for place in limits[start : start + AT_ONCE]:
             if any(limit.key_part in used for limit in _counts(place, overrides)):
@@ -202,7 +200,7 @@ class _ClientPlanner(Planner):
         super().__init__("peek")
         self._digest = digest
         self._listed = [
-            PlannedCharge(Charge(limit, digest), known.place, known.rule, known)
+            DecidedCharge(Charge(limit, digest), known.place, known.rule, known)
             for known, limit in limits
         ]
 
@@ -220,9 +218,9 @@ class _ClientPlanner(Planner):
         self.parties = [Party(own, overrides, False), Party(rest, (), False)]
         return ()
 
-    def plan(self, ruleset: Ruleset) -> Plan:
-        """Return the plan. An override with a rate is one limit, instead of a rule's tiers."""
-        listed: dict[bytes, PlannedCharge] = {}
+    def plan(self, ruleset: Ruleset) -> Call:
+        """Plan the charges. An override with a rate is one limit, instead of a rule's tiers."""
+        listed: dict[bytes, DecidedCharge] = {}
         for planned in self._listed:
             override = strongest(self.parties[0].overrides, planned.name, now_us())
             limit = planned.charge.limit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,15 +15,8 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..conf.callables import name_of
-from ..engine.decide import (
-    Outcome,
-    PlannedCharge,
-    answered,
-    build_call,
-    decide,
-    forgetting,
-    now_us,
-)
+from ..engine.decide import answered, build_call, decide, forgetting, now_us
+from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
 from ..exceptions import StoreError
 from ..extension import Finding, extensions
@@ -67,7 +60,7 @@ class ExplainedLimit(NamedTuple):
     reading: str
     source: str
     rule: Rule | None
-    planned: PlannedCharge
+    planned: DecidedCharge
     counts: Sequence[Limit]
     state: LimitState | None
     override: RateLimitOverride | None
@@ -289,21 +282,20 @@ class _Explainer:
     def _decide(self, planner: Planner, *, is_advice: bool = False) -> None:
         """Decide without counting, and add the limits."""
         try:
-            outcome = decide(planner)
+            decision = decide(planner)
         except REFUSED as error:  # A function of the project raised it; Django answers it.
             self._on_error(_("refused by the site"), error)
             return
         if planner.ruleset is None:
             return  # Rate limiting is switched off.
         found = self.found
-        if found.block is None and any(each.charge.limit is NOTHING for each in outcome.planned):
+        if found.block is None and any(each.charge.limit is NOTHING for each in planner.charges):
             found.block = override_row(strongest(_found_overrides(planner), EVERY_RULE, now_us()))
-        found.met += explained_limits(planner, outcome, is_advice=is_advice)
+        found.met += explained_limits(planner, is_advice=is_advice)
         counted = request_state(self.request).counted
-        for planned in planner.charges:
+        for planned in planner.gathered:
             if planned.rule is not None:
                 counted[planned.rule.name] = None  # A later decision does not count it again.
-        decision = outcome.decision
         sources = (found.decision.source, decision.source)
         if found.decision.allowed and decision.limits and (decision.allowed or not is_advice):
             found.decision = decision
@@ -359,21 +351,16 @@ def _is_logged_in(request: HttpRequest) -> bool:
     return getattr(getattr(request, "user", None), "is_authenticated", False)
 
 
-def explained_limits(
-    planner: Planner, outcome: Outcome, *, is_advice: bool = False
-) -> list[ExplainedLimit]:
-    """Return the planned charges of a decision with their results."""
+def explained_limits(planner: Planner, *, is_advice: bool = False) -> list[ExplainedLimit]:
+    """Return the gathered charges of a planner with the results of its decision."""
     ruleset = planner.ruleset
     if ruleset is None:  # Rate limiting is switched off.
         return []
     known = _found_overrides(planner)
-    states = {
-        _counter(planned): state
-        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False)
-    }
-    names = {planned.charge.limit.name for planned in planner.charges}
+    states = {_counter(decided): decided.state for decided in planner.charges}
+    names = {planned.charge.limit.name for planned in planner.gathered}
     explained = []
-    for planned in planner.charges:
+    for planned in planner.gathered:
         limit = planned.charge.limit
         rule = ruleset.by_name.get(planned.name)
         source = "code"
@@ -384,7 +371,7 @@ def explained_limits(
         if override is not None and override.rate is not None:
             charge = planned.charge._replace(limit=override.limit(limit))
             is_skipped = charge.limit is limit
-            planned = planned._replace(charge=charge)
+            planned = replace(planned, charge=charge)
         rates = [each for each in known if each.rate is not None and each.rule == planned.name]
         explained.append(
             ExplainedLimit(
@@ -430,11 +417,11 @@ def _found_overrides(planner: Planner) -> list[Override]:
     return [override for party in planner.parties for override in party.overrides]
 
 
-def _counter(planned: PlannedCharge) -> tuple[bytes, bytes]:
+def _counter(planned: DecidedCharge) -> tuple[bytes, bytes]:
     return planned.charge.digest, planned.charge.limit.key_part
 
 
-def _reading(planned: PlannedCharge, rule: Rule | None) -> str:
+def _reading(planned: DecidedCharge, rule: Rule | None) -> str:
     """Return the sentence of a limit: that of its rule, or one made of its rate."""
     rate = str(planned.charge.limit.rate)
     if planned.owner is not None and planned.rule is None:
@@ -446,7 +433,7 @@ def _reading(planned: PlannedCharge, rule: Rule | None) -> str:
     return reading({"rate": rate, "key": keys, "group": planned.name})
 
 
-def _key_name(planned: PlannedCharge) -> str:
+def _key_name(planned: DecidedCharge) -> str:
     if planned.rule is None or planned.rule.key is None:
         return ""
     return planned.rule.key.name

@@ -132,6 +132,9 @@ class ShardedStore(Store):
             except StoreError:
                 await self._give_back(call, decided, 0, ask)
                 raise
+            decision = decision._replace(
+                limits=decision.limits[: len(places)]
+            )  # Without `REFUSES`.
             decided.append(Part(slot, places, charges, decision))
             refused = refused or not decision.allowed
         decisions = [part.decision for part in decided]
@@ -142,7 +145,7 @@ class ShardedStore(Store):
             granted = 0
         states: dict[int, LimitState] = {}
         for part in decided:
-            states.update(zip(part.places, part.decision.limits, strict=False))
+            states.update(zip(part.places, part.decision.limits, strict=True))
         if refused or call.partial:
             states.update(await self._give_back(call, decided, granted, ask))
         return Decision(

@@ -32,13 +32,12 @@ class BatchDecision:
     def __init__(self, request: Request, view: APIView, caller: SimpleRateThrottle) -> None:
         throttles = self._together(view, caller)
         planner = caller.planner(throttles, request, view)
-        outcome = decide(planner)
-        held = hold_slots(request, outcome)
+        decision = decide(planner)
+        held = hold_slots(request, decision, planner.charges)
         if held is not None and hasattr(view, name := request.method.lower()):
             # DRF calls it next. It converts exceptions, but an interruption would leave the slot
             # held.
             setattr(view, name, watched_method(request, held, getattr(view, name)))
-        decision = outcome.decision
         if decision.limits:
             attach_decision(plain(request), decision)
         self.refusal = None
@@ -46,15 +45,14 @@ class BatchDecision:
             self.refusal = refusal_of(plain(request), decision)
         # With another clock, the wait is not in real seconds.
         if decision and decision.wait > 0 and planner.options["now"] is None:
-            hold(outcome)
-        decided = list(zip(outcome.planned, decision.limits, strict=False))
+            hold(decision.wait, planner.charges)
         self._states: list[tuple[type, States]] = []
         for throttle in throttles:
             owners: list[object] = [throttle]
             # A block without a rule has no owner. A throttle that applies all rules reports it.
             if throttle.everywhere:
                 owners.append(None)
-            states = tuple(state for planned, state in decided if planned.owner in owners)
+            states = tuple(decided.state for decided in planner.charges if decided.owner in owners)
             self._states.append((type(throttle), states))
 
     @staticmethod

@@ -19,7 +19,7 @@ from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 
 from ..conf import conf
-from ..engine.decide import PlannedCharge
+from ..engine.decided_charge import DecidedCharge
 from ..exceptions import Ratelimited
 from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
@@ -291,7 +291,7 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         charges = []
         if charge is not None:
             charges.append(
-                PlannedCharge(charge, self.name, owner=self, identity=self._identity(request))
+                DecidedCharge(charge, self.name, owner=self, identity=self._identity(request))
             )
         if self.key is None or self.name not in ruleset.site_names:
             return Place((), self.name, charges, self)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,11 +27,12 @@ from django.core.signals import request_finished
 from django.http import FileResponse, StreamingHttpResponse
 from django.utils.encoding import escape_uri_path
 
-from ..engine.decide import Outcome
+from ..engine.decided_charge import DecidedCharge
 from ..engine.holding import Held
 from ..engine.run import Waiting, run
 from ..engine.waiting import in_thread, settled, to_the_end, unmasked
 from ..identity.request_state import plain, request_state
+from ..limits.decision import Decision
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,16 +44,17 @@ _by_context: weakref.WeakKeyDictionary[object, list[list[Held]]] = weakref.WeakK
 """The slots of the requests in one context of asgiref: an ASGI server has one for each request."""
 
 
-def hold_slots(request: Any, outcome: Outcome) -> Held | None:
-    """Hold the slots of an outcome until the response to the request is closed.
+def hold_slots(request: Any, decision: Decision, charges: Sequence[DecidedCharge]) -> Held | None:
+    """Hold the slots of a decision until the response to the request is closed.
 
     Return the held slots, or None.
     """
-    if not outcome.held:
+    if not any(decided.slot for decided in charges):
         return None
     request = plain(request)
     # Escaped: no line break of a client's gets into a log.
-    held = Held(outcome, f"{request.method} {escape_uri_path(request.path)[:MAX_PATH_LENGTH]}")
+    what = f"{request.method} {escape_uri_path(request.path)[:MAX_PATH_LENGTH]}"
+    held = Held(decision, charges, what)
     of_request = request_state(request).held
     if not of_request:
         _release_when_closed(request, of_request)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -14,7 +15,8 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404, HttpRequest
 from django.http.multipartparser import MultiPartParserError
 
-from ..engine.decide import PlannedCharge, now_us
+from ..engine.decide import now_us
+from ..engine.decided_charge import DecidedCharge
 from ..exceptions import Ratelimited
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import client_address
@@ -56,7 +58,7 @@ REFUSED = (
 
 
 def override_fields(
-    overrides: Overrides, charges: Sequence[PlannedCharge], has_blocks: bool
+    overrides: Overrides, charges: Sequence[DecidedCharge], has_blocks: bool
 ) -> Collection[str]:
     """Return the values to look up for a request with these charges, see `Overrides.fields_for`."""
     return overrides.fields_for([planned.name for planned in charges], has_blocks)
@@ -120,7 +122,7 @@ def find_overrides(
     who: SubjectSource,
     overrides: Overrides,
     fields: Collection[str],
-    charges: Sequence[PlannedCharge] = (),
+    charges: Sequence[DecidedCharge] = (),
 ) -> list[Override]:
     """Return the overrides of a client by these fields, in force or not.
 
@@ -141,7 +143,7 @@ def find_overrides(
 
 
 def _by_field(
-    who: SubjectSource, overrides: Overrides, field: str, charges: Sequence[PlannedCharge]
+    who: SubjectSource, overrides: Overrides, field: str, charges: Sequence[DecidedCharge]
 ) -> Iterable[Override]:
     if field == DIGEST:
         return [each for client in client_digests(charges) for each in overrides.of_client(client)]
@@ -158,7 +160,7 @@ def _by_field(
     return [each for one in identities for each in overrides.of_identity(field, one)]
 
 
-def client_digests(charges: Sequence[PlannedCharge]) -> Collection[bytes]:
+def client_digests(charges: Sequence[DecidedCharge]) -> Collection[bytes]:
     """Return the digests by which overrides may name the charged clients.
 
     An operator may have copied a digest that was made with an earlier key, so a client has one
@@ -191,11 +193,11 @@ def is_unknown(identity: Identity) -> bool:
 
 
 def apply_overrides(
-    charges: Sequence[PlannedCharge],
+    charges: Sequence[DecidedCharge],
     overrides: Sequence[Override],
     has_blocks: bool,
     owner: object = None,
-) -> tuple[Sequence[PlannedCharge], Sequence[PlannedCharge]]:
+) -> tuple[Sequence[DecidedCharge], Sequence[DecidedCharge]]:
     """Return the remaining charges, and those that an override exempts.
 
     Overrides may change the limits of remaining charges, or block them.
@@ -207,8 +209,8 @@ def apply_overrides(
     if not overrides:
         return charges, ()
     now = now_us()
-    applied: list[PlannedCharge] = []
-    exempt: list[PlannedCharge] = []
+    applied: list[DecidedCharge] = []
+    exempt: list[DecidedCharge] = []
     is_enforced = False
     for planned in charges:
         charge = planned.charge
@@ -222,17 +224,18 @@ def apply_overrides(
             state = LimitState.blocked(
                 limit.name, override.retry_after(now), limit.mode, override.block
             )
-            applied.append(planned._replace(blocked=state, subject=override.subject))
+            applied.append(replace(planned, state=state, blocked_by=override.subject))
         elif override.effect == "limit":
             changed = override.limit(limit)
-            applied.append(planned._replace(charge=charge._replace(limit=changed)))
+            applied.append(replace(planned, charge=charge._replace(limit=changed)))
         else:
             exempt.append(planned)
     if has_blocks and not is_enforced:
         override = strongest(overrides, EVERY_RULE, now)
         if override is not None and override.effect == "block":
             state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
-            charge = Charge(NOTHING, override.subject, 0)
-            blocked = PlannedCharge(charge, BLOCK, None, owner, state, override.subject)
+            by = override.subject
+            charge = Charge(NOTHING, by, 0)
+            blocked = DecidedCharge(charge, BLOCK, owner=owner, blocked_by=by, state=state)
             return [blocked], ()
     return applied, exempt

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterable, Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
@@ -15,7 +16,8 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 
 from ..conf import PRIVATE, conf
-from ..engine.decide import Outcome, Plan, PlannedCharge, build_call
+from ..engine.decide import build_call
+from ..engine.decided_charge import DecidedCharge
 from ..engine.run import Wait, Waiting, awaited, called
 from ..identity import Identity, digest
 from ..identity.address import client_address
@@ -65,7 +67,7 @@ class Place:
         self,
         rules: Sequence[Rule],
         group: str = "",
-        charges: Sequence[PlannedCharge] = (),
+        charges: Sequence[DecidedCharge] = (),
         owner: object = None,
     ) -> None:
         self.waiting = list(reversed(rules))
@@ -91,7 +93,7 @@ class Place:
         subject = digest(identity)
         if numbers.key is None or numbers.key.functions:
             identity = own(identity)
-        charges: list[PlannedCharge] = []
+        charges: list[DecidedCharge] = []
         taken = self._taken.copy()
         for rate in rates:
             ordinal = 0
@@ -109,7 +111,7 @@ class Place:
             if self._is_mixed and not rule.block:
                 limit = limit.advising()
             charge = Charge(limit, subject, cost)
-            charges.append(PlannedCharge(charge, name, rule, self.owner, identity=identity))
+            charges.append(DecidedCharge(charge, name, rule, self.owner, identity))
         self._taken = taken
         self.charges += charges
 
@@ -121,7 +123,7 @@ class Party(NamedTuple):
     - `owner`: the decorator, middleware or throttle that receives the decision in that case.
     """
 
-    charges: Sequence[PlannedCharge]
+    charges: Sequence[DecidedCharge]
     overrides: Sequence[Override]
     has_blocks: bool
     owner: object = None
@@ -130,8 +132,9 @@ class Party(NamedTuple):
 class Planner:
     """Plans one decision: the base class of all planners.
 
-    A subclass adds a request, or identities and limits. Its `gather` sets `charges`, by the rules
-    in force. If overrides may apply to the charges, it also sets `parties`, which contain them.
+    A subclass adds a request, or identities and limits. Its `gather` sets `gathered`, the charges
+    by the rules in force. If overrides may apply to them, it also sets `parties`, which contain
+    them.
 
     - `options`: those of `build_call`; `adds_up`: whether the costs of two charges to one counter
       are added up; `ignores_blocks`: whether overrides that block are ignored;
@@ -149,12 +152,14 @@ class Planner:
     ruleset: Ruleset | None = None
     adds_up = False
     ignores_blocks = False
+    charges: Sequence[DecidedCharge] = ()
+    exempt: Sequence[DecidedCharge] = ()
 
     def __init__(self, operation: Operation = "hit", **options: Any) -> None:
         self.operation: Operation = operation
         self.is_hit = operation == "hit"
         self.options = options
-        self.charges: Sequence[PlannedCharge] = ()
+        self.gathered: Sequence[DecidedCharge] = ()
         self.parties: Sequence[Party] = ()
 
     def gather(self, ruleset: Ruleset) -> Iterable[Call | Wait]:
@@ -167,12 +172,15 @@ class Planner:
     def take(self, parties: Sequence[Party]) -> None:
         """Store the parties, and all of their charges."""
         self.parties = parties
-        self.charges = [planned for party in parties for planned in party.charges]
+        self.gathered = [planned for party in parties for planned in party.charges]
 
-    def plan(self, ruleset: Ruleset) -> Plan:
-        """Return the plan, from the gathered charges and overrides."""
-        charges = self.charges
-        exempt: list[PlannedCharge] = []
+    def plan(self, ruleset: Ruleset) -> Call:
+        """Set the charges, by the gathered charges and overrides.
+
+        Return the call that decides them.
+        """
+        charges = self.gathered
+        exempt: list[DecidedCharge] = []
         has_overrides = False
         if self.parties:
             charges = []
@@ -185,49 +193,47 @@ class Planner:
                 exempt += exempted
             # What was taken before a block can be given back.
             if self.operation == "refund" or self.ignores_blocks:
-                charges = [planned._replace(blocked=None, subject=b"") for planned in charges]
+                charges = [replace(planned, blocked_by=b"") for planned in charges]
         if self.adds_up:
             charges = one_of_each(charges, adds_up=True)
         counted: list[Charge] = []
         operation = self.operation
         for planned in charges:
-            if planned.blocked is None:
+            if not planned.blocked_by:
                 counted.append(planned.charge)
-            elif planned.blocked.enforced and operation == "hit":
+            elif planned.state.enforced and operation == "hit":
                 operation = "peek"
-        call = build_call(
+        self.charges = charges
+        self.exempt = exempt
+        return build_call(
             counted, operation, ruleset=ruleset, has_overrides=has_overrides, **self.options
         )
-        return Plan(call, charges, exempt)
 
-    def request_of(self, planned: PlannedCharge) -> HttpRequest | None:
+    def request_of(self, decided: DecidedCharge) -> HttpRequest | None:
         """Return the request of a charge. Without one, `limit_exceeded` is not sent."""
         return self.request
 
-    def finish(self, outcome: Outcome) -> Sequence[Wait]:
+    def finish(self, decision: Decision) -> Sequence[Wait]:
         """Record which rules were counted, and send `limit_exceeded` for refusals."""
         waits: list[Wait] = []
         if not self.is_hit:
             return waits
-        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False):
-            rule_name = getattr(planned.rule, "name", "")
+        for decided in self.charges:
+            state = decided.state
+            rule_name = getattr(decided.rule, "name", "")
             if rule_name and self.counted is not None:
                 self.counted[rule_name] = self.call_site
-            if (
-                state.allowed
-                or outcome.decision.source == "fallback"
-                or not limit_exceeded.receivers
-            ):
+            if state.allowed or decision.source == "fallback" or not limit_exceeded.receivers:
                 continue
-            request = self.request_of(planned)
-            if request is None or planned.charge.limit is NOTHING:
+            request = self.request_of(decided)
+            if request is None or decided.charge.limit is NOTHING:
                 continue
             arguments = {
                 "limit": state.name,
                 "rule": rule_name or None,
-                "identity": planned.charge.digest.decode(),
+                "identity": decided.charge.digest.decode(),
                 "mode": state.mode,
-                "decision": outcome.decision,
+                "decision": decision,
                 "request": request,
             }
             send = partial(limit_exceeded.send_robust, Decision, **arguments)
@@ -244,8 +250,8 @@ class RequestPlanner(Planner):
     - `has_blocks`: whether a blocked client is refused even if nothing is charged;
     - `on_error`: receives the names of rules that cannot be applied, which are otherwise raised;
     - `call_site`: see `Planner`. A rule that was counted anywhere else is not counted again;
-    - `once`: whether a limit that is `running` is not counted again. The caller removes those that
-      it `entered` when the view that they guard has ended.
+    - `once`: whether a limit that is `running` is not counted again. The caller adds the charges to
+      `RequestState.running` until the view that they guard has ended.
     """
 
     def __init__(
@@ -265,19 +271,18 @@ class RequestPlanner(Planner):
         self.operation: Operation = operation
         self.is_hit = operation == "hit"
         self.options = {"now": now, "longest_hold_us": MAX_HOLD_US}
-        self.charges: Sequence[PlannedCharge] = ()
+        self.gathered: Sequence[DecidedCharge] = ()
         self.parties: Sequence[Party] = ()
         self.request: HttpRequest = request
         self._choose = choose
         self._group = group
         self._has_blocks = has_blocks
         self._on_error = on_error
-        self._gathered: Sequence[Rule] | None = None
+        self._gathered_rules: Sequence[Rule] | None = None
         self.state: RequestState = request_state(request)
         self.counted: dict[str, object] = self.state.counted
         self.call_site = call_site
         self._once = once
-        self.entered: Sequence[object] = ()
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
         self.ruleset = ruleset
@@ -294,12 +299,12 @@ class RequestPlanner(Planner):
             places = (Place(rules, self._group),)
             # By newer rules, too, the call sites may stand as they are: then so does what was
             # gathered of them.
-            is_gathered = rules is self._gathered
-            self._gathered = None
+            is_gathered = rules is self._gathered_rules
+            self._gathered_rules = None
             if rules is self._choose:
-                self._gathered = rules
+                self._gathered_rules = rules
         if not is_gathered:
-            charges: list[PlannedCharge] = []
+            charges: list[DecidedCharge] = []
             for place in places or ():
                 while place.waiting:
                     rule = place.waiting.pop()
@@ -319,9 +324,16 @@ class RequestPlanner(Planner):
                 charges = self._without_held(charges)
             if self._once and self.state.running:
                 # A view and its base class may have the same limit.
-                running = self.state.running
+                running = {
+                    _limit_key(decided)
+                    for each in self.state.running
+                    for decided in each
+                    # A limit that refuses has counted nothing, and an inner decorator may have to
+                    # refuse.
+                    if decided.state.allowed
+                }
                 charges = [planned for planned in charges if _limit_key(planned) not in running]
-            self.charges = charges
+            self.gathered = charges
         self.parties = ()  # Older rules may have had overrides.
         if ruleset.overrides.fields:
             yield from self._find_overrides(ruleset, self._has_blocks and places is not None)
@@ -449,7 +461,7 @@ class RequestPlanner(Planner):
         place.waiting += reversed(rule.replaces)
 
     def _find_overrides(self, ruleset: Ruleset, has_blocks: bool) -> Waiting[None]:
-        fields = override_fields(ruleset.overrides, self.charges, has_blocks)
+        fields = override_fields(ruleset.overrides, self.gathered, has_blocks)
         if not fields:
             return
         user: Callable[[], User | AnonymousUser | None] = _nothing
@@ -459,22 +471,11 @@ class RequestPlanner(Planner):
         for name in registered_keys().keys() & fields:
             site_keys[name] = yield from _attempted(self._read(registered_keys()[name], ""))
         who = RequestSubjects(self.request, user, site_keys)
-        overrides = find_overrides(who, ruleset.overrides, fields, self.charges)
+        overrides = find_overrides(who, ruleset.overrides, fields, self.gathered)
         if overrides:
-            self.parties = [Party(self.charges, overrides, has_blocks)]
+            self.parties = [Party(self.gathered, overrides, has_blocks)]
 
-    def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        if self._once:
-            # A limit that refuses has counted nothing, and an inner decorator may have to refuse.
-            self.entered = [
-                _limit_key(planned)
-                for planned, state in zip(outcome.planned, outcome.decision.limits, strict=False)
-                if state.allowed
-            ]
-            self.state.running.update(self.entered)
-        return super().finish(outcome)
-
-    def _without_held(self, charges: Sequence[PlannedCharge]) -> list[PlannedCharge]:
+    def _without_held(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
         """Return the charges without the slots that the request holds already.
 
         A request that is decided several times still holds one slot.
@@ -488,7 +489,7 @@ class RequestPlanner(Planner):
         ]
 
 
-def _limit_key(planned: PlannedCharge) -> tuple[object, ...]:
+def _limit_key(planned: DecidedCharge) -> tuple[object, ...]:
     """Return what two charges of one limit have in common: the counter, cost and outcomes."""
     charge = planned.charge
     rule = planned.rule
@@ -498,9 +499,9 @@ def _limit_key(planned: PlannedCharge) -> tuple[object, ...]:
     return (charge.digest, charge.limit.key_part, charge.cost, outcomes)
 
 
-def _without_ban(planned: PlannedCharge) -> PlannedCharge:
+def _without_ban(planned: DecidedCharge) -> DecidedCharge:
     charge = planned.charge
-    return planned._replace(charge=charge._replace(limit=charge.limit.without_bans()))
+    return replace(planned, charge=charge._replace(limit=charge.limit.without_bans()))
 
 
 def is_never_banned(request: HttpRequest) -> bool:
@@ -565,13 +566,13 @@ def _nothing() -> None:
     """Do nothing: without an event loop, a session is loaded when it is read."""
 
 
-def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> list[PlannedCharge]:
+def one_of_each(charges: Sequence[DecidedCharge], *, adds_up: bool = False) -> list[DecidedCharge]:
     """Return the charges without duplicate counters.
 
     Two throttles of one scope are distinguished by their rates. With `adds_up`, charges of the same
     limit are added up.
     """
-    by_counter: dict[tuple[bytes, bytes], PlannedCharge] = {}
+    by_counter: dict[tuple[bytes, bytes], DecidedCharge] = {}
     names: set[tuple[bytes, str]] = set()
     for planned in charges:
         charge = planned.charge
@@ -580,7 +581,7 @@ def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> l
         other = by_counter.get((charge.digest, limit.key_part))
         while other is not None or (charge.digest, limit.name) in names:
             if other is not None and adds_up and other.charge.limit == limit:
-                planned = planned._replace(owner=(*other.owner, *planned.owner))  # type: ignore[misc]
+                planned = replace(planned, owner=(*other.owner, *planned.owner))  # type: ignore[misc]
                 charge = charge._replace(cost=min(charge.cost + other.charge.cost, MAX_COST))
                 break
             limit = charge.limit.renamed(
@@ -589,7 +590,7 @@ def one_of_each(charges: Sequence[PlannedCharge], *, adds_up: bool = False) -> l
             number += 1
             other = by_counter.get((charge.digest, limit.key_part))
         if charge.limit is not limit or other is not None:
-            planned = planned._replace(charge=charge._replace(limit=limit))
+            planned = replace(planned, charge=charge._replace(limit=limit))
         by_counter[charge.digest, limit.key_part] = planned
         if not limit.variant:
             names.add((charge.digest, limit.name))

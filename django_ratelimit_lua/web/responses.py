@@ -185,8 +185,8 @@ def add_ratelimit_headers(request: Any, response: R) -> R:
     return response
 
 
-def attach_decision(request: Any, decision: Decision) -> Decision:
-    """Store a decision on the request for the view, merged with earlier ones, and return it."""
+def attach_decision(request: Any, decision: Decision) -> None:
+    """Store a decision on the request for the view, merged with earlier ones."""
     is_limited = not decision.allowed
     for state in decision.limits:
         is_limited = is_limited or (state.mode == "advise" and not state.allowed)
@@ -197,7 +197,6 @@ def attach_decision(request: Any, decision: Decision) -> Decision:
     request.ratelimit = decision
     if isinstance(earlier, Decision):
         request.ratelimit = earlier.merged(decision)
-    return decision
 
 
 def refused_response(request: HttpRequest, decision: Decision) -> HttpResponse:

@@ -8,28 +8,28 @@ unit stays counted until it expires.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from django.http import HttpRequest
 
-from ..engine.decide import (
-    DecidedCharge,
-    Outcome,
-    answered,
-    build_call,
-    forgetting,
-    refunding,
-)
+from ..engine.decide import answered, build_call, forgetting, refunding
+from ..engine.decided_charge import DecidedCharge
 from ..engine.holding import Held
 from ..engine.run import Waiting, called
 from ..identity.request_state import request_state
 from ..limits.call import Charge, whole_cost
+from ..limits.decision import Decision
 from ..rules.rule import Rule
 
 logger = logging.getLogger("django_ratelimit_lua")
 
 
 def settle(
-    request: HttpRequest, response: object, outcome: Outcome, held: Held | None = None
+    request: HttpRequest,
+    response: object,
+    decision: Decision,
+    decided_charges: Sequence[DecidedCharge],
+    held: Held | None = None,
 ) -> Waiting[None]:
     """Settle the charges of a decision by the response, or by the exception that was raised.
 
@@ -42,13 +42,13 @@ def settle(
     """
     if held is not None and isinstance(response, BaseException):
         yield from held.releasing()
-    if outcome.decision.source == "fallback":
+    if decision.source == "fallback":
         return  # Nothing was taken that could be given back.
     refunds: list[DecidedCharge] = []
     charges: list[Charge] = []
     resets: list[Charge] = []
-    for decided in outcome.charges:
-        rule = decided.planned.rule
+    for decided in decided_charges:
+        rule = decided.rule
         if rule is None or decided.charge.limit.holds:
             continue
         try:
@@ -56,7 +56,7 @@ def settle(
         except Exception:
             logger.exception(
                 "A function of the limit %r failed after the view; its units stay counted",
-                decided.planned.name,
+                decided.name,
             )
     yield from refunding(refunds)
     if charges:

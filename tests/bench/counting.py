@@ -30,7 +30,7 @@ from django_ratelimit_lua.contrib.statistics.recorder import (
 )
 from django_ratelimit_lua.contrib.statistics.telemetry import telemetry
 from django_ratelimit_lua.contrib.statistics.writing import Writer
-from django_ratelimit_lua.engine.decide import PlannedCharge
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.extension import decision_hooks
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
@@ -105,18 +105,18 @@ def with_telemetry() -> bool:
     return True
 
 
-def decisions(names: int = 1) -> list[tuple[list[PlannedCharge], Decision]]:
+def decisions(names: int = 1) -> list[tuple[list[DecidedCharge], Decision]]:
     """As Redis gives them, of so many rules."""
     made = []
     for number in range(HITS):
         limit = LIMITS[number % names]
-        planned = PlannedCharge(
-            Charge(limit, digest(str(number))), limit.name, identity=str(number)
-        )
         state = LimitState(
             limit.name, True, 100, number % 100, 100 - number % 100, 0.0, 1.0, 0.0, period=3600.0
         )
-        made.append(([planned], Decision(True, (state,), granted=1)))
+        decided = DecidedCharge(
+            Charge(limit, digest(str(number))), limit.name, identity=str(number), state=state
+        )
+        made.append(([decided], Decision(True, (state,), granted=1)))
     return made
 
 
@@ -283,7 +283,7 @@ def people(moment: int, hour: int) -> Tables:
     limit, tables = Limit("rule", "100/h"), Tables(moment)
     for number in range(10_000):
         who = f"{hour % 2}-{number}"
-        person = Person(PlannedCharge(Charge(limit, digest(who)), "rule", identity=who))
+        person = Person(DecidedCharge(Charge(limit, digest(who)), "rule", identity=who))
         person.allowed, person.units, person.refused, person.mark = 20, 10, number % 2, number % 120
         tables.people["rule", limit.rate.period_us, digest(who)] = person
     tables.kinds["rule", "a", "redis", 1, limit.rate.period_us, 1, False, True] = Hits(

@@ -63,6 +63,15 @@ def most_in_any(period: int, moments: list[int]) -> int:
     return most
 
 
+@pytest.mark.parametrize("algorithm", sorted(BY_RATE))
+@pytest.mark.parametrize("start", [0, 1, 999_999])
+def test_the_first_moments_of_a_clock_count_as_all_others(algorithm: str, start: int) -> None:
+    """The timer of a throttle may begin at 0, as those of DRF's own tests do."""
+    ask = Asker(Limit("zero", "3/s", algorithm=algorithm))
+    assert [ask(start).allowed for _ in range(5)] == [True] * 3 + [False] * 2
+    assert ask(start + 1_000_000).allowed
+
+
 @pytest.mark.parametrize("algorithm", ["sliding_window", "sliding_log"])
 @pytest.mark.parametrize("rate", ["5/s", "10/7s", "100/m"])
 def test_never_more_than_n_in_any_period(algorithm: str, rate: str) -> None:

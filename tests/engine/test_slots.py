@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.engine.slots import _PROGRAM, _UNITS
-from django_ratelimit_lua.limits.algorithms.concurrency import lasts_us, new_slot
+from django_ratelimit_lua.limits.algorithms.concurrency import ID_SIZE, new_slot
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import Patience, get_store
@@ -26,6 +26,11 @@ SECOND = 1_000_000
 MINUTE = 60 * SECOND
 serial = itertools.count()
 performed: Counter[str] = Counter()
+
+
+def lasts_us(slot: bytes) -> int:
+    """Return the lifetime of a slot without renewal, in microseconds."""
+    return int.from_bytes(slot[ID_SIZE:], "big") * 1000
 
 
 @dataclass

@@ -65,16 +65,16 @@ async def answer_check(meta: Meta) -> Answer:
         return Answer.text(403, "Only trusted proxies of this site may use this URL.")
     try:
         request = read_described_request(meta)
-        outcome = await adecide(_CheckPlanner(request))
+        planner = _CheckPlanner(request)
+        decision = await adecide(planner)
     except (BadRequest, SuspiciousOperation) as error:
         return _refusal(Answer.text(400, str(error)))
-    decision = outcome.decision
     style = conf.HEADERS or "draft-10"
     if not decision:
         refusal = brief_refusal(request, decision, style)
         return _refusal(Answer(refusal.status_code, dict(refusal.items()), refusal.content))
     if decision.wait > 0:
-        await ahold(outcome)
+        await ahold(decision.wait, planner.charges)
     return Answer(200, limit_headers(decision, style))
 
 

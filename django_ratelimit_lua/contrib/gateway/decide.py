@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from django.db import DatabaseError
 
-from ...engine.decide import Outcome, releasing
+from ...engine.decide import releasing
+from ...engine.decided_charge import DecidedCharge
 from ...engine.run import arun
 from ...engine.waiting import ahold
 from ...process.clock import Clock
@@ -73,14 +74,14 @@ async def _decide_together(
     caller: Caller, request: DecideRequest, gone: Gone | None
 ) -> dict[str, Any]:
     planner = DecidePlanner(caller, request)
-    outcome = await planner.decide()
+    decision = await planner.decide()
     if request.operation == "release":
-        charges = [planned.charge for planned in outcome.planned if planned.charge.limit.holds]
+        charges = [decided.charge for decided in planner.charges if decided.charge.limit.holds]
         await arun(releasing(charges, request.slot))
         return {"allowed": True, "decisions": []}
-    if request.operation == "acquire" and outcome.decision and outcome.decision.wait > 0:
-        await _wait_for_turn(outcome, gone)
-    return planner.answer(outcome)
+    if request.operation == "acquire" and decision and decision.wait > 0:
+        await _wait_for_turn(decision.wait, planner.charges, gone)
+    return planner.answer(decision)
 
 
 async def _decide_each(caller: Caller, request: DecideRequest, gone: Gone | None) -> dict[str, Any]:
@@ -98,12 +99,14 @@ async def _decide_each(caller: Caller, request: DecideRequest, gone: Gone | None
     return {"allowed": all(answer["allowed"] for answer in answers), "decisions": decisions}
 
 
-async def _wait_for_turn(outcome: Outcome, gone: Gone | None) -> None:
+async def _wait_for_turn(
+    seconds: float, charges: Sequence[DecidedCharge], gone: Gone | None
+) -> None:
     """Wait for a reserved turn. If the client disconnects, give the turn back."""
     if gone is None:
-        await ahold(outcome)
+        await ahold(seconds, charges)
         return
-    turn = asyncio.ensure_future(ahold(outcome))
+    turn = asyncio.ensure_future(ahold(seconds, charges))
     disconnect = asyncio.ensure_future(gone())
     try:
         await asyncio.wait({turn, disconnect}, return_when=asyncio.FIRST_COMPLETED)

@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 from django.http import HttpRequest
 
-from ...engine.decide import Outcome, Plan, PlannedCharge, adecide, build_call
+from ...engine.decide import adecide, build_call
+from ...engine.decided_charge import DecidedCharge
 from ...engine.run import Wait
 from ...identity import digest
 from ...identity.address import UNKNOWN, client_address
 from ...identity.keys import ALL_CALLERS
 from ...identity.names import own
 from ...limits.algorithms.concurrency import new_slot
-from ...limits.call import Charge, Operation
+from ...limits.call import Call, Charge, Operation
 from ...limits.decision import Decision, LimitState
 from ...limits.limit import Limit
 from ...limits.rate import SECOND, Rate
@@ -99,7 +100,7 @@ class DecidePlanner(Planner):
                 detail = f"{client.name} is not allowed to use the limit {charge.limit!r}."
                 raise ProblemError(403, detail)
         self.take([self._party(charge, ruleset) for charge in self._request.charges])
-        charges = [planned.charge for planned in self.charges]
+        charges = [planned.charge for planned in self.gathered]
         slots = [charge.limit.name for charge in charges if charge.limit.holds]
         if operation in ("slot", "release") and not slots:
             raise ProblemError(422, f"The operation {operation} needs a concurrency limit.")
@@ -126,12 +127,12 @@ class DecidePlanner(Planner):
             limits = [limit.without_bans() for limit in limits]
         subject = digest(identity)
         charges = [
-            PlannedCharge(
+            DecidedCharge(
                 Charge(limit, subject, requested.cost),
                 requested.limit,
                 rule,
                 requested,
-                identity=own(identity),
+                own(identity),
             )
             for limit in limits
         ]
@@ -146,7 +147,7 @@ class DecidePlanner(Planner):
         overrides = find_overrides(requested.client, ruleset.overrides, fields, charges)
         return Party(charges, overrides, has_blocks, requested)
 
-    def plan(self, ruleset: Ruleset) -> Plan:
+    def plan(self, ruleset: Ruleset) -> Call:
         if self._problem is None and not self._only_checks:
             self.is_hit = self.operation == "hit"
             return super().plan(ruleset)
@@ -156,8 +157,8 @@ class DecidePlanner(Planner):
         if self._problem is not None and self._problem.status == 401:
             operation = "hit"
             charge = Charge(WRONG_TOKENS, digest(("gateway token", self._network())))
-        planned = PlannedCharge(charge, charge.limit.name)
-        return Plan(build_call([charge], operation, ruleset=ruleset), [planned])
+        self.charges = [DecidedCharge(charge, charge.limit.name)]
+        return build_call([charge], operation, ruleset=ruleset)
 
     def _network(self) -> str | None:
         """Return the network of the caller's address, like `client_address`."""
@@ -179,28 +180,23 @@ class DecidePlanner(Planner):
         self._only_checks = True
         await self.decide()
 
-    async def decide(self) -> Outcome:
-        outcome = await adecide(self)
+    async def decide(self) -> Decision:
+        decision = await adecide(self)
         if self._problem is None:
-            return outcome
-        if self._problem.status == 401 and outcome.planned:
-            charge = outcome.planned[0].charge
+            return decision
+        if self._problem.status == 401 and self.charges:
+            charge = self.charges[0].charge
             refusal_log.write_wrong_token(self._caller.request, self._caller.client, charge)
-            if not outcome.decision:
-                seconds = math.ceil(outcome.decision.retry_after or 1)
+            if not decision:
+                seconds = math.ceil(decision.retry_after or 1)
                 raise ProblemError(429, "Too many wrong tokens from this address.", seconds)
         raise self._problem
 
-    def answer(self, outcome: Outcome) -> dict[str, Any]:
+    def answer(self, decision: Decision) -> dict[str, Any]:
         """Return the result for the service."""
-        decision = outcome.decision
         answer: dict[str, Any] = {"allowed": decision.allowed, "decisions": []}
         for requested in self._request.charges:
-            states = [
-                state
-                for planned, state in zip(outcome.planned, decision.limits, strict=True)
-                if planned.owner is requested
-            ]
+            states = [decided.state for decided in self.charges if decided.owner is requested]
             granted = requested.cost
             if not self.is_hit or not decision.allowed:
                 granted = 0

@@ -18,7 +18,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...engine.decide import PlannedCharge
+from ...engine.decided_charge import DecidedCharge
 from ...extension import ClientRecord, Column, Extension, HomeSection, RuleField
 from ...identity.request_state import RequestState
 from ...limits.decision import Decision
@@ -72,15 +72,15 @@ class StatisticsExtension(Extension):
 
     def on_decision(
         self,
-        planned: Sequence[PlannedCharge],
+        charges: Sequence[DecidedCharge],
         decision: Decision,
         seconds: float,
-        exempt: Sequence[PlannedCharge],
+        exempt: Sequence[DecidedCharge],
         state: RequestState | None,
     ) -> None:
-        recorder.add(planned, decision, seconds, exempt, state)
+        recorder.add(charges, decision, seconds, exempt, state)
         if settings.OPENTELEMETRY:
-            telemetry.record(planned, decision, seconds, exempt)
+            telemetry.record(charges, decision, seconds, exempt)
 
     def on_failed_rule(self, name: str) -> None:
         recorder.add_failed(name)

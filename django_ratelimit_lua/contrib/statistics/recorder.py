@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from threading import Lock, RLock
 
 from ...conf import conf
-from ...engine.decide import PlannedCharge
+from ...engine.decided_charge import DecidedCharge
 from ...exceptions import StoreError
 from ...identity.names import Name, is_short, shown
 from ...identity.request_state import RequestState
-from ...limits.decision import Decision, LimitState
+from ...limits.decision import Decision
 from ...limits.limit import shortened
 from ...process.clock import Clock
 from ...process.forks import renew_after_fork
@@ -92,13 +92,13 @@ class Person:
         "units",
     )
 
-    def __init__(self, planned: PlannedCharge) -> None:
-        identity = planned.identity
+    def __init__(self, counted: DecidedCharge) -> None:
+        identity = counted.identity
         self._identity = identity
         self._name: Name | None = None
         self.is_client = identity is not None
         # Only these have versions that are judged.
-        self.rule: Rule | None = planned.rule if planned.charge.limit.mode == "shadow" else None
+        self.rule: Rule | None = counted.rule if counted.charge.limit.mode == "shadow" else None
         if not is_short(identity):  # It is kept for a second, and may be as long as a request.
             self._name = shown(identity)
             self._identity = None
@@ -142,7 +142,7 @@ class RequestCount:
 
 
 Decided = tuple[
-    Sequence[PlannedCharge], Decision, float, Sequence[PlannedCharge], RequestCount | None
+    Sequence[DecidedCharge], Decision, float, Sequence[DecidedCharge], RequestCount | None
 ]
 
 _BUCKETS = tuple(map(units_bucket, range(4096)))
@@ -173,10 +173,10 @@ class Recorder:
 
     def add(
         self,
-        planned: Sequence[PlannedCharge],
+        charges: Sequence[DecidedCharge],
         decision: Decision,
         seconds: float,
-        exempt: Sequence[PlannedCharge] = (),
+        exempt: Sequence[DecidedCharge] = (),
         state: RequestState | None = None,
     ) -> None:
         """Count a decision: see `Extension.on_decision`."""
@@ -186,7 +186,7 @@ class Recorder:
         if self._tables.began and not flusher.is_running:
             self._flush_without_thread()
         queue = self._queue
-        queue.append((planned, decision, seconds, exempt, request))
+        queue.append((charges, decision, seconds, exempt, request))
         if not self._is_awaited:  # Reset by `flush` before it looks at the queue.
             self._await_flush()
         if len(queue) >= MAX_QUEUED:
@@ -218,19 +218,17 @@ class Recorder:
             people = tables.people
             minute = int(tables.began) // MINUTE
             for _ in range(len(queue)):
-                planned, decision, seconds, exempt, request = queue.popleft()
-                states = decision.limits
+                charges, decision, seconds, exempt, request = queue.popleft()
                 source = decision.source
                 is_allowed = decision.allowed
                 results: dict[str, str] = {}  # Of the names that are not counted yet.
                 near: set[str] | None = None
                 whole: str | None
-                if len(planned) == len(states) == 1 and not exempt:  # As nearly all are.
-                    whole = absent = result_of(planned[0], states[0], source)
+                if len(charges) == 1 and not exempt:  # As nearly all are.
+                    whole = absent = result_of(charges[0], source)
                 else:
-                    results, whole = results_of(planned, decision, exempt)
-                    planned = planned[: len(states)]
-                    near = _names_near(planned, states)
+                    results, whole = results_of(charges, decision, exempt)
+                    near = _names_near(charges)
                     absent = ""
                 is_first = request is None or not request.is_refused
                 if request is not None and whole:
@@ -241,10 +239,8 @@ class Recorder:
                         request.minute = minute
                         request.is_refused = not is_allowed
                 time_bucket = bisect_left(TIME_BOUNDS, seconds)
-                place = 0
-                for counted in planned:
-                    state = states[place]
-                    place += 1
+                for counted in charges:
+                    state = counted.state
                     if state.block is not None:
                         results.setdefault(counted.name, absent)
                         continue  # No limit was asked.
@@ -329,7 +325,7 @@ class Recorder:
             kind = (OTHER, *kind[1:])
         return kinds.setdefault(kind, Hits())
 
-    def _meet(self, counted: PlannedCharge, period: int) -> Person:
+    def _meet(self, counted: DecidedCharge, period: int) -> Person:
         people = self._tables.people
         person = Person(counted)
         if len(people) >= MAX_PEOPLE:
@@ -384,9 +380,12 @@ class Recorder:
         return is_left
 
 
-def _names_near(planned: Sequence[PlannedCharge], states: Sequence[LimitState]) -> set[str]:
-    pairs = zip(planned, states, strict=False)
-    return {one.name for one, state in pairs if state.used >= NEAR * one.charge.limit.rate.limit}
+def _names_near(charges: Sequence[DecidedCharge]) -> set[str]:
+    return {
+        counted.name
+        for counted in charges
+        if counted.state.used >= NEAR * counted.charge.limit.rate.limit
+    }
 
 
 recorder = Recorder()

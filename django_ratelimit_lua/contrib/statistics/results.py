@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...conf import conf
-from ...engine.decide import PlannedCharge
-from ...limits.decision import Decision, LimitState
+from ...engine.decided_charge import DecidedCharge
+from ...limits.decision import Decision
 
 ALLOWED = "a"
 REFUSED = "r"
@@ -58,12 +58,12 @@ SOURCES = {"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallbac
 
 
 def results_of(
-    planned: Sequence[PlannedCharge], decision: Decision, exempt: Sequence[PlannedCharge]
+    charges: Sequence[DecidedCharge], decision: Decision, exempt: Sequence[DecidedCharge]
 ) -> tuple[dict[str, str], str]:
     """Return the result of a decision for each rule or call site, and as a whole.
 
     Args:
-        planned: The charges.
+        charges: The charges.
         decision: The decision about them.
         exempt: The charges that an override has removed.
 
@@ -71,29 +71,30 @@ def results_of(
         The results by name, refused if one of its rates refuses, and the result of the whole
         decision (empty: no limit was decided).
     """
-    states = decision.limits
     results: dict[str, str] = {}
     whole = ""
-    for charge, state in zip(planned, states, strict=False):
-        if charge.name not in results or not state.allowed:
-            results[charge.name] = result_of(charge, state, decision.source)
-        if state.refuses:
-            whole = results[charge.name]
+    for decided in charges:
+        name = decided.name
+        if name not in results or not decided.state.allowed:
+            results[name] = result_of(decided, decision.source)
+        if decided.state.refuses:
+            whole = results[name]
     if not whole and results:
         whole = ALLOWED if ALLOWED in results.values() else results[next(reversed(results))]
-    for charge in exempt:
+    for removed in exempt:
         whole = whole or EXEMPT
-        results.setdefault(charge.name, EXEMPT)
+        results.setdefault(removed.name, EXEMPT)
     return results, whole
 
 
-def result_of(planned: PlannedCharge, state: LimitState, source: str) -> str:
+def result_of(decided: DecidedCharge, source: str) -> str:
     """Return the result of one charge."""
+    state = decided.state
     if state.block is not None:
         return BLOCKED
     if (
         source == "fallback"
-        and (planned.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local"
+        and (decided.charge.limit.on_store_error or conf.ON_STORE_ERROR) != "local"
     ):
         return POLICY
     ban = state.ban

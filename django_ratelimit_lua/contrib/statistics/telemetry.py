@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...engine.decide import PlannedCharge
+from ...engine.decided_charge import DecidedCharge
 from ...limits.decision import Decision
 from ...operations.formatting import readable
 from ...process.forks import renew_after_fork
@@ -45,14 +45,14 @@ class Telemetry:
 
     def record(
         self,
-        planned: Sequence[PlannedCharge],
+        charges: Sequence[DecidedCharge],
         decision: Decision,
         seconds: float,
-        exempt: Sequence[PlannedCharge],
+        exempt: Sequence[DecidedCharge],
     ) -> None:
         """Record a decision that took this many seconds; see `Recorder.add`."""
         try:
-            results, of_all = results_of(planned, decision, exempt)
+            results, of_all = results_of(charges, decision, exempt)
             if not of_all:
                 return
             if self._instruments is None:

@@ -6,7 +6,7 @@ import os
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from ..rate import SECOND, LimitError
+from ..rate import LimitError
 from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
 
@@ -54,13 +54,3 @@ def new_slot(seconds: float) -> bytes:
     (20, False)
     """
     return os.urandom(ID_SIZE) + _LASTS.pack(round((seconds + CLOCK_SECONDS) * 1000))
-
-
-def lasts_us(slot: bytes) -> int:
-    """Return the lifetime of a slot without renewal, in microseconds.
-
-    >>> lasts_us(new_slot(10.0))
-    10100000
-    """
-    milliseconds: int = _LASTS.unpack_from(slot, ID_SIZE)[0]
-    return milliseconds * (SECOND // 1000)

@@ -24,7 +24,7 @@ local function check(key, record, now, cost)
   local newest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
   local last, serial, used = tonumber(newest[2] or 0), newest[1] and struct.unpack('>I6', newest[1]) or 0, 0
   if last > now then last = set_back(key, now, last) end
-  if last > 0 then used = redis.call('ZCOUNT', key, '(' .. text(now - period), '+inf') end
+  if newest[1] then used = redis.call('ZCOUNT', key, '(' .. text(now - period), '+inf') end
   local accepted_from, excess = now, used + cost - most
   if cost > most then
     accepted_from = math.huge

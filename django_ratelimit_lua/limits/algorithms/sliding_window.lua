@@ -24,8 +24,8 @@ end
 
 local function check(key, record, now, cost)
   local most, period = struct.unpack('<dd', record, 41)
-  local state, used, last, units, first = redis.call('GET', key), 0, 0, 0, 22
-  if state then used, last, units = struct.unpack('<I7I7I7', state) end
+  local state, used, last, units, first = redis.call('GET', key) or '', 0, 0, 0, 22
+  if state ~= '' then used, last, units = struct.unpack('<I7I7I7', state) end
   if last > now then state, used, last, units = set_back(key, now, state) end
   if last + period <= now then state, used, last, units = '', 0, 0, 0 end
   while first < #state do
@@ -60,7 +60,7 @@ local function take(key, record, now, cost, verdict)
   local units, older = cost, verdict.older
   if verdict.last >= now - now % length then
     units = units + verdict.units
-  elseif verdict.last > 0 then
+  elseif verdict.units > 0 then
     older = older .. struct.pack('<I7I7', verdict.last, verdict.units)
   end
   verdict.used, verdict.free_at = verdict.used + cost, now + period

@@ -359,6 +359,7 @@ def test_an_error_reply_of_redis_is_counted_as_a_separate_kind_of_failure(
     )
     try:
         place = url().replace("redis://", "redis://metrics:x@")
+        settings.RATELIMIT_TIMEOUT = 10
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": place}}
         RateLimiter("mail", "5/h", on_store_error="open").hit("ada")
         direct.acl_setuser("metrics", commands=["+evalsha"])  # By which statistics are written.

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from django_ratelimit_lua.contrib.statistics.recorder import Recorder
-from django_ratelimit_lua.engine.decide import PlannedCharge
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
@@ -72,8 +72,8 @@ def test_each_limit_and_each_decision_is_counted_once(recorder: Recorder, hits: 
         granted = max(cost for _, _, _, cost, _ in charges) if is_let_go else 0
         decision = Decision(is_let_go, states, granted, source=source)
         planned = [
-            PlannedCharge(Charge(limit, who.encode(), cost), limit.name, identity=who)
-            for limit, who, _, cost, _ in charges
+            DecidedCharge(Charge(limit, who.encode(), cost), limit.name, identity=who, state=state)
+            for (limit, who, _, cost, _), state in zip(charges, states, strict=True)
         ]
         recorder.add(planned, decision, 0.001)
         results = []

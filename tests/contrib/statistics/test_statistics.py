@@ -34,9 +34,8 @@ from django_ratelimit_lua.contrib.statistics.reading import (
 )
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.writing import WRITE
-from django_ratelimit_lua.engine.decide import PlannedCharge
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.request_state import RequestState
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import LimitState
@@ -131,7 +130,8 @@ def test_a_request_counts_once_if_its_decisions_are_written_separately(
             for limit, allowed in chosen
         )
         planned = [
-            PlannedCharge(Charge(limit, b"x" * 32), limit.name) for limit, _allowed in chosen
+            DecidedCharge(Charge(limit, b"x" * 32), limit.name, state=state)
+            for (limit, _allowed), state in zip(chosen, states, strict=True)
         ]
         decision = Decision(not any(state.refuses for state in states), states)
         recorder.add(planned, decision, 0.001, (), requests[number])
@@ -398,14 +398,6 @@ def test_long_identities_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None
         (person,) = recorder._tables.people.values()
     assert person._identity is None
     assert top("stats.long", day(), "used")[0].name == [("", "xx…")]
-
-
-def test_a_decision_that_cannot_be_counted_raises_nothing() -> None:
-    """For example, the switch was turned off during the decision."""
-    planned = [PlannedCharge(Charge(Limit("stats.none", "5/h"), digest("x")), "stats.none")]
-    recorder.add(planned, Decision(True), 0.001)
-    assert not recorder.flush()
-    assert counts("stats.none") == {}
 
 
 def test_counts_older_than_two_days_are_read_by_the_day(monkeypatch: pytest.MonkeyPatch) -> None:

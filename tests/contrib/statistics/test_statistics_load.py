@@ -27,7 +27,7 @@ from django_ratelimit_lua.contrib.statistics.reading import (
     top,
 )
 from django_ratelimit_lua.contrib.statistics.recorder import Hits, Person, Tables, recorder
-from django_ratelimit_lua.engine.decide import PlannedCharge
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
@@ -360,7 +360,7 @@ def crowd(name: str, whose: str, people: int, at: float) -> Tables:
     limit, tables = Limit(name, "1000/h"), Tables(at)
     for number in range(people):
         who = digest(f"{whose}-{number}")
-        person = Person(PlannedCharge(Charge(limit, who), name, identity=whose))
+        person = Person(DecidedCharge(Charge(limit, who), name, identity=whose))
         person.allowed = person.units = person.mark = 1
         tables.people[name, limit.rate.period_us, who] = person
     tables.kinds[name, "a", "redis", 0, limit.rate.period_us, 1, False, True] = Hits(

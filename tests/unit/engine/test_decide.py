@@ -10,12 +10,11 @@ import pytest
 
 from django_ratelimit_lua.engine.decide import (
     FENCED_ATTEMPTS,
-    Outcome,
-    Plan,
-    PlannedCharge,
     build_call,
+    complete,
     deciding,
 )
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.engine.run import Wait, arun, run, settling
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
@@ -37,24 +36,25 @@ class Planner:
     units = 1
     is_hit = True
     state = request = None
-    charges = ()
+    exempt = ()
 
     def __init__(self) -> None:
         self.gathered: list[int] = []
         self.plans = 0
-        self.finished: list[Outcome] = []
+        self.charges: list[DecidedCharge] = []
+        self.finished: list[Decision] = []
 
     def gather(self, ruleset: Ruleset) -> tuple[()]:
         self.gathered.append(ruleset.revision.number)
         return ()
 
-    def plan(self, ruleset: Ruleset) -> Plan:
+    def plan(self, ruleset: Ruleset) -> Call:
         self.plans += 1
-        call = build_call([CHARGE], ruleset=ruleset)
-        return Plan(call, [PlannedCharge(CHARGE, "x")])
+        self.charges = [DecidedCharge(CHARGE, "x")]
+        return build_call([CHARGE], ruleset=ruleset)
 
-    def finish(self, outcome: Outcome) -> list[Wait]:
-        self.finished.append(outcome)
+    def finish(self, decision: Decision) -> list[Wait]:
+        self.finished.append(decision)
         return []
 
 
@@ -83,8 +83,8 @@ class Loop:
         self._loaded = loaded
         self._step = next(self._waiting)
 
-    def answer(self, reply: Decision | Exception) -> Outcome | None:
-        """Reply to the next call, and return the outcome, or None if the loop continues."""
+    def answer(self, reply: Decision | Exception) -> Decision | None:
+        """Reply to the next call, and return the decision, or None if the loop continues."""
         try:
             while isinstance(self._step, Wait):
                 if "load" in str(self._step.blocking):
@@ -107,14 +107,14 @@ def no_rules_yet(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_taken_units_can_be_refunded_by_their_token() -> None:
-    """The outcome has the state and the token of each charge. The token is the moment from which
-    the units count.
+    """The planned charges get their states and tokens. The token is the moment from which the units
+    count.
     """
     planner = Planner()
-    outcome = Loop(planner, [rules(1)]).answer(ALLOWED)
-    (decided,) = outcome.charges
+    decision = Loop(planner, [rules(1)]).answer(ALLOWED)
+    (decided,) = planner.charges
     assert (decided.charge, decided.state, decided.token) == (CHARGE, ALLOWED.limits[0], 7)
-    assert planner.finished == [outcome]
+    assert planner.finished == [decision]
 
 
 def test_stale_rules_are_loaded_and_the_call_is_planned_again() -> None:
@@ -125,17 +125,17 @@ def test_stale_rules_are_loaded_and_the_call_is_planned_again() -> None:
     loop = Loop(planner, [rules(number) for number in range(1, 9)])
     answers = [loop.answer(stale(number)) for number in range(2, 2 + FENCED_ATTEMPTS)]
     assert answers == [None] * FENCED_ATTEMPTS
-    outcome = loop.answer(ALLOWED)
+    decision = loop.answer(ALLOWED)
     assert planner.gathered == [1, 2, 3, 4]
     assert [call.revision_number for call in loop.calls] == [1, 2, 3, 0]
-    assert outcome.decision.revision == 4
+    assert decision.revision == 4
 
 
 def test_the_latest_known_rules_apply() -> None:
     """If loading returns the same rules again, the next call is sent without a revision."""
     loop = Loop(Planner(), [rules(1), rules(1)])
     assert loop.answer(stale(2)) is None
-    assert loop.answer(ALLOWED).decision.revision == 1
+    assert loop.answer(ALLOWED).revision == 1
     assert [call.revision_number for call in loop.calls] == [1, 0]
 
 
@@ -179,20 +179,18 @@ def test_a_refused_call_has_no_units_to_refund(counts_denied: bool) -> None:
     """If another limit refuses, a limit takes no units, unless it counts denied requests. Only a
     limit that has taken units has a token.
     """
-    planner, refusing = Planner(), Charge(Limit("full", "5/h"), digest("ada"))
+    refusing = Charge(Limit("full", "5/h"), digest("ada"))
     counted = Charge(
         Limit("x", "5/h", algorithm="fixed_window", count_denied=counts_denied), digest("ada")
     )
-    planner.plan = lambda ruleset: Plan(  # type: ignore[method-assign]
-        build_call([counted, refusing], ruleset=ruleset),
-        [PlannedCharge(counted, "x"), PlannedCharge(refusing, "full")],
-    )
+    charges = [DecidedCharge(counted, "x"), DecidedCharge(refusing, "full")]
+    call = build_call([counted, refusing])
     states = (
         LimitState("x", True, 5, 1, 4, 0.0, 3600.0, 0.0, counted_at=7 if counts_denied else 0),
         LimitState("full", False, 5, 5, 0, 60.0, 60.0, 0.0),
     )
-    outcome = Loop(planner, [rules(1)]).answer(Decision(False, states, moment=7))
-    assert [decided.token for decided in outcome.charges] == [7 if counts_denied else None, None]
+    complete(charges, call, Decision(False, states, moment=7))
+    assert [decided.token for decided in charges] == [7 if counts_denied else None, None]
 
 
 def test_an_interrupted_wait_releases_its_resources_immediately() -> None:

@@ -9,7 +9,8 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import RequestFactory
 
-from django_ratelimit_lua.engine.decide import PlannedCharge, now_us
+from django_ratelimit_lua.engine.decide import now_us
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.identity import digest, key_id
 from django_ratelimit_lua.identity.names import own
 from django_ratelimit_lua.limits.call import Charge
@@ -32,8 +33,8 @@ def known(*overrides: Override) -> list[Override]:
     return [override._replace(subject=SUBJECT) for override in overrides]
 
 
-def planned(mode: Any = "enforce") -> list[PlannedCharge]:
-    return [PlannedCharge(Charge(Limit("x", "5/h", mode=mode), digest("ada")), "x")]
+def planned(mode: Any = "enforce") -> list[DecidedCharge]:
+    return [DecidedCharge(Charge(Limit("x", "5/h", mode=mode), digest("ada")), "x")]
 
 
 def test_an_override_exempts_changes_or_blocks_a_charge() -> None:
@@ -42,14 +43,14 @@ def test_an_override_exempts_changes_or_blocks_a_charge() -> None:
     (changed,), *_ = apply_overrides(
         planned(), known(Override(1, "x", "limit", Rate.parse("9/h"))), True
     )
-    assert (changed.charge.limit.rate.limit, changed.blocked) == (9, None)
+    assert (changed.charge.limit.rate.limit, changed.state) == (9, None)
     (blocked,), _ = apply_overrides(planned(), known(Override(1)), True)
-    assert (blocked.blocked.allowed, blocked.blocked.retry_after, blocked.blocked.name) == (
+    assert (blocked.state.allowed, blocked.state.retry_after, blocked.state.name) == (
         False,
         None,
         "x",
     )
-    assert blocked.subject == SUBJECT
+    assert blocked.blocked_by == SUBJECT
 
 
 def test_a_block_for_all_rules_needs_no_rule() -> None:
@@ -58,8 +59,8 @@ def test_a_block_for_all_rules_needs_no_rule() -> None:
     """
     overrides = known(Override(1))
     (blocked,), _ = apply_overrides([], overrides, True, "owner")
-    state = blocked.blocked
-    assert (state.name, state.enforced, blocked.subject, blocked.owner) == (
+    state = blocked.state
+    assert (state.name, state.enforced, blocked.blocked_by, blocked.owner) == (
         BLOCK,
         True,
         SUBJECT,
@@ -83,7 +84,8 @@ def test_an_override_applies_from_its_start_to_its_end() -> None:
 
 def test_an_override_for_one_rule_does_not_affect_another() -> None:
     """It names a rule or a call site."""
-    assert apply_overrides(planned(), known(Override(1, "x", "exempt")), True) == ([], planned())
+    charges = planned()
+    assert apply_overrides(charges, known(Override(1, "x", "exempt")), True) == ([], charges)
     assert len(apply_overrides(planned(), known(Override(1, "y", "exempt")), True)[0]) == 1
 
 
@@ -123,7 +125,7 @@ def test_the_digests_of_a_client_are_those_that_charges_count(settings: Any) -> 
 
     def clients(identity: Any) -> list[bytes]:
         charge = Charge(limit, digest(identity))
-        return list(client_digests([PlannedCharge(charge, "x", identity=own(identity))]))
+        return list(client_digests([DecidedCharge(charge, "x", identity=own(identity))]))
 
     assert clients(ip) == [digest(ip), digest(ip, "before")]
     assert clients(pair) == [digest(pair), digest(pair, "before")]

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest
 from django.test import RequestFactory
 
-from django_ratelimit_lua.engine.decide import Outcome, PlannedCharge
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.engine.run import arun, run
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge, Revision
@@ -65,10 +65,10 @@ def asked_by(who: Any = STRANGER, method: str = "GET") -> HttpRequest:
 
 def gathered(
     rules: list[Rule], kind: str, request: HttpRequest, **kwargs: Any
-) -> list[PlannedCharge]:
+) -> list[DecidedCharge]:
     planner = RequestPlanner(request, rules, "here", **kwargs)
     gather(planner, NO_RULES, kind)
-    return list(planner.charges)
+    return list(planner.gathered)
 
 
 def gather(planner: RequestPlanner, ruleset: Ruleset, kind: str = "sync") -> None:
@@ -79,7 +79,7 @@ def gather(planner: RequestPlanner, ruleset: Ruleset, kind: str = "sync") -> Non
         asyncio.run(arun(planner.gather(ruleset)))
 
 
-def numbers(charges: list[PlannedCharge]) -> list[tuple[str, int, bytes, int]]:
+def numbers(charges: list[DecidedCharge]) -> list[tuple[str, int, bytes, int]]:
     return [
         (
             planned.charge.limit.name,
@@ -188,8 +188,8 @@ def test_gathered_values_are_reused_if_newer_rules_keep_the_call_sites(kind: str
         (NO_RULES, 7, 2),
     ):
         gather(planner, rules, kind)
-        assert [charged[1] for charged in numbers(planner.charges)] == [limit]
-        assert [charge.limit.rate.limit for charge in planner.plan(rules).call.charges] == [limit]
+        assert [charged[1] for charged in numbers(planner.gathered)] == [limit]
+        assert [charge.limit.rate.limit for charge in planner.plan(rules).charges] == [limit]
         assert len(calls) == count
         assert planner.ruleset is rules
 
@@ -263,7 +263,7 @@ def scoped(rate: str, owner: str) -> Place:
     return Place(
         (),
         "scope",
-        [PlannedCharge(Charge(Limit("scope", rate), digest("ada")), "scope", owner=owner)],
+        [DecidedCharge(Charge(Limit("scope", rate), digest("ada")), "scope", owner=owner)],
         owner,
     )
 
@@ -280,8 +280,8 @@ def test_charges_of_several_places_are_made_in_order() -> None:
     ]
     planner = RequestPlanner(asked_by(), lambda ruleset: places)
     gather(planner, NO_RULES)
-    planned = planner.plan(NO_RULES).charges
-    assert [(charge.owner, charge.charge.limit.name) for charge in planned] == [
+    planner.plan(NO_RULES)
+    assert [(charge.owner, charge.charge.limit.name) for charge in planner.charges] == [
         ("first", "scope"),
         ("second", "scope:50/h"),
         ("third", "scope:50/h*2"),
@@ -293,7 +293,7 @@ def test_an_exempt_request_is_neither_charged_nor_blocked() -> None:
     """If there are no places, nothing is charged and no block is looked up."""
     planner = RequestPlanner(asked_by(), lambda ruleset: None, has_blocks=True)
     gather(planner, WITH_BLOCKS)
-    assert (planner.charges, planner.parties) == ([], ())
+    assert (planner.gathered, planner.parties) == ([], ())
 
 
 def test_signal_receivers_get_the_refused_client() -> None:
@@ -310,8 +310,9 @@ def test_signal_receivers_get_the_refused_client() -> None:
             asked_by(), [call_site("here", "ip", "5/h", None, 1, {})], operation=operation
         )
         gather(planner, NO_RULES)
+        planner.plan(NO_RULES)
         (planned,) = planner.charges
-        state = LimitState.of(
+        planned.state = LimitState.of(
             planned.charge.limit,
             allowed=False,
             used=5,
@@ -319,8 +320,7 @@ def test_signal_receivers_get_the_refused_client() -> None:
             retry_after=9.0,
             reset_after=9.0,
         )
-        outcome = Outcome(Decision(False, (state,), source=source), [planned])
-        for wait in planner.finish(outcome):
+        for wait in planner.finish(Decision(False, (planned.state,), source=source)):
             wait.blocking()
 
     limit_exceeded.connect(receiver)
@@ -355,8 +355,8 @@ def test_a_blocked_client_is_peeked_and_not_counted(mode: str) -> None:
     rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "mode": mode})
     planner = RequestPlanner(asked_by(), [rule], operation="hit")
     gather(planner, WITH_BLOCKS)
-    plan = planner.plan(WITH_BLOCKS)
-    assert [planned.blocked is not None for planned in plan.charges] == [True]
-    assert list(plan.call.charges) == []
-    assert plan.call.operation == ("peek" if mode == "enforce" else "hit")
-    assert plan.call.has_overrides
+    call = planner.plan(WITH_BLOCKS)
+    assert [bool(planned.blocked_by) for planned in planner.charges] == [True]
+    assert list(call.charges) == []
+    assert call.operation == ("peek" if mode == "enforce" else "hit")
+    assert call.has_overrides

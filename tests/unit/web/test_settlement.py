@@ -8,7 +8,7 @@ import pytest
 from django.http import HttpRequest
 from django.test import RequestFactory
 
-from django_ratelimit_lua.engine.decide import Outcome, PlannedCharge
+from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
@@ -21,21 +21,18 @@ CHARGE = Charge(Limit("here", "5/h"), digest("ada"), 2)
 STATE = LimitState("here", True, 5, 2, 3, 0.0, 3600.0, 0.0, counted_at=7)
 
 
-def outcome(token: int | None = 7, source: Any = "redis", **says: Any) -> Outcome:
-    """Return the outcome of a hit at a call site with these options about outcomes."""
+def charged(token: int | None = 7, **says: Any) -> DecidedCharge:
+    """Return the charge of a hit at a call site with these options about outcomes."""
     rule = call_site("here", "ip", "5/h", None, 2, {}, **says)
-    return Outcome(
-        Decision(True, (STATE,), source=source),
-        [PlannedCharge(CHARGE, "here", rule)],
-        took=token is not None,
-    )
+    return DecidedCharge(CHARGE, "here", rule, state=STATE, token=token)
 
 
 def settled(
-    outcome: Outcome, response: Any = "the response", request: HttpRequest | None = None
+    *charges: DecidedCharge, response: Any = "the response", source: Any = "redis"
 ) -> list[tuple[str, int]]:
     """Return the operations of the settlement, each with its units."""
-    waiting, done = settle(request or RequestFactory().get("/"), response, outcome), []
+    decision = Decision(True, (STATE,) * len(charges), source=source)
+    waiting, done = settle(RequestFactory().get("/"), response, decision, charges), []
     try:
         step = next(waiting)
         while True:
@@ -88,7 +85,7 @@ def test_the_options_of_the_call_site_apply(
     """Units are refunded at the moment from which they count. After a reset, nothing is
     refunded.
     """
-    assert settled(outcome(**says)) == done
+    assert settled(charged(**says)) == done
 
 
 def fail(request: HttpRequest, outcome: Any) -> bool:
@@ -111,10 +108,7 @@ def test_units_stay_counted_if_a_function_fails(
     """The log reports the error once, with the name of the limit. Other limits are settled. A cost
     that is no whole number is an error, too.
     """
-    failing = outcome(**says)
-    sound = outcome(count_if=no)
-    both = Outcome(Decision(True, (STATE, STATE)), [*failing.planned, *sound.planned], took=True)
-    assert settled(both) == [("refund", 2)]
+    assert settled(charged(**says), charged(count_if=no)) == [("refund", 2)]
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("django_ratelimit_lua", "ERROR")
     assert "'here'" in record.getMessage()
@@ -126,14 +120,20 @@ def test_a_call_that_took_no_units_refunds_none() -> None:
     """A refused hit took no units. If Redis was unavailable, the functions of the call site are not
     called.
     """
-    assert settled(outcome(token=None, count_if=no)) == []
-    assert settled(outcome(source="fallback", count_if=no, cost_after=seven, reset_if=yes)) == []
+    assert settled(charged(token=None, count_if=no)) == []
+    every = charged(token=None, count_if=no, cost_after=seven, reset_if=yes)
+    assert settled(every, source="fallback") == []
 
 
 def test_the_outcome_is_the_response_or_the_exception() -> None:
     """The functions get the response, or any exception that stopped the view."""
     seen: list[Any] = []
     error = KeyboardInterrupt()
+
+    def count_if(request: HttpRequest, outcome: Any) -> bool:
+        seen.append(outcome)
+        return True
+
     for response in ("the response", error):
-        settled(outcome(count_if=lambda request, outcome: seen.append(outcome) or True), response)
+        settled(charged(count_if=count_if), response=response)
     assert seen == ["the response", error]

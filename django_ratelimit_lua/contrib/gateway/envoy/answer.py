@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
 from django.utils.functional import cached_property
 
 from ....conf import conf
-from ....engine.decide import Outcome, Plan, PlannedCharge, adecide
+from ....engine.decide import adecide
+from ....engine.decided_charge import DecidedCharge
 from ....engine.run import Wait
 from ....engine.waiting import ahold
 from ....identity import Identity, digest
-from ....limits.call import MAX_COST, MAX_HOLD_US, Charge, Operation
+from ....limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation
 from ....limits.decision import Decision, LimitState
 from ....limits.limit import Limit
 from ....limits.rate import SECOND, LimitError, Rate
@@ -71,7 +73,7 @@ class _Planner(Planner):
                 planned.identity is None or is_never_banned(result.request)
             ):
                 charge = planned.charge._replace(limit=limit.without_bans())
-                planned = planned._replace(charge=charge)
+                planned = replace(planned, charge=charge)
             charges.append(planned)
         fields = override_fields(ruleset.overrides, charges, True)
         if not fields:
@@ -80,31 +82,31 @@ class _Planner(Planner):
         overrides = find_overrides(sender, ruleset.overrides, fields, charges)
         return Party(charges, overrides, self.is_hit, (result,))
 
-    def plan(self, ruleset: Ruleset) -> Plan:
-        """Return the plan, and mark the results that only exempt charges concern."""
-        plan = super().plan(ruleset)
-        charged = {result for planned in plan.charges for result in _owners(planned)}
-        for planned in plan.exempt:
+    def plan(self, ruleset: Ruleset) -> Call:
+        """Set the charges, and mark the results that only exempt charges concern."""
+        call = super().plan(ruleset)
+        charged = {result for planned in self.charges for result in _owners(planned)}
+        for planned in self.exempt:
             for result in set(_owners(planned)) - charged:
                 result.is_unlimited = True
-        return plan
+        return call
 
-    def request_of(self, planned: PlannedCharge) -> DescriptorRequest:
-        return _owners(planned)[0].request
+    def request_of(self, decided: DecidedCharge) -> DescriptorRequest:
+        return _owners(decided)[0].request
 
-    def finish(self, outcome: Outcome) -> Sequence[Wait]:
-        """Record the outcome, and the states of each descriptor."""
-        for planned, state in zip(outcome.planned, outcome.decision.limits, strict=True):
-            for result in _owners(planned):
-                result.states.append(state)
-        return super().finish(outcome)
+    def finish(self, decision: Decision) -> Sequence[Wait]:
+        """Record the decision, and the states of each descriptor."""
+        for decided in self.charges:
+            for result in _owners(decided):
+                result.states.append(decided.state)
+        return super().finish(decision)
 
 
-def _owners(planned: PlannedCharge) -> Sequence[DescriptorResult]:
+def _owners(planned: DecidedCharge) -> Sequence[DescriptorResult]:
     return planned.owner  # type: ignore[return-value]
 
 
-def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[PlannedCharge]:
+def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[DecidedCharge]:
     """Return the charges of a descriptor, by the rule that matches it or Envoy's own rate."""
     requested = result.requested
     rule = rule_for(ruleset, requested.domain, requested.entries)
@@ -123,7 +125,7 @@ def _charges(result: DescriptorResult, ruleset: Ruleset) -> list[PlannedCharge]:
     return [_planned(result, limit, requested.identity(), requested.hits)]
 
 
-def _charges_by(rule: Rule, result: DescriptorResult) -> list[PlannedCharge]:
+def _charges_by(rule: Rule, result: DescriptorResult) -> list[DecidedCharge]:
     """Return the charge of a rule for a descriptor. Raises `LimitError` if it cannot be applied."""
     requested = result.requested
     template = rule.template
@@ -144,9 +146,9 @@ def _charges_by(rule: Rule, result: DescriptorResult) -> list[PlannedCharge]:
 
 def _planned(
     result: DescriptorResult, limit: Limit, identity: Identity, cost: int, rule: Rule | None = None
-) -> PlannedCharge:
+) -> DecidedCharge:
     charge = Charge(limit, digest(identity), cost)
-    return PlannedCharge(charge, limit.name, rule, (result,), identity=identity)
+    return DecidedCharge(charge, limit.name, rule, (result,), identity)
 
 
 def _limit(template: LimitTemplate, name: str, rate: Rate) -> Limit:
@@ -172,22 +174,22 @@ async def answer(data: bytes) -> bytes:
     Raises `QuestionError`.
     """
     results = [DescriptorResult(requested) for requested in read_question(data)]
-    outcome = Outcome(Decision(True))
+    decision = Decision(True)
     # Units that were used or are refunded are settled first, and refuse nothing.
     purposes: Sequence[Operation] = ("refund", "charge", "hit")
     for purpose in purposes:
         of_purpose = [result for result in results if result.requested.purpose == purpose]
         if of_purpose:
-            decided = await adecide(_Planner(of_purpose, purpose))
+            planner = _Planner(of_purpose, purpose)
+            decided = await adecide(planner)
             if purpose == "hit":
-                outcome = decided
-    if outcome.decision and outcome.decision.wait > 0:
-        await ahold(outcome)
-    return _write(results, outcome)
+                decision = decided
+                if decision and decision.wait > 0:
+                    await ahold(decision.wait, planner.charges)
+    return _write(results, decision)
 
 
-def _write(results: Sequence[DescriptorResult], outcome: Outcome) -> bytes:
-    decision = outcome.decision
+def _write(results: Sequence[DescriptorResult], decision: Decision) -> bytes:
     style = conf.HEADERS or "draft-10"
     response = messages.Response(overall_code=messages.OK)
     headers = limit_headers(decision, style)
