@@ -310,13 +310,8 @@ class RateLimitOverride(RateFields, AuditedModel):
             problems["field"] = text % {"kinds": ", ".join(kinds)}
         elif self.field and not (self.kind == self.field and self.subject):
             problems["field"] = _("The value is missing.")
-        if self.effect == self.Effects.LIMIT and not self.rule:
-            problems["rule"] = NEEDS_RULE
-        elif self.effect == self.Effects.LIMIT:
-            try:
-                problems |= self.misfits(self._compiled_rule())
-            except RuleError as error:
-                problems["rule"] = problem_text(error.problem)
+        if self.effect == self.Effects.LIMIT:
+            problems |= self._limit_problems()
         for field in ("starts", "ends"):
             moment = getattr(self, field)
             if moment != within(moment):
@@ -340,6 +335,19 @@ class RateLimitOverride(RateFields, AuditedModel):
                     )
         if problems:
             raise ValidationError(problems)
+
+    def _limit_problems(self) -> dict[str, object]:
+        """Return why this is no other limit of its rule, by field."""
+        rule = None
+        try:
+            if self.rule:
+                rule = self._compiled_rule()
+            problems = self.misfits(rule)
+        except RuleError as error:
+            problems = {"rule": problem_text(error.problem)}
+        if not self.rule:
+            problems["rule"] = NEEDS_RULE
+        return problems
 
     def _compiled_rule(self) -> Rule | None:
         """Return the rule of that name; None: it is a limit in the code. Raises `RuleError`."""

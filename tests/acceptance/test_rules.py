@@ -343,7 +343,7 @@ def test_unreadable_rows_and_parts_are_skipped_and_logged(
         if field not in (b"revision", b"rules"):
             direct.hset(key, field, '0123456789abcdef[5, {"effect": "nonsense"')
     assert get("/other", REMOTE_ADDR="203.0.113.3") == [200]
-    assert "Overrides cannot be read" in caplog.text
+    assert "The rules in Redis cannot be read" in caplog.text
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
