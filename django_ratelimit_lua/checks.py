@@ -90,8 +90,8 @@ LOST_VALUES = Problem(
 )
 MANY_OVERRIDES = Problem(
     "W016",
-    "Block long lists of addresses in a firewall or with RATELIMIT_NETWORKS, and clients that "
-    "misbehave with bans (ban_after).",
+    "Block long lists of addresses in a firewall or a proxy, and clients that misbehave with bans "
+    "(ban_after).",
 )
 NO_PACKAGE = Problem("W017", "Install django-ratelimit-lua[{extra}].")
 TENANT_APP = Problem("E023", "Move it to SHARED_APPS: all tenants share its tables and its rules.")
