@@ -25,7 +25,6 @@ from .changes import on_change
 __all__ = [
     "Setting",
     "Table",
-    "callables",
     "changes",
     "conf",
     "header",

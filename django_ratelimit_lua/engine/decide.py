@@ -184,25 +184,18 @@ def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -
 
     Return the decision about all charges, with the states of those that an override blocks.
     """
-    states = iter(decision.limits)
-    for decided in charges:
-        if not decided.blocked_by:
-            decided.state = next(states)
     if len(decision.limits) < len(charges):
-        decision = decision._replace(limits=tuple([decided.state for decided in charges]))
+        states = iter(decision.limits)
+        limits = [decided.state if decided.blocked_by else next(states) for decided in charges]
+        decision = decision._replace(limits=tuple(limits))
         if any(decided.blocked_by and decided.state.refuses for decided in charges):
             decision = decision._replace(allowed=False, granted=0)
-    if not decision.allowed:
-        refusing = (
-            decided.blocked_by or decided.charge.digest
-            for decided in charges
-            if decided.state.refuses
-        )
-        decision = decision._replace(identity=next(refusing, b""))
     is_refundable = call.operation == "hit" and decision.source != "fallback"
-    for decided in charges:
-        limit, _digest, cost = decided.charge
-        state = decided.state
+    for decided, state in zip(charges, decision.limits, strict=True):
+        decided.state = state
+        limit, digest, cost = decided.charge
+        if not decision.allowed and state.refuses and not decision.identity:
+            decision = decision._replace(identity=decided.blocked_by or digest)
         if limit.holds:
             # Also if this process granted it, without Redis.
             if decision.allowed and call.slot and state.counted_at:

@@ -12,7 +12,7 @@ MAX_OF_LIMIT = 10
 MAX_OF_LOG = 60
 """Records about one limit, and about all, that a process writes to one log in a minute."""
 MAX_LIMITS = 1_000
-"""Limits whose skipped records are counted."""
+"""Maximum number of limits with counts of skipped records."""
 MINUTE = 60.0
 
 

@@ -28,7 +28,6 @@ __all__ = [
     "names",
     "request_state",
     "request_values",
-    "routes",
 ]
 
 Identity = Union[  # noqa: UP007

@@ -117,9 +117,6 @@ class Call(NamedTuple):
 
     - `prefix`: the start of every key;
     - `now`: microseconds since 1970, or None for the server's clock;
-    - `slack_us`: with `now`, how much longer than necessary keys are kept, because they expire by
-      the server's clock; None: a minute. A caller whose time is behind the present needs at least
-      the difference;
     - `max_wait_us`: replaces the `max_wait` of each bucket for this call, and other limits reserve
       no turn; negative: without a maximum;
     - `longest_hold_us`: how long a hit may be held by a limit that makes callers wait even without
@@ -127,7 +124,7 @@ class Call(NamedTuple):
     - `partial`: grant as many units as are available;
     - `debt`: a token bucket that owes no more than it holds grants any cost, and later callers wait
       until the debt is paid;
-    - `hit_at`: for a refund, the moment of the hit whose units are refunded; None: the latest hit;
+    - `hit_at`: for a refund, the moment of the refunded hit; None: the latest hit;
     - `revision`, `fence`: the revision of the rules and overrides that the caller uses, and the key
       of the hash with the current one;
     - `has_overrides`: whether the caller found overrides. The revision is then compared even if
@@ -150,7 +147,6 @@ class Call(NamedTuple):
     max_wait_us: int | None = None
     hit_at: int | None = None
     longest_hold_us: int | None = None
-    slack_us: int | None = None
     tries_again: bool = False
     debt: bool = False
 
@@ -238,8 +234,6 @@ class Call(NamedTuple):
         if self.now is not None:
             now = self.now
             moment = b"%d" % now
-        if self.slack_us is not None:
-            moment += b" %d" % (self.slack_us // 1000)
         revision = b""
         if self.revision is not None:
             revision = self.revision.text

@@ -4,7 +4,7 @@ Decides the limits of one call, all or nothing.
 KEYS[1..n]  the state of each limit; that of a limit with a ban is followed by that of the ban; last, if ARGV[2] is set, the published rules
 ARGV[1]     operation: hit, peek, charge (take, whatever the verdict), refund, ban or unban
 ARGV[2]     the revision of the rules that the caller uses; empty: it is not compared
-ARGV[3]     the time in microseconds, and how many milliseconds states are kept beyond a minute; empty: this server's time
+ARGV[3]     the time in microseconds; empty: this server's time
 ARGV[4]     of a hit: "partial", "debt" or empty; of a refund: the moment of the hit
 ARGV[5..]   a record for each state: algorithm, cost, is_shadow, counts_denied, max_wait (negative: any), capacity, then the numbers that
             its file names; last a token, which ends the reply
@@ -34,8 +34,7 @@ if ARGV[3] == '' then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 else
-  local moment, longer = string.match(ARGV[3], '(%d+) ?(%d*)')
-  now, extra_ttl = tonumber(moment), 60000 + (tonumber(longer) or 0)
+  now, extra_ttl = tonumber(ARGV[3]), 60000
 end
 
 -- A partial hit takes from each limit what all enforced limits have left; or 1, which is refused then.

@@ -42,5 +42,4 @@ __all__ = [
     "plot",
     "publish",
     "reading",
-    "rules_yaml",
 ]

@@ -13,7 +13,7 @@ def admin_url(request: HttpRequest, name: str, *arguments: object) -> str:
 
     Args:
         request: The request for a page of the admin.
-        name: The name of the URL without its namespace, such as `ratelimit_replay_replay`.
+        name: The name of the URL without its namespace, such as `ratelimit_statistics_statistics`.
         arguments: Its arguments.
 
     Raises:

@@ -228,11 +228,6 @@ def _refuse_absent(given: Declared, where: str) -> None:
         refuse_absent(new, where)
 
 
-def declared_rules(text: str, source: str = "Rules") -> list[Declared]:
-    """Return the declared rules of a YAML text; see `load`."""
-    return [item.after for item in load(text, source) if item.word == RULE and item.after]
-
-
 def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleChange]:
     """Return the changes that are needed so that the rules are as in a text.
 

@@ -43,7 +43,6 @@ __all__ = [
     "last_patience",
     "read_reset",
     "rules_key",
-    "store_at",
     "take_turn",
     "why_unusable",
 ]
@@ -98,14 +97,6 @@ def take_turn(key: bytes, seconds: float) -> bool:
     if store.execute(b"PTTL", key) > lifetime:
         store.execute(b"DEL", key)
     return bool(store.execute(b"SET", key, b"1", b"NX", b"PX", b"%d" % lifetime))
-
-
-def store_at(url: str) -> Store:
-    """Return a new background store for the server at a URL. Raises `ValueError`.
-
-    The caller closes it.
-    """
-    return Store(ConnectionParams.of_url(url), PATIENCE, background=True)
 
 
 def rules_key() -> bytes:

@@ -100,11 +100,6 @@ class ConnectionParams(NamedTuple):
         )
 
     @classmethod
-    def of_url(cls, url: str) -> ConnectionParams:
-        """Return the parameters of the server at a URL. Raises `ValueError`."""
-        return cls._of_pool(url, ConnectionPool.from_url(url))
-
-    @classmethod
     def _of_pool(cls, name: str, pool: ConnectionPool) -> ConnectionParams:
         given = pool.connection_kwargs
         return cls(

@@ -243,13 +243,6 @@ class Store:
         """
         return self._use(Link.ask, to_decide(call), patience)
 
-    def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
-        """Decide calls that have their own time, in order, sent together.
-
-        Raises `StoreError`. In that case, it is unknown how many of them were counted.
-        """
-        return self._exchange_all(map(to_decide, calls))
-
     def delete_keys(self, keys: Sequence[bytes]) -> None:
         for places in self._portions(keys):
             self.execute(b"DEL", *[keys[place] for place in places])

@@ -70,9 +70,6 @@ class ShardedStore(Store):
     def adecide(self, call: Call, patience: Patience | None = None) -> Awaitable[Decision]:
         return self._decide(call, self._awaiting(patience))
 
-    def decide_many(self, calls: Sequence[Call]) -> list[Decision]:
-        return [self.decide(call) for call in calls]  # Each may belong to another node.
-
     def reset(self, call: Call) -> int:
         return _complete(self._reset(call, self._blocking()))
 

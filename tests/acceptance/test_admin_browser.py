@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.cookiejar
 import re
-import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,7 +21,6 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.access_log import access
 from tests.demo import run_in, screenshot, start
 
 AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -40,7 +38,6 @@ PAGES = {
     "override-new": f"{OVERRIDES}add/",
     "rule-limits": f"{RULES}limits/",
     "rule-file": f"{RULES}file/",
-    "rule-replay": "admin/ratelimit_replay/replay/1/",
     "rule-enforce": f"{RULES}1/mode/enforce/",
     "inspector": f"{OVERRIDES}inspect/?path=/search/&user=ada&address=203.0.113.9",
     "client": "admin/django_ratelimit_lua/client/?q=ada+203.0.113.9",
@@ -352,25 +349,6 @@ def opened(browser: Any, demo: str, name: str) -> None:
         WebDriverWait(browser, 20).until(
             lambda shown: shown.find_elements("css selector", ".ratelimit-plot *")
         )
-    if name == "rule-replay":
-        with tempfile.TemporaryDirectory() as folder:
-            browser.find_element("name", "log").send_keys(str(access_log(folder)))
-            press(browser, ".submit-row [type=submit]")
-        assert browser.find_elements("css selector", ".ratelimit-curve svg")
-
-
-def access_log(folder: str) -> Path:
-    """Write a log of two thousand requests that match the first rule."""
-    log = Path(folder, "access.log")
-    hits = [
-        (number * 37, f"2001:db8:{number * number % 23:x}::1", "/export/") for number in range(2000)
-    ]
-    log.write_text(
-        access(
-            *hits, agent="Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko)"
-        )
-    )
-    return log
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -82,7 +82,7 @@ def test_the_core_admin_does_not_mention_optional_apps(site: Any) -> None:
 
 def test_the_core_imports_no_module_of_an_optional_app(site: Any) -> None:
     """Dependencies of optional apps are not imported either."""
-    named = ("django_ratelimit_lua.contrib.", "grpc", "prometheus_client", "tqdm")
+    named = ("django_ratelimit_lua.contrib.", "grpc", "prometheus_client")
     assert [name for name in site["modules"] if name.startswith(named)] == []
 
 

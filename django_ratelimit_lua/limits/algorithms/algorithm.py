@@ -35,7 +35,7 @@ class Algorithm:
             hit can reserve a turn.
         allows_debt: Whether a hit may take more units than are available, so that later hits wait.
         ends_together: Whether all units of a window expire together.
-        is_exact: Whether a unit counts until exactly `expires_at`, and never for a shorter time.
+        is_exact: Whether a unit counts for exactly one period, or until its window ends.
     """
 
     name: ClassVar[str]
@@ -61,10 +61,6 @@ class Algorithm:
     def capacity(self, rate: Rate, options: Options) -> int:
         """Return the maximum number of units that are counted at once."""
         return rate.limit
-
-    def expires_at(self, limit: Limit, moment: int) -> int:
-        """Return the latest moment at which a first hit still counts, in microseconds."""
-        return moment + limit.rate.period_us
 
     def lapse_us(self, limit: Limit) -> int:
         """Return the microseconds for which units that were taken ahead may be spent."""

@@ -23,14 +23,6 @@ class FixedWindow(Algorithm):
     ends_together = True
     is_exact = True
 
-    def expires_at(self, limit: Limit, moment: int) -> int:
-        if limit.align in PERIODS:
-            return boundaries(limit.align, limit.time_zone, moment)[1]
-        start = moment
-        if limit.align == "clock":
-            start -= moment % limit.rate.period_us
-        return start + limit.rate.period_us
-
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Return the kind of window and, for a calendar, three of its boundaries.
 

@@ -22,10 +22,6 @@ class SlidingWindow(Algorithm):
     suffix = b"s"
     options = frozenset({"segments", "count_denied", "split"})
 
-    def expires_at(self, limit: Limit, moment: int) -> int:
-        length = round(self.numbers(limit, 0)[2])
-        return moment - moment % length + length + limit.rate.period_us
-
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Return the limit, the period and the length of a segment."""
         length = limit.rate.period_us // (limit.segments or DEFAULT_SEGMENTS)

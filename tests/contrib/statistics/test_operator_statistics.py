@@ -5,13 +5,10 @@ number of clicks. The answers match requests that the test counts.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.test_admin_browser import fill
-from tests.access_log import access
 from tests.operators import Hand, Site, demo_site
 
 USERS = """
@@ -107,39 +104,6 @@ def test_an_operator_tries_a_higher_limit_with_the_statistics(
     hand.is_done()
     refused = site.statuses(path, 40, "127.0.20.2").count(429)
     assert refused == (10 if name == "steady" else 0)
-
-
-def test_an_operator_tries_a_higher_limit_on_a_log(
-    site: Site,
-    hand_for: Callable[[str], Hand],
-    tmp_path: Path,
-) -> None:
-    """In the log, two clients made 40 and 12 requests in a minute. The current limit refuses 30 and
-    2 of them, and a limit of 30 refuses 10.
-    """
-    log = tmp_path / "access.log"
-    hits = [(second, "198.51.100.7", "/export/") for second in range(40)]
-    hits += [(second, "203.0.113.8", "/export/") for second in range(12)]
-    log.write_text(access(*sorted(hits)))
-    hand = hand_for("try another limit on a log")
-    hand.press(".model-ratelimitrule th a")
-    hand.press("logged")
-    hand.press(".object-tools a[href*=replay]")
-    fill(hand.browser, limit0="30")
-    hand.browser.find_element("name", "log").send_keys(str(log))
-    hand.press(".submit-row [type=submit]")
-    hand.is_done()
-    assert "32 (62 %)" in hand.text(".ratelimit-numbers")
-    answer = hand.text(".ratelimit-answer")
-    assert answer == (
-        "30 per minute would have refused at most 10 of 52 requests, and at most 1 of 2 clients."
-    )
-    field = hand.browser.find_element("name", "limit0")
-    field.clear()
-    field.send_keys("500")
-    assert hand.text(".ratelimit-answer").startswith(
-        "500 per minute would have refused 0 of 52 requests"
-    )
 
 
 def test_without_scripts_the_page_answers_as_well(

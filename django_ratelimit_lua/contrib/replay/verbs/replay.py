@@ -1,218 +1,188 @@
-"""`replay`: decide the requests of access logs by limits, and report the results."""
+"""`replay`: show what rates would have refused in access logs."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
-from contextlib import ExitStack
-from importlib.util import find_spec
-from pathlib import Path
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import CommandError
 
-from ....conf import conf, proxies
-from ....exceptions import StoreError
+from ....identity.names import name_words
 from ....limits.algorithms import BY_RATE, SYNONYMS
-from ....management.arguments import require_urlconf
-from ....management.verbs import Printer, argument, verb
-from ....operations.rules_yaml import declared_rules
+from ....limits.limit import Limit
+from ....limits.rate import SECOND
+from ....management.verbs import Printer, VerbOptions, argument, verb
 from ....process.clock import Clock
-from ....rules import provider
-from ....rules.rule import compile_rule
-from ....rules.ruleset import Ruleset, compile_rules
-from ....store import Store, store_at
-from ....testing.server import Server
-from ..deciding import Progress, Replayed, ReplayTooSlowError
-from ..deciding import replay as replay_logs
-from ..formats import FORMATS
-from ..reading import Log, UnreadableLogError
-from ..report import as_json, as_text, page, plots
-from ..requests import Trusted
+from ..refusals import count_refusals
+from ..requests import KEYS, STANDARD_INPUT, Requests, UnreadableLogError, read_logs
 
 REFRESH_SECONDS = 0.2
+BAR_WIDTH = 30
+TABLE_CLIENTS = 3
+JSON_CLIENTS = 10
+
+
+class ProgressBar:
+    """The part of the logs that is read, on a terminal only.
+
+    Args:
+        command: The command, which has the terminal.
+        size: The bytes of all logs; 0 if unknown.
+    """
+
+    def __init__(self, command: Printer, size: int) -> None:
+        self._stream = command.stderr
+        self._size = size
+        self._next = 0.0
+
+    def show(self, done: int, lines: int) -> None:
+        """Draw the bar, if it was not drawn just now."""
+        if not self._stream.isatty() or Clock.monotonic() < self._next:
+            return
+        self._next = Clock.monotonic() + REFRESH_SECONDS
+        bar = ""
+        if self._size:
+            share = min(done / self._size, 1.0)
+            bar = f"[{'#' * round(share * BAR_WIDTH):{BAR_WIDTH}}] {share:4.0%}  "
+        self._write(f"\r{bar}{lines:,} lines")
+
+    def clear(self) -> None:
+        """Remove the bar."""
+        if self._next:
+            self._write("\r\033[K")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text, style_func=str, ending="")
+        self._stream.flush()
 
 
 @verb(
     "replay",
-    "show what limits would have decided about the requests of access logs, at the times "
-    "in the logs. The counts of the site do not change",
+    "show what rates would have refused in access logs, without Redis",
     argument(
         "logs",
         nargs="+",
         metavar="LOG",
-        help="access logs, also gzipped; - is standard input; merged by time",
-    ),
-    argument("--rules", metavar="FILE", help="rules as YAML, instead of the rules in force"),
-    argument(
-        "--rate",
-        action="append",
-        metavar="60/m",
-        help="a limit, instead of rules; may be repeated",
+        help="an access log in the common or combined format or of JSON lines, which may be "
+        "gzipped; - is standard input",
     ),
     argument(
-        "--key",
-        metavar="ip",
-        help="the key of --rate: ip (the default), user, header:User-Agent …",
+        "--rate", action="append", required=True, metavar="10/m", help="a rate; may be repeated"
     ),
-    argument("--algorithm", choices=[*BY_RATE, *SYNONYMS], help="the algorithm of --rate"),
-    argument("--burst", type=int, help="the burst of --rate, for a token bucket"),
+    argument("--key", choices=KEYS, default="ip", help="the key of the limit; default: ip"),
     argument(
-        "--format",
-        choices=FORMATS,
-        help="the format of the logs; default: detected by their first lines",
-    ),
-    argument(
-        "--trusted-proxies",
-        metavar="N|NETWORKS",
-        help="the number of trusted proxies, or their networks, separated by commas; default: "
-        "RATELIMIT_TRUSTED_PROXIES",
-    ),
-    argument(
-        "--ties",
-        choices=("spread", "together"),
-        default="spread",
-        help="the lines of one second: spread them evenly (the default), or leave them together",
-    ),
-    argument("--redis", metavar="URL", help="decide on this server, instead of a new one"),
-    argument(
-        "--suggest", action="store_true", help="show what every other limit would have refused"
-    ),
-    argument(
-        "--plot",
-        metavar="FILE",
-        help="draw the result of --suggest into a file that ends with .svg or .html",
+        "--algorithm",
+        choices=[*BY_RATE, *SYNONYMS],
+        default="sliding_log",
+        help="default: sliding_log, the exact count",
     ),
     argument("--json", action="store_true", help="print the report as JSON"),
 )
-def replay(command: Printer, options: dict[str, Any]) -> None:
-    """Replay access logs, and print the report."""
-    require_urlconf()
-    plot = options["plot"]
-    if plot is not None and Path(plot).suffix not in (".svg", ".html"):
-        raise CommandError(f"--plot {plot!r}: name a file that ends with .svg or .html")
+def replay(command: Printer, options: VerbOptions) -> None:
+    """Read the logs, and print the report."""
+    algorithm = options["algorithm"]
+    limits = [Limit("replay", rate, algorithm=algorithm) for rate in options["rate"]]
+    requests = _read(command, options["logs"], options["key"])
+    for example in requests.examples:
+        command.warn(f"unreadable: {name_words(example, 120)}")
+    clients = requests.group_by_client()
+    if not clients:
+        raise CommandError(
+            f"no request with the key {requests.key}: of {requests.lines:,} lines, "
+            f"{requests.unreadable:,} cannot be read, and {requests.anonymous:,} have no user"
+        )
+    refused: dict[Limit, Counter[str]] = {limit: Counter() for limit in limits}
+    for client, moments in clients.items():
+        ordered = sorted(moments)
+        for limit, counter in refused.items():
+            if count := count_refusals(limit, ordered):
+                counter[client] = count
+    report = {
+        "lines": requests.lines,
+        "unreadable": requests.unreadable,
+        "anonymous": requests.anonymous,
+        "requests": sum(map(len, clients.values())),
+        "key": requests.key,
+        "clients": len(clients),
+        "first": _format_moment(min(map(min, clients.values()))),
+        "last": _format_moment(max(map(max, clients.values()))),
+        "algorithm": limits[0].algorithm,
+        "rates": [_summarize(limit, counter) for limit, counter in refused.items()],
+    }
+    if options["json"]:
+        command.say(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        command.say("\n".join(_format_table(report)))
+
+
+def _read(command: Printer, names: list[str], key: str) -> Requests:
+    """Return the requests of the logs, with a progress bar."""
     try:
-        trusted = _trusted(options["trusted_proxies"])
-        ruleset = _ruleset(options)
-        with ExitStack() as stack:
-            logs = [Log(name, options["format"]) for name in options["logs"]]
-            for log in logs:
-                stack.callback(log.close)
-            store = _store(options["redis"], stack)
-            replayed = replay_logs(
-                logs,
-                ruleset,
-                store,
-                trusted=trusted,
-                spread=options["ties"] == "spread",
-                draws=options["suggest"] or plot is not None,
-                on_progress=_progress(stack),
-            )
-    except (UnreadableLogError, ReplayTooSlowError, StoreError) as error:
+        size = 0
+        if STANDARD_INPUT not in names:
+            size = sum(map(os.path.getsize, names))
+        bar = ProgressBar(command, size)
+        try:
+            return read_logs(names, key, bar.show)
+        finally:
+            bar.clear()
+    except (OSError, UnreadableLogError) as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt:
-        raise CommandError("interrupted; the counts are deleted", returncode=130) from None
-    if plot is not None:
-        _draw(plot, replayed)
-    if options["json"]:
-        command.say(json.dumps(as_json(replayed), indent=2, ensure_ascii=False))
-    else:
-        command.say(as_text(replayed))
+        raise CommandError("interrupted", returncode=130) from None
 
 
-def _draw(file: str, replayed: Replayed) -> None:
-    """Write the curves: all of them as an HTML page, or a single one as an SVG."""
-    drawn = list(plots(replayed).values())
-    if file.endswith(".html"):
-        text = page(replayed)
-    elif len(drawn) == 1:
-        text = drawn[0].svg(is_file=True)
-    else:
-        raise CommandError(
-            f"--plot {file!r}: an SVG has one curve, and there are {len(drawn)}; name a .html file"
-        )
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"--plot: {error}") from error
+def _format_moment(moment: int) -> str:
+    return datetime.fromtimestamp(moment // SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _ruleset(options: dict[str, Any]) -> Ruleset:
-    """Return the rules to replay."""
-    rates = options["rate"]
-    file = options["rules"]
-    if rates and file:
-        raise CommandError("use --rate or --rules, not both")
-    given = {name: options[name] for name in ("key", "algorithm", "burst")}
-    given = {name: value for name, value in given.items() if value is not None}
-    if rates:
-        given["key"] = given.get("key", "ip").split("+")
-        rule = {"name": "rate", "path": "/", "rate": rates, **given}
-        return Ruleset([compile_rule(rule, plain=True, where="--rate")])
-    for name in given:
-        raise CommandError(f"--{name} needs --rate, such as --rate 60/m")
-    if file is None:
-        return provider.reload()
-    where = file
-    try:
-        if file == "-":
-            where = "standard input"
-            text = sys.stdin.read()
-        else:
-            text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"--rules: {error}") from error
-    return Ruleset(compile_rules(declared_rules(text, where)))
+def _summarize(limit: Limit, refused: Counter[str]) -> dict[str, Any]:
+    """Return what a limit refuses, as JSON."""
+    most = sorted(refused.items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "rate": str(limit.rate),
+        "refused": refused.total(),
+        "clients_refused": len(refused),
+        "most_refused": [
+            {"client": client, "refused": count} for client, count in most[:JSON_CLIENTS]
+        ],
+    }
 
 
-def _trusted(given: str | None) -> Trusted:
-    """Return the trusted proxies, as `RATELIMIT_TRUSTED_PROXIES` has them."""
-    if given is None:
-        return conf.TRUSTED_PROXIES
-    try:
-        if given.isdecimal():
-            return proxies(int(given))
-        return proxies([part.strip() for part in given.split(",")])
-    except ValueError as error:
-        raise CommandError(f"--trusted-proxies {given!r}: {error}") from error
-
-
-def _store(url: str | None, stack: ExitStack) -> Store:
-    """Return the server for the decisions: the given one, or a temporary one."""
-    if url is None:
-        try:
-            url = stack.enter_context(Server()).url
-        except ImportError as error:
-            raise CommandError(
-                "a replay needs a server of its own: install "
-                "django-ratelimit-lua[replay], or use --redis URL"
-            ) from error
-        except RuntimeError as error:
-            raise CommandError(str(error)) from error
-    try:
-        store = store_at(url)
-    except ValueError as error:
-        raise CommandError(f"--redis {url!r}: {error}") from error
-    stack.callback(store.close)
-    return store
-
-
-def _progress(stack: ExitStack) -> Callable[[Progress], bool | None]:
-    """Return a function that shows the progress: a bar on a terminal, if tqdm is installed."""
-    if not sys.stderr.isatty() or find_spec("tqdm") is None:
-        return lambda progress: None
-    from tqdm import tqdm
-
-    bar = stack.enter_context(
-        tqdm(unit="B", unit_scale=True, leave=False, mininterval=REFRESH_SECONDS)
+def _format_table(report: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the report."""
+    yield (
+        f"{report['requests']:,} requests of {report['clients']:,} clients (key {report['key']}), "
+        f"{report['first']} to {report['last']}, {report['algorithm']}"
     )
-    began = Clock.monotonic()
+    if report["unreadable"]:
+        yield f"{report['unreadable']:,} of {report['lines']:,} lines cannot be read"
+    if report["anonymous"]:
+        yield f"{report['anonymous']:,} requests without a user are left out"
+    yield ""
+    yield _format_row("rate", "requests", "refused", "share", "clients refused", "  most refused")
+    for rate in report["rates"]:
+        most = [
+            f"{each['refused']:8,} {name_words(each['client'])}"
+            for each in rate["most_refused"][:TABLE_CLIENTS]
+        ]
+        yield _format_row(
+            rate["rate"],
+            f"{report['requests']:,}",
+            f"{rate['refused']:,}",
+            f"{rate['refused'] / report['requests']:.2%}",
+            f"{rate['clients_refused']:,}",
+            *most[:1],
+        )
+        for line in most[1:]:
+            yield _format_row("", "", "", "", "", line)
 
-    def show(progress: Progress) -> None:
-        bar.total = progress.size or None
-        speed = progress.lines / max(Clock.monotonic() - began, 0.001)
-        bar.set_postfix_str(f"{progress.lines:,} lines, {speed:,.0f} lines/s", refresh=not bar.n)
-        bar.update(progress.done - bar.n)
 
-    return show
+def _format_row(
+    rate: str, requests: str, refused: str, share: str, clients: str, most: str = ""
+) -> str:
+    return f"{rate:8}{requests:>12}{refused:>11}{share:>8}{clients:>17}{most}"

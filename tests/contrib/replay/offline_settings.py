@@ -1,4 +1,4 @@
-"""The settings of a project that only replays logs: no Redis of its own, no database."""
+"""The settings of a project that only replays logs: it has no Redis and no database server."""
 
 SECRET_KEY = "replay"
 INSTALLED_APPS = [
@@ -12,5 +12,5 @@ DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memor
 CACHES = {
     "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
 }
-ROOT_URLCONF = "tests.bench.replay_settings"
+ROOT_URLCONF = "tests.contrib.replay.offline_settings"
 urlpatterns: list[object] = []
