@@ -88,7 +88,8 @@ def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str
         hand.choose("unit", "h")
         hand.choose("rule", name)
         hand.press("[name=_save]")
-    hand.is_done()
+        if name == "orders":
+            hand.is_done()
     # The override has a count of its own.
     assert site.statuses("/api/", 10, customer) == [200] * 8 + [429] * 2
     assert site.statuses("/api/", 4, other) == [200] * 3 + [429]
