@@ -209,15 +209,15 @@ class Overrides:
         # All digests that can be made again are published with each key: one of them finds all.
         self._secrets = [by_id[key] for key in part.get("keys", ()) if key in by_id][:1]
         self._value_secrets = [by_id[key] for key in part.get("value_keys", ()) if key in by_id]
-        self._networks: dict[int, list[tuple[int, int, Mapping[str, Sequence[Entry]]]]] = {}
+        self._networks: dict[int, list[tuple[int, str, Mapping[str, Sequence[Entry]]]]] = {}
         for kind, entries in part.get("networks", {}).items():
             network = _NETWORK.fullmatch(kind)
             if network is not None:
                 version, length = map(int, network.groups())
                 shift = _BITS[version] - length
-                self._networks.setdefault(version, []).append((length, shift, entries))
+                self._networks.setdefault(version, []).append((shift, kind, entries))
         for networks in self._networks.values():
-            networks.sort(key=itemgetter(0), reverse=True)
+            networks.sort(key=itemgetter(0))
         self._digests: Mapping[str, Sequence[Entry]] = part.get("digests", {})
         self._clients: Mapping[str, Sequence[Entry]] = part.get("clients", {})
         self._found: dict[tuple[str, str], Sequence[Override]] = {}
@@ -254,12 +254,14 @@ class Overrides:
     def of_address(self, address: Address) -> Iterator[Override]:
         """Yield the overrides of the networks that contain an address, the smallest first."""
         number = int(address)
-        for length, shift, networks in self._networks.get(address.version, ()):
+        for shift, kind, networks in self._networks.get(address.version, ()):
             prefix = f"{number >> shift:x}"
-            if prefix in networks:
-                network = ip_network((number >> shift << shift, length))
-                kind = network_kind(address.version, length)
-                yield from self._read(kind, prefix, digest(network_identity(network)), networks)
+            if (kind, prefix) in self._found:
+                yield from self._found[kind, prefix]
+            elif prefix in networks:
+                network = ip_network(f"{address}/{address.max_prefixlen - shift}", strict=False)
+                subject = digest(network_identity(network))
+                yield from self._read(kind, prefix, subject, networks)
 
     def _read(
         self, kind: str, key: str, subject: bytes, entries: Mapping[str, Sequence[Entry]]
