@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -41,6 +41,7 @@ ONE_SUBJECT = _(
     "client. Make one "
     "override for each."
 )
+RATE = ("limit", "period", "unit")
 NEEDS_RULE = _("Another limit is for one rule: enter its name.")
 MAX_DIGEST_DAYS = 30
 """Maximum days of an override about a digest, because its client is unknown."""
@@ -265,8 +266,7 @@ class RateLimitOverride(RateFields, AuditedModel):
 
     def override(self) -> Override:
         """Return the override in the form that `rules` uses."""
-        values = [getattr(self, name) for name in PUBLISHED]
-        return Override.read(entry(*values), self.kind, self.subject.encode())
+        return Override.read(entry(vars(self)), self.kind, self.subject.encode())
 
     def declared(self) -> Declared:
         """Return the override as a declaration for the history. `complete` loads what it needs."""
@@ -374,50 +374,20 @@ class RateLimitOverride(RateFields, AuditedModel):
         return {}
 
 
-PUBLISHED = (
-    "pk",
-    "rule",
-    "effect",
-    "starts",
-    "ends",
-    "limit",
-    "period",
-    "unit",
-    "burst",
-    "forbids",
-    "message",
-)
-"""The fields of an override that its entry in the snapshot contains: the arguments of `entry`."""
+PUBLISHED = ("id", "rule", "effect", "starts", "ends", *RATE, "burst", "forbids", "message")
+"""The fields of an override that its entry in the snapshot contains."""
 
 
-def entry(
-    pk: int,
-    rule: str,
-    effect: str,
-    starts: datetime.datetime | None,
-    ends: datetime.datetime | None,
-    limit: int | None,
-    period: int,
-    unit: str,
-    burst: int | None,
-    forbids: bool,
-    message: str,
-) -> Entry:
-    """Return an override as it is published, see `Override.read`. Takes the fields `PUBLISHED`."""
+def entry(row: Mapping[str, Any]) -> Entry:
+    """Return an override as it is published, see `Override.read`, from the fields `PUBLISHED`."""
     options: dict[str, object] = {}
-    if effect == RateLimitOverride.Effects.LIMIT and limit is not None:
-        options = {"rate": rate_text(limit, period, unit), "burst": burst}
-    elif effect == RateLimitOverride.Effects.BLOCK:
-        options = {"forbids": forbids, "message": message}
+    if row["effect"] == RateLimitOverride.Effects.LIMIT:
+        options = {"rate": rate_text(*(row[name] for name in RATE)), "burst": row["burst"]}
+    elif row["effect"] == RateLimitOverride.Effects.BLOCK:
+        options = {name: row[name] for name in ("forbids", "message")}
     options = {name: value for name, value in options.items() if value}
-    whole = [
-        pk,
-        rule,
-        effect,
-        starts and microseconds(starts),
-        ends and microseconds(ends),
-        options,
-    ]
+    times = [row[name] and microseconds(row[name]) for name in ("starts", "ends")]
+    whole = [row["id"], row["rule"], row["effect"], *times, options]
     while not whole[-1]:
         del whole[-1]
     return whole

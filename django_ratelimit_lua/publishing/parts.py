@@ -7,11 +7,12 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from django.db import DatabaseError, transaction
 
 from ..extension import extensions
-from ..identity import digest, key_id, secrets_by_id
+from ..identity import digest, secrets_by_id
 from ..identity.forwarded import parse_network
 from ..models import RateLimitOverride, RateLimitRule
 from ..models.change import OVERRIDES, RULES, Risen
@@ -68,29 +69,28 @@ def read_overrides(using: str, row: Risen) -> Part:
     value_keys: dict[str, None] = {}
     has_blocks = False
     rows = RateLimitOverride.objects.using(using).lasting().order_by("pk")
-    for user, network, client, kind, subject, key, *values in rows.values_list(
-        *_SUBJECT, *PUBLISHED
-    ).iterator(chunk_size=BATCH):
-        pk, rule, effect, *_others = values
-        published = entry(*values)
-        if client:
-            clients[client].append(published)
-        elif network:
+    for each in rows.values(*_SUBJECT, *PUBLISHED).iterator(chunk_size=BATCH):
+        published = entry(each)
+        kind = each["kind"]
+        if each["client_digest"]:
+            clients[each["client_digest"]].append(published)
+        elif each["network"]:
             try:
-                kind, prefix = _place(network)
+                kind, prefix = _place(each["network"])
             except ValueError as error:  # The row was edited by hand.
-                logger.error("Skipped: the override of row %d is invalid: %s", pk, error)
+                text = "Skipped: the override of row %d is invalid: %s"
+                logger.error(text, each["id"], error)
                 continue
             networks[kind][prefix].append(published)
-        elif user is not None:
-            for each in _user_digests(user, subject, key):
-                digests[each].append(published)
+        elif each["user_id"] is not None:
+            for subject in _user_digests(each):
+                digests[subject].append(published)
         else:
-            value_keys[key] = None
-            digests[value_key(kind, subject)].append(published)
-        fields[rule][field_of(kind)] = None
-        if effect == RateLimitOverride.Effects.BLOCK and rule == EVERY_RULE:
-            has_blocks = True
+            value_keys[each["digested_by"]] = None
+            digests[value_key(kind, each["subject"])].append(published)
+        fields[each["rule"]][field_of(kind)] = None
+        is_block = each["effect"] == RateLimitOverride.Effects.BLOCK
+        has_blocks = has_blocks or (is_block and each["rule"] == EVERY_RULE)
     return {
         "tag": row.overrides,
         "fields": {rule: list(kinds) for rule, kinds in fields.items()},
@@ -110,12 +110,13 @@ def _place(text: str) -> tuple[str, str]:
     return network_kind(network.version, network.prefixlen), network_prefix(network)
 
 
-def _user_digests(user: object, subject: str, key: str) -> Sequence[str]:
-    """Return the digests of a user with each key. The row has one of them in `subject`."""
+def _user_digests(row: Mapping[str, Any]) -> Sequence[str]:
+    """Return the digests of a user with each key. The row has one of them."""
     secrets = secrets_by_id()
-    if len(secrets) == 1 and key == key_id():
-        return [subject]
-    return [digest(user_identity(user), secret).decode() for secret in secrets.values()]
+    if len(secrets) == 1 and row["digested_by"] in secrets:
+        return [row["subject"]]
+    identity = user_identity(row["user_id"])
+    return [digest(identity, secret).decode() for secret in secrets.values()]
 
 
 READERS = {RULES: read_rules, OVERRIDES: read_overrides}
