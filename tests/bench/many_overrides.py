@@ -100,8 +100,8 @@ def work() -> None:
 
 def bench_many_overrides() -> None:
     """Print the 99th percentile of a request, what Redis sent, and when the last process obeyed."""
-    # Processes read while this one writes.
-    connection.settings_dict["OPTIONS"]["timeout"] = 60
+    # Other processes read, and write statistics, while this one writes.
+    connection.settings_dict["OPTIONS"] |= {"timeout": 60, "transaction_mode": "IMMEDIATE"}
     connection.close()
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA journal_mode = WAL")
@@ -121,8 +121,12 @@ def bench_many_overrides() -> None:
             worker.stdout.readline()
         with Redis.from_url(url()) as direct:
             before = direct.info("stats")["total_net_output_bytes"]
-            saved = _save_blocks(workers)
-            reports = [json.loads(worker.communicate(timeout=300)[0]) for worker in workers]
+            try:
+                saved = _save_blocks(workers)
+                reports = [json.loads(worker.communicate(timeout=300)[0]) for worker in workers]
+            finally:
+                for worker in workers:
+                    worker.kill()
             sent = direct.info("stats")["total_net_output_bytes"] - before
         provider.take_back(b"bench-overrides:")
     durations = sorted(duration for report in reports for duration in report["durations"])
