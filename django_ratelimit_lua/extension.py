@@ -33,7 +33,6 @@ SETTINGS_OF_ANNEXES = {
 check names the app to install.
 """
 VERBS_OF_ANNEXES = {
-    "breakers": "breakers",
     "grpc": "gateway",
     "proxy": "gateway",
     "replay": "replay",
@@ -55,7 +54,7 @@ class RuleField(NamedTuple):
     `Rule.extra` contains the compiled value. An empty or false value counts as missing.
 
     - `label`: its label in forms and in the history;
-    - `form_field`: returns a new form field, whose values are valid for `clean`;
+    - `form_field`: returns a new form field, with values that are valid for `clean`;
     - `clean`: returns a value as JSON, or raises `LimitError`;
     - `compile`: returns the value that decisions use, from that JSON, or raises `LimitError`;
     - `check`: is called with a compiled `Rule` that has a value, and raises `LimitError` for a
@@ -71,34 +70,6 @@ class RuleField(NamedTuple):
     compile: Callable[[Any], object] = lambda value: value
     check: Callable[[Any], None] = lambda rule: None
     describe: Callable[[Any], str] = lambda value: ""
-
-
-WORDS_OF_ANNEXES = {"breaker": "breakers"}
-"""Which optional app defines items of the rules' YAML file, by the word that begins one."""
-
-
-class Document(NamedTuple):
-    """Rows of an optional app that are exported and imported with the rules.
-
-    An example is `breaker: payments`.
-
-    - `word`: the first word of an item; its value is the name of the row;
-    - `stored`: returns the rows of the database, by name;
-    - `build`: returns an item in the form of `stored`, or raises `RuleError`; it is called with the
-      item and its position;
-    - `save`: saves the row of a name, or deletes it if the row is None;
-    - `notices`: returns warnings about a new name;
-    - `applied`: returns the message for a number of saved rows;
-    - `permissions`: the permissions that a user needs for all of this.
-    """
-
-    word: str
-    stored: Callable[[], Mapping[str, Mapping[str, object]]]
-    build: Callable[[Mapping[str, object], str], Mapping[str, object]]
-    save: Callable[[str, Mapping[str, object] | None], None]
-    notices: Callable[[str], list[str]]
-    applied: Callable[[int], str]
-    permissions: Sequence[str]
 
 
 class Finding(NamedTuple):
@@ -187,8 +158,6 @@ class Extension:
     """Its tasks that run in the background, by name: what each does, for `manage.py ratelimit
     health`.
     """
-    documents: Sequence[Document] = ()
-    """Its rows in the rules' YAML file."""
 
     def snapshot(self, using: str) -> object:
         """Return the app's part of the snapshot, as JSON, from this database.
@@ -349,11 +318,6 @@ def is_installed(name: str) -> bool:
     if apps.ready:
         return any(extension.name == name for extension in extensions)
     return apps.is_installed(f"django_ratelimit_lua.contrib.{name}")
-
-
-def documents() -> dict[str, Document]:
-    """Return the kinds of rows that optional apps add to the rules' YAML file, by word."""
-    return {document.word: document for extension in extensions for document in extension.documents}
 
 
 def rule_fields() -> dict[str, RuleField]:

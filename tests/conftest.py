@@ -256,10 +256,6 @@ def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(known_call_sites, "_by_name", {})
     monkeypatch.setattr(callables, "known", {})
-    if is_installed("breakers"):
-        from django_ratelimit_lua.contrib.breakers.circuits import circuits
-
-        monkeypatch.setattr(circuits, "by_name", {})
 
 
 @pytest.fixture

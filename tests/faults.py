@@ -558,7 +558,6 @@ def main() -> None:
     import django
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
-    os.environ.setdefault("RATELIMIT_TEST_ANNEXES", "breakers")
     django.setup()
     wanted = sys.argv[1:] or [name for name in FAULTS if LIBFAKETIME or "clock" not in name]
     outcomes = {}
@@ -573,11 +572,9 @@ def main() -> None:
     print("\n* loses data: all of it, what was not replicated yet, or windows that lie ahead\n")
     if not sys.argv[1:]:
         from tests import holders
-        from tests.contrib.breakers import probers
 
-        for more in (holders, probers):
-            names = [name for name in more.FAULTS if LIBFAKETIME or "clock" not in name]
-            print(more.table({name: more.run(name) for name in names}))
+        names = [name for name in holders.FAULTS if LIBFAKETIME or "clock" not in name]
+        print(holders.table({name: holders.run(name) for name in names}))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def fill() -> User:
     RateLimitRule.objects.create(
         name="held", path="/held/", key="ip", limit=3, unit="x", algorithm="concurrency"
     )
-    RateLimitBreaker.objects.create(name="mail", failures=2, forced="open")
+    RateLimitBreaker.objects.create(name="mail", forced="open")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     operator = User.objects.create_superuser("ada")
     RateLimitOverride.objects.create(user=operator, effect="exempt")

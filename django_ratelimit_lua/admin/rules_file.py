@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
@@ -14,7 +12,6 @@ from django.shortcuts import redirect
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..extension import documents
 from ..models import RateLimitRevision, RateLimitRule
 from ..operations import rules_yaml
 from ..operations.admin_urls import admin_url
@@ -133,22 +130,20 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
             )
             messages.error(request, problem)
         elif is_confirmed:
-            words = _numbers(changes)
-            permissions = [name for word in words for name in documents()[word].permissions]
-            if (deleted and not may_delete) or not request.user.has_perms(permissions):
+            if deleted and not may_delete:
                 raise PermissionDenied
             rules_yaml.apply(changes, delete=not merge)
             self._log(request, changes)
             return True
         notices = changed_notices(changes)
         first = sorted(
-            changes, key=lambda change: (change.label not in to_confirm, change.after is not None)
+            changes, key=lambda change: (change.name not in to_confirm, change.after is not None)
         )
         context |= {
             "changes": [
                 {
                     "lines": change.words(),
-                    "warnings": [*to_confirm.get(change.label, ()), *notices.get(change.label, ())],
+                    "warnings": [*to_confirm.get(change.name, ()), *notices.get(change.name, ())],
                 }
                 for change in first[:MAX_SHOWN]
             ],
@@ -162,7 +157,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def _log(self, request: HttpRequest, changes: list[rules_yaml.RuleChange]) -> None:
-        names = [change.name for change in changes if change.word == rules_yaml.RULE]
+        names = [change.name for change in changes]
         rules = RateLimitRule.objects.in_bulk(names, field_name="name").values()
         LogEntry.objects.log_actions(request.user.pk, rules, CHANGE, _("From a file."))  # type: ignore[arg-type]
         if not changes:
@@ -174,10 +169,3 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
                 len(names),
             )
             messages.success(request, text % {"number": len(names)})
-        for word, number in _numbers(changes).items():
-            messages.success(request, documents()[word].applied(number))
-
-
-def _numbers(changes: list[rules_yaml.RuleChange]) -> Counter[str]:
-    """Return the number of changed rows of optional apps, by the word of their kind."""
-    return Counter(change.word for change in changes if change.word != rules_yaml.RULE)

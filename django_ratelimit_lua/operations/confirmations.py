@@ -9,7 +9,7 @@ from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.translation import gettext as _
 
 from ..conf import Network, conf
-from ..extension import documents, extensions
+from ..extension import extensions
 from ..identity.forwarded import parse_network
 from ..limits import algorithms
 from ..limits.limit import Limit
@@ -22,7 +22,7 @@ from ..rules.places import place_problems
 from ..rules.rule import Declared, Rule, RuleError
 from ..rules.ruleset import settings_rules
 from .call_sites import SETTINGS, call_sites_of
-from .rules_yaml import RULE, RuleChange, build_rule
+from .rules_yaml import RuleChange, build_rule
 
 WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
@@ -215,11 +215,10 @@ def rehearsal(rule: RateLimitRule) -> str:
 
 
 def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """Return the warnings to confirm for changes of rules, by their labels.
+    """Return the warnings to confirm for changes of rules, by the names of the rules.
 
     Effects that a rule has already are left out.
     """
-    changes = [change for change in changes if change.word == RULE]
     exempt_before = exempt_paths()
     exempt = exempt_paths(without=[change.name for change in changes])
     rows = [(change, change.built[0]) for change in changes if change.built is not None]
@@ -234,21 +233,19 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
             known = {text for _field, text in confirmations(before, exempt_before)}
         new = [text for _field, text in confirmations(row, exempt) if text not in known]
         if new:
-            found[change.label] = new
+            found[change.name] = new
     return found
 
 
 def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
-    """Return the notices about changes, by their labels."""
+    """Return the notices about changes, by the names of the rules."""
     found: dict[str, list[str]] = {}
     for change in changes:
         texts: list[str] = []
         if change.built is not None:
             texts = notices(change.built[0], _row(change.before))
-        elif change.before is None:
-            texts = documents()[change.word].notices(change.name)
         if texts:
-            found[change.label] = texts
+            found[change.name] = texts
     return found
 
 

@@ -1,8 +1,7 @@
-"""The rules of the admin, and rows of optional apps, exported to and imported from YAML."""
+"""The rules of the admin, exported to and imported from YAML."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import shorten
 from typing import NamedTuple, TypeVar
@@ -10,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from django.core.exceptions import ValidationError
 from django.db import router
 
-from ..extension import FIELDS_OF_ANNEXES, WORDS_OF_ANNEXES, documents, install, rule_fields
+from ..extension import FIELDS_OF_ANNEXES, rule_fields
 from ..limits.algorithms import SYNONYMS
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError
@@ -22,8 +21,6 @@ from .formatting import count_words
 
 M = TypeVar("M", bound=AuditedModel)
 Built = tuple[RateLimitRule, list[RateLimitTier]]
-RULE = "rule"
-"""Stands for rules among the words that begin items of optional apps."""
 MARKS = {"added": "+", "changed": "~", "deleted": "-"}
 """The marks of changes in lists, by action."""
 MAX_TEXT_LENGTH = 4 * 1024 * 1024
@@ -46,34 +43,20 @@ def dump(rules: Sequence[Declared]) -> str:
 
 
 def export() -> str:
-    """Return the rules of the admin as YAML, in their order, and then the rows of optional apps."""
-    items = list(_stored_rules().values())
-    for word, document in documents().items():
-        items += [{word: name, **declared} for name, declared in document.stored().items()]
-    return dump(items)
+    """Return the rules of the admin as YAML, in their order."""
+    return dump(list(_stored_rules().values()))
 
 
 class RuleChange(NamedTuple):
-    """A change of a rule, or of a row of an optional app: its declarations before and after.
+    """A change of a rule: its declarations before and after. None stands for no rule.
 
-    None stands for no rule or row.
-
-    - `word`: the word that begins an item of an optional app;
-    - `built`: the unsaved row and tiers of a rule after the change.
+    `built`: the unsaved row and tiers of the rule after the change.
     """
 
     name: str
     before: Declared | None
     after: Declared | None
-    word: str = RULE
     built: Built | None = None
-
-    @property
-    def label(self) -> str:
-        """Return the name of the changed rule, or the word and name of a changed row."""
-        if self.word == RULE:
-            return self.name
-        return f"{self.word} {self.name}"
 
     @property
     def action(self) -> str:
@@ -86,10 +69,10 @@ class RuleChange(NamedTuple):
 
     def words(self) -> list[str]:
         mark = MARKS[self.action]
-        if self.word == RULE and self.action != "changed":
+        if self.action != "changed":
             return [f"{mark} {self.name}: {reading(self.after or self.before or {})}"]
         lines = [f"    {line}" for line in difference(self.before, self.after)]
-        return [f"{mark} {self.label}", *lines]
+        return [f"{mark} {self.name}", *lines]
 
 
 def build_rule(given: Declared, where: str = "Rules") -> Built:
@@ -170,14 +153,14 @@ def load(text: str, source: str = "Rules") -> list[RuleChange]:
 
     loaded: list[RuleChange] = []
     problems: list[RuleError] = []
-    lines: dict[tuple[str, str], int] = {}
+    lines: dict[str, int] = {}
     for line, given in read_items(text, source):
         where = f"{source}, line {line}"
         try:
             item = _item(given, where)
-            first = lines.setdefault((item.word, item.name), line)
+            first = lines.setdefault(item.name, line)
             if first != line:
-                text = f"two {item.word}s have the name {item.name}; the other is on line {first}"
+                text = f"two rules have the name {item.name}; the other is on line {first}"
                 raise RuleError(where, "name", text)
             loaded.append(item)
         except RuleError as error:
@@ -190,11 +173,6 @@ def load(text: str, source: str = "Rules") -> list[RuleChange]:
 def _item(given: object, where: str) -> RuleChange:
     if not isinstance(given, Mapping):
         raise RuleError(where, "name", f"{given!r} is not a rule; write a mapping with a name")
-    for word in WORDS_OF_ANNEXES.keys() & given.keys():
-        document = documents().get(word)
-        if document is None:
-            raise RuleError(where, word, f"{install(WORDS_OF_ANNEXES[word])}, to use {word!r}")
-        return RuleChange(given[word], None, document.build(given, where), word)
     _refuse_absent(given, where)
     given = _with_slots_as_text(given)
     rule, tiers = build_rule(given, where)
@@ -239,18 +217,12 @@ def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleC
     Raises:
         RuleError: As in `load`.
     """
-    loaded = load(text, source)
-    readers = {word: document.stored for word, document in documents().items()}
-    changes = []
-    for word, read in {RULE: _stored_rules, **readers}.items():
-        items = {item.name: item for item in loaded if item.word == word}
-        if word != RULE and not items:
-            continue  # A text without any items of an optional app is of rules alone.
-        before = read()
-        changes += [item._replace(before=before.get(name)) for name, item in items.items()]
-        if not merge:
-            absent = [name for name in before if name not in items]
-            changes += [RuleChange(name, before[name], None, word) for name in absent]
+    items = {item.name: item for item in load(text, source)}
+    before = _stored_rules()
+    changes = [item._replace(before=before.get(name)) for name, item in items.items()]
+    if not merge:
+        absent = [name for name in before if name not in items]
+        changes += [RuleChange(name, before[name], None) for name in absent]
     return [change for change in changes if change.before != change.after]
 
 
@@ -258,20 +230,8 @@ def _stored_rules() -> Mapping[str, Declared]:
     return {rule.name: declared for rule, declared in RateLimitRule.objects.all_declared()}
 
 
-def counted(changes: Iterable[RuleChange]) -> str:
-    """Return the numbers of changed rules and other items, in words.
-
-    >>> breaker = RuleChange("payments", None, {}, word="breaker")
-    >>> counted([breaker, RuleChange("api", None, {}), breaker]), counted([])
-    ('1 rule and 2 breakers', '0 rules')
-    """
-    words = sorted((change.word for change in changes), key=lambda word: word != RULE)
-    numbers = Counter(words) or {RULE: 0}
-    return " and ".join(count_words(number, word) for word, number in numbers.items())
-
-
 def summary(changes: Sequence[RuleChange], auxiliary: str = "") -> str:
-    """Return how many rules and other items were added, changed and deleted, in words.
+    """Return how many rules were added, changed and deleted, in words.
 
     Args:
         changes: The changes.
@@ -285,18 +245,18 @@ def summary(changes: Sequence[RuleChange], auxiliary: str = "") -> str:
     for action in MARKS:
         done = [change for change in changes if change.action == action]
         if done:
-            parts.append(f"{counted(done)} {auxiliary}{action}")
-    return ", ".join(parts) or f"{counted([])} {auxiliary}changed"
+            parts.append(f"{count_words(len(done), 'rule')} {auxiliary}{action}")
+    return ", ".join(parts) or f"0 rules {auxiliary}changed"
 
 
 def deletions(changes: Sequence[RuleChange]) -> list[RuleChange]:
-    """Return the changes that delete a rule or another item."""
+    """Return the changes that delete a rule."""
     return [change for change in changes if change.after is None]
 
 
 def labels(changes: Sequence[RuleChange]) -> str:
-    """Return the names of the changed rules and other items, cut to 500 characters."""
-    return shorten(", ".join(change.label for change in changes), 500)
+    """Return the names of the changed rules, cut to 500 characters."""
+    return shorten(", ".join(change.name for change in changes), 500)
 
 
 def apply(
@@ -318,7 +278,8 @@ def apply(
     deleted = deletions(changes)
     if deleted and not delete:
         problem = (
-            f"the file lacks {counted(deleted)}, which would be deleted: {labels(deleted)}. "
+            f"the file lacks {count_words(len(deleted), 'rule')}, which would be deleted: "
+            f"{labels(deleted)}. "
             "Nothing was changed; use --merge to keep them, or --delete to delete them"
         )
         raise RuleError("Rules", "name", problem)
@@ -331,11 +292,8 @@ def apply(
 def _save(changes: Sequence[RuleChange]) -> None:
     """Save some changes; rules that stay or are new are saved together."""
     _save_rules([change.built for change in changes if change.built is not None])
-    gone = [change.name for change in changes if change.word == RULE and change.after is None]
+    gone = [change.name for change in changes if change.after is None]
     RateLimitRule.objects.filter(name__in=gone).delete()
-    for change in changes:
-        if change.word != RULE:
-            documents()[change.word].save(change.name, change.after)
 
 
 def _save_rules(built: Sequence[Built]) -> None:

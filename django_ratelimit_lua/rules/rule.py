@@ -17,7 +17,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
-from ..extension import FIELDS_OF_ANNEXES, PLACES, WORDS_OF_ANNEXES, RuleField, install, rule_fields
+from ..extension import FIELDS_OF_ANNEXES, PLACES, RuleField, install, rule_fields
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
 from ..limits.call import MAX_COST
@@ -676,13 +676,6 @@ def compile_rule(
         raise RuleError(
             where, "name", f"{given!r} is not a rule; write a dict with {', '.join(FIELDS)}"
         )
-    for word in WORDS_OF_ANNEXES:
-        if word in given:
-            text = (
-                f"{word} {given[word]!r} is not a rule; it belongs in a file for `manage.py "
-                "ratelimit rules import`"
-            )
-            raise RuleError(where, word, text)
     name = given.get("name")
     if not isinstance(name, (str, NoneType)):
         raise RuleError(where, "name", f"name is {name!r}; write text: {str(name)!r}")

@@ -47,7 +47,6 @@ PAGES = {
     "statistics-one": "admin/ratelimit_statistics/statistics/one/?name=api&period=day",
     "processes": "admin/django_ratelimit_lua/processes/",
     "breakers": "admin/ratelimit_breakers/ratelimitbreaker/",
-    "breaker": "admin/ratelimit_breakers/ratelimitbreaker/one/?name=payments",
     "clients": "admin/ratelimit_gateway/ratelimitclient/",
     "client-new": "admin/ratelimit_gateway/ratelimitclient/add/",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",

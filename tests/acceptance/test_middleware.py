@@ -296,7 +296,6 @@ def test_a_disabled_site_applies_no_rule(settings: Any) -> None:
     ("rule", "message"),
     [
         ("text", "is not a rule"),
-        ({"breaker": "payments"}, "breaker .payments. is not a rule; it belongs in a file"),
         ({"key": "ip"}, "needs a name"),
         ({"name": "x", "keys": "ip"}, "unknown keys; known fields: name, description"),
         ({"name": "x", "exempt": True}, "all requests would be exempt"),

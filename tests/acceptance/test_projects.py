@@ -44,7 +44,6 @@ COMMANDS = (
     "forget --ip 192.0.2.1",
     "health",
     "stats show",
-    "breakers list",
     "proxy nginx --timeout 30",
 )
 TOKENS = """

@@ -192,7 +192,7 @@ def test_a_script_contains_every_line_of_its_files() -> None:
     others = {
         "publishing/publish",
         "rules/read",
-        "contrib/breakers/circuit",
+        "contrib/breakers/breaker",
         "engine/heartbeat",
         "engine/renew",
         "contrib/statistics/note",

@@ -1,33 +1,57 @@
-"""The exception that a stopped call raises."""
+"""The exception that a stopped call raises, and its response."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 
-class CircuitOpen(Exception):  # noqa: N818 - what is the matter, not what went wrong
+from django.utils.translation import gettext as _
+
+from ...web.durations import in_time
+from ...web.refusal import ErrorDetails
+
+
+class CircuitOpen(Exception):  # noqa: N818 - the state of the breaker, not an error in the code
     """A breaker has stopped a call.
 
     Attributes:
         breaker: The name of the breaker.
-        retry_after: Seconds until it may let a call through. None: an operator has forced it open
-            without an end.
-        reason: "open", "half-open" or "forced".
+        retry_after: Seconds until it may let a call through. None: an operator has forced it open.
 
     >>> raise CircuitOpen("payments", 2.5)
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.contrib.breakers.exceptions.CircuitOpen: the breaker payments stopped ...
+    django_ratelimit_lua.contrib.breakers.exceptions.CircuitOpen: payments is open: retry in 2.5 s
     """
 
-    def __init__(
-        self, breaker: str, retry_after: float | None = None, reason: str = "open"
-    ) -> None:
+    def __init__(self, breaker: str, retry_after: float | None = None) -> None:
         self.breaker = breaker
         self.retry_after = retry_after
-        self.reason = reason
-        super().__init__(breaker, retry_after, reason)  # From which a task queue makes it again.
+        super().__init__(breaker, retry_after)  # Task queues restore exceptions from `args`.
 
     def __str__(self) -> str:
-        when = "no end is known"
+        if self.retry_after is None:
+            return f"{self.breaker} is forced open"
+        return f"{self.breaker} is open: retry in {self.retry_after:.6g} s"
+
+
+class BreakerDetails(ErrorDetails):
+    """The content of the response while a breaker is open."""
+
+    page = "503.html"
+    folder = Path(__file__).parent / "templates"
+    status = 503
+
+    def __init__(self, error: CircuitOpen) -> None:
+        self.retry_after = None
+        if error.retry_after is not None:
+            self.retry_after = max(1, math.ceil(error.retry_after))
+
+    def detail(self) -> str:
+        text = _("This is not available at the moment.")
         if self.retry_after is not None:
-            when = f"retry in {self.retry_after:.6g} s"
-        return f"the breaker {self.breaker} stopped the call ({self.reason}): {when}"
+            text += " " + _("Try again %(in_time)s.") % {"in_time": in_time(self.retry_after)}
+        return text
+
+    def context(self) -> dict[str, object]:
+        return {"when": self.detail(), "retry_after": self.retry_after}

@@ -209,8 +209,8 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     deleted = rules_yaml.deletions(changes)
     if deleted and not options["delete"]:
         command.warn(
-            f"Not in the file: {rules_yaml.counted(deleted)}. Use --merge to keep or --delete to "
-            f"delete: {rules_yaml.labels(deleted)}"
+            f"Not in the file: {count_words(len(deleted), 'rule')}. Use --merge to keep or "
+            f"--delete to delete: {rules_yaml.labels(deleted)}"
         )
     if warnings and not options["confirm"]:
         command.warn("Use --confirm to change the rules despite these warnings.")
@@ -238,7 +238,7 @@ def _lines(texts: Mapping[str, Sequence[str]]) -> list[str]:
 def _check(command: Printer, options: VerbOptions) -> None:
     file = options["file"]
     if file is not None:
-        counted = rules_yaml.counted(rules_yaml.load(*_read(file)))
+        number = len(rules_yaml.load(*_read(file)))
     else:
         wrong = settings_problems()
         if wrong:  # Then there is no ruleset that could be looked at.
@@ -247,8 +247,8 @@ def _check(command: Printer, options: VerbOptions) -> None:
         lines = list(dict.fromkeys(filter(None, (migration_problem(), *problems.found()))))
         if lines:
             raise CommandError("\n".join(lines))
-        counted = count_words(len(ruleset.rules), "rule")
-    command.say(f"{counted}: no problem found")
+        number = len(ruleset.rules)
+    command.say(f"{count_words(number, 'rule')}: no problem found")
 
 
 @verb("rules publish", "publish all rules again, for example after raw SQL")

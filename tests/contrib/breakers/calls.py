@@ -1,67 +1,76 @@
-"""What the processes of `test_breaker_processes.py` do: `from tests.contrib.breakers.calls import
-*` in a `Worker`.
-"""
+"""What the processes of `test_breaker_processes.py` do."""
 
 from __future__ import annotations
 
-import json
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, signals
-from django_ratelimit_lua.contrib.breakers.circuits import circuits  # noqa: F401
-from django_ratelimit_lua.contrib.breakers.operations import force  # noqa: F401
+from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen
+from django_ratelimit_lua.contrib.breakers.models import RateLimitBreaker
 
-heard: list[Any] = []
-
-
-def note(
-    sender: Any, signal: Any, breaker: str, calls: int, failures: int, shared: bool, **told: Any
-) -> None:
-    """Keep what signals of breakers tell."""
-    name = next(
-        name
-        for name in ("opened", "half_open", "closed")
-        if getattr(signals, f"circuit_{name}") is signal
-    )
-    heard.append([name, breaker, calls, failures, shared])
-
-
-for _signal in (signals.circuit_opened, signals.circuit_half_open, signals.circuit_closed):
-    _signal.connect(note)
 _breakers: dict[str, CircuitBreaker] = {}
 
 
-def pay(outcome: str = "paid", name: str = "payments", seconds: float = 0.0, **options: Any) -> str:
-    """Ask the payment service through a breaker: what it says, or "open"."""
-    given = {"minimum": 10, "open_for": "1s", "probes": 3, **options}
-    breaker = (
-        _breakers.setdefault(name, CircuitBreaker(name, **given))
-        if name not in _breakers
-        else _breakers[name]
-    )
+def pay(result: str = "paid", name: str = "payments", seconds: float = 0.0, **options: Any) -> str:
+    """Call the service, which takes `seconds`. Return the result, or "open"."""
+    if name not in _breakers:
+        _breakers[name] = CircuitBreaker(name, **options)
     try:
-        with breaker.call():
+        with _breakers[name].call():
             time.sleep(seconds)
-            if outcome != "paid":
-                raise OSError(outcome)
+            if result != "paid":
+                raise OSError(result)
     except CircuitOpen:
         return "open"
     except OSError:
         pass
-    return outcome
+    return result
 
 
 def state(name: str = "payments") -> str:
-    """What this process knows of the breaker."""
+    """Return the state that this process has received last."""
     return _breakers[name].state
 
 
-def when_state(wanted: str, name: str = "payments", seconds: float = 20.0) -> float:
-    """The moment (monotonic) at which this process knows of that state; nothing is asked for it."""
-    print(json.dumps([True, "watching"]), flush=True)
-    end = time.monotonic() + seconds
-    while _breakers[name].state != wanted:
-        assert time.monotonic() < end, _breakers[name].state
+def when_state(wanted: str, name: str = "payments") -> float:
+    """Return the moment (monotonic) at which this process has received that state."""
+    end = time.monotonic() + 20
+    while state(name) != wanted:
+        assert time.monotonic() < end, state(name)
         time.sleep(0.0005)
     return time.monotonic()
+
+
+def force(forced: str) -> None:
+    """Force the state of the breaker."""
+    RateLimitBreaker.objects.update_or_create(name="payments", defaults={"forced": forced})
+
+
+def times(seconds: float) -> Iterator[None]:
+    """Yield every ten milliseconds, until this time is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)
+        yield
+
+
+def keep_calling(seconds: float, threads: int = 4) -> list[float]:
+    """Call a failing service in several threads. Return the moments at which it was called."""
+    moments: list[float] = []
+    end = time.monotonic() + seconds
+
+    def call() -> None:
+        while time.monotonic() < end:
+            began = time.monotonic()
+            if pay("failed", seconds=0.002) == "failed":
+                moments.append(began)
+            time.sleep(0.001)
+
+    workers = [threading.Thread(target=call) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return moments

@@ -15,17 +15,6 @@ from django_ratelimit_lua.rules.rule import RuleError
 RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
 
 
-def test_a_field_of_a_missing_app_names_the_line_to_add(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The error names the app to install instead of an unknown field."""
-    monkeypatch.setattr("django_ratelimit_lua.extension.extensions", [])
-    with pytest.raises(
-        RuleError, match=r"line 1: Add .*breakers\" to INSTALLED_APPS, to use 'breaker'"
-    ):
-        load("- {breaker: payments, failures: 5}")
-
-
 def test_a_rule_is_built_with_its_tiers() -> None:
     """The tiers are rows of the rule and are not saved either."""
     rule, tiers = build_rule({**RULE, "tiers": [{"group": "pro", "rate": "500/m"}]})

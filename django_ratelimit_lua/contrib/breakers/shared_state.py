@@ -1,0 +1,321 @@
+"""The state of a breaker, as this process has received it last.
+
+Calls of a closed or an open breaker are decided by that state. The numbers of calls and failures
+are reported once a second, with the flusher, and `breaker.lua` decides the state for all processes.
+It is requested for each call of a half-open breaker.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from asgiref.sync import sync_to_async
+
+from ...conf import conf
+from ...conf.changes import on_change
+from ...engine.listener import listener
+from ...engine.run import Wait, Waiting, run
+from ...exceptions import StoreError
+from ...limits import program
+from ...limits.program import Program
+from ...limits.rate import SECOND
+from ...process.clock import Clock
+from ...process.forks import renew_after_fork
+from ...rules import provider
+from ...store import ANNEX, Patience, flusher, get_store
+from .exceptions import CircuitOpen
+from .registry import register_name, state_key, tag_of
+
+logger = logging.getLogger("django_ratelimit_lua")
+PROGRAM = Program.of(program.source("contrib/breakers/breaker"))
+TRUST_SECONDS = 3.0
+"""How long a closed or forced state is used after it was received. That a breaker is closed is
+trusted for at most `open_for`, so no process uses that state when the breaker is half-open, even if
+messages are lost.
+"""
+USED_SECONDS = 10.0
+"""How long after the last call the flusher reports and receives the state."""
+OUTAGE_SECONDS = 1.0
+"""How long calls are allowed without a request after Redis was unavailable."""
+REPORT_SECONDS = 1.0
+"""Timeout of all reports of the background together."""
+REGISTER_SECONDS = 3600.0
+"""How often a process registers the name of a breaker that it uses."""
+NEVER = float("-inf")
+
+
+class Thresholds(NamedTuple):
+    """The numbers that the script gets, in its order."""
+
+    width_us: int
+    minimum: int
+    ratio_ppm: int
+    open_us: int
+    probes: int
+
+
+class Ticket(NamedTuple):
+    """An allowed call: the version of the state that allowed it, and whether it is a probe."""
+
+    version: int
+    is_probe: bool = False
+
+
+NO_VERSION = -1
+"""The version of a call that does not count."""
+
+
+class SharedState:
+    """The state of a breaker in this process.
+
+    - `state`: closed, open or half-open;
+    - `forced`: the state that an operator has forced (open or closed), or an empty string.
+    """
+
+    def __init__(self, name: str, thresholds: Thresholds, failures: int | None) -> None:
+        self.name = name
+        self.tag = tag_of(name)
+        self._failures = failures
+        self._numbers = [b"%d" % number for number in thresholds]
+        self._trust_seconds = min(TRUST_SECONDS, thresholds.open_us / SECOND)
+        self._begin()
+        renew_after_fork(self._begin)
+        _states[id(self)] = self
+
+    def _begin(self) -> None:
+        # Reentrant, because garbage collection may end a call while another one is counted.
+        self._lock = threading.RLock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the state and the counts."""
+        self.state = "closed"
+        self.forced = ""
+        self._ticket = Ticket(0)
+        self._allows = False
+        self._until = self._used_at = self._registered_at = NEVER
+        self._is_used = False
+        self._calls = self._failed = self._in_row = 0
+
+    def obey(self, forced: str) -> None:
+        """Use the state that an operator has forced, or else the breaker's own."""
+        with self._lock:
+            if forced:
+                self._use(forced == "closed", Clock.monotonic() + TRUST_SECONDS)
+            elif self.forced:
+                self._until = NEVER
+            self.forced = forced
+
+    # Calls
+
+    def allow_by_known_state(self) -> Ticket | None:
+        """Return the ticket of a call if the breaker is known to be closed.
+
+        Return None if the state must be requested. Raise `CircuitOpen` if it is known to be open.
+        """
+        self._is_used = True
+        if Clock.monotonic() >= self._until:
+            return None
+        if self._allows:
+            return self._ticket
+        raise self._stopped()
+
+    def _stopped(self) -> CircuitOpen:
+        if self.forced:
+            return CircuitOpen(self.name)
+        return CircuitOpen(self.name, max(0.0, self._until - Clock.monotonic()))
+
+    def allow(self) -> Waiting[Ticket]:
+        """Request the state, and return the ticket of a call. Raises `CircuitOpen`."""
+        if not conf.ENABLE:
+            return Ticket(NO_VERSION)
+        listener.start()
+        has_flusher = flusher.start()
+        if provider.in_force() is None or not has_flusher:
+            load = partial(provider.load_published, Patience(conf.TIMEOUT))
+            with suppress(StoreError):
+                yield Wait(load, sync_to_async(load))
+        self.obey(forced_states().get(self.name, ""))
+        if not self.forced:
+            probe = yield from self._exchange(asks=True)
+            if probe is not None:
+                return probe
+        if self._allows:
+            return self._ticket
+        raise self._stopped()
+
+    def count(self, ticket: Ticket, is_failure: bool) -> bytes:
+        """Count a call that has ended. Return the result to report at once, or an empty string."""
+        self._is_used = True
+        if ticket.is_probe:
+            if is_failure:
+                return b"failed"
+            return b"ok"
+        with self._lock:
+            if ticket != self._ticket:
+                return b""  # It was allowed before the state changed.
+            self._calls += 1
+            if not is_failure:
+                self._in_row = 0
+                return b""
+            self._failed += 1
+            self._in_row += 1
+            if self._in_row != self._failures:
+                return b""
+            self._in_row = 0
+            return b"failed"
+
+    # Redis
+
+    def report(
+        self, version: int = NO_VERSION, result: bytes = b"", patience: Patience | None = None
+    ) -> Waiting[object]:
+        """Report the counts and a result of a call, and receive the state.
+
+        Args:
+            version: The version that allowed the call.
+            result: "ok", "failed", or an empty string for no result.
+            patience: The time of the background, or None if a call waits for the report.
+        """
+        return self._exchange(version, result, patience=patience)
+
+    def _exchange(
+        self,
+        version: int = NO_VERSION,
+        result: bytes = b"",
+        *,
+        asks: bool = False,
+        patience: Patience | None = None,
+    ) -> Waiting[Ticket | None]:
+        """Call the script and use its reply. Return the ticket of a probe, if it grants one."""
+        arguments = self._arguments(version, result, asks)
+        store = get_store(background=patience is not None)
+        patience = patience or Patience(conf.TIMEOUT)
+        keys = [state_key(self.tag)]
+        sent_at = Clock.monotonic()
+        try:
+            reply = yield Wait(
+                partial(store.run, PROGRAM, keys, arguments, patience),
+                partial(store.arun, PROGRAM, keys, arguments, patience),
+            )
+        except StoreError as error:
+            logger.debug("The breaker %r cannot be requested: %s", self.name, error)
+            with self._lock:
+                now = Clock.monotonic()
+                if now >= self._until:
+                    self._use(True, now + OUTAGE_SECONDS)
+            return None
+        state, number, wait, is_probe, is_changed = reply
+        self._receive(state.decode(), number, wait / SECOND, sent_at)
+        if is_changed:
+            level = logging.WARNING if state == b"open" else logging.INFO
+            logger.log(level, "The breaker %r is %s", self.name, state.decode())
+        if is_probe:
+            return Ticket(number, is_probe=True)
+        return None
+
+    def _arguments(self, version: int, result: bytes, asks: bool) -> list[bytes]:
+        with self._lock:
+            counts = self._calls, self._failed
+            self._calls = self._failed = 0
+            return [
+                b"",
+                b"%d" % self._ticket.version,
+                self.state.encode(),
+                *(b"%d" % count for count in counts),
+                result,
+                b"%d" % version,
+                b"%d" % asks,
+                *self._numbers,
+                get_store().channel(conf.CACHE_PREFIX),
+                ANNEX + b" breakers " + self.tag,
+            ]
+
+    def _receive(self, state: str, version: int, wait: float, sent_at: float) -> None:
+        with self._lock:
+            if version < self._ticket.version:
+                return  # A later reply has arrived before.
+            if version > self._ticket.version:
+                self._ticket = Ticket(version)
+                self._calls = self._failed = self._in_row = 0
+            self.state = state
+            if state == "closed":
+                wait = self._trust_seconds
+            if not self.forced:
+                self._use(state == "closed", sent_at + wait)
+
+    def _use(self, allows: bool, until: float) -> None:
+        """Allow or stop calls until a moment (monotonic)."""
+        # First, so that no call combines the new answer with the earlier moment.
+        self._until = NEVER
+        self._allows = allows
+        self._until = until
+
+    def flush(self, patience: Patience) -> bool:
+        """Report, if the breaker was called lately. Return whether it was."""
+        now = Clock.monotonic()
+        if self._is_used:
+            self._used_at = now
+            self._is_used = False
+        if now - self._used_at > USED_SECONDS:
+            return False
+        run(self.report(patience=patience))
+        is_registered = now - self._registered_at < REGISTER_SECONDS
+        if not is_registered and register_name(self.name, patience):
+            self._registered_at = now
+        return True
+
+
+_states: WeakValueDictionary[int, SharedState] = WeakValueDictionary()
+
+
+def shared_states() -> list[SharedState]:
+    """Return the states of all breakers of this process."""
+    found = (reference() for reference in _states.valuerefs())
+    return [state for state in found if state is not None]
+
+
+def forced_states() -> Mapping[str, str]:
+    """Return the states that operators have forced, by the names of the breakers."""
+    ruleset = provider.in_force()
+    if ruleset is None:
+        return {}
+    forced: Mapping[str, str] = ruleset.parts.get("breakers") or {}
+    return forced
+
+
+def _obey() -> None:
+    forced = forced_states()
+    for state in shared_states():
+        state.obey(forced.get(state.name, ""))
+
+
+def receive_changes(tags: Collection[bytes]) -> None:
+    """Request the states of the breakers that other processes have changed."""
+    patience = Patience(REPORT_SECONDS)
+    for state in shared_states():
+        if state.tag in tags:
+            run(state.report(patience=patience))
+
+
+def _flush(last: Patience | None = None) -> bool:
+    """Report the counts of all breakers; a `Flush` of the flusher."""
+    patience = last or Patience(REPORT_SECONDS)
+    were_used = [state.flush(patience) for state in shared_states()]
+    return any(were_used)
+
+
+def _forget() -> None:
+    for state in shared_states():
+        state.forget()
+
+
+flusher.add(_flush, is_urgent=True)
+provider.on_new_rules.append(_obey)
+on_change(("RATELIMIT_*", "CACHES"), _forget)  # Another server, or other keys.

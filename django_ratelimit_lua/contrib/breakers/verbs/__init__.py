@@ -1,1 +1,0 @@
-"""The verb `breakers` of `manage.py ratelimit`."""
