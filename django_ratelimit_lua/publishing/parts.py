@@ -68,6 +68,7 @@ def read_overrides(using: str, row: Risen) -> Part:
     )
     value_keys: dict[str, None] = {}
     has_blocks = False
+    secrets = secrets_by_id()
     rows = RateLimitOverride.objects.using(using).lasting().order_by("pk")
     for each in rows.values(*_SUBJECT, *PUBLISHED).iterator(chunk_size=BATCH):
         published = entry(each)
@@ -83,7 +84,7 @@ def read_overrides(using: str, row: Risen) -> Part:
                 continue
             networks[kind][prefix].append(published)
         elif each["user_id"] is not None:
-            for subject in _user_digests(each):
+            for subject in _user_digests(each, secrets):
                 digests[subject].append(published)
         else:
             value_keys[each["digested_by"]] = None
@@ -95,7 +96,7 @@ def read_overrides(using: str, row: Risen) -> Part:
         "tag": row.overrides,
         "fields": {rule: list(kinds) for rule, kinds in fields.items()},
         "blocks": has_blocks,
-        "keys": list(secrets_by_id()),
+        "keys": list(secrets),
         "value_keys": list(value_keys),
         "digests": digests,
         "clients": clients,
@@ -110,9 +111,8 @@ def _place(text: str) -> tuple[str, str]:
     return network_kind(network.version, network.prefixlen), network_prefix(network)
 
 
-def _user_digests(row: Mapping[str, Any]) -> Sequence[str]:
+def _user_digests(row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> Sequence[str]:
     """Return the digests of a user with each key. The row has one of them."""
-    secrets = secrets_by_id()
     if len(secrets) == 1 and row["digested_by"] in secrets:
         return [row["subject"]]
     identity = user_identity(row["user_id"])

@@ -292,6 +292,7 @@ def value_key(kind: str, subject: str) -> str:
     return subject
 
 
+@lru_cache(maxsize=1024)
 def field_of(kind: str) -> str:
     """Return the value of a request by which overrides of this kind are looked up.
 
