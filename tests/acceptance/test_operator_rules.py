@@ -83,7 +83,7 @@ def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str
     for name in sorted(refusing):
         hand.press("#site-name a")
         hand.press(".model-ratelimitoverride .addlink")
-        fill(hand.browser, network=customer, limit="8")
+        fill(hand.browser, network=customer, limit="4")
         hand.choose("effect", "limit")
         hand.choose("unit", "h")
         hand.choose("rule", name)
@@ -91,7 +91,7 @@ def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str
         if name == "orders":
             hand.is_done()
     # The override has a count of its own.
-    assert site.statuses("/api/", 10, customer) == [200] * 8 + [429] * 2
+    assert site.statuses("/api/", 6, customer) == [200] * 4 + [429] * 2
     assert site.statuses("/api/", 4, other) == [200] * 3 + [429]
 
 
