@@ -118,7 +118,6 @@ from django_ratelimit_lua.publishing import triggers  # noqa: E402
 from django_ratelimit_lua.publishing.publish import publish  # noqa: E402
 from django_ratelimit_lua.rules import provider  # noqa: E402
 from django_ratelimit_lua.rules.freshness import freshness  # noqa: E402
-from django_ratelimit_lua.rules.overrides import override_cache  # noqa: E402
 from django_ratelimit_lua.store import Subscription, get_store  # noqa: E402
 
 provider.COMPARE_SECONDS = GIVEN["compare_seconds"]
@@ -256,7 +255,6 @@ def begin(prefix: str | None = None) -> None:
         override_settings(RATELIMIT_CACHE_PREFIX=prefix).enable()
     with provider._lock:  # Not in the middle of loading, which no process begins with.
         provider._ruleset = provider._snapshot = provider.database = None
-    override_cache._known.clear()
 
 
 def look() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from django.http import HttpRequest
@@ -40,7 +40,7 @@ def client_url(request: HttpRequest, digest: str, name: str = "", **query: str) 
 
 
 def client_links(
-    request: HttpRequest, clients: Sequence[tuple[str, Name]], name: str = "", rule: Any = None
+    request: HttpRequest, clients: Sequence[tuple[str, Name]], name: str = "", rule: str = ""
 ) -> list[ClientLinks]:
     """Return the actions for each of these clients.
 
@@ -48,7 +48,7 @@ def client_links(
         request: The request of the page.
         clients: The digest of each, and its name as far as the user may see it.
         name: The limit that all rows are about, if there is one.
-        rule: The key of its rule, if it has one.
+        rule: The name of its rule, if it has one.
     """
     overrides = overrides_of([digest for digest, _name in clients])
     links = []
@@ -61,7 +61,7 @@ def client_links(
     return links
 
 
-def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule: Any = None) -> str:
+def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule: str = "") -> str:
     """Return the URL of the form of an override about exactly this client.
 
     It is empty for users without permission.
@@ -72,8 +72,8 @@ def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule:
     query = {field: value}
     if field == "client_digest":  # It needs an end.
         query["duration"] = "86400"
-    if rule is not None:
-        query["rule"] = str(rule)
+    if rule:
+        query["rule"] = rule
     form = admin_url(request, "django_ratelimit_lua_ratelimitoverride_add")
     return f"{form}?{urlencode(query)}"
 

@@ -25,6 +25,7 @@ from ..limits.rate import LimitError
 from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
 from ..models.rate_fields import problem_text, written
 from ..models.rule import METHODS
+from ..operations.call_sites import rule_names
 from ..operations.confirmations import confirmations, enforcing, notices, override_confirmations
 from .versioned import Values, VersionedForm, fingerprint
 
@@ -316,6 +317,12 @@ class OverrideForm(AskingForm):
             "The value of the field, for example the API key itself. Only its digest is stored."
         ),
     )
+    rule = forms.ChoiceField(
+        label=_("Rule"),
+        required=False,
+        choices=lambda: [("", _("all rules")), *((name, name) for name in rule_names())],
+        help_text=_("A rule, or a limit in the code. Another limit is for one of them."),
+    )
     duration = forms.ChoiceField(
         label=_("Duration"),
         required=False,
@@ -349,6 +356,9 @@ class OverrideForm(AskingForm):
                     "override each."
                 ),
             )
+        if self.instance.rule and "rule" in self.fields:  # Its rule may have been deleted.
+            choices: Any = self.fields["rule"]
+            choices.choices = dict([*choices.choices, (self.instance.rule, self.instance.rule)])
         for name in {"starts", "ends"} & self.fields.keys():
             field = self.fields[name]
             for part, label in zip(field.widget.widgets, (_("date"), _("time")), strict=True):

@@ -23,6 +23,7 @@ from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride, RateLimitRule
 from ..operations.admin_urls import admin_url
+from ..operations.call_sites import rule_names
 from ..operations.confirmations import override_confirmations
 from ..operations.explain import ExplainedLimit, Explanation, explain, reset
 from ..operations.formatting import moment_words
@@ -219,9 +220,8 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         duration = request.POST.get("duration", HOUR)
         if duration not in HOW_LONG:
             raise PermissionDenied
-        rule = RateLimitRule.objects.filter(name=target).first()
-        if target and rule is None:  # Without a rule, it would be for all of them.
-            raise ValidationError(_("There is no rule “%(name)s” in the admin.") % {"name": target})
+        if target and target not in rule_names():
+            raise ValidationError(_("There is no rule “%(name)s”.") % {"name": target})
         subject = _subjects(form, found).get(kind)
         if subject is None:
             raise ValidationError(
@@ -233,7 +233,7 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
         label = request.POST.get("label", "").strip() if is_unnamed else ""
         seconds = int(duration or 0) or None
         reason = _("from the inspector")
-        override = subject.override(action, seconds, rule=rule, reason=reason, label=label)
+        override = subject.override(action, seconds, rule=target, reason=reason, label=label)
         placeholders = {"client": subject, "duration": HOW_LONG[duration]}
         warnings = override_confirmations([subject.address], own_proxy(request))
         if request.POST.get("confirm") != "yes" and (

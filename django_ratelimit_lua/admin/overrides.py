@@ -22,12 +22,17 @@ from ..models import RateLimitOverride
 from ..operations.formatting import moment_element
 from ..operations.subjects import add
 from ..rules.describe import rate_words
+from ..rules.provider import in_force
 from .base import ActingAdmin, View
 from .forms import OverrideForm
 from .inspector import Inspector
 
 REPEATED = "_ratelimit_repeated"
 """Set on an override that was not added, because an equal one exists."""
+
+
+MAX_NAMED = 100
+"""Maximum number of overrides that the page before a deletion names."""
 
 
 class ActiveFilter(admin.SimpleListFilter):
@@ -51,12 +56,11 @@ class OverrideAdmin(Inspector, ActingAdmin):
 
     form = OverrideForm
     list_display = ("client", "effect_summary", "of_rule", "lasts", "why")
-    list_filter = (ActiveFilter, "effect", ("rule", admin.RelatedOnlyFieldListFilter))
-    list_select_related = ("rule", "user")
-    search_fields = ("network", "label", "reason", "field", "client_digest", "rule__name")
+    list_filter = (ActiveFilter, "effect", "rule")
+    list_select_related = ("user",)
+    search_fields = ("network", "label", "reason", "field", "client_digest", "rule")
     actions = ("end_now",)
     readonly_fields = ("created_by", "created")
-    autocomplete_fields = ("rule",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     fieldsets = (
         (
@@ -104,14 +108,27 @@ class OverrideAdmin(Inspector, ActingAdmin):
             % {"number": len(ending)},
         )
 
+    def get_deleted_objects(
+        self, objs: Iterable[RateLimitOverride], request: HttpRequest
+    ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
+        """Return what is deleted, by number if there are many. Nothing refers to overrides."""
+        rows = list(objs)
+        names = [str(row) for row in rows[:MAX_NAMED]]
+        if len(rows) > MAX_NAMED:
+            names.append("…")
+        missing = set()
+        if not self.has_delete_permission(request):
+            missing.add(str(self.opts.verbose_name))
+        return names, {str(self.opts.verbose_name_plural): len(rows)}, missing, []
+
     def own_views(self) -> Iterable[tuple[str, View, str]]:
         return [("inspect/", self.inspect_view, "inspect")]
 
     def get_autocomplete_fields(self, request: HttpRequest) -> tuple[str, ...]:
         users = self.admin_site._registry.get(get_user_model())
         if users is None or not users.get_search_fields(request):
-            return ("rule",)
-        return ("rule", "user")
+            return ()
+        return ("user",)
 
     def get_form(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         form = super().get_form(request, *args, **kwargs)
@@ -126,13 +143,23 @@ class OverrideAdmin(Inspector, ActingAdmin):
         if override.effect != override.Effects.LIMIT or not override.rate:
             return str(override.get_effect_display())
         rate = rate_words(override.rate)
-        if override.misfits():
+        if self._is_skipped(override):
             return _("%(rate)s (skipped: does not fit the rule)") % {"rate": rate}
         return rate
 
-    @admin.display(description=gettext_lazy("rule"), ordering="rule__name")
+    @staticmethod
+    def _is_skipped(override: RateLimitOverride) -> bool:
+        """Return whether the numbers of an override do not fit its rule in force."""
+        if override.effect != override.Effects.LIMIT:
+            return False
+        ruleset = in_force()
+        if ruleset is None:
+            return False
+        return bool(override.misfits(ruleset.by_name.get(override.rule)))
+
+    @admin.display(description=gettext_lazy("rule"), ordering="rule")
     def of_rule(self, override: RateLimitOverride) -> str:
-        return str(override.rule or _("all rules"))
+        return override.rule or _("all rules")
 
     @admin.display(description=gettext_lazy("active"), ordering="ends")
     def lasts(self, override: RateLimitOverride) -> SafeString:
@@ -148,8 +175,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
             text = _("for good")
         else:
             text = _("until {moment}")
-        is_limit = override.effect == override.Effects.LIMIT
-        is_in_force = override.is_active() and not (is_limit and override.misfits())
+        is_in_force = override.is_active() and not self._is_skipped(override)
         state = "on" if is_in_force else "off"
         text = format_html(text, moment=moment and moment_element(moment))
         return format_html('<span class="ratelimit-state {}">{}</span>', state, text)

@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..exceptions import StoreError
 from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
 from ..limits.options import OPTIONS
-from ..models import RateLimitChange, RateLimitRule, RateLimitTier
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from ..operations.admin_urls import admin_url
 from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
 from ..operations.confirmations import rehearsal
@@ -267,10 +267,10 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     @admin.display(description=gettext_lazy("used by"))
     def dependents(self, rule: RateLimitRule) -> str:
-        """Return the number of overrides that are deleted with the rule."""
+        """Return the number of overrides that name the rule."""
         if rule._state.adding:
             return "—"
-        number = rule.overrides.count()
+        number = RateLimitOverride.objects.filter(rule=rule.name).count()
         return ngettext("%(number)d override", "%(number)d overrides", number) % {"number": number}
 
     def switch(self, request: HttpRequest, rules: Iterable[RateLimitRule], mode: str) -> None:

@@ -20,13 +20,12 @@ from ..exceptions import StoreError
 from ..extension import decision_hooks
 from ..identity.request_state import RequestState
 from ..limits.algorithms.concurrency import new_slot
-from ..limits.call import Call, Charge, Operation, Revision, StaleRules, Subject
+from ..limits.call import Call, Charge, Operation, Revision, StaleRules
 from ..limits.decision import Decision
 from ..limits.rate import duration, time_us
 from ..process.clock import Clock
 from ..rules import provider
 from ..rules.freshness import freshness
-from ..rules.overrides import override_cache
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
 from ..store import Patience, flusher, get_store
@@ -122,28 +121,24 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
         listener.start()
     call: Call | None = None
     stale: StaleRules | None = None
-    is_last = False
     try:
         for attempt in range(FENCED_ATTEMPTS + 1):
-            if stale is None or not stale.records:  # Otherwise only overrides were stale.
-                known = current() if stale is None else None
-                ruleset = known or (yield _loading(stale, patience))
-                # Waiting for a thread does not count as waiting for the store.
-                if known is None and provider.is_answered:
-                    patience.was_answered()
-                # There may be no newer rules than those that were stale.
-                is_last = call is not None and call.revision == ruleset.published
-                yield from planner.gather(ruleset)
-            is_last = is_last or attempt == FENCED_ATTEMPTS
+            known = current() if stale is None else None
+            ruleset = known or (yield _loading(stale, patience))
+            # Waiting for a thread does not count as waiting for the store.
+            if known is None and provider.is_answered:
+                patience.was_answered()
+            # There may be no newer rules than those that were stale.
+            has_no_newer = call is not None and call.revision == ruleset.published
+            is_last = has_no_newer or attempt == FENCED_ATTEMPTS
+            yield from planner.gather(ruleset)
             call = planner.plan(ruleset)
             if is_last:
-                call = call._replace(revision=None, subjects=())
+                call = call._replace(revision=None)
             try:
                 decision = yield from answered(call, patience)
             except StaleRules as error:
                 stale = error
-                subjects = [subject.digest for subject in call.subjects]
-                override_cache.put_many(subjects[: len(error.records)], error.records)
                 continue
             if is_last or ruleset.published is not ruleset.revision:
                 decision = decision._replace(revision=ruleset.revision.number)
@@ -243,7 +238,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     hot = [charge for charge in call.charges if charge.limit.is_hot]
     is_for_redis = len(hot) < len(call.charges)
     if not call.charges:  # For example because the client of a request is blocked or exempt.
-        is_for_redis = compares_rules and any(subject.tag for subject in call.subjects)
+        is_for_redis = compares_rules and call.has_overrides
     try:
         if not (is_for_redis and compares_rules):
             yield from _comparing(call, patience)
@@ -287,7 +282,7 @@ def _decide_here(call: Call, patience: Patience) -> Waiting[Decision]:
 
 
 def _comparing(call: Call, patience: Patience) -> Waiting[None]:
-    """Check that a call uses the current rules and overrides, unless that was done a moment ago.
+    """Check that a call uses the current rules, unless that was done a moment ago.
 
     Raises `StaleRules` if not. If Redis is unavailable and the call has charges, the known rules
     are used.
@@ -304,7 +299,8 @@ def _comparing(call: Call, patience: Patience) -> Waiting[None]:
         if not call.charges:
             raise
     else:
-        freshness.confirm_call(call, asked_at)
+        if call.revision is not None:
+            freshness.confirm(call.fence, call.revision, asked_at)
     finally:
         patience.take_back(share)
 
@@ -417,7 +413,6 @@ def build_call(
     partial: bool = False,
     now: int | None = None,
     ruleset: Ruleset | None = None,
-    subjects: Sequence[Subject] = (),
     slot: bytes = b"",
     **options: Any,
 ) -> Call:
@@ -429,7 +424,6 @@ def build_call(
         partial: Whether to grant as many units as are available.
         now: Microseconds since 1970, for a caller with its own clock.
         ruleset: The rules that the caller uses, if they have to be the current ones.
-        subjects: The subjects whose overrides the caller uses.
         slot: A slot. A hit of concurrency limits gets a new one by default.
         options: Further fields of `Call`.
     """
@@ -443,12 +437,9 @@ def build_call(
                 break
     revision: Revision | None = None
     fence = b""
-    known: Sequence[Subject] = ()
     if ruleset is not None and ruleset.fence is not None:
         revision = ruleset.published
         fence = ruleset.fence
-        if revision is ruleset.revision:  # Otherwise no override exists, so the cached ones hold.
-            known = subjects
     return Call(
         charges,
         operation,
@@ -457,8 +448,7 @@ def build_call(
         partial,
         revision,
         fence,
-        known,
-        slot,
+        slot=slot,
         **options,
     )
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..conf import conf
 from ..conf.changes import on_change
-from ..limits.call import Call, Subject
+from ..limits.call import Call
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..process.bounded_map import BoundedMap
@@ -36,8 +36,8 @@ MAX_ENTRIES = 10_000
 MAX_BYTES = 32 * 2**20
 """Refusals that are remembered: the latest."""
 
-_Key = tuple[bytes, object, object, tuple[Subject, ...], tuple[tuple[bytes, Limit, int], ...]]
-"""What was asked: prefix, revision, options, subjects and charges."""
+_Key = tuple[bytes, object, object, tuple[tuple[bytes, Limit, int], ...]]
+"""What was asked: prefix, revision, options and charges."""
 
 
 class CachedDenial(NamedTuple):
@@ -130,7 +130,7 @@ class DenyCache:
 def _key(call: Call) -> _Key:
     charges = tuple([(charge.digest, charge.limit, charge.cost) for charge in call.charges])
     how = (call.partial, call.debt, call.max_wait_us, call.longest_hold_us)
-    return (call.prefix, call.revision, how, tuple(call.subjects), charges)
+    return (call.prefix, call.revision, how, charges)
 
 
 def _digests(key: _Key) -> set[bytes]:
@@ -138,9 +138,8 @@ def _digests(key: _Key) -> set[bytes]:
 
 
 def _weight(key: _Key, denial: CachedDenial) -> int:
-    *_, subjects, charges = key
-    names = sum(len(limit.name) for _, limit, _ in charges)
-    return 1000 * len(charges) + 200 * len(subjects) + names
+    *_, charges = key
+    return 1000 * len(charges) + sum(len(limit.name) for _, limit, _ in charges)
 
 
 def _is_lasting(call: Call, decision: Decision) -> bool:

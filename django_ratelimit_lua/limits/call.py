@@ -24,7 +24,7 @@ _HEAD = Struct("<5d")
 BAN = "ban"
 """The name of the Lua file that decides bans."""
 _STALE = b"stale "
-_REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{16})?")
+_REVISION = re.compile(rb"(0|[1-9][0-9]{0,18})(-[0-9a-f]{8}-[0-9a-f]{8})?")
 _VERDICTS = (0.0, 1.0)
 _OF_BANS = ("ban", "unban")
 _HEADER = 4
@@ -66,21 +66,22 @@ class Charge(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """A state of the rules: the number of changes so far, and the text to compare.
+    """A state of the rules and overrides: the number of changes so far, and the text to compare.
 
-    The text ends with a random tag, because two histories of a database can have the same number.
+    The text ends with two random tags. Each identifies the state of one part, because two histories
+    of a database can have the same number.
 
-    >>> Revision.of(7, "0123456789abcdef")
-    Revision(number=7, text=b'7-0123456789abcdef')
+    >>> Revision.of(7, "01234567", "89abcdef")
+    Revision(number=7, text=b'7-01234567-89abcdef')
     """
 
     number: int
     text: bytes
 
     @classmethod
-    def of(cls, number: int, tag: str) -> Revision:
-        """Return the revision of that number and tag."""
-        return cls(number, b"%d-%b" % (number, tag.encode()))
+    def of(cls, number: int, rules: str, overrides: str) -> Revision:
+        """Return the revision of that number, with the tags of both parts."""
+        return cls(number, f"{number}-{rules}-{overrides}".encode())
 
     @classmethod
     def read(cls, text: bytes) -> Revision:
@@ -90,6 +91,11 @@ class Revision(NamedTuple):
             raise ValueError(f"invalid revision: {text[:80]!r}")
         return cls(int(match[1]), text)
 
+    def tags(self) -> tuple[bytes, bytes]:
+        """Return the tag of the rules, and that of the overrides; empty before the first change."""
+        _number, rules, overrides = [*self.text.split(b"-"), b"", b""][:3]
+        return rules, overrides
+
 
 NO_RULES = Revision(0, b"0")
 """That of rules that were never published."""
@@ -98,27 +104,12 @@ NO_RULES = Revision(0, b"0")
 class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and asks again
     """The caller's rules or overrides were not the current ones, so nothing was counted.
 
-    - `current`: the rules revision in force;
-    - `records`: the stored record of each of the call's subjects, if the overrides were stale.
+    - `current`: the revision in force.
     """
 
-    def __init__(self, current: Revision, records: tuple[bytes | None, ...] = ()) -> None:
+    def __init__(self, current: Revision) -> None:
         super().__init__(f"the current rules revision is {current.text.decode()}")
         self.current = current
-        self.records = records
-
-
-class Subject(NamedTuple):
-    """A subject that overrides may match: its digest, and the tag of its overrides.
-
-    The tag identifies the overrides that the caller has read; it is empty if it has read none.
-    """
-
-    digest: bytes
-    tag: bytes = b""
-
-
-TAG_SIZE = 16
 
 
 class Call(NamedTuple):
@@ -134,10 +125,10 @@ class Call(NamedTuple):
     - `debt`: a token bucket that owes no more than it holds grants any cost, and later callers wait
       until the debt is paid;
     - `hit_at`: for a refund, the moment of the refunded hit; None: the latest hit;
-    - `revision`, `fence`: the rules revision that the caller uses, and the key of the hash with the
-      current one;
-    - `subjects`: the subjects whose overrides the caller knows; they are in the same hash. Only
-      with a `revision`;
+    - `revision`, `fence`: the revision of the rules and overrides that the caller uses, and the key
+      of the hash with the current one;
+    - `has_overrides`: whether the caller found overrides. The revision is then compared even if
+      there are no charges;
     - `slot`: the slot that concurrency limits take or release (see `new_slot`); without one, they
       take none;
     - `tries_again`: whether the caller tries again after a refusal, which is then neither counted
@@ -151,7 +142,7 @@ class Call(NamedTuple):
     partial: bool = False
     revision: Revision | None = None
     fence: bytes = b""
-    subjects: Sequence[Subject] = ()
+    has_overrides: bool = False
     slot: bytes = b""
     max_wait_us: int | None = None
     hit_at: int | None = None
@@ -272,9 +263,6 @@ class Call(NamedTuple):
             if limit.ban is not None and self.decides_bans:
                 head = (places[BAN], cost, is_shadow, not is_tried_again, 0)
                 args.append(_HEAD.pack(*head) + limit.ban.packed)
-        if self.subjects:
-            args += [subject.digest for subject in self.subjects]
-            args += [subject.tag for subject in self.subjects]
         args.append(token)
         return args
 
@@ -284,14 +272,6 @@ class Call(NamedTuple):
         Raises `StaleRules`, and `ValueError` if it is not the reply to this very call: if its form
         or length differs, a number is out of range, or the token that was sent is missing.
         """
-        if isinstance(reply, list):
-            if not self.subjects or len(reply) != len(self.subjects) + 1 or reply.pop() != token:
-                raise ValueError(
-                    "unexpected reply to a call: a list without the token, or of another length"
-                )
-            if not all(record is None or isinstance(record, bytes) for record in reply):
-                raise ValueError("unexpected reply to a call: a list without records")
-            raise StaleRules(self.revision or NO_RULES, tuple(reply))
         if not isinstance(reply, bytes) or not reply.endswith(token):
             raise ValueError(f"unexpected reply to a call: {reply!r:.80}")
         size = len(reply) - len(token)

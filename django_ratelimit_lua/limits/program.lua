@@ -7,7 +7,7 @@ ARGV[2]     the revision of the rules that the caller uses; empty: it is not com
 ARGV[3]     the time in microseconds; empty: this server's time
 ARGV[4]     of a hit: "partial", "debt" or empty; of a refund: the moment of the hit
 ARGV[5..]   a record for each state: algorithm, cost, is_shadow, counts_denied, max_wait (negative: any), capacity, then the numbers that
-            its file names; then the digests of subjects and the tags of their overrides; last a token, which ends the reply
+            its file names; last a token, which ends the reply
 returns     doubles: allowed, now, granted, wait; for each state: used (of a bucket, with a fraction), retry_after (0: allowed, -1: never),
             reset_after, wait, counted_at (0: nothing was counted), and of a ban the number of bans. Or "stale " and the revision
 ]]
@@ -27,15 +27,6 @@ if ARGV[2] ~= '' then
   local current = redis.call('HGET', KEYS[states], 'revision') or '0'
   if current ~= ARGV[2] then return 'stale ' .. current .. ARGV[#ARGV] end
   states = states - 1
-  -- The overrides of subjects are compared by a tag of 16 bytes. If one differs, what is written about all of them is returned.
-  local first, subjects = 5 + states, (#ARGV - 5 - states) / 2
-  local written = subjects > 0 and redis.call('HMGET', KEYS[#KEYS], unpack(ARGV, first, first + subjects - 1))
-  for i = 1, subjects do
-    if string.sub(written[i] or '', 1, 16) ~= ARGV[first + subjects + i - 1] then
-      written[subjects + 1] = ARGV[#ARGV]
-      return written
-    end
-  end
 end
 
 -- 2. Read the time. Redis expires keys by its own clock: if the caller's decides, a state is kept a minute longer than it counts.

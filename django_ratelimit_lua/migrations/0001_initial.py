@@ -28,7 +28,6 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('revision', models.BigIntegerField(db_index=True, verbose_name='revision')),
-                ('tag', models.CharField(blank=True, max_length=16, verbose_name='tag of the revision')),
                 ('at', models.DateTimeField(auto_now_add=True, db_index=True, verbose_name='when')),
                 ('by', models.CharField(blank=True, max_length=254, verbose_name='by')),
                 ('kind', models.CharField(choices=django_ratelimit_lua.models.change.kind_choices, max_length=10, verbose_name='kind')),
@@ -37,8 +36,6 @@ class Migration(migrations.Migration):
                 ('action', models.CharField(choices=[('created', 'created'), ('changed', 'changed'), ('deleted', 'deleted'), ('bulk', 'bulk change'), ('reset', 'reset'), ('unbanned', 'ban lifted')], max_length=10, verbose_name='action')),
                 ('before', models.JSONField(null=True, verbose_name='before')),
                 ('after', models.JSONField(null=True, verbose_name='after')),
-                ('subjects', models.TextField(blank=True, verbose_name='digests of the subjects')),
-                ('digested_by', models.CharField(default=django_ratelimit_lua.identity.key_ids, editable=False, max_length=200, verbose_name='ids of the keys of these digests')),
             ],
             options={
                 'verbose_name': 'change',
@@ -51,9 +48,8 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('revision', models.BigIntegerField(default=0, verbose_name='revision')),
-                ('tag', models.CharField(default=django_ratelimit_lua.models.change.new_tag, max_length=16, verbose_name='tag of the revision')),
-                ('rebuilt', models.BigIntegerField(default=0, verbose_name='revision before which all overrides must be published again')),
-                ('rebuilt_tag', models.CharField(blank=True, max_length=16, verbose_name='tag of that revision')),
+                ('rules', models.CharField(default=django_ratelimit_lua.models.change.new_tag, max_length=8, verbose_name='tag of the rules')),
+                ('overrides', models.CharField(default=django_ratelimit_lua.models.change.new_tag, max_length=8, verbose_name='tag of the overrides')),
                 ('database', models.CharField(default=django_ratelimit_lua.models.change.new_database, max_length=32, verbose_name='id of the database')),
             ],
             options={
@@ -128,6 +124,7 @@ class Migration(migrations.Migration):
                 ('period', models.PositiveIntegerField(default=1, validators=[django.core.validators.MinValueValidator(1)], verbose_name='per')),
                 ('unit', models.CharField(choices=[('s', 'seconds'), ('m', 'minutes'), ('h', 'hours'), ('d', 'days'), ('w', 'weeks'), ('x', 'at once')], default='m', max_length=1, verbose_name='unit')),
                 ('burst', models.BigIntegerField(blank=True, help_text='Token bucket: requests allowed at once. Empty: the limit.', null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000000000000)], verbose_name='burst')),
+                ('rule', models.CharField(blank=True, default='', help_text='The name of a rule or of a limit in the code. Empty: all of them.', max_length=200, verbose_name='rule')),
                 ('network', models.CharField(blank=True, help_text='For example 203.0.113.9 or 2001:db8::/48.', max_length=49, verbose_name='address or network')),
                 ('field', models.CharField(blank=True, help_text='The field or key that identifies the client: header:X-API-Key, post:username, or a key of this site such as tenant. Only the digest of its value is stored.', max_length=200, verbose_name='field')),
                 ('label', models.CharField(blank=True, help_text='A label for this client, because the value is not stored.', max_length=200, verbose_name='label')),
@@ -144,7 +141,6 @@ class Migration(migrations.Migration):
                 ('created_by', models.CharField(blank=True, editable=False, max_length=254, verbose_name='created by')),
                 ('created_at', models.DateTimeField(auto_now_add=True, verbose_name='created at')),
                 ('user', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='+', to=settings.AUTH_USER_MODEL, verbose_name='user')),
-                ('rule', models.ForeignKey(blank=True, help_text='Empty: all rules.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='overrides', to='django_ratelimit_lua.ratelimitrule', verbose_name='rule')),
             ],
             options={
                 'verbose_name': 'override',

@@ -17,7 +17,7 @@ from django.db.models.signals import post_delete, post_save, pre_delete, pre_sav
 from django.utils.translation import gettext as _
 
 from ..signals import rules_changed
-from .change import KINDS, RateLimitChange, RateLimitRevision
+from .change import KINDS, OVERRIDES, RULES, RateLimitChange, RateLimitRevision
 
 MAX_RECORDED = 1000
 """Maximum number of rows of a bulk change that are recorded one by one. If there are more, only
@@ -37,6 +37,10 @@ _actor: contextvars.ContextVar[str] = contextvars.ContextVar("ratelimit_actor", 
 _batches: contextvars.ContextVar[Mapping[str, list[RateLimitChange]] | None] = (
     contextvars.ContextVar("ratelimit_batches", default=None)
 )
+_deleting: contextvars.ContextVar[type[AuditedModel] | None] = contextvars.ContextVar(
+    "ratelimit_deleting", default=None
+)
+"""The model whose rows a queryset deletes, which records them itself."""
 
 
 @contextmanager
@@ -93,8 +97,17 @@ class AuditedQuerySet(models.QuerySet[M]):
             return self.bulk_update(rows, changes)
 
     def delete(self) -> tuple[int, dict[str, int]]:
+        """Delete the rows, and record that at once: signals would cost queries for each row."""
         with one_change(self.db):
-            return super().delete()
+            rows = list(self)
+            before = declare(self.model, rows, self.db)
+            token = _deleting.set(self.model)
+            try:
+                deleted = super().delete()
+            finally:
+                _deleting.reset(token)
+            record_changes(self.db, before, declare(self.model, rows, self.db))
+            return deleted
 
     delete.queryset_only = True  # type: ignore[attr-defined]
 
@@ -176,6 +189,9 @@ class AuditedModel(models.Model):
     def prepare(self) -> None:
         """Set the fields that are computed from other fields."""
 
+    def follow(self, before: Declared, after: Declared, using: str) -> None:
+        """Change the rows that refer to this one, which has changed."""
+
 
 def declare(model: type[M], rows: Sequence[M], using: str) -> dict[AuditedModel, Declared]:
     """Return the stored rows that these rows belong to, each with its declaration."""
@@ -198,19 +214,20 @@ def record_changes(
                 )
                 _set_declarations(line, before.get(row), after.get(row))
                 lines.append(line)
+                if row in before and row in after:
+                    row.follow(before[row], after[row], using)
 
 
 def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
     """Write the history, and raise the revision.
 
-    If there are too many changes to record one by one, one entry stands for all of them, and all
-    overrides are published again.
+    If there are too many changes to record one by one, one entry stands for all of them.
     """
     if not lines:
         return
-    is_bulk = len(lines) > MAX_RECORDED
-    raised = RateLimitRevision.rise(using, rebuild=is_bulk)
-    if is_bulk:
+    is_override = {line.kind == RateLimitChange.Kind.OVERRIDE for line in lines}
+    raised = RateLimitRevision.rise(using, [OVERRIDES if each else RULES for each in is_override])
+    if len(lines) > MAX_RECORDED:
         name = _("%(number)d rows") % {"number": len(lines)}
         lines = [
             RateLimitChange(
@@ -219,7 +236,6 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
         ]
     for line in lines:
         line.revision = raised.revision
-        line.tag = raised.tag
     RateLimitChange.objects.using(using).bulk_create(lines, batch_size=BATCH)
     rules_changed.send(RateLimitRevision, using=using)
 
@@ -245,9 +261,6 @@ def _set_declarations(
         line.action = RateLimitChange.Action.CREATED
     elif after is None:
         line.action = RateLimitChange.Action.DELETED
-    # The subjects of a change are at most two: what was in between was never published.
-    subjects = {(declared or {}).get("subject", "") for declared in (before, after)}
-    line.subjects = ",".join(sorted(subjects - {""}))
 
 
 def _before(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
@@ -266,14 +279,24 @@ def _before_save(sender: type[M], instance: M, using: str, **kwargs: object) -> 
     _before(sender, instance, using)
 
 
+def _before_delete(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
+    if _deleting.get() is not sender:
+        _before(sender, instance, using)
+
+
+def _after_delete(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
+    if _deleting.get() is not sender:
+        _after(sender, instance, using)
+
+
 def watch(model: type[AuditedModel]) -> None:
     """Record the changes of a model's rows."""
     # Never without a sender: that would run this code for every saved row of the site, and disable
     # fast deletes for every model, because Django has to load each row that a receiver gets.
     pre_save.connect(_before_save, model)
     post_save.connect(_after, model)
-    pre_delete.connect(_before, model)
-    post_delete.connect(_after, model)
+    pre_delete.connect(_before_delete, model)
+    post_delete.connect(_after_delete, model)
     AUDITED.setdefault(model.CHANGE_KIND, model)
     KINDS.setdefault(model.CHANGE_KIND, model._meta.verbose_name)
 

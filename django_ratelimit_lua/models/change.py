@@ -1,8 +1,9 @@
-"""The history, and the number of changes: the revision that every process compares."""
+"""The history, and the revision of rules and overrides that every process compares."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from django.db import models
@@ -10,13 +11,12 @@ from django.db.models import F
 from django.db.models.functions import Greatest
 from django.utils.translation import gettext_lazy as _
 
-from ..identity import key_ids
 from ..limits.call import NO_RULES, Revision
 
 
 def new_tag() -> str:
     """Return a random tag, so that two histories with the same number differ."""
-    return secrets.token_hex(8)
+    return secrets.token_hex(4)
 
 
 def new_database() -> str:
@@ -39,45 +39,41 @@ def kind_choices() -> list[tuple[str, Any]]:
     return list(KINDS.items())
 
 
+RULES = "rules"
+OVERRIDES = "overrides"
+
+
 class Risen(NamedTuple):
     """The values of the row of `RateLimitRevision` when it was read."""
 
     revision: int = 0
-    rebuilt: int = 0
-    tag: str = ""
-    rebuilt_tag: str = ""
+    rules: str = ""
+    overrides: str = ""
     database: str = ""
 
     @property
-    def number(self) -> int:
-        """Return the number of changes of rules so far."""
-        return self.revision
-
-    @property
     def text(self) -> bytes:
-        """Return the revision as it is published and compared: its number and its tag."""
+        """Return the revision as it is published and compared: its number and the tags."""
         if not self.revision:
             return NO_RULES.text
-        return Revision.of(self.revision, self.tag).text
+        return Revision.of(self.revision, self.rules, self.overrides).text
 
 
 class RateLimitRevision(models.Model):
     """One row: the number of changes of rules and overrides.
 
-    It is raised in the transaction of the change. The number alone does not identify the rules: a
+    It is raised in the transaction of the change. The number alone does not identify the state: a
     database that was restored from a backup, or whose replica has taken over without the last edit,
-    reaches the same number again with other rules. So each number has a random `tag`. `database` is
-    set once, and identifies the database of published rules.
+    reaches the same number again with other rules. So each change replaces the random tag of what
+    it changes: `rules`, `overrides`, or both. `database` is set once, and identifies the database
+    of published rules.
     """
 
     ROW = 1
 
     revision = models.BigIntegerField(_("revision"), default=0)
-    tag = models.CharField(_("tag of the revision"), max_length=16, default=new_tag)
-    rebuilt = models.BigIntegerField(
-        _("revision before which all overrides must be published again"), default=0
-    )
-    rebuilt_tag = models.CharField(_("tag of that revision"), max_length=16, blank=True)
+    rules = models.CharField(_("tag of the rules"), max_length=8, default=new_tag)
+    overrides = models.CharField(_("tag of the overrides"), max_length=8, default=new_tag)
     database = models.CharField(_("id of the database"), max_length=32, default=new_database)
 
     class Meta:
@@ -97,21 +93,25 @@ class RateLimitRevision(models.Model):
 
     @classmethod
     def rise(
-        cls, using: str, *, rebuild: bool = False, beyond: int = 0, seen: Risen | None = None
+        cls,
+        using: str,
+        parts: Iterable[str] = (RULES, OVERRIDES),
+        *,
+        beyond: int = 0,
+        seen: Risen | None = None,
     ) -> Risen:
         """Raise the number by one (or beyond another number), in the open transaction.
 
-        The row is locked until the transaction ends. With `seen`, the number is raised only if the
-        row is unchanged since it was read, so that only one of many processes raises it.
+        The tags of the `parts` that have changed are replaced. The row is locked until the
+        transaction ends. With `seen`, the number is raised only if the row is unchanged since it
+        was read, so that only one of many processes raises it.
         """
         rows = cls.objects.using(using).filter(pk=cls.ROW)
         row = rows
         if seen is not None:
-            row = rows.filter(tag=seen.tag)
-        number = Greatest(F("revision"), beyond) + 1
-        changes = {"revision": number, "tag": new_tag()}
-        if rebuild:
-            changes |= {"rebuilt": number, "rebuilt_tag": changes["tag"]}
+            row = rows.filter(revision=seen.revision, rules=seen.rules, overrides=seen.overrides)
+        changes: dict[str, Any] = {"revision": Greatest(F("revision"), beyond) + 1}
+        changes |= {part: new_tag() for part in parts}
         if not row.update(**changes) and not rows.exists():
             rows.get_or_create(pk=cls.ROW)
             row.update(**changes)
@@ -128,7 +128,7 @@ class RateLimitRevision(models.Model):
     @classmethod
     def rename(cls, using: str) -> str:
         """Give the database a new id, if it is a copy of another one. Return the id."""
-        cls.rise(using, rebuild=True)
+        cls.rise(using)
         name = new_database()
         cls.objects.using(using).filter(pk=cls.ROW).update(database=name)
         return name
@@ -155,7 +155,6 @@ class RateLimitChange(models.Model):
         IDENTITY = "identity"
 
     revision = models.BigIntegerField(_("revision"), db_index=True)
-    tag = models.CharField(_("tag of the revision"), max_length=16, blank=True)
     at = models.DateTimeField(_("when"), auto_now_add=True, db_index=True)
     by = models.CharField(_("by"), max_length=254, blank=True)
     kind = models.CharField(_("kind"), max_length=10, choices=kind_choices)
@@ -164,10 +163,6 @@ class RateLimitChange(models.Model):
     action = models.CharField(_("action"), max_length=10, choices=Action.choices)
     before = models.JSONField(_("before"), null=True)
     after = models.JSONField(_("after"), null=True)
-    subjects = models.TextField(_("digests of the subjects"), blank=True)
-    digested_by = models.CharField(
-        _("ids of the keys of these digests"), max_length=200, default=key_ids, editable=False
-    )
 
     class Meta:
         """Options of the model."""

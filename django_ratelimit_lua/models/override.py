@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
@@ -16,22 +16,22 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity import Identity, digest, is_digest, key_id, secrets_by_id
 from ..identity.forwarded import network_words, parse_network
-from ..identity.keys import EXACT, FIELD_FORMS, field_identity, registered_keys, split_field
-from ..limits.decision import PLAIN_BLOCK, Block
+from ..identity.keys import FIELD_FORMS, field_identity, registered_keys, split_field
 from ..limits.rate import LimitError, Rate
 from ..rules.overrides import (
     DIGEST,
+    EVERY_RULE,
     USER,
-    Effect,
+    Entry,
     Override,
-    client_identity,
     network_identity,
     network_kind,
 )
-from ..rules.rule import RuleError
+from ..rules.rule import Rule, RuleError
+from ..rules.ruleset import settings_rules
 from .audit import AuditedModel, AuditedQuerySet, Declared
 from .change import RateLimitChange
-from .rate_fields import RateFields, problem_text
+from .rate_fields import RateFields, problem_text, rate_text
 from .rule import RateLimitRule
 
 T = TypeVar("T")
@@ -41,6 +41,8 @@ ONE_SUBJECT = _(
     "client. Make one "
     "override for each."
 )
+RATE = ("limit", "period", "unit")
+NEEDS_RULE = _("Another limit is for one rule: enter its name.")
 MAX_DIGEST_DAYS = 30
 """Maximum days of an override about a digest, because its client is unknown."""
 FIRST_YEAR = 1972
@@ -82,14 +84,12 @@ class RateLimitOverride(RateFields, AuditedModel):
         EXEMPT = "exempt", _("exempt: no limit")
         BLOCK = "block", _("block: every request is refused")
 
-    rule = models.ForeignKey(
-        RateLimitRule,
-        models.CASCADE,
-        related_name="overrides",
-        null=True,
+    rule = models.CharField(
+        _("rule"),
+        max_length=200,
         blank=True,
-        verbose_name=_("rule"),
-        help_text=_("Empty: all rules."),
+        default=EVERY_RULE,
+        help_text=_("The name of a rule or of a limit in the code. Empty: all of them."),
     )
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
@@ -216,79 +216,62 @@ class RateLimitOverride(RateFields, AuditedModel):
     def prepare(self) -> None:
         """Set the kind and the digest from the subject, and limit the times to a valid range.
 
-        Raises `ValueError` unless there is exactly one subject.
+        Raises `ValueError` unless there is exactly one subject, and a rule for another limit.
         """
         if not self.has_one_subject():
             raise ValueError(str(ONE_SUBJECT))
+        if self.effect == self.Effects.LIMIT and not self.rule:
+            raise ValueError(str(NEEDS_RULE))
         self.starts = within(self.starts)
         self.ends = within(self.ends)
         if self.network:
             self.network = network_words(parse_network(self.network))
-        kind, identity = self.about()
-        if identity is not None:
-            self.subject = digest(identity).decode()
+        kind, *digests = self.about()
+        if digests:
+            self.subject = digests[0]
             self.digested_by = key_id()
         elif self.kind != kind:  # The digest is of a value of another field.
             self.subject = ""
         self.kind = kind
 
-    def about(self) -> tuple[str, Identity]:
-        """Return the kind and the identity of the subject.
+    def about(self) -> list[str]:
+        """Return the kind of the subject, and its digests with all known keys, the current first.
 
-        For the value of a field, the identity is None, because only its digest is stored.
+        For the value of a field, there are none, because the value is not stored.
         """
-        if self.user_id is not None:
-            return USER, (USER, str(self.user_id))
+        if self.client_digest:
+            return [DIGEST, self.client_digest]
+        if self.field:
+            return [self.field]
+        kind = USER
+        identity = user_identity(self.user_id)
         if self.network:
             network = parse_network(self.network)
             kind = network_kind(network.version, network.prefixlen)
-            return kind, network_identity(network.network_address, kind)
-        if self.client_digest:
-            return DIGEST, client_identity(self.client_digest)
-        return self.field, None
+            identity = network_identity(network)
+        return [kind, *(digest(identity, secret).decode() for secret in secrets_by_id().values())]
 
     def digests(self) -> list[str]:
-        """Return the digests under which the override is published.
+        """Return the digests of the subject with all known keys.
 
-        There is one for every known key, so that a process that has only the earlier key finds it
-        too. For the value of a field, there is only one, with the key of its digest.
+        For the value of a field, there is one, with the key of its digest.
         """
-        _kind, identity = self.about()
-        if identity is None:
-            return [self.subject]
-        return [digest(identity, secret).decode() for secret in secrets_by_id().values()]
+        return self.about()[1:] or [self.subject]
 
     @classmethod
     def complete(cls, rows: Sequence[Self], using: str) -> None:
-        """Load the rules and users that the rows refer to."""
+        """Load the users that the rows refer to."""
         users = get_user_model()._base_manager.using(using)
-        rules = RateLimitRule._base_manager.using(using)
-        models.prefetch_related_objects(
-            rows, models.Prefetch("rule", rules), models.Prefetch("user", users)
-        )
+        models.prefetch_related_objects(rows, models.Prefetch("user", users))
 
     def override(self) -> Override:
         """Return the override in the form that `rules` uses."""
-        effect: Effect = self.effect  # type: ignore[assignment]
-        rate = None
-        burst = None
-        block = PLAIN_BLOCK
-        kind = ""
-        if effect == "limit" and self.rate:
-            rate = Rate.parse(self.rate)
-            burst = self.burst
-        if effect == "block":
-            block = Block(self.forbids, self.message)
-        if self.kind.startswith(EXACT):
-            kind = self.kind
-        starts = microseconds(self.starts) if self.starts else None
-        ends = microseconds(self.ends) if self.ends else None
-        return Override(self.pk, self.rule_id, effect, rate, burst, starts, ends, block, kind)
+        return Override.read(entry(vars(self)), self.kind, self.subject.encode())
 
     def declared(self) -> Declared:
         """Return the override as a declaration for the history. `complete` loads what it needs."""
         values = {
-            "rule": self.rule and self.rule.name,
+            "rule": self.rule,
             "client": self.client(),
             "subject": ",".join(self.digests()),
             "effect": self.effect,
@@ -328,7 +311,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         elif self.field and not (self.kind == self.field and self.subject):
             problems["field"] = _("The value is missing.")
         if self.effect == self.Effects.LIMIT:
-            problems |= self.misfits()
+            problems |= self._limit_problems()
         for field in ("starts", "ends"):
             moment = getattr(self, field)
             if moment != within(moment):
@@ -353,8 +336,28 @@ class RateLimitOverride(RateFields, AuditedModel):
         if problems:
             raise ValidationError(problems)
 
-    def misfits(self) -> dict[str, object]:
-        """Return why the override's numbers do not fit the rule, by field; empty if they fit.
+    def _limit_problems(self) -> dict[str, object]:
+        """Return why this is no other limit of its rule, by field."""
+        rule = None
+        try:
+            if self.rule:
+                rule = self._compiled_rule()
+            problems = self.misfits(rule)
+        except RuleError as error:
+            problems = {"rule": problem_text(error.problem)}
+        if not self.rule:
+            problems["rule"] = NEEDS_RULE
+        return problems
+
+    def _compiled_rule(self) -> Rule | None:
+        """Return the rule of that name; None: it is a limit in the code. Raises `RuleError`."""
+        row = RateLimitRule.objects.filter(name=self.rule).first()
+        if row is not None:
+            return row.compiled([])
+        return next((rule for rule in settings_rules() if rule.name == self.rule), None)
+
+    def misfits(self, rule: Rule | None) -> dict[str, object]:
+        """Return why the override's numbers do not fit a rule, by field; empty if they fit.
 
         Numbers that do not fit are not applied.
         """
@@ -362,16 +365,37 @@ class RateLimitOverride(RateFields, AuditedModel):
             return {"limit": _("Enter the other limit.")}
         try:
             rate = Rate.parse(self.rate)
-            compiled = self.rule and self.rule.compiled([])
-            if compiled and compiled.template:
-                for limit in compiled.template.limits("rule"):
+            if rule is not None and rule.template is not None:
+                for limit in rule.template.limits("rule"):
                     limit.at(rate, self.burst, "override")
         except LimitError as error:
             field = "burst" if error.field == "burst" else "limit"
             return {field: problem_text(error)}
-        except RuleError as error:
-            return {"rule": problem_text(error.problem)}
         return {}
+
+
+PUBLISHED = ("id", "rule", "effect", "starts", "ends", *RATE, "burst", "forbids", "message")
+"""The fields of an override that its entry in the snapshot contains."""
+
+
+def entry(row: Mapping[str, Any]) -> Entry:
+    """Return an override as it is published, see `Override.read`, from the fields `PUBLISHED`."""
+    options: dict[str, object] = {}
+    if row["effect"] == RateLimitOverride.Effects.LIMIT:
+        options = {"rate": rate_text(*(row[name] for name in RATE)), "burst": row["burst"]}
+    elif row["effect"] == RateLimitOverride.Effects.BLOCK:
+        options = {name: row[name] for name in ("forbids", "message")}
+    options = {name: value for name, value in options.items() if value}
+    times = [row[name] and microseconds(row[name]) for name in ("starts", "ends")]
+    whole = [row["id"], row["rule"], row["effect"], *times, options]
+    while not whole[-1]:
+        del whole[-1]
+    return whole
+
+
+def user_identity(user_id: object) -> Identity:
+    """Return the identity of the user with a primary key."""
+    return (USER, str(user_id))
 
 
 def within(moment: T) -> T:

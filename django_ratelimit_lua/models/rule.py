@@ -181,6 +181,13 @@ class RateLimitRule(RatesFields, AuditedModel):
             [row for row in rows if row.pk], models.Prefetch("tiers", tiers)
         )
 
+    def follow(self, before: Declared, after: Declared, using: str) -> None:
+        """Rename the rule in the overrides that name it."""
+        if before["name"] != after["name"]:
+            overrides: Any = self._meta.apps.get_model(self._meta.app_label, "RateLimitOverride")
+            named = overrides.objects.using(using).filter(rule=before["name"])
+            named.update(rule=after["name"])
+
     def switch(self, mode: str) -> None:
         """Save only the mode: the other fields may be invalid if the row was edited by hand."""
         self.mode = mode

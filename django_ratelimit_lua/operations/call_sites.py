@@ -93,6 +93,11 @@ def names_in_code() -> list[str]:
     return sorted(names.union(known_call_sites.names()))
 
 
+def rule_names() -> list[str]:
+    """Return the sorted names of all rules, and of the limits in the code."""
+    return sorted({*RateLimitRule.objects.values_list("name", flat=True), *names_in_code()})
+
+
 def taken_over(name: str) -> Built:
     """Return a rule of the settings as a row and its tiers, not saved.
 

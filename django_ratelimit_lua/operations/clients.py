@@ -21,9 +21,9 @@ from ..limits.limit import Limit
 from ..models import RateLimitOverride
 from ..rules.callsite import LIMITER, known_call_sites
 from ..rules.describe import key_label
-from ..rules.overrides import DIGEST, USER, SubjectRef, client_identity, is_field, override_cache
+from ..rules.overrides import DIGEST, EVERY_RULE, USER, Override, is_field, strongest
 from ..rules.ruleset import Ruleset
-from ..web.overrides import override_kinds
+from ..web.overrides import override_fields
 from ..web.plan import Party, Planner
 from .bans import ActiveBan, active_bans
 from .explain import (
@@ -187,8 +187,7 @@ def _counted(
 def _counts(place: _Place, overrides: Sequence[RateLimitOverride]) -> list[Limit]:
     """Return a limit, and the same at the rate of each of these overrides that is about it."""
     known, limit = place
-    pk = known.rule.pk if known.rule is not None else None
-    own = [row.override() for row in overrides if row.rule_id in (None, pk)]
+    own = [row.override() for row in overrides if row.rule in (EVERY_RULE, known.place)]
     return [limit, *(override.limit(limit) for override in own)]
 
 
@@ -209,25 +208,21 @@ class _ClientPlanner(Planner):
         # A RateLimiter uses no overrides.
         own = [planned for planned in self._listed if not _is_limiter(planned.name)]
         rest = [planned for planned in self._listed if _is_limiter(planned.name)]
-        subjects = []
-        client = client_identity(self._digest.decode())
-        for kind in override_kinds(ruleset, own, True):
-            if kind == USER or is_field(kind):
-                subjects.append(SubjectRef(kind, self._digest))
-            elif kind == DIGEST:
-                for secret in ruleset.secrets(DIGEST):
-                    subjects.append(SubjectRef(DIGEST, digest_of(client, secret)))
+        overrides: list[Override] = []
+        for field in override_fields(ruleset.overrides, own, True):
+            if field == DIGEST:
+                overrides += ruleset.overrides.of_client(self._digest)
+            elif field == USER or is_field(field):
+                overrides += ruleset.overrides.of_digest(field, self._digest)
         self.ruleset = ruleset
-        self.parties = [Party(own, subjects, False), Party(rest, [], False)]
+        self.parties = [Party(own, overrides, False), Party(rest, (), False)]
         return ()
 
     def plan(self, ruleset: Ruleset) -> Call:
         """Plan the charges. An override with a rate is one limit, instead of a rule's tiers."""
-        known = override_cache.get_many(self.parties[0].subjects)
         listed: dict[bytes, DecidedCharge] = {}
         for planned in self._listed:
-            rule = ruleset.by_name.get(planned.name)
-            override = known.strongest_for(getattr(rule, "pk", None), now_us())
+            override = strongest(self.parties[0].overrides, planned.name, now_us())
             limit = planned.charge.limit
             if override is not None:
                 limit = override.limit(limit)
@@ -245,8 +240,7 @@ class _ClientPlanner(Planner):
         """Return the override of the client that applies to all rules."""
         if not self.parties:
             return None
-        known = override_cache.get_many(self.parties[0].subjects)
-        return override_row(known.strongest_for(None, now_us()))
+        return override_row(strongest(self.parties[0].overrides, EVERY_RULE, now_us()))
 
 
 def _is_limiter(name: str) -> bool:
@@ -258,15 +252,10 @@ def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]
 
     An override may name a client by its digest, its user name or the value of a field.
     """
-    clients = {
-        subject: digest
-        for digest in digests
-        for subject in (digest, *RateLimitOverride(client_digest=digest).digests())
-    }
-    rows = RateLimitOverride.objects.lasting().filter(subject__in=clients)
+    rows = RateLimitOverride.objects.lasting().filter(subject__in=digests)
     found: dict[str, list[RateLimitOverride]] = {digest: [] for digest in digests}
-    for row in rows.select_related("rule", "user"):
-        found[clients[row.subject]].append(row)
+    for row in rows.select_related("user"):
+        found[row.subject].append(row)
     return found
 
 

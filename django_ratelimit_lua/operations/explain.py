@@ -28,7 +28,7 @@ from ..limits.limit import Limit
 from ..models import RateLimitChange, RateLimitOverride
 from ..rules.describe import rate_words, reading
 from ..rules.exempt import is_exempt
-from ..rules.overrides import KnownOverrides, Override, override_cache
+from ..rules.overrides import EVERY_RULE, Override, strongest
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -290,7 +290,7 @@ class _Explainer:
             return  # Rate limiting is switched off.
         found = self.found
         if found.block is None and any(each.charge.limit is NOTHING for each in planner.charges):
-            found.block = override_row(_known_overrides(planner).strongest_for(None, now_us()))
+            found.block = override_row(strongest(_found_overrides(planner), EVERY_RULE, now_us()))
         found.met += explained_limits(planner, is_advice=is_advice)
         counted = request_state(self.request).counted
         for planned in planner.gathered:
@@ -356,7 +356,7 @@ def explained_limits(planner: Planner, *, is_advice: bool = False) -> list[Expla
     ruleset = planner.ruleset
     if ruleset is None:  # Rate limiting is switched off.
         return []
-    known = _known_overrides(planner)
+    known = _found_overrides(planner)
     states = {_counter(decided): decided.state for decided in planner.charges}
     names = {planned.charge.limit.name for planned in planner.gathered}
     explained = []
@@ -364,16 +364,15 @@ def explained_limits(planner: Planner, *, is_advice: bool = False) -> list[Expla
         limit = planned.charge.limit
         rule = ruleset.by_name.get(planned.name)
         source = "code"
-        pk = None
         if rule is not None:
             source = rule.source
-            pk = rule.pk
-        override = known.strongest_for(pk, now_us())
+        override = strongest(known, planned.name, now_us())
         is_skipped = False
         if override is not None and override.rate is not None:
             charge = planned.charge._replace(limit=override.limit(limit))
             is_skipped = charge.limit is limit
             planned = replace(planned, charge=charge)
+        rates = [each for each in known if each.rate is not None and each.rule == planned.name]
         explained.append(
             ExplainedLimit(
                 limit.name,
@@ -381,7 +380,7 @@ def explained_limits(planner: Planner, *, is_advice: bool = False) -> list[Expla
                 source,
                 rule,
                 planned,
-                _counts(limit, planned.rule, known.with_rates(pk), names),
+                _counts(limit, planned.rule, rates, names),
                 states.get(_counter(planned)),
                 override_row(override),
                 is_skipped,
@@ -414,8 +413,8 @@ def with_tier(reading: str, limit: Limit) -> str:
     return _("%(limit)s (tier %(tier)s)") % {"limit": reading, "tier": limit.tier}
 
 
-def _known_overrides(planner: Planner) -> KnownOverrides:
-    return override_cache.get_many([ref for party in planner.parties for ref in party.subjects])
+def _found_overrides(planner: Planner) -> list[Override]:
+    return [override for party in planner.parties for override in party.overrides]
 
 
 def _counter(planned: DecidedCharge) -> tuple[bytes, bytes]:

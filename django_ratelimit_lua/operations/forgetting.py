@@ -80,11 +80,8 @@ class ForgottenIdentity:
             found.update(digest(each, secret) for each in identities for secret in secrets)
         self.digests = sorted(found)
         self.published = {each.decode() for each in self.digests}
-        overrides = [RateLimitOverride(client_digest=client) for client in self.published]
         if self.subject.address:
-            overrides.append(RateLimitOverride(network=self.subject.address))
-        for override in overrides:
-            self.published.update(override.digests())
+            self.published.update(RateLimitOverride(network=self.subject.address).digests())
         patterns = sorted(self.published)
         for name in sorted(_values(self.subject), key=len, reverse=True):
             if len(name) >= MIN_LETTERS:
@@ -261,10 +258,9 @@ def _kept(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
 
 def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bool:
     """Erase an identity in one entry of the history. Return whether the entry contained it."""
-    if not identity.is_in(change.name, change.before, change.after, change.subjects):
+    if not identity.is_in(change.name, change.before, change.after):
         return False
     is_override = change.kind == RateLimitChange.Kind.OVERRIDE
-    gone = set(identity.published)
     change.name = identity.erase(change.name)
     for side in ("before", "after"):
         value = getattr(change, side)
@@ -273,12 +269,10 @@ def _erase_in_change(identity: ForgottenIdentity, change: RateLimitChange) -> bo
         common = digests & identity.published
         if common and (is_override or common == digests):
             value = {name: declared[name] for name in declared if name not in _NAMING}
-            gone |= digests
             if is_override:
                 value["client"] = change.name = ERASED
         setattr(change, side, identity.erase(value))
-    change.subjects = ",".join(each for each in change.subjects.split(",") if each not in gone)
-    change.save(update_fields=["name", "before", "after", "subjects"])
+    change.save(update_fields=["name", "before", "after"])
     return True
 
 

@@ -15,13 +15,13 @@ from django.utils import timezone
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.forwarded import parse_network
 from ..identity.keys import field_identity
-from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
+from ..models import RateLimitOverride, RateLimitRevision
 from ..models.audit import current_actor, one_change
 from ..rules.describe import field_words
-from ..rules.overrides import EFFECTS, Effect
+from ..rules.overrides import EFFECTS, EVERY_RULE, Effect
 from .request_builder import Fields
 
-_EFFECT = attrgetter("kind", "rule_id", "effect", "rate", "burst", "forbids", "message")
+_EFFECT = attrgetter("kind", "rule", "effect", "rate", "burst", "forbids", "message")
 MAX_SHOWN = 50
 """Maximum number of reported overrides about a network: the largest first."""
 
@@ -75,7 +75,7 @@ class Subject(NamedTuple):
         effect: Effect,
         seconds: int | None,
         *,
-        rule: RateLimitRule | None = None,
+        rule: str = EVERY_RULE,
         reason: str = "",
         label: str = "",
     ) -> RateLimitOverride:
@@ -84,7 +84,7 @@ class Subject(NamedTuple):
         Args:
             effect: Its effect.
             seconds: How long it lasts; None: for good.
-            rule: The rule that it is for; None: all.
+            rule: The name of the rule or limit in the code that it is for.
             reason: The reason for it.
             label: A text for a client without a stored name.
 
@@ -116,7 +116,7 @@ class Subject(NamedTuple):
         blocks = RateLimitOverride.objects.lasting().filter(
             effect="block", kind=about.kind, subject__in=digests
         )
-        return list(blocks.select_related("rule", "user"))
+        return list(blocks.select_related("user"))
 
     def wider_blocks(self) -> list[RateLimitOverride]:
         """Return the blocks in force on larger networks that contain an address or network."""
@@ -139,12 +139,12 @@ class Subject(NamedTuple):
                 if own.overlaps(other):
                     near.append((other.prefixlen - own.prefixlen, pk))
         near = sorted(near)[:MAX_SHOWN]
-        rows = RateLimitOverride.objects.select_related("rule").in_bulk([pk for _bits, pk in near])
+        rows = RateLimitOverride.objects.in_bulk([pk for _bits, pk in near])
         found = [(bits, rows[pk]) for bits, pk in near if pk in rows]
         whole = [
             (bits, -EFFECTS.index(row.effect), row.pk)
             for bits, row in found
-            if bits <= 0 and row.rule_id is None
+            if bits <= 0 and row.rule == EVERY_RULE
         ]
         _bits, _effect, strongest = max(whole, default=(0, 0, None))
         overrides = []
@@ -252,7 +252,7 @@ def end(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
                 subject__in=override.digests(),
                 kind=override.kind,
                 effect=override.effect,
-                rule=override.rule_id,
+                rule=override.rule,
             )
             ending = alike.in_bulk() | ending
         RateLimitOverride.objects.filter(pk__in=ending).update(ends=timezone.now())

@@ -1,7 +1,6 @@
-"""Removes rows and keys that have ended, so that their number stays bounded.
+"""Removes rows that have ended, so that their number stays bounded.
 
-Each publication removes, from Redis, the subjects whose overrides have all ended since the previous
-one; and from the database, rows that ended or were recorded more than `RATELIMIT_HISTORY_DAYS` ago,
+Each publication removes rows that ended or were recorded more than `RATELIMIT_HISTORY_DAYS` ago,
 and old rows of optional apps. So no operator has to do it: each new override is published, and
 without new overrides nothing grows.
 """
@@ -19,18 +18,7 @@ from ..models import RateLimitChange, RateLimitOverride
 
 BATCH = 1000
 MAX_ENTRIES = 100_000
-"""Rows that one publication takes from the database, and subjects that it takes from Redis one by
-one.
-"""
-
-
-def ended(using: str, since: datetime, until: datetime) -> list[RateLimitOverride] | None:
-    """Return the overrides that ended between two moments; None if there are too many to list."""
-    rows = RateLimitOverride._base_manager.using(using).filter(ends__gt=since, ends__lte=until)
-    overrides = list(rows[: BATCH + 1])
-    if len(overrides) > BATCH:
-        return None
-    return overrides
+"""Maximum number of rows that one publication deletes."""
 
 
 def outdated(using: str, before: datetime) -> dict[str, QuerySet[Model]]:

@@ -17,7 +17,6 @@ from ..extension import extensions
 from ..models import RateLimitRevision
 from ..process.tasks import Task
 from ..rules import provider
-from ..rules.overrides import override_cache
 from ..rules.problems import problems
 from ..rules.snapshot import Snapshot
 from ..signals import rules_changed
@@ -25,7 +24,6 @@ from ..store import get_store, rules_key, take_turn
 from .publish import (
     DatabaseErrand,
     OwnerError,
-    first_records,
     healing,
     is_in_memory,
     is_private,
@@ -90,8 +88,7 @@ def read_database(patience: float, begin: provider.Begin) -> Snapshot | None:
     """Return the rules of the database, as this version would publish them.
 
     None if they cannot be read within `patience` seconds. `begin` is called with them, however
-    late. While Redis is unavailable, overrides are cached as well, because they have no other
-    source then.
+    late.
     """
     using = primary()
     snapshots: list[Snapshot] = []
@@ -99,11 +96,7 @@ def read_database(patience: float, begin: provider.Begin) -> Snapshot | None:
 
     def read() -> None:
         try:
-            snapshot = snapshot_of(using)
-            if not provider.is_answered:
-                records = first_records(using)
-                override_cache.put_many([*records], [*records.values()])
-            snapshots.append(snapshot)
+            snapshots.append(snapshot_of(using))
         except Exception as error:
             _warn("The rules in the database cannot be read: %s", error)
 
@@ -189,7 +182,7 @@ def after_migration(using: str, *, has_changed: bool) -> None:
             return
         row = RateLimitRevision.read(using)
         provider.note_database(row.database)
-        if row.number:
+        if row.revision:
             publish(rebuild=True)
         _mended()
     except Exception as error:  # Whatever it is, the migration is done.

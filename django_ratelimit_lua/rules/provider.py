@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from threading import Lock
+from types import NoneType
 from typing import TypeVar
 
 from django.apps import apps
@@ -20,26 +20,31 @@ from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.call import NO_RULES, Revision, StaleRules
+from ..limits.program import Program, source
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand
 from ..store import PATIENCE, Patience, get_store, rules_key
 from .freshness import freshness
-from .overrides import override_cache
 from .problems import problems
 from .rule import Rule
 from .ruleset import Ruleset, settings_rules
-from .snapshot import Snapshot, UnreadableError, is_of_older_format, parse_snapshot
+from .snapshot import (
+    NO_SNAPSHOT,
+    OVERRIDES_MEMBERS,
+    RULES_MEMBERS,
+    Snapshot,
+    UnreadableError,
+    check_format,
+    parse_part,
+)
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
 APP = "django_ratelimit_lua"
 """Whether rules can be edited: the app is installed. Then every call compares its rules."""
 REVISION = b"revision"
-SNAPSHOT = b"rules"
-DATABASE = b"database"
-KEYS = b"keys"
-FORMAT = b"format"
+_READ = Program.of(source("rules/read"))
 COMPARE_SECONDS = 10.0
 """How often it is looked whether what is published is what the database has, while there are
 requests.
@@ -49,7 +54,9 @@ ASK_SECONDS = 1.0
 """For how long the background waits for the answer whether there are other rules."""
 
 MANY = 1000
-"""More rules than these are loaded by a thread of their own, while the old ones go on."""
+"""If there are more rules or overrides, a thread of its own loads newer ones, while the old ones
+stay in force.
+"""
 
 republish: Callable[[float, bool], bool]
 """Publishes the rules of the database, and is waited for at most this number of seconds; also if
@@ -133,7 +140,7 @@ def note_database(database_id: str) -> None:
         return
     database = database_id
     # Until now the process used the published rules, whichever database they are of.
-    if _ruleset is not None and is_others(_ruleset.snapshot.get("database", "")):
+    if _ruleset is not None and is_others(_ruleset.snapshot.database):
         _ruleset = _snapshot = None
 
 
@@ -195,7 +202,7 @@ def load(stale: StaleRules | None = None, patience: Patience | None = None) -> R
     """
     patience = patience or Patience(conf.TIMEOUT)
     ruleset = _ruleset
-    if ruleset is None or len(ruleset.rules) <= MANY:
+    if ruleset is None or max(len(ruleset.rules), ruleset.overrides.number) <= MANY:
         return _load(stale, patience)
     # A large number takes a while to read. A thread does that, and the request waits only as long
     # as leaves time to decide.
@@ -236,9 +243,12 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
             is_answered = False
             if older is not None:
                 return older
-            snapshot = _from_database(patience, NO_RULES) or {}
-            is_blind = not snapshot
-        ruleset = Ruleset(declared, snapshot, rules_key(), older)
+            snapshot = _from_database(patience, NO_RULES) or NO_SNAPSHOT
+            is_blind = snapshot is NO_SNAPSHOT
+        if older is not None and snapshot.rules is older.snapshot.rules:
+            ruleset = older.renewed(snapshot, rules_key())
+        else:
+            ruleset = Ruleset(declared, snapshot, rules_key(), older)
         if older is not None and snapshot is older.snapshot:
             ruleset.published = NO_RULES
         return _go_by(ruleset, changes, is_blind=is_blind)
@@ -258,9 +268,9 @@ def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset
     _blind = None
     if is_blind:
         _blind = ruleset
-    if is_others(ruleset.snapshot.get("database", "")):
+    if is_others(ruleset.snapshot.database):
         _ruleset = None  # The id of our own database became known meanwhile, see `note_database`.
-    if ruleset.snapshot:
+    if ruleset.snapshot is not NO_SNAPSHOT:
         problems.in_force(
             {name: rule.given for name, rule in ruleset.by_name.items()}, ruleset.problems
         )
@@ -313,8 +323,8 @@ def _begin_with(as_of: Revision, snapshot: Snapshot) -> None:
     with _lock:
         before = _blind
         if before is not None and _ruleset is before and before.revision == as_of:
-            if before.snapshot:  # As of the revision that cannot be read.
-                snapshot = {**snapshot, "revision": as_of}
+            if before.snapshot is not NO_SNAPSHOT:  # As of the revision that cannot be read.
+                snapshot = snapshot._replace(revision=as_of)
             _go_by(Ruleset(before.declared, snapshot, before.fence, before), _changes)
 
 
@@ -324,26 +334,25 @@ def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[Sna
     The snapshot is that of `ruleset` if nothing is published and it cannot be restored now. Raises
     `StoreError`.
     """
-    snapshot, unread = _fetch(patience)
+    snapshot, unread = _fetch(patience, ruleset)
     is_garbage = unread is not None and not unread.is_kept
     if is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset)):
         is_right = _within_half(patience, republish, is_garbage)
-        snapshot, unread = _fetch(patience)
-        is_missing = unread is None and not snapshot["revision"].number
+        snapshot, unread = _fetch(patience, ruleset)
+        is_missing = unread is None and not snapshot.revision.number
         if is_missing and not is_right and ruleset is not None:
             return ruleset.snapshot, False  # No time, or no database: use the known rules.
     if unread is None:
         return snapshot, False
-    revision: Revision = snapshot["revision"]
-    best = _from_database(patience, revision)
+    best = _from_database(patience, snapshot.revision)
     is_late = best is None
     if best is None:
-        best = {}
-        if ruleset is not None and not is_others(ruleset.snapshot.get("database", "")):
+        best = NO_SNAPSHOT
+        if ruleset is not None and not is_others(ruleset.snapshot.database):
             best = ruleset.snapshot
     # As of that revision: it is not asked for again until something is published that may be
     # understood.
-    return {**best, "revision": revision}, is_late
+    return best._replace(revision=snapshot.revision), is_late
 
 
 def reload(patience: Patience | None = None) -> Ruleset:
@@ -376,7 +385,7 @@ def compare_with_published(*, loads: bool) -> bool:
         patience = Patience(ASK_SECONDS)
         text = b""
         # Otherwise they are of another database, or were loaded before the settings changed.
-        if ruleset.fence == rules_key() and not is_others(ruleset.snapshot.get("database", "")):
+        if ruleset.fence == rules_key() and not is_others(ruleset.snapshot.database):
             store = get_store(background=True)
             text = store.execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
         if text == ruleset.published.text:
@@ -398,11 +407,10 @@ def doubt() -> None:
 def start_fresh() -> None:
     """Use only the rules of the settings until Redis has others; for tests, which use new keys."""
     global _compare_at
-    _begin_again({})
+    _begin_again(NO_SNAPSHOT)
     _compare_at = float("-inf")
     freshness.expire()
     problems.clear()
-    override_cache.clear()
 
 
 def take_back(prefix: bytes) -> None:
@@ -420,11 +428,10 @@ def _may_be_wrong(snapshot: Snapshot, ruleset: Ruleset | None) -> bool:
     """Return whether the published rules may differ from those in the database.
 
     That is so if the id of the database is not yet known; if Redis is new, was emptied, or was
-    restored from an older copy; if two histories of one database have reached the same number; or
-    if an older version, which may not know all fields, has published the rules.
+    restored from an older copy; or if two histories of one database have reached the same number.
     """
-    revision: Revision = snapshot["revision"]
-    if database is None or not revision.number or is_of_older_format(snapshot):
+    revision = snapshot.revision
+    if database is None or not revision.number:
         return True
     return (
         ruleset is not None
@@ -433,32 +440,43 @@ def _may_be_wrong(snapshot: Snapshot, ruleset: Ruleset | None) -> bool:
     )
 
 
-def _fetch(patience: Patience) -> tuple[Snapshot, UnreadableError | None]:
+def _fetch(patience: Patience, ruleset: Ruleset | None) -> tuple[Snapshot, UnreadableError | None]:
     """Return the published snapshot, and None.
 
-    If it cannot be read or belongs to another database, return only its revision and database, and
-    the reason. Raises `StoreError`.
+    The parts that `ruleset` has already are not read again. If the snapshot cannot be read or
+    belongs to another database, return only its revision and database, and the reason. Raises
+    `StoreError`.
     """
     global _unread
-    fields = (REVISION, SNAPSHOT, DATABASE)
-    number, text, by = get_store().execute(b"HMGET", rules_key(), *fields, patience=patience)
+    known = NO_SNAPSHOT
+    if ruleset is not None:
+        known = ruleset.snapshot
+    tags = [part.get("tag", "").encode() for part in (known.rules, known.overrides)]
+    found = get_store().run(_READ, [rules_key()], tags, patience)
+    if len(found) != 5 or not {*map(type, found)} <= {bytes, NoneType}:
+        raise StoreError(f"unexpected reply to a request for the rules: {found!r:.80}")
+    number, owner, form, rules, overrides = found
+    snapshot = Snapshot(NO_RULES, (owner or b"").decode(errors="replace"))
     unread = None
     try:
-        snapshot = parse_snapshot(text or b"{}")
+        snapshot = snapshot._replace(revision=Revision.read(number or b"0"))
+        check_format(form or b"0")
+        snapshot = snapshot._replace(
+            rules=parse_part(rules, RULES_MEMBERS, known.rules),
+            overrides=parse_part(overrides, OVERRIDES_MEMBERS, known.overrides),
+        )
     except UnreadableError as error:
         unread = error
-        snapshot = {"revision": NO_RULES, "database": (by or b"").decode(errors="replace")}
-        with suppress(ValueError):
-            snapshot["revision"] = Revision.read(number or b"0")
-        if _unread != (rules_key(), number):
-            _unread = (rules_key(), number)
-            logger.error(
-                "The rules in Redis cannot be read; the last valid rules stay in force: %s", unread
-            )
-    owner = snapshot.get("database", "")
+    except ValueError as error:
+        unread = UnreadableError(f"{type(error).__name__}: {str(error)[:200]}")
+    if unread is not None and _unread != (rules_key(), number):
+        _unread = (rules_key(), number)
+        logger.error(
+            "The rules in Redis cannot be read; the last valid rules stay in force: %s", unread
+        )
+    owner = snapshot.database
     if (owner == database and not problems.owner) or note_owner(owner):
         return snapshot, unread
-    snapshot = {"revision": snapshot["revision"], "database": owner}
     return snapshot, UnreadableError(problems.owner, is_kept=True)
 
 

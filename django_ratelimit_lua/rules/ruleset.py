@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from operator import attrgetter
 from typing import Any
 
@@ -13,15 +14,10 @@ from django.utils.functional import cached_property
 
 from ..conf import conf, whole_weight
 from ..extension import Extension, extensions
-from ..identity import key_id, secrets_by_id
-from ..limits.call import NO_RULES, Revision
-from .overrides import is_kind
+from .overrides import Overrides
 from .paths import PathIndex
 from .rule import Declared, Rule, RuleError, compile_rule
-from .snapshot import ReadRule, Snapshot, read_rule
-
-EVERY_RULE = ""
-"""Stands for all rules where overrides are listed by rule."""
+from .snapshot import NO_SNAPSHOT, ReadRule, Snapshot, read_rule
 
 
 def settings_rules() -> tuple[Rule, ...]:
@@ -71,60 +67,30 @@ class Ruleset:
     """The rules of the settings and of the admin at one revision; those of the admin prevail.
 
     - `fence`: the key under which Redis compares the revision (None: no comparison);
-    - `snapshot`: the published snapshot (see `publish`), or empty;
+    - `snapshot`: the published snapshot, or `NO_SNAPSHOT`;
+    - `overrides`: its overrides;
     - `published`: the revision in Redis: that of these rules, or none if Redis was emptied and they
       could not be restored yet;
     - `before`: the previous rules. Unchanged ones are not compiled again, and unreadable ones stay
       as they were.
-
-    The snapshot contains:
-
-    - `revision`: the number of changes, with a random tag; 0 if there was no change;
-    - `database`: the id of their database;
-    - `rules`: their declarations, each with the `id` of its row. For those that cannot be parsed
-      completely, see `rules.snapshot`, and the log;
-    - `weights`: the weights of hosts that operators have set, by the name of the host;
-    - `kinds`: the kinds of override subjects, by rule name, or by `EVERY_RULE`;
-    - `blocks`: the kinds of subjects that are blocked for every rule;
-    - `parts`: the parts of optional apps, by name; see `Extension.snapshot`;
-    - `keys`: the ids of the keys with which each subject's digests were made;
-    - `field_keys`: by kind, the ids of the keys of subjects whose value is unknown now, which have
-      only one digest.
     """
 
     def __init__(
         self,
         declared: Sequence[Rule],
-        snapshot: Snapshot | None = None,
+        snapshot: Snapshot = NO_SNAPSHOT,
         fence: bytes | None = None,
         before: Ruleset | None = None,
     ) -> None:
         self.declared = declared
-        self.fence = fence
-        self.snapshot = snapshot or {}
-        revision = self.snapshot.get("revision", NO_RULES)
-        if not isinstance(revision, Revision):
-            revision = Revision.read(str(revision).encode())
-        self.revision: Revision = revision
-        self.published = self.revision
-        self.problems: list[str] = []
-        self._secrets: dict[str, Sequence[str | bytes]] = {}
-        kinds = self.snapshot.get("kinds", {})
-        blocks = self.snapshot.get("blocks", ())
-        odd = {kind for of in (*kinds.values(), blocks) for kind in of if not is_kind(kind)}
-        self.problems += [
-            f"overrides by {kind!r} match no request: the key is not registered"
-            for kind in sorted(odd)
-        ]
-        self.kinds = {name: [kind for kind in of if kind not in odd] for name, of in kinds.items()}
-        self.blocks = [kind for kind in blocks if kind not in odd]
-        self.weights: Mapping[str, int] = self._load_weights()
+        self._use(snapshot, fence)
+        self._problems: list[str] = []
         by_name = {rule.name: rule for rule in declared}
         self._read: dict[int | None, ReadRule] = {}
         known: Mapping[int | None, ReadRule] = {}
         if before is not None:
             known = before._read
-        for given in self.snapshot.get("rules", ()):
+        for given in snapshot.rules.get("rules", ()):
             pk = isinstance(given, dict) and given.get("id")
             if type(pk) is not int:
                 pk = None
@@ -132,9 +98,11 @@ class Ruleset:
             if read is None or read.given != given:
                 read = read_rule(given, read and read.rule)
             self._read[pk] = read
-            self.problems += read.problems
+            self._problems += read.problems
             if read.rule is not None:
                 by_name[read.rule.name] = read.rule
+        self.weights: Mapping[str, int] = self._load_weights()
+        """The weights of hosts that operators have set, by the name of the host."""
         self.parts: Mapping[str, Any] = {
             each.name: self._load_part(each, before) for each in extensions
         }
@@ -152,17 +120,34 @@ class Ruleset:
         self.site_names: Collection[str] = by_name.keys() | self._beside.keys()
         """What call sites are called that a rule may be about."""
 
+    def _use(self, snapshot: Snapshot, fence: bytes | None) -> None:
+        self.fence = fence
+        self.snapshot = snapshot
+        self.revision = self.published = snapshot.revision
+        self.overrides = Overrides(snapshot.overrides)
+
+    def renewed(self, snapshot: Snapshot, fence: bytes | None) -> Ruleset:
+        """Return these rules with the overrides of another snapshot, which has the same rules."""
+        ruleset = copy(self)
+        ruleset._use(snapshot, fence)
+        return ruleset
+
+    @property
+    def problems(self) -> list[str]:
+        """Return why parts of the rules and overrides are not applied."""
+        return [*self._problems, *self.overrides.problems]
+
     def __repr__(self) -> str:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
 
     def _load_weights(self) -> dict[str, int]:
         """Return the valid weights of hosts."""
         weights = {}
-        for name, weight in self.snapshot.get("weights", {}).items():
+        for name, weight in self.snapshot.rules.get("weights", {}).items():
             try:
                 weights[name] = whole_weight(weight)
             except ValueError as error:
-                self.problems.append(f"the weight of the host {name!r} is {weight!r}: {error}")
+                self._problems.append(f"the weight of the host {name!r} is {weight!r}: {error}")
         return weights
 
     def _load_part(self, extension: Extension, before: Ruleset | None) -> object:
@@ -170,29 +155,15 @@ class Ruleset:
 
         If it cannot be read at all, the earlier part stays in force.
         """
-        part = self.snapshot.get("parts", {}).get(extension.name)
+        part = self.snapshot.rules.get("parts", {}).get(extension.name)
         earlier = before and before.parts.get(extension.name)
         try:
-            return extension.load(part, earlier, self.problems)
+            return extension.load(part, earlier, self._problems)
         except Exception as error:
-            self.problems.append(
+            self._problems.append(
                 f"the published data of the app {extension.name!r} cannot be read: {error!r:.200}"
             )
             return earlier
-
-    def secrets(self, kind: str) -> Sequence[str | bytes]:
-        """Return the secrets that find a subject of that kind: usually only the current one."""
-        secrets = self._secrets.get(kind)
-        if secrets is None:
-            by_id = secrets_by_id()
-            keys = self.snapshot.get("keys", (key_id(),))
-            # A subject whose digest can be made again is published by each key: any will do.
-            secrets = [by_id[key] for key in keys if key in by_id][:1]
-            of_field = self.snapshot.get("field_keys", {}).get(kind)
-            if of_field is not None:
-                secrets = [secret for key, secret in by_id.items() if key in of_field]
-            self._secrets[kind] = secrets
-        return secrets
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Rule]:

@@ -1,10 +1,10 @@
-"""Published rules, as far as this version of the package can read them.
+"""The published rules and overrides, as far as this version of the package can read them.
 
-A snapshot has one `format` number. One of a newer format is not read: the process uses the rules of
-its database instead, see `rules.provider`, and never publishes over it.
+They have one format number. A process uses the rules of its database instead of those of a newer
+format, see `rules.provider`, and never publishes over them.
 
 Values may also have been edited by hand. That may neither break a request nor lift a limit: for an
-invalid rule, the last valid version stays; without one, the rule is skipped. A snapshot with a part
+invalid rule, the last valid version stays; without one, the rule is skipped. A part with a member
 of a wrong type is not read at all, and is published again from the database.
 """
 
@@ -12,31 +12,64 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..extension import PLACES
-from ..limits.call import Revision
+from ..limits.call import NO_RULES, Revision
 from .rule import Rule, RuleError, compile_rule
 
-Snapshot = Mapping[str, Any]
-"""The rules as they are published, parsed. `Ruleset` lists its parts."""
-FORMAT = 4
-"""The version of what this package publishes. Raise it whenever older versions would leave
-something out of it: a new word of a rule or an override, or a new part. A process never publishes
-over a higher format.
+FORMAT = 1
+"""The version of the published data. Raise it whenever older versions would omit something of it: a
+new field of a rule or an override, or a new member. A process never publishes over a higher format.
 """
 WHERE = "Rules of the admin"
-_PARTS: Mapping[str, type] = {
-    "rules": list,
-    "weights": dict,
-    "kinds": dict,
-    "blocks": list,
-    "keys": list,
-    "field_keys": dict,
-    "parts": dict,
-    "database": str,
+Part = Mapping[str, Any]
+_EMPTY: Part = MappingProxyType({})
+Members = Mapping[str, tuple[type, type]]
+"""The members of a part: their types, and those of their items or values."""
+RULES_MEMBERS: Members = {
+    "tag": (str, str),
+    "rules": (list, object),
+    "weights": (dict, object),
+    "parts": (dict, object),
 }
+OVERRIDES_MEMBERS: Members = {
+    "tag": (str, str),
+    "fields": (dict, list),
+    "blocks": (bool, object),
+    "keys": (list, str),
+    "value_keys": (list, str),
+    "digests": (dict, list),
+    "clients": (dict, list),
+    "networks": (dict, dict),
+}
+
+
+class Snapshot(NamedTuple):
+    """The published state at one revision.
+
+    Each part has a revision of its own: its `tag`, which `revision` contains.
+
+    - `database`: the id of its database;
+    - `rules`: `rules`, the declarations, each with the `id` of its row; `weights`, those that
+      operators have set, by host; and `parts`, the data of optional apps by name, see
+      `Extension.snapshot`;
+    - `overrides`: those that have not ended, as entries (see `Override.read`): by digest of a user
+      or a value in `digests` (see `value_key`), by digest of a client in `clients`, and by
+      `network_kind` and `network_prefix` in `networks`. `fields` has the values of requests that
+      they refer to, by rule; `blocks` is whether any of them blocks for all rules; `keys` are the
+      ids of the keys of all digests but those of values, and `value_keys` of those.
+    """
+
+    revision: Revision = NO_RULES
+    database: str = ""
+    rules: Part = _EMPTY
+    overrides: Part = _EMPTY
+
+
+NO_SNAPSHOT = Snapshot()
+"""For a process that has loaded nothing."""
 
 
 class UnreadableError(ValueError):
@@ -79,40 +112,36 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
     return ReadRule(given, before, (problem,))
 
 
-def is_of_older_format(snapshot: Snapshot) -> bool:
-    """Return whether an older version has published the snapshot, and may have omitted fields."""
-    return bool(snapshot.get("format", 1) < FORMAT)
-
-
-def parse_snapshot(text: bytes) -> dict[str, Any]:
-    """Return the snapshot, with its `Revision`. Raises `UnreadableError`."""
-    try:
-        snapshot = json.loads(text)
-        if not isinstance(snapshot, dict):
-            raise ValueError(f"invalid snapshot: {str(snapshot)[:100]}")
-        form = snapshot.get("format", 1)
-        if type(form) is not int or form < 1:
-            raise ValueError(f"invalid snapshot format {str(form)[:100]}")
-        if form <= FORMAT:
-            snapshot["revision"] = Revision.read(str(snapshot.get("revision", 0)).encode())
-            _check_parts(snapshot)
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"{type(error).__name__}: {str(error)[:200]}") from None
-    if form > FORMAT:
-        problem = f"the snapshot has format {form}; this version reads format {FORMAT}"
+def check_format(form: bytes) -> None:
+    """Raise `UnreadableError` if this version cannot read that format."""
+    if int(form) > FORMAT:
+        problem = f"the snapshot has format {int(form)}; this version reads format {FORMAT}"
         raise UnreadableError(problem, is_kept=True)
-    return snapshot
 
 
-def _check_parts(snapshot: Snapshot) -> None:
-    """Raise `ValueError` if a part, or a list of texts in it, has a wrong type."""
-    for name, kind in _PARTS.items():
-        part = snapshot.get(name, kind())
-        lists: list[Iterable[object]] = []
-        if name in ("kinds", "field_keys") and isinstance(part, dict):
-            lists = [*part.values()]
-        elif name in ("blocks", "keys"):
-            lists = [part]
-        is_right = isinstance(part, kind) and {*map(type, lists)} <= {list}
-        if not is_right or not {*map(type, chain(*lists))} <= {str}:
-            raise ValueError(f"{name} is {str(part)[:100]}")
+def parse_part(text: bytes | None, members: Members, known: Part) -> Part:
+    """Return a part of the published snapshot. Raises `ValueError`.
+
+    Args:
+        text: The text; None: nothing is published. Empty: the part is `known`.
+        members: The types of its members.
+        known: The part that this process has.
+    """
+    if text == b"":
+        return known
+    try:
+        part = json.loads(text or b"{}")
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(part, dict):
+        raise ValueError(f"invalid part: {str(part)[:100]}")
+    for name, (kind, kind_of_items) in members.items():
+        member = part.get(name, kind())
+        items = member.values() if isinstance(member, dict) else member
+        if not isinstance(member, kind) or not _are_all(items, kind_of_items):
+            raise ValueError(f"{name} is {str(member)[:100]}")
+    return part
+
+
+def _are_all(items: Iterable[object], kind: type) -> bool:
+    return kind is object or {*map(type, items)} <= {kind}

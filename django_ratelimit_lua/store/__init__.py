@@ -100,9 +100,9 @@ def take_turn(key: bytes, seconds: float) -> bool:
 def rules_key() -> bytes:
     """Return the key of the hash with the published rules.
 
-    The hash contains the revision, the snapshot, and the overrides of each subject.
+    The hash contains the revision, and each part of the snapshot.
     """
-    return conf.CACHE_PREFIX + b"{rules}"
+    return conf.CACHE_PREFIX + b"{rules}:1"
 
 
 def _close_idle(last: Patience | None) -> bool:

@@ -99,7 +99,7 @@ def to_decide(call: Call) -> Question[Decision]:
     """Return the question that decides a call. The answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     read = partial(call.read, token=token)
-    is_usual = call.now is None and call.hit_at is None and not (call.slot or call.subjects)
+    is_usual = call.now is None and call.hit_at is None and not call.slot
     is_usual = is_usual and len(call.charges) <= MAX_LIMITS
     limits: tuple[tuple[str, int], ...] = ()
     digests: tuple[bytes, ...] = ()

@@ -103,7 +103,7 @@ class ShardedStore(Store):
         if not call.charges:
             return await ask(slot_of(call.fence), to_decide(call))
         # The rules are in another hash slot.
-        alone = call._replace(revision=None, fence=b"", subjects=())
+        alone = call._replace(revision=None, fence=b"")
         decision = await self._decide_limits(alone, ask)
         return decision._replace(revision=call.revision_number)
 

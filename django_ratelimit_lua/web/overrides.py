@@ -1,12 +1,12 @@
-"""The subjects that overrides may match, and the effect of overrides on charges.
+"""The overrides of a client, and their effect on charges.
 
-The subjects come from a request, or from a service that names them.
+The values that identify the client come from a request, or from a service that names them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -28,14 +28,13 @@ from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..rules.overrides import (
     DIGEST,
+    EVERY_RULE,
+    NETWORK,
     USER,
-    KnownOverrides,
-    SubjectRef,
-    client_identity,
-    is_field,
-    network_digest,
+    Override,
+    Overrides,
+    strongest,
 )
-from ..rules.ruleset import EVERY_RULE, Ruleset
 
 logger = logging.getLogger("django_ratelimit_lua")
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -45,8 +44,8 @@ NOTHING = Limit(BLOCK, "1/s")
 """The limit of such a block, of which nothing is taken."""
 
 _UNKNOWN = "Overrides by %s are not applied, because its value cannot be determined: %s: %s"
-_unknown_kinds: set[str] = set()
-"""The kinds of subjects that could not be determined; the log names each once."""
+_unknown_fields: set[str] = set()
+"""The fields whose values could not be determined; the log names each once."""
 REFUSED = (
     Http404,
     PermissionDenied,
@@ -58,18 +57,11 @@ REFUSED = (
 """What Django makes an answer of: the request is refused, and no rule is to blame."""
 
 
-def override_kinds(
-    ruleset: Ruleset, charges: Sequence[DecidedCharge], has_blocks: bool
+def override_fields(
+    overrides: Overrides, charges: Sequence[DecidedCharge], has_blocks: bool
 ) -> Collection[str]:
-    """Return the kinds of override subjects that may affect these charges.
-
-    With `has_blocks`, the kinds that may block the request are included even if nothing is charged.
-    """
-    # An exemption lifts a block, also if nothing is charged.
-    names = [planned.name for planned in charges]
-    if charges or (has_blocks and ruleset.blocks):
-        names.insert(0, EVERY_RULE)
-    return dict.fromkeys(kind for name in names for kind in ruleset.kinds.get(name, ()))
+    """Return the values to look up for a request with these charges, see `Overrides.fields_for`."""
+    return overrides.fields_for([planned.name for planned in charges], has_blocks)
 
 
 class SubjectSource(Protocol):
@@ -93,7 +85,7 @@ class SubjectSource(Protocol):
 
 
 class RequestSubjects:
-    """Reads the subjects of a request.
+    """Reads the values of a request.
 
     - `user`: returns the request's user, or raises;
     - `site_keys`: by name of a registered key, a function that returns its identity, or raises.
@@ -126,58 +118,53 @@ class RequestSubjects:
         return read_fields(field, self._request)
 
 
-def override_subjects(
+def find_overrides(
     who: SubjectSource,
-    ruleset: Ruleset,
-    kinds: Collection[str],
+    overrides: Overrides,
+    fields: Collection[str],
     charges: Sequence[DecidedCharge] = (),
-) -> list[SubjectRef]:
-    """Return the client's subjects of these kinds, if the client has these charges."""
-    subjects: list[SubjectRef] = []
-    for kind in kinds:
-        secrets = ruleset.secrets(kind)
+) -> list[Override]:
+    """Return the overrides of a client by these fields, in force or not.
+
+    `charges` are those of the client.
+    """
+    found: list[Override] = []
+    for field in fields:
         try:
-            if kind == DIGEST:
-                digests = client_digests(charges, secrets)
-            else:
-                digests = _digests(who, kind, secrets)
+            found += _by_field(who, overrides, field, charges)
         except REFUSED:
             raise
         except Exception as error:
-            # For example, the database is down. Limits that do not need the subject continue.
-            if kind not in _unknown_kinds:
-                logger.error(_UNKNOWN, kind, type(error).__name__, error, exc_info=error)
-            _unknown_kinds.add(kind)
-            continue
-        if digests:
-            _unknown_kinds.discard(kind)
-        subjects += [SubjectRef(kind, subject) for subject in dict.fromkeys(digests)]
-    return subjects
+            # For example, the database is down. Limits that do not need the value continue.
+            if field not in _unknown_fields:
+                logger.error(_UNKNOWN, field, type(error).__name__, error, exc_info=error)
+            _unknown_fields.add(field)
+    return found
 
 
-def _digests(who: SubjectSource, kind: str, secrets: Sequence[str | bytes]) -> list[bytes]:
-    """Return the digests of the client's subjects of one kind, one for each known secret."""
-    if kind == USER:
-        user = who.user()
-        if user is None:
-            return []
-        identities: Sequence[Identity] = [(USER, user)]
-    elif is_field(kind):
-        identities = who.fields(kind)
-    else:
+def _by_field(
+    who: SubjectSource, overrides: Overrides, field: str, charges: Sequence[DecidedCharge]
+) -> Iterable[Override]:
+    if field == DIGEST:
+        return [each for client in client_digests(charges) for each in overrides.of_client(client)]
+    if field == NETWORK:
         address = who.address()
         if address is None:
-            return []
-        networks = [network_digest(address, kind, secret) for secret in secrets]
-        return [network for network in networks if network is not None]
-    return [digest(identity, secret) for identity in identities for secret in secrets]
+            return ()
+        return overrides.of_address(address)
+    identities: Sequence[Identity] = ()
+    if field != USER:
+        identities = who.fields(field)
+    elif (user := who.user()) is not None:
+        identities = [(USER, user)]
+    return [each for one in identities for each in overrides.of_identity(field, one)]
 
 
-def client_digests(charges: Sequence[DecidedCharge], secrets: Sequence[str | bytes]) -> list[bytes]:
-    """Return the subjects for overrides about the digests of the charged clients.
+def client_digests(charges: Sequence[DecidedCharge]) -> Collection[bytes]:
+    """Return the digests by which overrides may name the charged clients.
 
     An operator may have copied a digest that was made with an earlier key, so a client has one
-    subject for each key.
+    digest for each key.
     """
     clients: dict[bytes, None] = {}
     _present, *earlier = secrets_by_id().values()
@@ -186,9 +173,7 @@ def client_digests(charges: Sequence[DecidedCharge], secrets: Sequence[str | byt
         if not is_unknown(identity):
             clients[planned.charge.digest] = None
             clients |= dict.fromkeys(digest(identity, secret) for secret in earlier)
-    return [
-        digest(client_identity(client.decode()), secret) for client in clients for secret in secrets
-    ]
+    return clients
 
 
 def is_unknown(identity: Identity) -> bool:
@@ -209,8 +194,7 @@ def is_unknown(identity: Identity) -> bool:
 
 def apply_overrides(
     charges: Sequence[DecidedCharge],
-    overrides: KnownOverrides,
-    ruleset: Ruleset,
+    overrides: Sequence[Override],
     has_blocks: bool,
     owner: object = None,
 ) -> tuple[Sequence[DecidedCharge], Sequence[DecidedCharge]]:
@@ -231,8 +215,7 @@ def apply_overrides(
     for planned in charges:
         charge = planned.charge
         limit = charge.limit
-        rule = ruleset.by_name.get(planned.name)
-        override = overrides.strongest_for(rule.pk if rule is not None else None, now)
+        override = strongest(overrides, planned.name, now)
         # Shadow rules refuse no request, so an override of one lifts no block.
         is_enforced = is_enforced or limit.mode == "enforce"
         if override is None:
@@ -241,19 +224,18 @@ def apply_overrides(
             state = LimitState.blocked(
                 limit.name, override.retry_after(now), limit.mode, override.block
             )
-            blocked_by = overrides.subject_of(override)
-            applied.append(replace(planned, state=state, blocked_by=blocked_by))
+            applied.append(replace(planned, state=state, blocked_by=override.subject))
         elif override.effect == "limit":
             changed = override.limit(limit)
             applied.append(replace(planned, charge=charge._replace(limit=changed)))
         else:
             exempt.append(planned)
     if has_blocks and not is_enforced:
-        override = overrides.strongest_for(None, now)
+        override = strongest(overrides, EVERY_RULE, now)
         if override is not None and override.effect == "block":
             state = LimitState.blocked(BLOCK, override.retry_after(now), "enforce", override.block)
-            subject = overrides.subject_of(override)
-            charge = Charge(NOTHING, subject, 0)
-            blocked = DecidedCharge(charge, BLOCK, owner=owner, blocked_by=subject, state=state)
+            by = override.subject
+            charge = Charge(NOTHING, by, 0)
+            blocked = DecidedCharge(charge, BLOCK, owner=owner, blocked_by=by, state=state)
             return [blocked], ()
     return applied, exempt

@@ -26,10 +26,10 @@ from ..identity.keys import Key, registered_keys, user_missing
 from ..identity.names import own
 from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload, drop_impossible
-from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, Subject, whole_cost
+from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, whole_cost
 from ..limits.decision import Decision
 from ..limits.rate import Rate
-from ..rules.overrides import USER, SubjectRef, override_cache
+from ..rules.overrides import USER, Override
 from ..rules.problems import problems
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
@@ -40,8 +40,8 @@ from .overrides import (
     REFUSED,
     RequestSubjects,
     apply_overrides,
-    override_kinds,
-    override_subjects,
+    find_overrides,
+    override_fields,
 )
 
 if TYPE_CHECKING:
@@ -117,14 +117,14 @@ class Place:
 
 
 class Party(NamedTuple):
-    """The charges of one client, and the `subjects` by which overrides may match it.
+    """The charges of one client, and its overrides, in force or not.
 
     - `has_blocks`: whether a block for all rules refuses the client even if nothing is charged;
     - `owner`: the decorator, middleware or throttle that receives the decision in that case.
     """
 
     charges: Sequence[DecidedCharge]
-    subjects: Sequence[SubjectRef]
+    overrides: Sequence[Override]
     has_blocks: bool
     owner: object = None
 
@@ -175,20 +175,20 @@ class Planner:
         self.gathered = [planned for party in parties for planned in party.charges]
 
     def plan(self, ruleset: Ruleset) -> Call:
-        """Set the charges, by the gathered ones and the overrides that are known now.
+        """Set the charges, by the gathered charges and overrides.
 
         Return the call that decides them.
         """
         charges = self.gathered
         exempt: list[DecidedCharge] = []
-        subjects: Sequence[Subject] = ()
+        has_overrides = False
         if self.parties:
-            known, subjects = override_cache.get_each([party.subjects for party in self.parties])
             charges = []
-            for party, overrides in zip(self.parties, known, strict=True):
+            for party in self.parties:
                 remaining, exempted = apply_overrides(
-                    party.charges, overrides, ruleset, party.has_blocks, party.owner
+                    party.charges, party.overrides, party.has_blocks, party.owner
                 )
+                has_overrides = has_overrides or bool(party.overrides)
                 charges += remaining
                 exempt += exempted
             # What was taken before a block can be given back.
@@ -205,7 +205,9 @@ class Planner:
                 operation = "peek"
         self.charges = charges
         self.exempt = exempt
-        return build_call(counted, operation, ruleset=ruleset, subjects=subjects, **self.options)
+        return build_call(
+            counted, operation, ruleset=ruleset, has_overrides=has_overrides, **self.options
+        )
 
     def request_of(self, decided: DecidedCharge) -> HttpRequest | None:
         """Return the request of a charge. Without one, `limit_exceeded` is not sent."""
@@ -333,8 +335,8 @@ class RequestPlanner(Planner):
                 charges = [planned for planned in charges if _limit_key(planned) not in running]
             self.gathered = charges
         self.parties = ()  # Older rules may have had overrides.
-        if ruleset.kinds:
-            yield from self._find_subjects(ruleset, self._has_blocks and places is not None)
+        if ruleset.overrides.fields:
+            yield from self._find_overrides(ruleset, self._has_blocks and places is not None)
 
     def _add(self, rule: Rule, place: Place) -> Waiting[None]:
         request = self.request
@@ -458,21 +460,20 @@ class RequestPlanner(Planner):
             raise error
         place.waiting += reversed(rule.replaces)
 
-    def _find_subjects(self, ruleset: Ruleset, has_blocks: bool) -> Waiting[None]:
-        request = self.request
-        kinds = override_kinds(ruleset, self.gathered, has_blocks)
+    def _find_overrides(self, ruleset: Ruleset, has_blocks: bool) -> Waiting[None]:
+        fields = override_fields(ruleset.overrides, self.gathered, has_blocks)
+        if not fields:
+            return
         user: Callable[[], User | AnonymousUser | None] = _nothing
-        if hasattr(request, "user") and USER in kinds:
+        if USER in fields and hasattr(self.request, "user"):
             user = yield from _attempted(self._user())
         site_keys = {}
-        for name in registered_keys().keys() & kinds:
+        for name in registered_keys().keys() & fields:
             site_keys[name] = yield from _attempted(self._read(registered_keys()[name], ""))
-        subjects = override_subjects(
-            RequestSubjects(request, user, site_keys), ruleset, kinds, self.gathered
-        )
-        self.parties = ()
-        if subjects:
-            self.parties = [Party(self.gathered, subjects, has_blocks)]
+        who = RequestSubjects(self.request, user, site_keys)
+        overrides = find_overrides(who, ruleset.overrides, fields, self.gathered)
+        if overrides:
+            self.parties = [Party(self.gathered, overrides, has_blocks)]
 
     def _without_held(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
         """Return the charges without the slots that the request holds already.

@@ -331,7 +331,7 @@ def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Clie
         "value": "hush-hush",
         "label": "partner",
     }
-    operator.post(f"{OVERRIDES}add/", {**secret, "rule": rule.pk})
+    operator.post(f"{OVERRIDES}add/", {**secret, "rule": rule.name})
     key = RateLimitOverride.objects.get(label="partner")
     assert [
         Client(headers={"x-api-key": "hush-hush"}).get("/ok").status_code for _ in range(3)
@@ -352,6 +352,11 @@ def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Clie
         ({"field": "header:X-API-Key"}, "The value is missing"),
         ({"value": "x"}, "Enter the field that has this value"),
         ({"network": "203.0.113.9", "effect": "limit"}, "Enter the other limit"),
+        (
+            {"network": "203.0.113.9", "effect": "limit", "limit": 3},
+            "Another limit is for one rule",
+        ),
+        ({"network": "203.0.113.9", "rule": "nothing"}, "Select a valid choice"),
         ({"network": f"{OPERATOR}/24"}, "you would lock yourself out"),
         ({"network": f"::ffff:{OPERATOR}"}, "you would lock yourself out"),
         ({"network": f"::ffff:{OPERATOR}/104"}, "you would lock yourself out"),
@@ -370,11 +375,11 @@ def test_an_invalid_override_is_an_error_of_its_field(
     assert not RateLimitOverride.objects.exists()
 
 
-def test_the_form_finds_users_and_rules_by_autocomplete(operator: Client) -> None:
-    """Both fields search by autocomplete."""
+def test_the_form_finds_users_by_autocomplete(operator: Client) -> None:
+    """The rules are a list."""
     user = User.objects.create(username="lovelace")
     page = operator.get(f"{OVERRIDES}add/").content.decode()
-    assert page.count('class="admin-autocomplete"') == 2
+    assert page.count('class="admin-autocomplete"') == 1
     query = {
         "app_label": "django_ratelimit_lua",
         "model_name": "ratelimitoverride",
@@ -624,8 +629,8 @@ def test_a_save_that_is_not_published_is_reported(
     settings.CACHES = working
     saved = operator.post(url, {**form, "name": "second"}, follow=True)
     assert "not published yet" not in saved.content.decode()
-    theirs = {"database": "another", "revision": f"99-{'0' * 16}"}
-    direct.hset(f"{prefix}{{rules}}", mapping={**theirs, "rules": json.dumps(theirs)})
+    theirs = {"database": "another", "revision": "99-00000000-00000000"}
+    direct.hset(f"{prefix}{{rules}}:1", mapping={**theirs, "rules": json.dumps(theirs)})
     saved = operator.post(url, {**form, "name": "third"}, follow=True)
     page = saved.content.decode()
     assert "Saved, but not published yet: RATELIMIT_CACHE_PREFIX" in page

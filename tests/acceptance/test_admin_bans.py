@@ -170,7 +170,7 @@ def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
     assert (override.effect, override.client_digest, override.rule) == (
         "block",
         active.identity,
-        None,
+        "",
     )
     assert (override.created_by, (override.ends - override.created_at).days) == ("grace", 29)
     act(operator, "forget")

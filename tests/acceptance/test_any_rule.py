@@ -101,7 +101,7 @@ def get(address: str = "/ok", times: int = 1) -> list[int]:
 
 def by_hand(direct: redis.Redis, prefix: str, *rules: Any, revision: int = 1) -> None:
     """Write rules to Redis that the package would not write."""
-    known = direct.hgetall(f"{prefix}{{rules}}")
+    known = direct.hgetall(f"{prefix}{{rules}}:1")
     snapshot = {
         "format": FORMAT,
         **json.loads(known.get(b"rules", b"{}")),
@@ -109,7 +109,7 @@ def by_hand(direct: redis.Redis, prefix: str, *rules: Any, revision: int = 1) ->
         "rules": list(rules),
     }
     direct.hset(
-        f"{prefix}{{rules}}",
+        f"{prefix}{{rules}}:1",
         mapping={**known, b"revision": revision, b"rules": json.dumps(snapshot)},
     )
 
@@ -338,7 +338,7 @@ def test_any_content_of_redis_is_applied_or_ignored(
     left out.
     """
     provider.load()  # Which database is ours is known from here on.
-    direct.delete(f"{prefix}{{rules}}")
+    direct.delete(f"{prefix}{{rules}}:1")
     provider._ruleset = provider._snapshot = None
     by_hand(
         direct,

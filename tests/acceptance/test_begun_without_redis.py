@@ -16,7 +16,6 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, Ra
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.overrides import override_cache
 from tests.acceptance.test_rules import get, rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -35,7 +34,6 @@ def begin(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def start() -> None:
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": AWAY}}
-        monkeypatch.setattr(override_cache, "_known", type(override_cache)()._known)
 
     return start
 

@@ -132,7 +132,7 @@ def test_a_list_of_networks_becomes_one_override_per_network(operator: Client) -
     """All overrides are added in one change with the same fields. Each has an entry in Django's
     log, and can be ended separately.
     """
-    before = RateLimitRevision.read("default").number
+    before = RateLimitRevision.read("default").revision
     pasted = "203.0.113.9\r\n198.51.100.128/25, 2001:db8::/48\r\n\r\n203.0.113.9"
     answer = operator.post(
         f"{OVERRIDES}add/", {**FORM, "network": pasted, "reason": "scrapers"}, follow=True
@@ -143,7 +143,7 @@ def test_a_list_of_networks_becomes_one_override_per_network(operator: Client) -
     assert {(row.reason, row.created_by, row.ends) for row in rows} == {
         ("scrapers", "grace", rows[0].ends)
     }
-    assert RateLimitRevision.read("default").number == before + 1
+    assert RateLimitRevision.read("default").revision == before + 1
     assert RateLimitChange.objects.count() == LogEntry.objects.count() == 3
     for address in ("203.0.113.9", "198.51.100.200", "2001:db8::7"):
         assert visits(address=address) == [429], address

@@ -23,7 +23,7 @@ from django_ratelimit_lua.engine.bans import ban_list
 from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, Subject
+from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans, scan_bans
@@ -450,21 +450,17 @@ def test_one_request_compares_the_rules_shortly_before_they_are_too_old() -> Non
     """
     now = time.monotonic()
     charges = [Charge(Limit("x", "1/h"), b"x" * 32)]
-    one, other = (
-        Call(charges, revision=NO_RULES, subjects=(Subject(name * 32, b"t"),), prefix=b"p:")
-        for name in (b"a", b"b")
-    )
+    one = Call(charges, revision=NO_RULES, prefix=b"p:")
 
     def asks(age: float, call: Call = one) -> list[bool]:
         freshness = Freshness()
-        freshness.confirm_call(one, now - age)
+        freshness.confirm(b"", NO_RULES, now - age)
         return [freshness.is_due(call) for _ in range(3)]
 
     assert [Freshness().is_due(one) for _ in range(2)] == [True, True]
     assert asks(0) == [False, False, False]
     assert asks(EARLY) == [True, False, False]
     assert asks(MAX_AGE) == [True, True, True]
-    assert asks(0, other) == [True, True, True]
     assert asks(0, one._replace(revision=Revision(1, b"1"))) == [True, True, True]
 
 
@@ -475,9 +471,9 @@ def test_a_comparison_of_rules_that_began_before_a_change_is_ignored() -> None:
     freshness, asked_at = Freshness(), time.monotonic()
     call = Call([], revision=NO_RULES, fence=b"f")
     freshness.expire()
-    freshness.confirm_call(call, asked_at)
+    freshness.confirm(b"f", NO_RULES, asked_at)
     assert freshness.is_due(call)
-    freshness.confirm_call(call, time.monotonic())
+    freshness.confirm(b"f", NO_RULES, time.monotonic())
     assert not freshness.is_due(call)
 
 

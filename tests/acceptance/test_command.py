@@ -140,9 +140,7 @@ def test_export_and_import_are_inverse(tmp_path: Path, settings: Any) -> None:
     assert yaml.safe_load(said("export")) == yaml.safe_load(file.read_text())
     file.write_text(said("export"))
     assert said("import", str(file)) == "0 rules changed\n"
-    override = RateLimitOverride.objects.create(
-        rule=RateLimitRule.objects.get(name="api"), network="203.0.113.9"
-    )
+    override = RateLimitOverride.objects.create(rule="api", limit=9, network="203.0.113.9")
     rules = yaml.safe_load(file.read_text())
     rules[1] = {
         **rules[1],

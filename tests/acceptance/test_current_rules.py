@@ -115,7 +115,7 @@ def save(declared: list[dict[str, Any]], block: bool) -> None:
 
 def hear(other: Ask) -> None:
     """Wait until the other process has received the change, if it has rules."""
-    saved, end = RateLimitRevision.read("default").number, time.monotonic() + 1
+    saved, end = RateLimitRevision.read("default").revision, time.monotonic() + 1
     while other("revision") not in (None, saved):
         assert time.monotonic() < end
         time.sleep(0.005)

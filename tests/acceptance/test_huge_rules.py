@@ -16,6 +16,7 @@ from django.test import Client
 from django_ratelimit_lua.limits.call import Revision, StaleRules
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.rules.snapshot import Snapshot
 from django_ratelimit_lua.store import Patience
 from tests.acceptance.test_forks import child_of, ended
 from tests.acceptance.test_rules import another_process, get, rule
@@ -46,30 +47,25 @@ def declared(count: int, limit: int, edit: int = 0) -> list[dict[str, Any]]:
 
 def put(direct: redis.Redis, prefix: str, rules: list[dict[str, Any]]) -> Revision:
     """Publish rules without the database, and return the revision."""
-    key = f"{prefix}{{rules}}"
-    known = json.loads(direct.hget(key, "rules"))
-    number = int(known["revision"].partition("-")[0]) + 1
-    revision = f"{number}-{number:016x}"
-    direct.hset(
-        key,
-        mapping={
-            "revision": revision,
-            "rules": json.dumps({**known, "revision": revision, "rules": rules}),
-        },
-    )
-    return Revision.read(revision.encode())
+    key = f"{prefix}{{rules}}:1"
+    number, _rules, overrides = direct.hget(key, "revision").decode().split("-")
+    tag = f"{int(number) + 1:08x}"
+    revision = Revision.of(int(number) + 1, tag, overrides)
+    part = json.dumps({"tag": tag, "rules": rules})
+    direct.hset(key, mapping={"revision": revision.text, "rules": part})
+    return revision
 
 
 def test_an_edit_compiles_only_the_changed_rule() -> None:
     """The other compiled rules are the same objects."""
-    before = Ruleset((), {"rules": declared(1000, 5)})
+    before = Ruleset((), Snapshot(rules={"rules": declared(1000, 5)}))
     edited = declared(1000, 5)
     edited[7]["rate"] = "1/m"
-    after = Ruleset((), {"rules": edited}, before=before)
+    after = Ruleset((), Snapshot(rules={"rules": edited}), before=before)
     changed = [rule.name for rule in after.rules if before.by_name[rule.name] is not rule]
     assert changed == ["rule 8"]
     assert Ruleset(
-        (), {"rules": edited[1:]}, before=after
+        (), Snapshot(rules={"rules": edited[1:]}), before=after
     ).by_name.keys() == after.by_name.keys() - {"rule 1"}
 
 
@@ -165,8 +161,8 @@ def test_rules_compiled_under_other_settings_are_not_used(
     another_process()
     fetch = provider._fetch
 
-    def meanwhile(patience: Patience) -> Any:
-        fetched = fetch(patience)
+    def meanwhile(*arguments: Any) -> Any:
+        fetched = fetch(*arguments)
         getattr(provider, change)()
         return fetched
 

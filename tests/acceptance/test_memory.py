@@ -20,13 +20,9 @@ from django_ratelimit_lua.core import is_ratelimited
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.engine.fallback import local_counts
 from django_ratelimit_lua.engine.leases import leases
-from django_ratelimit_lua.identity import digest
-from django_ratelimit_lua.limits.call import TAG_SIZE, Call, Revision, Subject
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import BoundedMap
 from django_ratelimit_lua.rules.callsite import KnownCallSites, known_call_sites
-from django_ratelimit_lua.rules.freshness import freshness
-from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.provider import current, start_fresh
 from tests.kept import import_all, kept
 from tests.parts import WHOLE, set_share
@@ -64,7 +60,6 @@ def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         local_counts._counts.clear()
         leases.clear()
         limiters.clear()
-        override_cache._known.clear()
 
     forget()
     yield
@@ -167,19 +162,6 @@ def short_lived() -> None:
         RateLimiter(f"short-lived {number}", "1/h")
 
 
-def overrides() -> None:
-    for number in range(MANY):
-        override_cache.put_many([digest(str(number))], [b"0" * TAG_SIZE + b"[]"])
-
-
-def subjects() -> None:
-    for number in range(MANY):
-        call = Call(
-            [], revision=Revision(1, ""), fence=b"f", subjects=[Subject(digest(str(number)))]
-        )
-        freshness.confirm_call(call, 0.0)
-
-
 WITHOUT_REDIS = (
     leased,
     in_parts,
@@ -190,8 +172,6 @@ WITHOUT_REDIS = (
     groups,
     keys,
     short_lived,
-    overrides,
-    subjects,
 )
 
 

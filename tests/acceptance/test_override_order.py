@@ -81,7 +81,7 @@ def counts(said: Sequence[Said]) -> str | None:
 
 def row(said: Said, number: int, rule: RateLimitRule) -> RateLimitOverride:
     """Return the override for the visitor of this number, who shares no subject with any other."""
-    made = RateLimitOverride(effect=said.effect, rule=rule if said.names_rule else None)
+    made = RateLimitOverride(effect=said.effect, rule=rule.name if said.names_rule else "")
     if said.effect == "limit":
         made.limit, made.period, made.unit = 77, 1, "h"
     if said.subject == "user":
@@ -107,6 +107,7 @@ def test_override_precedence_is_as_documented() -> None:
         for mode, mode_of in (("enforced", "enforce"), ("shadow", "shadow"))
     }
     every = [Said(*one) for one in itertools.product(SUBJECTS, (True, False), EFFECTS)]
+    every = [one for one in every if one.names_rule or one.effect != "limit"]
     cases = [
         (where, pair)
         for pair in itertools.combinations(every, 2)
@@ -143,10 +144,8 @@ def test_override_precedence_is_as_documented() -> None:
 def test_a_rule_named_block_is_not_a_block() -> None:
     """A block for all rules is recognized by its effect, and not by the name of a rule."""
     RateLimitRule.objects.create(name="block", path="/free/", key="ip", limit=5, unit="h")
-    RateLimitOverride.objects.create(
-        network="10.0.0.7", effect="exempt", rule=RateLimitRule.objects.get()
-    )
-    RateLimitOverride.objects.create(network="10.0.0.8", limit=3, unit="h")
+    RateLimitOverride.objects.create(network="10.0.0.7", effect="exempt", rule="block")
+    RateLimitOverride.objects.create(network="10.0.0.8", rule="block", limit=3, unit="h")
     for address in ("10.0.0.6", "10.0.0.7", "10.0.0.8"):
         found = explain(build_request("/free/", address=address))
         assert found.block is None
@@ -162,7 +161,7 @@ def test_an_override_of_a_call_site_lifts_no_block_for_all_rules(effect: str) ->
     """
     rule = RateLimitRule.objects.create(name="site", key="ip", limit=5, unit="h")
     RateLimitOverride.objects.create(network="10.0.0.0/8", effect="block")
-    RateLimitOverride.objects.create(rule=rule, network="10.0.0.7", effect=effect, limit=3)
+    RateLimitOverride.objects.create(rule=rule.name, network="10.0.0.7", effect=effect, limit=3)
     assert Client(REMOTE_ADDR="10.0.0.7").get("/site/").status_code == 429
     found = explain(build_request("/site/", address="10.0.0.7"))
     assert not found.decision.allowed
@@ -177,7 +176,8 @@ def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
         ("minute", {"unit": "m"}),
     ):
         RateLimitRule.objects.create(name=name, path="/", key="ip", limit=5, **fields)
-    RateLimitOverride.objects.create(network="10.0.0.7", limit=3, unit="m")
+    for name in ("day", "minute"):
+        RateLimitOverride.objects.create(network="10.0.0.7", rule=name, limit=3, unit="m")
     assert Client(REMOTE_ADDR="10.0.0.7").get("/free/").json() == {"day": 5, "minute": 3}
     found = explain(build_request("/free/", address="10.0.0.7"))
     assert {met.name: met.is_skipped for met in found.met} == {"day": True, "minute": False}

@@ -80,7 +80,7 @@ def test_a_client_that_chooses_between_two_limits_gets_at_most_the_sum(
     if kind == "tier":
         rule.tiers.create(group="plan:pro", **numbers(other))
     else:
-        override = RateLimitOverride(field="cookie:plan", effect="limit", **numbers(other))
+        override = RateLimitOverride(field="cookie:plan", rule="own", **numbers(other))
         override.set_value("pro")
         override.save()
     admitted = 0
@@ -163,7 +163,7 @@ def test_a_ban_holds_in_every_tier_and_under_every_override(fields: dict[str, An
     )
     tier = {"limit": 9, "unit": "s", "more_rates": ["9/d"]} if fields else {"limit": 9, "unit": "d"}
     rule.tiers.create(group="plan:pro", **tier)
-    override = RateLimitOverride(field="cookie:plan", effect="limit", limit=9, unit="m")
+    override = RateLimitOverride(field="cookie:plan", rule="own", limit=9, unit="m")
     override.set_value("other")
     override.save()
     assert [get() for _ in range(4)] == [200, 200, 429, 429]
@@ -194,7 +194,7 @@ def test_a_tier_of_a_rule_that_bans_has_as_many_rates() -> None:
 def test_a_reset_deletes_the_counts_of_all_tiers_and_overrides() -> None:
     """A support engineer need not know the tier of the earlier requests."""
     tiered()
-    override = RateLimitOverride(field="cookie:plan", effect="limit", limit=5, unit="m")
+    override = RateLimitOverride(field="cookie:plan", rule="own", limit=5, unit="m")
     override.set_value("other")
     override.save()
     cookies = ("", "plan=pro", "plan=other")
@@ -215,7 +215,7 @@ def test_the_page_of_a_client_shows_and_resets_the_counts_of_all_tiers() -> None
         (reading, 1),
         (f"{reading} (tier plan:pro)", 2),
     ]
-    RateLimitOverride.objects.create(network=ADDRESS, effect="limit", limit=5, unit="m")
+    RateLimitOverride.objects.create(network=ADDRESS, rule="own", limit=5, unit="m")
     assert [get(), get("plan=pro")] == [200, 200]
     (_limit, _tier) = met(client, ADDRESS)
     assert reset(explain_client(client, address=ADDRESS).found) == ["own"]
@@ -228,9 +228,7 @@ def test_an_override_about_a_client_applies_instead_of_all_tiers() -> None:
     tiered()
     client = digest(("ip", ADDRESS)).decode()
     ends = timezone.now() + timedelta(days=1)
-    RateLimitOverride.objects.create(
-        client_digest=client, effect="limit", limit=2, unit="d", ends=ends
-    )
+    RateLimitOverride.objects.create(client_digest=client, rule="own", limit=2, unit="d", ends=ends)
     assert [get(cookie) for cookie in ("", "plan=pro", "", "plan=pro")] == [200, 200, 429, 429]
     (limit,) = met(client)
     assert limit.state is not None

@@ -254,7 +254,7 @@ def test_a_publication_is_consistent_if_others_commit_during_it(
         edit(2 * statement)
         with connection.execute_wrapper(interfere):
             publish()
-        revision, snapshot = direct.hmget(f"{prefix}{{rules}}", "revision", "rules")
+        revision, snapshot = direct.hmget(f"{prefix}{{rules}}:1", "revision", "rules")
         (published,) = json.loads(snapshot)["rules"]
         limits = {
             published["rate"].partition("/")[0],

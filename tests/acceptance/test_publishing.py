@@ -67,15 +67,14 @@ EDITS = [
     ("RateLimitTier.objects.all().delete()", {"site": 50, "other": 500}),
     ("block(user=User.objects.using('default').get()) ;; edit(51)", "refused"),
     (
-        "RateLimitOverride.objects.update(effect='limit', limit=700, unit='h')",
-        {"site": 700, "other": 700},
+        "RateLimitOverride.objects.update(effect='limit', limit=700, unit='h', rule='site')",
+        {"site": 700, "other": 500},
     ),
     (
-        "one = RateLimitOverride.objects.get() ;; one.rule = "
-        "RateLimitRule.objects.get(name='other') ;; one.save()",
+        "one = RateLimitOverride.objects.get() ;; one.rule = 'other' ;; one.save()",
         {"site": 51, "other": 700},
     ),
-    ("RateLimitOverride.objects.filter(rule__name='other').delete()", {"site": 51, "other": 500}),
+    ("RateLimitOverride.objects.filter(rule='other').delete()", {"site": 51, "other": 500}),
     ("RateLimitRule.objects.filter(name='other').delete()", {"site": 51}),
     (
         "text = rules_yaml.export() ;; rules_yaml.apply(rules_yaml.plan(text.replace('51', '52')))",

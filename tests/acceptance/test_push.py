@@ -238,7 +238,7 @@ def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> Non
     )
     revision, saved = (
         "provider.in_force().revision.number",
-        "RateLimitRevision.read('default').number",
+        "RateLimitRevision.read('default').revision",
     )
     before = workers[1](revision)
     for limit in (10, 11):  # The second time it knows already that there are others.
@@ -408,7 +408,7 @@ def test_forged_messages_only_cause_a_comparison(
         b"",
         b"rules",
         b"rules 0",
-        b"rules 99-0123456789abcdef",
+        b"rules 99-01234567-89abcdef",
         b"reset",
         b"reset \xff \xfe",
         b"\x00" * 1000,

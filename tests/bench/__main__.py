@@ -22,6 +22,7 @@ from tests.bench.coroutines import coroutines  # noqa: E402
 from tests.bench.counting import counting, kept  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
 from tests.bench.gateway import gateway  # noqa: E402
+from tests.bench.many_overrides import bench_many_overrides  # noqa: E402
 from tests.bench.many_rules import bench_many_rules  # noqa: E402
 from tests.bench.memory import crowd_memory, memory  # noqa: E402
 from tests.bench.replay import bench_replay  # noqa: E402
@@ -56,6 +57,7 @@ def main() -> None:
     bench_replay()
     bench_rules()
     bench_many_rules()
+    bench_many_overrides()
     bench_scale()
     server.stop()
 

@@ -29,7 +29,7 @@ def server_cost() -> None:
     batches = {
         "bare": [commands.command(b"EVALSHA", DIRECT.script_load(BARE).encode(), b"1", b"bench")]
     }
-    revision = Revision.of(7, "0123456789abcdef")
+    revision = Revision.of(7, "01234567", "89abcdef")
     DIRECT.hset("benchrules", "revision", revision.text)
     rules = {"revision": revision, "fence": b"benchrules"}
     ways: dict[str, tuple[int, dict[str, Any]]] = {

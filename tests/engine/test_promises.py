@@ -506,9 +506,9 @@ def test_windows_and_logs_count_a_request_that_waits_at_its_decision(algorithm: 
 def test_a_caller_with_stale_rules_decides_nothing(direct: redis.Redis) -> None:
     """A caller with older rules gets the current revision, and nothing is counted."""
     ask = Asker(Limit("fenced", "5/h"))
-    current, other = Revision.of(7, "0123456789abcdef"), Revision.of(7, "fedcba9876543210")
+    current, other = Revision.of(7, "0" * 8, "1" * 8), Revision.of(7, "2" * 8, "3" * 8)
     direct.hset("fence", "revision", current.text)
-    for stale in (NO_RULES, Revision.of(6, "0123456789abcdef"), other):
+    for stale in (NO_RULES, Revision.of(6, "0" * 8, "1" * 8), other):
         with pytest.raises(StaleRules) as caught:
             ask(START, revision=stale, fence=b"fence")
         assert caught.value.current == current

@@ -191,6 +191,7 @@ def test_a_script_contains_every_line_of_its_files() -> None:
     assert len(digests) == 1
     others = {
         "publishing/publish",
+        "rules/read",
         "contrib/breakers/breaker",
         "engine/heartbeat",
         "engine/renew",

@@ -231,7 +231,7 @@ class StatisticsPages(Page):
                 for place, curve in enumerate(page.curves)
             ],
             "who": [
-                (word, client_rows(request, clients, page.name, page.rule))
+                (word, client_rows(request, clients, page.name, page.name if page.rule else ""))
                 for word, clients in page.identities.items()
             ],
             "since": moment_words(page.since),
@@ -427,7 +427,7 @@ def _hide_names(request: HttpRequest, *lists: Iterable[Estimate]) -> None:
 
 
 def client_rows(
-    request: HttpRequest, clients: Sequence[Estimate], name: str = "", rule: int | None = None
+    request: HttpRequest, clients: Sequence[Estimate], name: str = "", rule: str = ""
 ) -> list[dict[str, object]]:
     """Return the rows about clients of a name, or of all names, with the links of each client."""
     parts = readable_parts(request, [client.name for client in clients])

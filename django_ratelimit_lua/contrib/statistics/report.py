@@ -19,7 +19,6 @@ from typing import Any
 from django.conf import settings
 from django.core.paginator import Paginator
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db.models import Q
 from django.utils import timezone
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
@@ -572,7 +571,7 @@ def _other_limits(what: NamedLimit, span: Span) -> list[str]:
         changes = changes.exclude(action=RateLimitChange.Action.CREATED)
     reasons = {
         "changes": changes.exists(),
-        "overrides": overrides.filter(Q(rule=None) | Q(rule=what.rule)).exists(),
+        "overrides": overrides.filter(rule=what.name).exists(),
         "tiers": RateLimitTier.objects.filter(rule=what.rule).exists(),
     }
     return [reason for reason, holds in reasons.items() if holds]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from django.core.management.base import CommandError
 
-from ...models import RateLimitRule
+from ...operations.call_sites import rule_names
 from ...operations.confirmations import override_confirmations
 from ...operations.subjects import add, end
+from ...rules.overrides import EVERY_RULE
 from ..arguments import (
     add_length,
     add_subject,
@@ -25,17 +26,19 @@ from . import Printer, VerbOptions, argument, verb
     add_subject,
     add_length(default="1h"),
     argument(
-        "--rule", metavar="NAME", help="only if this rule of the admin applies; default: always"
+        "--rule",
+        metavar="NAME",
+        default=EVERY_RULE,
+        help="only if this rule or limit in the code applies; default: always",
     ),
     argument("--confirm", action="store_true", help="block despite warnings"),
     argument("--reason", default="", help="the reason, stored with the override"),
 )
 def _block(command: Printer, options: VerbOptions) -> None:
     subject = subject_of(options)
-    name = options["rule"]
-    rule = RateLimitRule.objects.filter(name=name or "").first()
-    if name is not None and rule is None:
-        raise CommandError(f"--rule {name!r}: the admin has no rule of this name")
+    rule = options["rule"]
+    if rule and rule not in rule_names():
+        raise CommandError(f"--rule {rule!r}: no rule or limit in the code has this name")
     for_good = options["for_good"]
     seconds = None if for_good else seconds_of("--for", options["period"], "; or use --for-good")
     override = subject.override("block", seconds, rule=rule, reason=options["reason"])
@@ -43,8 +46,8 @@ def _block(command: Printer, options: VerbOptions) -> None:
     (existing,) = add([override])
     until = f"until {format_moment(override.ends)}" if override.ends else "for good"
     text = f"{subject} is blocked"
-    if rule is not None:
-        text += f" by the rule {rule.name}"
+    if rule:
+        text += f" by the rule {rule}"
     text += f" {until}: override {existing.pk}"
     if existing is not override:
         text += ", which existed already"

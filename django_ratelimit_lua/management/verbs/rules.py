@@ -26,6 +26,7 @@ from ...rules.describe import reading
 from ...rules.problems import problems
 from ...rules.rule import MODES
 from ...rules.ruleset import settings_problems
+from ...rules.snapshot import NO_SNAPSHOT
 from ..arguments import (
     add_request,
     described,
@@ -51,7 +52,9 @@ _COMPARED = {
 def _list_rules(command: Printer, options: VerbOptions) -> None:
     ruleset = provider.reload()
     if not provider.is_answered:
-        source = "the database and the settings" if ruleset.snapshot else "the settings only"
+        source = "the database and the settings"
+        if ruleset.snapshot is NO_SNAPSHOT:
+            source = "the settings only"
         command.warn(f"Redis is unavailable: these are the rules of {source}.")
     for rule in ruleset.rules:
         command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")

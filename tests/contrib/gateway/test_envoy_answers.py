@@ -249,7 +249,9 @@ def test_overrides_apply_to_descriptors() -> None:
     RateLimitRule.objects.create(name="login", extra=extra, limit=1, unit="h")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     RateLimitOverride.objects.create(network="198.51.100.0/24", effect="exempt")
-    gold = RateLimitOverride(field="header:X-API-Key", effect="limit", limit=3, unit="h")
+    gold = RateLimitOverride(
+        field="header:X-API-Key", rule="login", effect="limit", limit=3, unit="h"
+    )
     gold.set_value("gold")
     gold.save()
     key = ("header:x-api-key", "tin")

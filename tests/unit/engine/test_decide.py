@@ -20,8 +20,8 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.rules.snapshot import Snapshot
 from django_ratelimit_lua.store import Patience
 
 CHARGE = Charge(Limit("x", "5/h"), digest("ada"))
@@ -38,12 +38,11 @@ class Planner:
     state = request = None
     exempt = ()
 
-    def __init__(self, subjects: Any = ()) -> None:
+    def __init__(self) -> None:
         self.gathered: list[int] = []
         self.plans = 0
         self.charges: list[DecidedCharge] = []
         self.finished: list[Decision] = []
-        self.subjects = subjects
 
     def gather(self, ruleset: Ruleset) -> tuple[()]:
         self.gathered.append(ruleset.revision.number)
@@ -52,19 +51,23 @@ class Planner:
     def plan(self, ruleset: Ruleset) -> Call:
         self.plans += 1
         self.charges = [DecidedCharge(CHARGE, "x")]
-        return build_call([CHARGE], ruleset=ruleset, subjects=self.subjects)
+        return build_call([CHARGE], ruleset=ruleset)
 
     def finish(self, decision: Decision) -> list[Wait]:
         self.finished.append(decision)
         return []
 
 
+def revision(number: int) -> Revision:
+    return Revision.of(number, "01234567", "89abcdef")
+
+
 def rules(number: int) -> Ruleset:
-    return Ruleset((), {"revision": f"{number}-0123456789abcdef"}, b"fence")
+    return Ruleset((), Snapshot(revision(number)), b"fence")
 
 
-def stale(number: int, records: Any = ()) -> StaleRules:
-    return StaleRules(Revision.of(number, "0123456789abcdef"), records)
+def stale(number: int) -> StaleRules:
+    return StaleRules(revision(number))
 
 
 class Loop:
@@ -148,21 +151,6 @@ def test_a_call_has_time_left_after_loading_the_rules(
     loop.patience.left = 0.0
     assert loop.answer(ALLOWED)
     assert loop.patience.left == left
-
-
-def test_unknown_overrides_are_read_from_the_reply() -> None:
-    """Records of overrides in the reply are cached, and the call is planned again under the same
-    rules.
-    """
-    from django_ratelimit_lua.limits.call import Subject
-
-    planner = Planner([Subject(digest("subject"))])
-    loop = Loop(planner, [rules(1)])
-    override_cache.clear()
-    assert loop.answer(stale(1, (b"0123456789abcdef[]",))) is None
-    assert loop.answer(ALLOWED)
-    assert (loop.loads, planner.gathered, planner.plans) == (1, [1], 2)
-    assert override_cache._known.get(digest("subject")) == (b"0123456789abcdef", ())
 
 
 def test_both_drivers_give_the_same_result() -> None:

@@ -188,7 +188,7 @@ def test_overrides_normalise_like_keys(field: str, pair: tuple[str, str]) -> Non
     """Another spelling of a blocked name is blocked too, because keys and overrides have the same
     digest. With `exact:`, only the same spelling is.
     """
-    override = RateLimitOverride(field=field)
+    override = RateLimitOverride(field=field, effect="block")
     override.set_value(pair[0])
     override.prepare()
     override.prepare()

@@ -41,7 +41,6 @@ def test_an_override_without_a_subject_is_refused() -> None:
         ({"network": "::ffff:203.0.113.9"}, "ip4/32", ("network", "203.0.113.9/32"), "203.0.113.9"),
         ({"network": "2001:DB8::/48"}, "ip6/48", ("network", "2001:db8::/48"), "2001:db8::/48"),
         ({"user_id": 7}, "user", ("user", "7"), ""),
-        ({"client_digest": "0f" * 16}, "digest", ("digest", "0f" * 16), ""),
     ],
 )
 def test_the_subject_is_stored_normalized(fields: Any, kind: str, identity: Any, text: str) -> None:
@@ -51,8 +50,19 @@ def test_the_subject_is_stored_normalized(fields: Any, kind: str, identity: Any,
     override = RateLimitOverride(effect="block", **fields)
     for _ in range(2):
         override.prepare()
-        assert (override.kind, override.about(), override.network) == (kind, (kind, identity), text)
-        assert override.subject == digest(identity).decode()
+        assert (override.kind, override.network) == (kind, text)
+        assert override.digests() == [override.subject] == [digest(identity).decode()]
+
+
+def test_the_subject_of_a_client_is_its_digest() -> None:
+    """No key changes it."""
+    override = RateLimitOverride(effect="block", client_digest="0f" * 16)
+    override.prepare()
+    assert (override.kind, override.subject, override.digests()) == (
+        "digest",
+        "0f" * 16,
+        ["0f" * 16],
+    )
 
 
 def test_only_the_digest_of_a_field_value_is_stored() -> None:
@@ -62,7 +72,7 @@ def test_only_the_digest_of_a_field_value_is_stored() -> None:
     override = RateLimitOverride(field="post:name", label="the loud one", effect="block")
     override.set_value(" ADA ")
     override.prepare()
-    assert override.about() == ("post:name", None)
+    assert override.kind == "post:name"
     assert override.subject == digest(("post", "name", "ada")).decode()
     assert "ada" not in str(vars(override)).lower()
     assert str(override) == "post:name (the loud one)"
@@ -79,12 +89,14 @@ def test_only_the_digest_of_a_field_value_is_stored() -> None:
         ({"client_digest": "0F" * 16, "ends": MONDAY}, "client_digest"),
         ({"client_digest": "0f" * 16, "ends": MONDAY}, None),
         ({"network": "nowhere"}, "network"),
-        ({"network": "203.0.113.9", "effect": "limit"}, "limit"),
-        ({"network": "203.0.113.9", "effect": "limit", "limit": 5}, None),
+        ({"network": "203.0.113.9", "effect": "limit", "rule": "api"}, "limit"),
+        ({"network": "203.0.113.9", "effect": "limit", "limit": 5}, "rule"),
+        ({"network": "203.0.113.9", "effect": "limit", "limit": 5, "rule": "api"}, None),
         ({"network": "203.0.113.9", "starts": MONDAY, "ends": MONDAY}, "ends"),
         ({"network": "203.0.113.9", "ends": MONDAY.replace(year=9999)}, "ends"),
     ],
 )
+@pytest.mark.django_db
 def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None) -> None:
     """`clean` raises the errors, so forms report them too."""
     override = RateLimitOverride(**{"effect": "block", **fields})
@@ -96,15 +108,22 @@ def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None
     assert list(raised.value.update_error_dict({})) == [wrong]
 
 
+def test_another_limit_without_a_rule_is_not_saved() -> None:
+    """It would also raise the limit of a login."""
+    with pytest.raises(ValueError, match="Another limit is for one rule"):
+        RateLimitOverride(network="203.0.113.9", effect="limit", limit=5).prepare()
+
+
 def test_a_row_is_converted_for_the_rules() -> None:
     """Times are converted to microseconds. A rate and a burst are included only if the effect is
     another limit.
     """
     row = RateLimitOverride(
-        pk=3, rule_id=7, effect="limit", limit=5, unit="h", burst=9, starts=MONDAY
+        pk=3, rule="api", effect="limit", limit=5, unit="h", burst=9, starts=MONDAY
     )
-    assert row.override() == Override(
-        3, 7, "limit", Rate.parse("5/h"), 9, 1_767_571_200_000_000, None
-    )
+    row.subject, row.kind = "0f" * 16, "user"
+    starts = 1_767_571_200_000_000
+    limit = Override(3, "api", "limit", Rate.parse("5/h"), 9, starts)
+    assert row.override() == limit._replace(subject=b"0f" * 16, strength=130)
     row.effect = "block"
-    assert row.override() == Override(3, 7, "block", None, None, 1_767_571_200_000_000, None)
+    assert row.override()[:7] == (3, "api", "block", None, None, starts, None)

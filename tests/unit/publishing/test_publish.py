@@ -1,25 +1,22 @@
-"""The snapshot of rules and the records of overrides that are published from a database, without
-Redis.
-"""
+"""The snapshot of rules and overrides that is published from a database, without Redis."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import transaction
+from django.utils import timezone
 
-from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity import digest, key_id
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLimitTier
 from django_ratelimit_lua.publishing.publish import (
-    first_records,
     is_in_transaction,
     snapshot_of,
     values_by_key,
 )
-from django_ratelimit_lua.rules.overrides import read_record
 from django_ratelimit_lua.rules.ruleset import Ruleset
-from django_ratelimit_lua.rules.snapshot import FORMAT
 
 pytestmark = pytest.mark.django_db
 
@@ -30,17 +27,19 @@ def rule(name: str, **fields: Any) -> RateLimitRule:
     )
 
 
-def test_a_snapshot_contains_all_rules() -> None:
-    """The snapshot has each rule as it is declared, with its primary key. It lists the kinds of
-    subjects by rule, and the kinds of blocks that apply without a rule.
+def test_a_snapshot_contains_all_rules_and_overrides() -> None:
+    """It has each rule as it is declared, with its primary key, and the overrides of each client.
+    It lists the values of requests that overrides refer to, by rule.
     """
     api = rule("api", unit="h")
     RateLimitTier.objects.create(rule=api, group="pro", limit=50, unit="h")
-    RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
-    RateLimitOverride.objects.create(network="198.51.100.0/24", effect="exempt", rule=api)
+    ada = User.objects.create(username="ada")
+    block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    exempt = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="exempt", rule="api")
+    faster = RateLimitOverride.objects.create(user=ada, limit=9, rule="api")
+    RateLimitOverride.objects.create(user=ada, effect="block", ends=timezone.now())
     snapshot = snapshot_of("default")
-    assert snapshot["format"] == FORMAT
-    assert snapshot["rules"] == [
+    assert snapshot.rules["rules"] == [
         {
             "name": "api",
             "path": "/",
@@ -50,28 +49,53 @@ def test_a_snapshot_contains_all_rules() -> None:
             "id": api.pk,
         }
     ]
-    assert (snapshot["kinds"], snapshot["blocks"]) == (
-        {"": ["ip4/32"], "api": ["ip4/24"]},
-        ["ip4/32"],
-    )
+    assert snapshot.overrides == {
+        "tag": snapshot.revision.tags()[1].decode(),
+        "fields": {"": ["network"], "api": ["network", "user"]},
+        "blocks": True,
+        "keys": [key_id()],
+        "value_keys": [],
+        "digests": {
+            digest(("user", str(ada.pk))).decode(): [
+                [faster.pk, "api", "limit", None, None, {"rate": "9/m"}]
+            ]
+        },
+        "clients": {},
+        "networks": {
+            "ip4/32": {"cb007109": [[block.pk, "", "block"]]},
+            "ip4/24": {"cb0071": [[exempt.pk, "api", "exempt"]]},
+        },
+    }
     ruleset = Ruleset((), snapshot)
-    assert (ruleset.by_name["api"].pk, ruleset.blocks, ruleset.problems) == (api.pk, ["ip4/32"], [])
+    assert (ruleset.by_name["api"].pk, ruleset.problems) == (api.pk, [])
 
 
-def test_all_overrides_of_one_subject_are_one_record() -> None:
-    """The record is stored under the subject's digest. A subject without overrides has no
-    record.
+def test_each_part_has_a_revision_of_its_own() -> None:
+    """An edit of an override leaves that of the rules, and the reverse. A renamed rule changes
+    both, because overrides name it.
     """
+    tags = [snapshot_of("default").revision.tags()]
     api = rule("api")
+    tags.append(snapshot_of("default").revision.tags())
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="block", rule="api")
+    tags.append(snapshot_of("default").revision.tags())
+    api.name = "search"
+    api.save()
+    tags.append(snapshot_of("default").revision.tags())
+    assert RateLimitOverride.objects.get().rule == "search"
+    rules, overrides = zip(*tags, strict=True)
+    assert rules[1] == rules[2] != rules[3]
+    assert overrides[1] != overrides[2] != overrides[3]
+
+
+def test_a_change_of_overrides_compiles_no_rule() -> None:
+    """The compiled rules are the same objects."""
+    rule("api")
+    before = Ruleset((), snapshot_of("default"))
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
-    RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt", rule=api)
-    records = first_records("default")
-    who = digest(("network", "203.0.113.9/32"))
-    assert list(records) == [who]
-    assert [(override.effect, override.rule) for override in read_record(records[who])] == [
-        ("block", None),
-        ("exempt", api.pk),
-    ]
+    after = before.renewed(snapshot_of("default"), None)
+    assert after.rules is before.rules
+    assert (after.overrides.number, before.overrides.number) == (1, 0)
 
 
 def test_values_digested_with_another_key_are_reported(settings: Any) -> None:

@@ -1,112 +1,150 @@
-"""Overrides of one subject: their records, and which one applies."""
+"""Overrides: how those of one client are found, and which one applies."""
 
 from __future__ import annotations
 
-import json
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
 
 from django_ratelimit_lua import Limit, Rate
-from django_ratelimit_lua.limits.call import TAG_SIZE, Subject
+from django_ratelimit_lua.identity import digest, key_id
 from django_ratelimit_lua.limits.decision import Block
 from django_ratelimit_lua.rules.overrides import (
-    KnownOverrides,
+    EVERY_RULE,
     Override,
-    OverrideCache,
-    SubjectRef,
+    Overrides,
+    field_of,
     is_kind,
-    read_record,
     strength,
-    write_record,
+    strongest,
 )
 
 NOW = 1_000_000
-ROWS = (
-    Override(1, None, "block"),
-    Override(2, 7, "limit", Rate(5, 60_000_000), burst=9, starts=5, ends=NOW + 1),
-    Override(3, 7, "exempt", kind="exact:get:q"),
-)
+BLOCK = Override(1)
+FASTER = Override(2, "api", "limit", Rate(5, 60_000_000), burst=9, starts=5, ends=NOW + 1)
 
 
-def known(**by_kind: list[Override]) -> KnownOverrides:
-    refs = [SubjectRef(kind.replace("_", "/"), kind.encode()) for kind in by_kind]
-    return KnownOverrides(
-        tuple((ref, (b"", tuple(rows))) for ref, rows in zip(refs, by_kind.values(), strict=True))
+def of(kind: str, *overrides: Override) -> list[Override]:
+    """Return the overrides as those of a client of that kind."""
+    return [override._replace(strength=strength(kind)) for override in overrides]
+
+
+def part(**members: Any) -> dict[str, Any]:
+    return {"keys": [key_id()], "value_keys": [key_id()], **members}
+
+
+def test_the_overrides_of_an_address_are_found_by_prefix() -> None:
+    """They are those of all networks that contain it, the smallest first."""
+    networks = {
+        "ip4/8": {"cb": [[1, "", "block"]]},
+        "ip4/24": {"cb0071": [[2, "", "exempt"]], "cb0072": [[3, "", "block"]]},
+        "ip4/32": {"cb007109": [[4, "", "block"]]},
+        "ip6/48": {"20010db80000": [[5, "", "block"]]},
+    }
+    overrides = Overrides(part(networks=networks))
+
+    def found(address: str) -> list[int]:
+        return [override.pk for override in overrides.of_address(ip_address(address))]
+
+    assert found("203.0.113.9") == [4, 2, 1]
+    assert found("203.0.113.8") == [2, 1]
+    assert found("198.51.100.7") == []
+    assert found("2001:db8::1") == [5]
+    (network,) = overrides.of_address(ip_address("2001:db8::1"))
+    assert network.subject == digest(("network", "2001:db8::/48"))
+
+
+def test_a_client_is_found_by_its_user_its_values_and_its_digest() -> None:
+    """A value of a field that compares letter case differs from that of one that does not."""
+    user, value = digest(("user", "7")).decode(), digest(("get", "q", "ada")).decode()
+    overrides = Overrides(
+        part(
+            digests={
+                user: [[1, "", "block", None, 9, {"forbids": True, "message": "Write to us."}]],
+                value: [[2, "api", "limit", None, None, {"rate": "5/m", "burst": 9}]],
+                f"exact:{value}": [[3, "", "exempt"]],
+            },
+            clients={user: [[4, "", "exempt", 5]]},
+        )
     )
-
-
-def test_a_record_can_be_parsed_again() -> None:
-    """A record that is written and read again has the same overrides. Its tag differs if the
-    overrides differ.
-    """
-    assert read_record(write_record(ROWS)) == ROWS
-    forbidding = (Override(4, None, "block", block=Block(True, "Write to us.")),)
-    assert read_record(write_record(forbidding)) == forbidding
-    assert write_record(ROWS)[:TAG_SIZE] != write_record(ROWS[:2])[:TAG_SIZE]
+    (blocked,) = overrides.of_identity("user", ("user", "7"))
+    assert blocked == Override(
+        1, ends=9, block=Block(True, "Write to us."), subject=user.encode(), strength=130
+    )
+    (limited,) = overrides.of_identity("get:q", ("get", "q", "ada"))
+    assert (limited.pk, limited.rule, limited.rate, limited.burst) == (
+        2,
+        "api",
+        Rate.parse("5/m"),
+        9,
+    )
+    assert [one.pk for one in overrides.of_identity("exact:get:q", ("get", "q", "ada"))] == [3]
+    assert [one.pk for one in overrides.of_client(user.encode())] == [4]
+    assert list(overrides.of_identity("user", ("user", "8"))) == []
 
 
 @pytest.mark.parametrize(
-    "words",
+    "entry",
     [
-        {"effect": "slow"},
-        {"rate": [5]},
-        {"rate": "5/m"},
-        {"rate": [5, -1]},
-        {"rate": [5.0, 60]},
-        {"burst": 0},
-        {"starts": "now"},
-        {"id": None},
-        {"rule": True},
-        {"weekday": 5},
-        {"kind": "exact"},
-        {"kind": ["user"]},
+        [1, "", "slow"],
+        [1, "api", "limit"],
+        [1, "", "limit", None, None, {"rate": "5/m"}],
+        [1, "api", "limit", None, None, {"rate": 5}],
+        [1, "", "block", None, None, {}, 7],
+        5,
     ],
 )
-def test_an_invalid_entry_keeps_its_previous_version(words: Any) -> None:
-    """An invalid entry makes the whole record keep its previous version. Without a previous
-    version, there are no overrides.
+def test_an_invalid_entry_is_skipped_and_logged_once(entry: Any, caplog: Any) -> None:
+    """The other overrides of the client apply."""
+    overrides = Overrides(part(clients={"ada": [entry, [2, "", "block"]]}))
+    for _ in range(2):
+        assert [one.pk for one in overrides.of_client(b"ada")] == [2]
+    assert len(caplog.records) == 1
+
+
+def test_only_fields_that_may_matter_are_looked_up() -> None:
+    """They are those of overrides for the charged rules and for all rules. If nothing is charged,
+    they are looked up only if an override may block the request nevertheless.
     """
-    tagged = write_record(ROWS[1:])
-    one, other = json.loads(tagged[16:])
-    text = tagged[:16] + json.dumps([{**one, **words}, other]).encode()
-    assert read_record(text) == ()
-    assert read_record(text, ROWS) == ROWS
-    assert read_record(tagged[:16] + b"?", ROWS) == ROWS
-
-
-def test_a_block_with_unknown_fields_is_a_block() -> None:
-    """A block with an unknown field still blocks, because ignoring it would lift the block."""
-    (given,) = json.loads(write_record(ROWS[:1])[16:])
-    assert read_record(b"t" * 16 + json.dumps([{**given, "weekday": 5}]).encode()) == ROWS[:1]
+    fields = {"": ["network", "user"], "x": ["network", "get:q"], "y": ["post:name", "moon"]}
+    overrides = Overrides(part(fields=fields, blocks=True))
+    assert list(overrides.fields_for(["x"], False)) == ["network", "user", "get:q"]
+    assert list(overrides.fields_for([], True)) == ["network", "user"]
+    assert list(overrides.fields_for([], False)) == []
+    assert list(Overrides(part(fields=fields)).fields_for([], True)) == []
+    assert overrides.fields["y"] == ["post:name"]
+    assert "'moon'" in overrides.problems[0]
 
 
 def test_the_most_specific_override_applies() -> None:
-    """The most specific subject decides, then an override that names the rule, then the effect,
+    """The most specific client decides, then an override that names the rule, then the effect,
     then the newest override.
     """
-    block, exempt, limit = (
-        Override(n, None, effect) for n, effect in enumerate(("block", "exempt", "limit"), 1)
-    )
-    assert known(user=[exempt], ip4_24=[block]).strongest_for(7, NOW) is exempt
-    assert known(ip4_24=[exempt], ip4_32=[limit]).strongest_for(7, NOW) is limit
-    of_rule = Override(3, 7, "exempt")
-    assert known(user=[block, of_rule]).strongest_for(7, NOW) is of_rule
-    assert known(user=[block, of_rule]).strongest_for(8, NOW) is block
-    assert known(user=[limit, exempt, block]).strongest_for(7, NOW) is block
-    newer = Override(9, None, "block")
-    assert known(user=[block, newer]).strongest_for(None, NOW) is newer
-    assert known(user=[]).strongest_for(7, NOW) is None
-    assert known(user=[block._replace(kind="exact:get:q")]).strongest_for(7, NOW) is None
+    block, exempt = Override(1), Override(2, EVERY_RULE, "exempt")
+    limit = Override(3, "api", "limit", Rate(5, 60_000_000))
+
+    def effect(*overrides: list[Override], rule: str = "api") -> str | None:
+        found = strongest([each for some in overrides for each in some], rule, NOW)
+        return found and f"{found.effect} {found.pk}"
+
+    assert effect(of("user", exempt), of("ip4/24", block)) == "exempt 2"
+    assert effect(of("ip4/24", exempt), of("ip4/32", limit)) == "limit 3"
+    of_rule = Override(4, "api", "exempt")
+    assert effect(of("user", block, of_rule)) == "exempt 4"
+    assert effect(of("user", block, of_rule), rule="search") == "block 1"
+    assert effect(of("user", exempt, block)) == "block 1"
+    assert effect(of("user", block, Override(9)), rule="") == "block 9"
+    assert effect() is None
 
 
 def test_an_override_applies_from_its_start_to_its_end() -> None:
     """The start is inclusive and the end is exclusive. The time to wait ends with the override, and
     is None if the override has no end.
     """
-    row = ROWS[1]
-    assert [row.is_active(now) for now in (4, 5, NOW, NOW + 1)] == [False, True, True, False]
-    assert (row.retry_after(NOW - 1_000_000), ROWS[0].retry_after(NOW)) == (1.000001, None)
+    assert [FASTER.is_active(now) for now in (4, 5, NOW, NOW + 1)] == [False, True, True, False]
+    assert strongest([FASTER], "api", NOW + 1) is None
+    assert (FASTER.retry_after(NOW - 1_000_000), BLOCK.retry_after(NOW)) == (1.000001, None)
 
 
 def test_another_burst_applies_only_to_algorithms_with_bursts() -> None:
@@ -117,37 +155,21 @@ def test_another_burst_applies_only_to_algorithms_with_bursts() -> None:
         Limit("a", "1/s", algorithm="token_bucket"),
         Limit("a", "1/s", algorithm="sliding_window"),
     )
-    variant = f"override:{ROWS[1].pk}"
+    variant = f"override:{FASTER.pk}"
     other = Limit("a", "5/m", algorithm="token_bucket", burst=9, variant=variant)
-    assert ROWS[1].limit(bucket) == other
-    assert ROWS[1].limit(window) == Limit("a", "5/m", algorithm="sliding_window", variant=variant)
+    assert FASTER.limit(bucket) == other
+    assert FASTER.limit(window) == Limit("a", "5/m", algorithm="sliding_window", variant=variant)
     assert other.key_part != bucket.key_part
-    assert ROWS[0].limit(bucket) is bucket
+    assert BLOCK.limit(bucket) is bucket
     log = Limit("a", "1/s", algorithm="sliding_log")
-    assert Override(1, None, "limit", Rate(10**6, 1_000_000)).limit(log) is log
-
-
-def test_a_process_caches_the_overrides_it_received() -> None:
-    """Overrides are cached by digest. If a record has been deleted, the subject has no overrides
-    and is sent with an empty tag.
-    """
-    cache, ref = OverrideCache(), SubjectRef("user", b"u")
-    assert not cache.get_many([ref])
-    record = write_record(ROWS)
-    cache.put_many([b"u"], [record])
-    assert cache.get_many([ref]).call_subjects() == [Subject(b"u", record[:16])]
-    assert cache.get_many([ref]).records == ((ref, (record[:16], ROWS)),)
-    cache.put_many([b"u"], [None])
-    assert cache.get_many([ref]).call_subjects() == [Subject(b"u", b"")]
+    assert Override(1, "a", "limit", Rate(10**6, 1_000_000)).limit(log) is log
 
 
 @pytest.mark.parametrize(
     ("kind", "is_one"),
     [
         ("user", True),
-        ("ip4/32", True),
-        ("ip4/33", False),
-        ("ip6/128", True),
+        ("network", True),
         ("header:X-Key", True),
         ("moon", False),
         (5, False),
@@ -156,9 +178,10 @@ def test_a_process_caches_the_overrides_it_received() -> None:
         ("all:user & ip4/32", False),
     ],
 )
-def test_kinds_of_subjects_are_recognized(kind: object, is_one: bool) -> None:
-    """The valid kinds are users, digests, possible networks, and the fields that a key can name."""
+def test_the_values_that_overrides_refer_to_are_recognized(kind: object, is_one: bool) -> None:
+    """They are users, networks, digests, and the fields that a key can name."""
     assert is_kind(kind) is is_one
+    assert field_of("ip6/48") == "network"
 
 
 def test_a_smaller_network_is_more_specific() -> None:

@@ -10,7 +10,14 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua.rules.callsite import call_site
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
-from django_ratelimit_lua.rules.snapshot import UnreadableError, parse_snapshot
+from django_ratelimit_lua.rules.snapshot import (
+    OVERRIDES_MEMBERS,
+    RULES_MEMBERS,
+    Snapshot,
+    UnreadableError,
+    check_format,
+    parse_part,
+)
 from tests.walk import Walk
 
 HOME = RequestFactory().get("/")
@@ -23,12 +30,12 @@ def ruleset(*given: dict[str, Any]) -> Ruleset:
     return Ruleset(compile_rules([{**words, **rule} for rule in given]))
 
 
-def published(*rules: dict[str, Any], before: Ruleset | None = None, **more: Any) -> Ruleset:
+def published(*rules: dict[str, Any], before: Ruleset | None = None) -> Ruleset:
     given = [
         {"id": number, "key": "ip", "rate": "100/m", **rule}
         for number, rule in enumerate(rules, start=1)
     ]
-    return Ruleset((), {"revision": "1-0123456789abcdef", "rules": given, **more}, before=before)
+    return Ruleset((), Snapshot(rules={"rules": given}), before=before)
 
 
 def names(rules: Any) -> list[str]:
@@ -90,7 +97,7 @@ def test_a_rule_of_the_admin_precedes_one_of_the_settings() -> None:
     given = {"id": 1, "name": "api", "key": "ip", "rate": "2/s"}
     rules = Ruleset(
         compile_rules([{"name": "api", "key": "ip", "rate": "1/s"}]),
-        {"revision": 0, "rules": [given]},
+        Snapshot(rules={"rules": [given]}),
     )
     assert [(rule.source, rule.pk) for rule in rules.rules] == [("admin", 1)]
     assert rules.rule_of("api") is rules.by_name["api"]
@@ -110,15 +117,20 @@ def test_an_invalid_rule_keeps_its_last_valid_version() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"[]", b"{", b'{"format": 0}', b'{"format": 99}', b'{"revision": "x"}', b'{"kinds": []}'],
+    [b"[]", b"{", b"[" * 10**5, b'{"rules": {}}', b'{"fields": {"": "user"}}', b'{"networks": []}'],
 )
-def test_an_invalid_snapshot_is_not_read(text: bytes) -> None:
-    """A snapshot with invalid content or a newer format raises an error. Only one with a newer
-    format is kept.
-    """
+def test_an_invalid_part_is_not_read(text: bytes) -> None:
+    """A member of a wrong type raises an error."""
+    with pytest.raises(ValueError, match=r"."):
+        parse_part(text, {**RULES_MEMBERS, **OVERRIDES_MEMBERS}, {})
+
+
+def test_a_newer_format_is_kept() -> None:
+    """It is not read, and not published again."""
+    check_format(b"1")
     with pytest.raises(UnreadableError) as raised:
-        parse_snapshot(text)
-    assert raised.value.is_kept == (b"99" in text)
+        check_format(b"99")
+    assert raised.value.is_kept
 
 
 def test_an_edit_calls_no_function_for_unchanged_rules() -> None:

@@ -19,11 +19,11 @@ from ....limits.call import MAX_COST, MAX_HOLD_US, Charge, Operation
 from ....limits.decision import Decision, LimitState
 from ....limits.limit import Limit
 from ....limits.rate import SECOND, Rate
-from ....rules.overrides import SubjectRef
+from ....rules.overrides import Override
 from ....rules.rule import Rule
 from ....rules.ruleset import Ruleset
 from ....web.headers import limit_headers
-from ....web.overrides import RequestSubjects, override_kinds, override_subjects
+from ....web.overrides import RequestSubjects, find_overrides, override_fields
 from ....web.plan import Party, Planner, is_never_banned
 from ....web.responses import brief_refusal
 from ..descriptors import rule_for
@@ -69,12 +69,12 @@ class _Planner(Planner):
 
     def _party(self, result: DescriptorResult, ruleset: Ruleset) -> Party:
         charges = _charges(result, ruleset)
-        subjects: Sequence[SubjectRef] = ()
-        kinds = override_kinds(ruleset, charges, True)
-        if kinds:
+        overrides: Sequence[Override] = ()
+        fields = override_fields(ruleset.overrides, charges, True)
+        if fields:
             source = RequestSubjects(result.request, lambda: result.request.user)
-            subjects = override_subjects(source, ruleset, kinds, charges)
-        return Party(charges, subjects, self.is_hit, (result,))
+            overrides = find_overrides(source, ruleset.overrides, fields, charges)
+        return Party(charges, overrides, self.is_hit, (result,))
 
     def request_of(self, decided: DecidedCharge) -> DescriptorRequest:
         return _owners(decided)[0].request
