@@ -11,7 +11,7 @@ of a wrong type is not read at all, and is published again from the database.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -138,10 +138,7 @@ def parse_part(text: bytes | None, members: Members, known: Part) -> Part:
     for name, (kind, kind_of_items) in members.items():
         member = part.get(name, kind())
         items = member.values() if isinstance(member, dict) else member
-        if not isinstance(member, kind) or not _are_all(items, kind_of_items):
+        are_right = kind_of_items is object or {*map(type, items)} <= {kind_of_items}
+        if not isinstance(member, kind) or not are_right:
             raise ValueError(f"{name} is {str(member)[:100]}")
     return part
-
-
-def _are_all(items: Iterable[object], kind: type) -> bool:
-    return kind is object or {*map(type, items)} <= {kind}
