@@ -42,8 +42,8 @@ if __name__ == "__main__":
     import django
 
     django.setup()
-    from django_ratelimit_lua.contrib.gateway.proxies import FILES, GRPC
+    from django_ratelimit_lua.contrib.gateway.proxies import FILES
 
     FOLDER.mkdir(exist_ok=True)
-    for proxy, name in {**FILES, GRPC: f"{GRPC}.yaml"}.items():
+    for proxy, name in FILES.items():
         (FOLDER / name).write_text(printed(proxy))

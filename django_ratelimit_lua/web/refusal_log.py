@@ -10,7 +10,6 @@ from django.http import HttpRequest
 
 from ..engine.log_sampler import LogSampler
 from ..identity.address import client_address
-from ..limits.call import Charge
 from ..limits.decision import Decision
 
 logger = logging.getLogger("django_ratelimit_lua.refused")
@@ -49,25 +48,6 @@ class RefusalLog(LogSampler):
             "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity "
             "%(identity)s, "
             "reference %(reference)s; records dropped before: %(left_out)s",
-            details,
-            extra=details,
-        )
-
-    def write_wrong_token(self, request: HttpRequest, token_digest: str, charge: Charge) -> None:
-        """Write one record about an unknown token at the gateway, unless there were too many."""
-        if not logger.isEnabledFor(logging.WARNING):
-            return
-        left_out = self.left_out(charge.limit.name, charge.digest)
-        if left_out is None:
-            return
-        details = {
-            "client": _masked_address(request),
-            "token": token_digest[:8],
-            "left_out": left_out,
-        }
-        logger.warning(
-            "Wrong token for the gateway from %(client)s, digest %(token)s; records dropped "
-            "before: %(left_out)s",
             details,
             extra=details,
         )

@@ -47,8 +47,6 @@ PAGES = {
     "statistics-one": "admin/ratelimit_statistics/statistics/one/?name=api&period=day",
     "processes": "admin/django_ratelimit_lua/processes/",
     "breakers": "admin/ratelimit_breakers/ratelimitbreaker/",
-    "clients": "admin/ratelimit_gateway/ratelimitclient/",
-    "client-new": "admin/ratelimit_gateway/ratelimitclient/add/",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
     "change": "admin/django_ratelimit_lua/ratelimitchange/1/change/",
 }
@@ -607,7 +605,6 @@ def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> Non
         (RULES, "No rules yet", "Add a rule", f"{RULES}add/"),
         (OVERRIDES, "No overrides yet", "Open the inspector", f"{OVERRIDES}inspect/"),
         (PAGES["changes"], "No changes yet", "View rules", RULES),
-        (PAGES["clients"], "No gateway services yet", "Add a gateway service", PAGES["client-new"]),
     ):
         browser.get(address + page)
         assert words in browser.find_element("css selector", ".ratelimit-empty").text

@@ -102,7 +102,7 @@ def test_a_process_starts_without_the_pages_of_the_admin(site: Any) -> None:
     assert {f"{package}.admin.rules", f"{package}.operations.explain"} <= {*site["modules"]}
 
 
-@pytest.mark.parametrize("name", ["breakers", "gateway", "statistics"])
+@pytest.mark.parametrize("name", ["breakers", "statistics"])
 def test_the_models_of_an_optional_app_need_the_app(name: str) -> None:
     """Otherwise they would be models of the core, without tables."""
     app = f"django_ratelimit_lua.contrib.{name}"

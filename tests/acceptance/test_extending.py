@@ -112,11 +112,13 @@ NAMES = (
 )
 DEFAULTS = {
     "conf/__init__.py": {"sliding_window"},
+    "contrib/replay/refusals.py": {"fixed_window", "sliding_log", "sliding_window", "token_bucket"},
+    "contrib/replay/verbs/replay.py": {"sliding_log"},
     "limits/options.py": {"sliding_window"},
     "store/sharded.py": {"fixed_window"},
     "throttling/classes.py": {"sliding_window", "sliding_log"},
 }
-"""The modules that choose an algorithm for a limit."""
+"""The modules that choose an algorithm for a limit, and the replay, which has its own arithmetic."""
 
 
 def test_no_module_names_an_algorithm_except_as_a_default() -> None:

@@ -25,9 +25,8 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.gateway.envoy import messages
 from tests.bench.measure import DIRECT
-from tests.contrib.gateway.grpc_gateway import Gateway, question
+from tests.contrib.gateway.grpc_gateway import METADATA, METHOD, Gateway, question
 from tests.contrib.gateway.proxies import SECRET, Site
 
 CLIENTS, ROUNDS = 16, 12
@@ -54,7 +53,6 @@ CHECK = (
 )
 CHECK_OF_NOTHING = CHECK.replace("/ratelimit/check", "/nothing")
 QUIET = {"version": 1, "loggers": {"django_ratelimit_lua.refused": {"level": "ERROR"}}}
-DECIDES = f"/{messages.SERVICE}/{messages.METHOD}"
 HEALTH = health_pb2.HealthCheckRequest().SerializeToString()
 
 Client = Callable[[int, int, list[float]], Awaitable[None]]
@@ -131,9 +129,9 @@ def _over_http(stack: ExitStack) -> dict[str, Case]:
     for name in ("bare", "asgi", "alone"):
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sites[name] = stack.enter_context(
-            Site(folder, RULES[:1], name, RATELIMIT_GATEWAY_DIALECT="nginx")
+            Site(folder, RULES[:2], name, RATELIMIT_GATEWAY_DIALECT="nginx")
         )
-    decide = _decide(_token(sites["alone"]))
+    body = _json()
 
     def case(name: str, request: str, *more: Any) -> Case:
         site = sites[name]
@@ -145,8 +143,8 @@ def _over_http(stack: ExitStack) -> dict[str, Case]:
     return {
         "uvicorn, 204 to what check is asked": case("bare", CHECK),
         "HTTP: check": case("alone", CHECK, "uvicorn, 204 to what check is asked"),
-        "uvicorn, 204 to what decide is asked": case("bare", decide),
-        "HTTP: decide": case("alone", decide, "uvicorn, 204 to what decide is asked"),
+        "uvicorn, 204 to the same JSON": case("bare", body),
+        "HTTP: the protocol as JSON": case("alone", body, "uvicorn, 204 to the same JSON"),
         "a view of Django's, 204 to the same": case("asgi", CHECK_OF_NOTHING, "", FEW),
         "HTTP: check, as a view of the site": case(
             "asgi", CHECK, "a view of Django's, 204 to the same", FEW
@@ -163,10 +161,8 @@ def _over_grpc(stack: ExitStack) -> dict[str, Case]:
         [_question(number, name="nothing") for number in range(CLIENTS)],
     )
 
-    def case(
-        questions: list[bytes], method: str = DECIDES, beside: str = "gRPC, how it is"
-    ) -> Case:
-        cpu = partial(_cpu, service.process.pid)
+    def case(questions: list[bytes], method: str = METHOD, beside: str = "gRPC, how it is") -> Case:
+        cpu = partial(_cpu, service.processes[0].pid)
         asked = partial(_grpc, service.port, method, questions)
         return Case(asked, cpu, redis.Redis.from_url(service.redis.url), beside)
 
@@ -178,18 +174,13 @@ def _over_grpc(stack: ExitStack) -> dict[str, Case]:
     }
 
 
-def _token(site: Site) -> str:
-    code = (
-        "from django_ratelimit_lua.contrib.gateway.models import RateLimitClient\n"
-        "client = RateLimitClient(name='bench', "
-        "limits='*')\nprint(client.new_token())\nclient.save()"
-    )
-    return site.command("shell", command=code, verbosity=0).strip()
-
-
-def _decide(token: str) -> str:
-    body = json.dumps({"charges": [{"limit": "api", "identity": {"ip": "203.0.113.7"}}]})
-    head = f"POST /ratelimit/decide HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {token}\r\n"
+def _json() -> str:
+    entries = [
+        {"key": "generic_key", "value": "site"},
+        {"key": "remote_address", "value": "203.0.113.7"},
+    ]
+    body = json.dumps({"domain": "site", "descriptors": [{"entries": entries}]})
+    head = f"POST /ratelimit/json HTTP/1.1\r\nHost: gateway\r\nX-RateLimit-Secret: {SECRET}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}"
 
 
@@ -278,7 +269,7 @@ async def _grpc(port: int, method: str, questions: list[bytes]) -> AsyncIterator
     async def client(number: int, count: int, took: list[float]) -> None:
         for _ in range(count):
             began = time.perf_counter()
-            await ask(questions[number], timeout=30)
+            await ask(questions[number], timeout=30, metadata=METADATA)
             took.append(time.perf_counter() - began)
 
     yield client

@@ -11,9 +11,6 @@ URLs of `gateway.urls` and nothing else, under whatever path it is mounted. It n
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
-
 import django
 from django.apps import apps
 
@@ -21,15 +18,10 @@ if not apps.ready:
     django.setup()  # Before anything is imported that knows the models.
 
 from ...asgi import Message, Receive, Send, finish_at_shutdown
-from .answer import Answer, ProblemError
+from .answer import Answer
 from .check import answer_scope
-from .decide import answer_decide
-from .decide_request import MAX_BYTES
-from .described_request import meta_of
-from .health import answer_health
-from .openapi import answer_openapi
-
-BODY_SECONDS = 10
+from .endpoints import MAX_BODY_BYTES, answer_health, answer_json
+from .meta import TOO_LARGE, is_too_large, meta_of
 
 
 @finish_at_shutdown
@@ -46,43 +38,27 @@ async def application(scope: Message, receive: Receive, send: Send) -> None:
 
 async def _answer(scope: Message, receive: Receive) -> Answer:
     path = str(scope["path"])
-    # First, as Envoy adds the path that it asks about.
+    # First, because Envoy appends the path of the client's request.
     if path.endswith(("/check", "/check*")) or "/check/" in path:
         return await answer_scope(scope)
-    if path.endswith("/decide"):
-        try:
-            meta = meta_of(scope)
-            body = await _read_body(receive)
-        except ProblemError as error:
-            return error.answer
-        return await answer_decide(
-            scope["method"], meta, body, partial(_wait_for_disconnect, receive)
-        )
-    if path.endswith("/openapi.json"):
-        return answer_openapi()
+    if is_too_large(scope):
+        return TOO_LARGE
+    if path.endswith("/json"):
+        return await answer_json(meta_of(scope), await _read_body(receive))
     if path.endswith("/health"):
         return await answer_health()
     return Answer.text(404, "Not found.")
 
 
 async def _read_body(receive: Receive) -> bytes:
-    """Read a body of bounded size within a bounded time, so that slow clients use little memory."""
+    """Return the body, or its beginning if it is too large."""
     body = b""
     has_more = True
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while has_more and len(body) <= MAX_BYTES:
-                event = await receive()
-                body += event.get("body", b"")
-                has_more = event.get("more_body", False)
-    except TimeoutError:
-        raise ProblemError(408, f"The body did not arrive within {BODY_SECONDS} seconds.") from None
+    while has_more and len(body) <= MAX_BODY_BYTES:
+        event = await receive()
+        body += event.get("body", b"")
+        has_more = event.get("more_body", False)
     return body
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _send(answer: Answer, send: Send) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import BadRequest, SuspiciousOperation
@@ -17,15 +18,10 @@ from ...rules.ruleset import Ruleset
 from ...web.headers import limit_headers
 from ...web.plan import Place, RequestPlanner
 from ...web.responses import brief_refusal
-from .answer import Answer, ProblemError
+from .answer import Answer
 from .conf import settings as gateway_settings
-from .described_request import (
-    DescribedRequest,
-    Meta,
-    is_trusted_proxy,
-    meta_of,
-    read_described_request,
-)
+from .described_request import DescribedRequest, is_trusted_proxy, read_described_request
+from .meta import TOO_LARGE, Meta, is_too_large, meta_of
 from .proxy_rules import rules_at
 from .users import load_user
 
@@ -35,18 +31,15 @@ STATUS_HEADER = "X-RateLimit-Status"
 """The status for the client: nginx logs every status of a sub-request as an error but 2xx, 401 and
 403.
 """
-_OF_NGINX = ("nginx", "ingress-nginx")
 _AUDIENCES_OF_KEY = {EVERYONE, "anonymous", "authenticated"}
 """Audiences that the user's key decides alone."""
 
 
-async def answer_scope(scope: Mapping[str, object]) -> Answer:
+async def answer_scope(scope: Mapping[str, Any]) -> Answer:
     """`answer_check` for an ASGI scope; 431 if its headers are too large."""
-    try:
-        meta = meta_of(scope)
-    except ProblemError as error:
-        return _refusal(Answer.text(error.status, str(error)))
-    return await answer_check(meta)
+    if is_too_large(scope):
+        return _refusal(TOO_LARGE)
+    return await answer_check(meta_of(scope))
 
 
 async def answer_check(meta: Meta) -> Answer:
@@ -80,7 +73,7 @@ async def answer_check(meta: Meta) -> Answer:
 
 def _refusal(answer: Answer) -> Answer:
     """Return a refusal in the form that the proxy accepts."""
-    if gateway_settings.GATEWAY_DIALECT not in _OF_NGINX:
+    if gateway_settings.GATEWAY_DIALECT != "nginx":
         return answer
     # A header is one line of bytes, which are written as Latin-1 letters here.
     body = b" ".join(answer.body.splitlines()).decode("latin-1")

@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
-from ...conf import Setting, Table, header, tokens
+from typing import Any, NamedTuple
+
+from ...conf import Setting, Table, header, token, tokens
 from ...limits.values import Choice, or_none
 from .dialects import DIALECTS
+
+CHECK = "check"
+PROTOCOL = "protocol"
+"""Envoy's rate limit service, over gRPC and as JSON."""
+
+
+class Secret(NamedTuple):
+    """A secret of `RATELIMIT_GATEWAY_SECRET`.
+
+    - `name`: its name in the log;
+    - `purpose`: the only use that it permits, `CHECK` or `PROTOCOL`; empty: both.
+    """
+
+    name: str
+    text: str
+    purpose: str = ""
+
+
+def _secrets(value: object) -> tuple[Secret, ...]:
+    if not isinstance(value, dict):
+        return tuple([Secret(f"{place}", each) for place, each in enumerate(tokens(value), 1)])
+    return tuple([_secret(name, each) for name, each in value.items()])
+
+
+def _secret(name: object, value: Any) -> Secret:
+    purpose = ""
+    if isinstance(value, dict) and value.keys() == {"secret", "for"}:
+        purpose = value["for"]
+        value = value["secret"]
+    if purpose not in ("", CHECK, PROTOCOL):
+        raise ValueError("'for' must be 'check' or 'protocol'")
+    return Secret(f"{name}", token(value), purpose)
 
 
 class GatewaySettings(Table):
@@ -18,8 +52,9 @@ class GatewaySettings(Table):
     )
     GATEWAY_SECRET = Setting(
         None,
-        or_none(tokens),
-        "the secret that the proxy sends as ``X-RateLimit-Secret``; a list while it is rotated",
+        or_none(_secrets),
+        "the secret that proxies and services send as ``X-RateLimit-Secret``; a list while it is "
+        "rotated, or secrets by name, see :doc:`gateway`. If it is not set, all are refused",
         is_secret=True,
     )
     GATEWAY_USER_HEADER = Setting(

@@ -1,7 +1,7 @@
 """The request that a proxy describes, and the check that the proxy is trusted.
 
 A client can write any header. So a request is accepted only from a trusted proxy
-(`RATELIMIT_TRUSTED_PROXIES`) with the secret (`RATELIMIT_GATEWAY_SECRET`). Each proxy, configured
+(`RATELIMIT_TRUSTED_PROXIES`) with a secret (`RATELIMIT_GATEWAY_SECRET`). Each proxy, configured
 as `manage.py ratelimit proxy` prints it, overwrites the headers of its dialect.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Mapping
-from hmac import compare_digest
 from typing import Any
 
 from django.core.exceptions import BadRequest
@@ -22,39 +20,23 @@ from ...conf import conf
 from ...identity.address import believed
 from ...identity.forwarded import parse_address
 from ...identity.request_state import request_state
-from .answer import ProblemError
+from .conf import CHECK
 from .conf import settings as gateway_settings
 from .dialects import DIALECTS, Dialect
+from .meta import Meta
 from .paths import readings
+from .secrets import SECRET_KEY, find_secret, log_once
 from .users import VouchedUser, log_in
 
-logger = logging.getLogger("django_ratelimit_lua")
-Meta = Mapping[str, Any]
-"""The headers of a request and its peer, as `HttpRequest.META` has them."""
-SECRET_HEADER = "X-RateLimit-Secret"
 MAX_URI_LENGTH = 16 * 1024
 """Characters of a URI that are looked at; common servers take 4 to 8 KiB."""
-MAX_HEADERS = 256
-"""Maximum number of header lines of a question; common servers take 100."""
-MAX_HEADER_BYTES = 64 * 1024
-"""Maximum size of all of them; common servers take 8 to 64 KiB."""
 _METHOD = re.compile(r"[!#$%&'*+.^`|~\w-]{1,32}", re.ASCII)
 _ABSOLUTE = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
-_URL = re.compile(r"https?://([\w.:\[\]-]*)(/.*)", re.ASCII | re.DOTALL)
-"""The URL that ingress-nginx writes: scheme, `Host` as the client has sent it, and URI. A client
-that puts a `?` into its `Host` must not move the path into the query.
-"""
 _AFTER_HOST = re.compile(r"\.?(:[0-9]*)?\Z")
-_UNTRUSTED = "its address is not in RATELIMIT_TRUSTED_PROXIES"
-_NO_SECRET = f"its header {SECRET_HEADER} is missing, or not in RATELIMIT_GATEWAY_SECRET"
-_SEPARATORS = {"HTTP_COOKIE": "; "}
-_reported: set[str] = set()
-"""The reasons that the log has already."""
-
-
+"""The final dot and the port that a client may add to a host: they name the same site."""
+_UNTRUSTED = "The gateway refused a proxy: its address is not in RATELIMIT_TRUSTED_PROXIES: %s."
 _key = HttpHeaders.to_wsgi_name
-_SECRET = _key(SECRET_HEADER)
-_HIDDEN = {_SECRET, _key("Forwarded"), _key("Host"), _key("Content-Length")}
+_HIDDEN = {SECRET_KEY, _key("Forwarded"), _key("Host"), _key("Content-Length")}
 _HIDDEN.update(_key(name) for dialect in DIALECTS.values() for name in dialect.headers)
 """Headers that the described request does not have: those of the proxy, and those of its own
 request.
@@ -75,54 +57,13 @@ class DescribedRequest(WSGIRequest):
         self.path = self.path_info  # FORCE_SCRIPT_NAME is for the URLs of this site.
 
 
-def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the headers and the peer of an ASGI scope in the form of `HttpRequest.META`.
-
-    Raises `ProblemError` (431) for more than `MAX_HEADERS` lines or `MAX_HEADER_BYTES`.
-    """
-    headers = scope["headers"]
-    size = sum([len(name) + len(value) for name, value in headers])
-    if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
-        raise ProblemError(
-            431,
-            f"The request has more than {MAX_HEADERS} header lines, or more than "
-            f"{MAX_HEADER_BYTES} bytes of headers.",
-        )
-    meta: dict[str, Any] = {}
-    for name, value in headers:
-        # One with an underscore could be taken for one with a hyphen.
-        if b"_" in name:
-            continue
-        key = _key(name.decode("latin-1"))
-        text = value.decode("latin-1")
-        if key in meta:
-            text = f"{meta[key]}{_SEPARATORS.get(key, ',')}{text}"
-        meta[key] = text
-    if scope.get("client"):
-        meta["REMOTE_ADDR"] = scope["client"][0]
-    return meta
-
-
 def is_trusted_proxy(meta: Meta) -> bool:
-    """Return whether a request comes from a trusted proxy with the secret.
-
-    If not, the reason is logged once.
-    """
-    given = meta.get(_SECRET, "").encode()
-    secrets = gateway_settings.GATEWAY_SECRET or ()
-    # All secrets are compared, so that the time does not reveal which one is in use.
-    has_secret = sum([compare_digest(given, secret.encode()) for secret in secrets])
-    if not _is_trusted(meta.get("REMOTE_ADDR")):
-        reason = _UNTRUSTED
-    elif not has_secret:
-        reason = _NO_SECRET
-    else:
-        return True
-    if reason not in _reported:
-        _reported.add(reason)
-        text = "The gateway answered 403 to %s: %s. (Logged once per process.)"
-        logger.warning(text, meta.get("REMOTE_ADDR"), reason)
-    return False
+    """Return whether a request comes from a trusted proxy with a secret."""
+    peer = meta.get("REMOTE_ADDR")
+    if not _is_trusted(peer):
+        log_once(_UNTRUSTED, logging.WARNING, _UNTRUSTED, peer)
+        return False
+    return find_secret(meta.get(SECRET_KEY, ""), CHECK, peer) is not None
 
 
 def _is_trusted(peer: str | None) -> bool:
@@ -148,11 +89,6 @@ def read_described_request(meta: Meta) -> DescribedRequest:
     method = _get_required(meta, dialect.method)
     uri = _get_required(meta, dialect.uri)
     host = meta.get(_key(dialect.host), "")  # HTTP/1.0 knows none.
-    if dialect.is_url:
-        url = _URL.fullmatch(uri)
-        if url is None:
-            raise BadRequest(f"{dialect.uri} is not a URL")
-        host, uri = url.groups()
     absolute = _ABSOLUTE.match(uri)
     if absolute:
         uri = uri[absolute.end() :] or "/"
@@ -175,7 +111,7 @@ def read_described_request(meta: Meta) -> DescribedRequest:
         "PATH_INFO": paths[0],
         "QUERY_STRING": query,
         "SCRIPT_NAME": "",
-        "HTTP_HOST": plain_host(host),
+        "HTTP_HOST": _AFTER_HOST.sub("", host.lower()),
         "REMOTE_ADDR": address,
         "wsgi.input": io.BytesIO(),
         "wsgi.url_scheme": "http",
@@ -193,15 +129,6 @@ def read_described_request(meta: Meta) -> DescribedRequest:
         user = meta.get(_key(gateway_settings.GATEWAY_USER_HEADER), "").strip()
         log_in(request, VouchedUser(user))
     return request
-
-
-def plain_host(host: str) -> str:
-    """Return the name of a host without the port and the final dot that a client may add.
-
-    >>> plain_host("Shop.example.:8443"), plain_host("[::1]:80"), plain_host("")
-    ('shop.example', '[::1]', '')
-    """
-    return _AFTER_HOST.sub("", host.lower())
 
 
 def _get_required(meta: Meta, header: str) -> str:

@@ -1,16 +1,15 @@
-"""Descriptors, by which Envoy describes requests, and the rule that matches each.
+"""Descriptors, by which the protocol describes requests, and the rule that matches each.
 
 A descriptor is a domain and a list of entries in the order of Envoy's configuration. An entry is a
 key and a value. A rule has a pattern for descriptors: the same keys in the same order, with a
-pattern for each value. If several match, the most specific one wins. A descriptor that no pattern
-matches may name its rule instead, as its `generic_key`.
+pattern for each value. If several match, the most specific one wins.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ ANY = "*"
 WORD = "descriptor"
 """The field of rules."""
 DOMAIN = "domain"
-NAMED = "generic_key"
 ADDRESS = "remote_address"
 READ_KINDS = ("header", "cookie", "get")
 """The kinds of fields that an entry can stand for."""
@@ -41,30 +39,13 @@ MAX_ENTRIES = 20
 MAX_ENTRY_LENGTH = 500
 
 
-class ValuePattern(NamedTuple):
-    """The pattern of a value: the value itself, or a text in which a star matches any text.
+def _matches(pattern: str, value: str) -> bool:
+    """Return whether a pattern matches a value; a star in it matches any text.
 
-    >>> ValuePattern("/api/*.json").matches("/api/v1/x.json"), ValuePattern("a").matches("ab")
+    >>> _matches("/api/*.json", "/api/v1/x.json"), _matches("a", "ab")
     (True, False)
     """
-
-    text: str
-
-    @property
-    def literal(self) -> str | None:
-        """Return the only value that matches; None if there are several."""
-        return None if ANY in self.text else self.text
-
-    @property
-    def breadth(self) -> tuple[bool, int]:
-        """Return a pair that is less for a more specific pattern.
-
-        An exact value is the most specific. Others are compared by the length of their fixed text.
-        """
-        return ANY in self.text, -len(self.text.replace(ANY, ""))
-
-    def matches(self, value: str) -> bool:
-        return _glob(self.text).match(value) is not None
+    return pattern == value or (ANY in pattern and _glob(pattern).match(value) is not None)
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +55,7 @@ def _glob(text: str) -> re.Pattern[str]:
 
 
 class DescriptorPattern(NamedTuple):
-    """The descriptors that a rule applies to: their domain, keys and values.
+    """The descriptors that a rule applies to: their keys, and patterns of values and domain.
 
     >>> pattern = DescriptorPattern.parse(["domain=edge", "generic_key=login", "remote_address"])
     >>> pattern.keys
@@ -83,9 +64,9 @@ class DescriptorPattern(NamedTuple):
     True
     """
 
-    domain: ValuePattern
     keys: tuple[str, ...]
-    values: tuple[ValuePattern, ...]
+    values: tuple[str, ...]
+    domain: str = ANY
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> DescriptorPattern:
@@ -105,8 +86,8 @@ class DescriptorPattern(NamedTuple):
                     "%(entry)r is reserved: Envoy sends it to charge units that were already used"
                 )
                 raise LimitError(problem, entry=text)
-            pairs.append((key, ValuePattern(value or ANY)))
-        domain = ValuePattern(ANY)
+            pairs.append((key, value or ANY))
+        domain = ANY
         if pairs and pairs[0][0] == DOMAIN:
             domain = pairs.pop(0)[1]
         if not pairs:
@@ -115,21 +96,20 @@ class DescriptorPattern(NamedTuple):
             problem = _("Write at most %(number)d entries, each of at most %(length)d characters")
             raise LimitError(problem, number=MAX_ENTRIES, length=MAX_ENTRY_LENGTH)
         keys, values = zip(*pairs, strict=True)
-        return cls(domain, keys, values)
+        return cls(keys, values, domain)
 
     @property
-    def breadth(self) -> tuple[tuple[bool, int], ...]:
+    def breadth(self) -> list[tuple[bool, int]]:
         """Return pairs that are less for a more specific pattern.
 
-        Entries are compared in order, and then the domain.
+        Entries are compared in order, and then the domain: an exact value is the most specific, and
+        other patterns are compared by the length of their fixed text.
         """
-        return (*(value.breadth for value in self.values), self.domain.breadth)
+        return [(ANY in text, -len(text.replace(ANY, ""))) for text in (*self.values, self.domain)]
 
     def matches(self, domain: str, values: Sequence[str]) -> bool:
         """Return whether the pattern matches a descriptor that has the same keys."""
-        if not self.domain.matches(domain):
-            return False
-        return all(map(ValuePattern.matches, self.values, values))
+        return _matches(self.domain, domain) and all(map(_matches, self.values, values))
 
 
 def _entry_of(part: str) -> str:
@@ -164,8 +144,10 @@ def _index(ruleset: Ruleset) -> Mapping[object, Sequence[tuple[DescriptorPattern
     for rule in ruleset.rules:
         pattern: DescriptorPattern | None = rule.extra.get(WORD)
         if pattern is not None and rule.mode != "off":
-            start = (pattern.keys, pattern.values[0].literal)
-            index.setdefault(start, []).append((pattern, rule))
+            first = pattern.values[0]
+            if ANY in first:
+                first = ANY
+            index.setdefault((pattern.keys, first), []).append((pattern, rule))
     for rules in index.values():
         # Of equals, the one that comes first in the order of rules.
         rules.sort(key=lambda item: item[0].breadth)
@@ -173,22 +155,13 @@ def _index(ruleset: Ruleset) -> Mapping[object, Sequence[tuple[DescriptorPattern
 
 
 def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
-    """Return the rule for one of Envoy's descriptors: the most specific one that matches.
-
-    If none matches, return the rule that the first entry names as `generic_key`, unless that rule
-    has descriptors of its own.
-    """
+    """Return the rule for a descriptor: the most specific one that matches."""
     keys, values = zip(*entries, strict=True)
-    for first in (values[0], None):
+    for first in (values[0], ANY):
         for pattern, rule in _index(ruleset).get((keys, first), ()):
             if pattern.matches(domain, values):
                 return rule
-    if keys[0] != NAMED:
-        return None
-    named = ruleset.by_name.get(values[0])
-    if named is None or WORD in named.extra or named.template is None or named.mode == "off":
-        return None
-    return named
+    return None
 
 
 class EntriesField(forms.CharField):
@@ -229,8 +202,8 @@ def _as_list(value: object) -> list[str]:
     raise LimitError(f"descriptor is {value!r}; {right}")
 
 
-def check_rule(rule: Rule, keys: Collection[str]) -> None:
-    """Raise `LimitError` if descriptors with these keys lack a value that the rule needs."""
+def _check_rule(rule: Rule) -> None:
+    """Raise `LimitError` if the descriptors of a rule lack a value that it needs."""
     template = rule.template
     if template is None:
         return
@@ -241,12 +214,11 @@ def check_rule(rule: Rule, keys: Collection[str]) -> None:
         raise LimitError(f"rate: {functions}", "rate")
     if any(isinstance(rate, Rate) and rate.is_slots for rate in template.rates):
         raise LimitError(
-            _("Envoy cannot hold slots: limit a view, or use a RateLimiter in the application"),
-            "rate",
+            _("Descriptors cannot hold slots: limit a view, or use a RateLimiter"), "rate"
         )
     if rule.key is None:
         return
-    entries = {_spelling(key) for key in keys}
+    entries = {_spelling(key) for key in rule.extra[WORD].keys}
     for part in rule.key.name.split("+"):
         entry = _entry_of(part)
         if part == ALL_CALLERS or entry in entries:
@@ -267,6 +239,6 @@ DESCRIPTOR = RuleField(
     EntriesField,
     _as_list,
     DescriptorPattern.parse,
-    lambda rule: check_rule(rule, rule.extra[WORD].keys),
+    _check_rule,
     _describe,
 )

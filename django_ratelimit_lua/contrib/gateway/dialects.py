@@ -10,33 +10,32 @@ class Dialect(NamedTuple):
 
     - `is_chain`: whether the address is the last of a list to which each proxy adds one, as in
       `X-Forwarded-For`; otherwise it is a single address;
-    - `is_url`: whether the URI is a URL, including the host;
-    - `file`: the name of its configuration in `proxies/`; may be empty.
+    - `file`: the name of its configuration in `proxies/`.
     """
 
-    method: str
-    uri: str
-    host: str
-    address: str
+    file: str
+    method: str = "X-Original-Method"
+    uri: str = "X-Original-URI"
+    host: str = "X-Original-Host"
+    address: str = "X-Original-Address"
     is_chain: bool = False
-    is_url: bool = False
-    file: str = ""
 
     @property
     def headers(self) -> tuple[str, ...]:
         return (self.method, self.uri, self.host, self.address)
 
 
-_ORIGINAL = Dialect("X-Original-Method", "X-Original-URI", "X-Original-Host", "X-Original-Address")
 _FORWARDED = Dialect(
-    "X-Forwarded-Method", "X-Forwarded-Uri", "X-Forwarded-Host", "X-Forwarded-For", is_chain=True
+    "traefik.yaml",
+    "X-Forwarded-Method",
+    "X-Forwarded-Uri",
+    "X-Forwarded-Host",
+    "X-Forwarded-For",
+    is_chain=True,
 )
 DIALECTS = {
-    "nginx": _ORIGINAL._replace(file="nginx.conf"),
-    "traefik": _FORWARDED._replace(file="traefik.yaml"),
+    "nginx": Dialect("nginx.conf"),
+    "traefik": _FORWARDED,
     "caddy": _FORWARDED._replace(file="Caddyfile"),
-    "envoy": _ORIGINAL._replace(file="envoy.yaml"),
-    "ingress-nginx": Dialect(
-        "X-Original-Method", "X-Original-URL", "X-Original-URL", "X-Real-IP", is_url=True
-    ),
+    "envoy": Dialect("envoy.yaml"),
 }

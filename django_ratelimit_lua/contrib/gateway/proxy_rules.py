@@ -1,11 +1,11 @@
-"""The rules that apply to requests of proxies, and the reasons why the others do not."""
+"""The rules that apply to requests of proxies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
 
-from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop as _
 
 from ...limits.rate import Rate
 from ...rules.paths import PathIndex
@@ -13,34 +13,32 @@ from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
 from .conf import settings
 
+LACKS = _(
+    "This rule does not limit requests from a proxy. A proxy reports no route, session, body or "
+    "end of a request, and a user only with RATELIMIT_GATEWAY_USER_HEADER."
+)
 
-def _unknown(rule: Rule, *, is_user_known: bool) -> list[str]:
-    """Return the values that the rule needs and a proxy cannot know, in words.
 
-    If there are any, the rule does not apply. `is_user_known`: whether a header of the proxy
-    contains the user.
+def _is_applicable(rule: Rule, *, is_user_known: bool) -> bool:
+    """Return whether a proxy reports all values that a rule needs.
+
+    `is_user_known`: whether a header of the proxy contains the user.
     """
+    if rule.route is not None or rule.needs_route or rule.needs_session:
+        return False
+    if rule.needs_user and not is_user_known:
+        return False
+    if any(key.needs_body or not key.known_to_proxies for key in rule.keys):
+        return False
+    # Slots are held until the request ends.
     rates = () if rule.template is None else rule.template.rates
-    keys = [str(key.label) for key in rule.keys if not key.known_to_proxies]
-    needs = {
-        _("the route"): rule.route is not None or rule.needs_route,
-        _("the logged-in user"): rule.needs_user and not is_user_known,
-        _("the session"): rule.needs_session,
-        _("fields of the body"): any(key.needs_body for key in rule.keys),
-        # Slots are held until the request is over.
-        _("the end of the request"): any(
-            isinstance(rate, Rate) and rate.is_slots for rate in rates
-        ),
-        ", ".join(keys): bool(keys),
-    }
-    return [words for words, is_needed in needs.items() if is_needed]
+    return not any(isinstance(rate, Rate) and rate.is_slots for rate in rates)
 
 
 @lru_cache(maxsize=4)
 def _index(ruleset: Ruleset, is_user_known: bool) -> PathIndex:
-    return PathIndex(
-        [rule for rule in ruleset.at_paths if not _unknown(rule, is_user_known=is_user_known)]
-    )
+    rules = ruleset.at_paths
+    return PathIndex([rule for rule in rules if _is_applicable(rule, is_user_known=is_user_known)])
 
 
 def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Rule]:
@@ -48,12 +46,8 @@ def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Ru
     return _index(ruleset, is_user_known).matching(path)
 
 
-def lacking(rule: Rule) -> str:
-    """Return the values that a proxy lacks to apply a rule, in words.
-
-    It is empty if nothing is missing, or if no proxy uses the gateway.
-    """
+def lacks_values(rule: Rule) -> bool:
+    """Return whether a proxy uses the gateway, and does not report the values that a rule needs."""
     if settings.GATEWAY_DIALECT is None or not rule.is_for_requests or rule.mode == "off":
-        return ""
-    is_user_known = settings.GATEWAY_USER_HEADER is not None
-    return ", ".join(_unknown(rule, is_user_known=is_user_known))
+        return False
+    return not _is_applicable(rule, is_user_known=settings.GATEWAY_USER_HEADER is not None)

@@ -11,9 +11,8 @@ from . import views
 
 urlpatterns = [
     path("check", views.check, name="ratelimit-check"),
-    # Envoy adds the path that it asks about, whatever is in it.
+    # Envoy appends the path of the client's request, whatever it contains.
     re_path(r"^check(?:\*|/[\s\S]*)\Z", views.check),
+    path("json", views.json, name="ratelimit-json"),
     path("health", views.health, name="ratelimit-health"),
-    path("decide", views.decide, name="ratelimit-decide"),
-    path("openapi.json", views.openapi, name="ratelimit-openapi"),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from contextlib import suppress
 from typing import Any
@@ -11,18 +10,9 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured, ObjectDoesNotExist, ValidationError
 from django.db import DatabaseError, close_old_connections
 
+from .secrets import log_once
+
 MAX_USER_LENGTH = 255
-logger = logging.getLogger("django_ratelimit_lua")
-_unheard = itertools.count()
-
-
-def primary_key(text: str) -> Any:
-    """Return a primary key of a user in the database's form.
-
-    Raises `ValidationError` or `ValueError` if it is invalid, and `ImproperlyConfigured` if the
-    site has no users.
-    """
-    return get_user_model()._meta.pk.to_python(text)
 
 
 class VouchedUser:
@@ -42,13 +32,10 @@ class VouchedUser:
         if text:
             self.pk = text[:MAX_USER_LENGTH]
             with suppress(ValidationError, ValueError, ImproperlyConfigured):
-                self.pk = primary_key(self.pk)
+                self.pk = get_user_model()._meta.pk.to_python(self.pk)
 
     def __str__(self) -> str:
         return str(self.pk)
-
-
-STRANGER = VouchedUser("")
 
 
 def log_in(request: Any, user: VouchedUser) -> None:
@@ -75,9 +62,5 @@ def load_user(request: Any) -> None:
     except (ObjectDoesNotExist, ValidationError, ValueError, OverflowError, ImproperlyConfigured):
         pass
     except DatabaseError as error:
-        if next(_unheard) == 0:
-            text = (
-                "The groups of a user that a proxy reports cannot be read: %s. (Logged "
-                "once per process.)"
-            )
-            logger.error(text, error)
+        text = "The groups of a user that a proxy reports cannot be read: %s."
+        log_once(text, logging.ERROR, text, error)

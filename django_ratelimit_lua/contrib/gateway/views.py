@@ -1,4 +1,4 @@
-"""The endpoints of the gateway as views of a Django site."""
+"""The URLs of the gateway as views of a Django site."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from django.contrib.auth.decorators import login_not_required
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
-from django.views.decorators.http import require_safe
 
 from ...rules.exempt import ratelimit_exempt
 from .check import answer_check, answer_scope
-from .decide import answer_decide
-from .decide_request import MAX_BYTES
-from .health import answer_health
-from .openapi import answer_openapi
+from .endpoints import MAX_BODY_BYTES, answer_health, answer_json
 
 
 def _for_programs(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,24 +35,17 @@ async def check(request: HttpRequest) -> HttpResponse:
 
 
 @_for_programs
-async def decide(request: HttpRequest) -> HttpResponse:
-    """Respond to a service, see `answer_decide`. Django cancels it if the client disconnects."""
+async def json(request: HttpRequest) -> HttpResponse:
+    """Respond to a service, see `answer_json`."""
     try:
-        # Not `request.body`: what is sent in chunks may have any size.
-        body = request.read(MAX_BYTES + 1)
+        # Not `request.body`, because a body that is sent in chunks may have any size.
+        body = request.read(MAX_BODY_BYTES + 1)
     except UnreadablePostError:
-        body = b""  # The client has gone.
-    return (await answer_decide(str(request.method), request.META, body)).response()
+        body = b""  # The client has disconnected.
+    return (await answer_json(request.META, body)).response()
 
 
 @_for_programs
 async def health(request: HttpRequest) -> HttpResponse:
     """Report whether limits can be decided, see `answer_health`."""
     return (await answer_health()).response()
-
-
-@_for_programs
-@require_safe
-def openapi(request: HttpRequest) -> HttpResponse:
-    """Return the OpenAPI document."""
-    return answer_openapi().response()

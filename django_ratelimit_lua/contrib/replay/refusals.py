@@ -16,7 +16,7 @@ def count_refusals(limit: Limit, moments: Sequence[int]) -> int:
     """Return how many requests of one client a limit refuses.
 
     Args:
-        limit: The limit, of any algorithm that counts by rate.
+        limit: The limit, of one of `ALGORITHMS`.
         moments: When the requests arrive, in microseconds, in ascending order.
 
     >>> minute = Limit("search", "2/m", algorithm="sliding_log")
@@ -33,11 +33,14 @@ def count_refusals(limit: Limit, moments: Sequence[int]) -> int:
 def _count_by_log(limit: Limit, moments: Sequence[int]) -> int:
     units = limit.rate.limit
     period = limit.rate.period_us
-    admitted: list[int] = []
+    admitted: deque[int] = deque(maxlen=units)
+    refused = 0
     for now in moments:
-        if len(admitted) < units or admitted[-units] <= now - period:
+        if len(admitted) < units or admitted[0] <= now - period:
             admitted.append(now)
-    return len(moments) - len(admitted)
+        else:
+            refused += 1
+    return refused
 
 
 def _count_by_segments(limit: Limit, moments: Sequence[int]) -> int:
@@ -95,5 +98,6 @@ _COUNTERS: Mapping[str, Callable[[Limit, Sequence[int]], int]] = {
     "sliding_window": _count_by_segments,
     "fixed_window": _count_by_window,
     "token_bucket": _count_by_bucket,
-    "leaky_bucket": _count_by_bucket,  # It refuses only if its queue is full.
 }
+ALGORITHMS = tuple(_COUNTERS)
+"""All that refuse at once. A leaky bucket delays requests, for as long as each view lets it."""

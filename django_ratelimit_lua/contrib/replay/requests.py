@@ -1,7 +1,7 @@
 """The requests of access logs: the moments of each client.
 
 A limit counts each client separately, so only the moments of one client are sorted. Files and lines
-may have any order, and a log needs eight bytes of memory for each request.
+may have any order, and a log needs about ten bytes of memory for each request.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import zlib
 from array import array
 from collections import defaultdict
@@ -18,32 +19,40 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from ...identity.address import address_as
+from ...conf import conf
+from ...identity.forwarded import network_words, parse_address, parse_network
 from ...limits.rate import SECOND
 
 STANDARD_INPUT = "-"
 CHUNK_SIZE = 2**20
-"""Bytes of lines that are parsed together."""
+"""Bytes that are parsed together, and the part of a line that is read."""
 MAX_EXAMPLES = 3
-MAX_SECONDS = 10**11
-"""Any larger number is a time in milliseconds."""
+MAX_SECONDS = 4_102_444_800
+"""The start of 2100. Any larger number is a time in milliseconds."""
 
+_TIME = rb"(?P<minute>\d\d/\w{3}/\d{4}:\d\d:\d\d):(?P<second>[0-5]\d|60) (?P<zone>[+-]\d{4})"
+# A user may contain blanks. One that begins with "- " has a virtual host or a proxy before the
+# address, which must not be counted as the client. A file may begin with a byte order mark.
 _LINE = re.compile(
-    rb"(?P<ip>\S+) \S+ (?P<user>\S+) "
-    rb"\[(?P<minute>\d\d/\w{3}/\d{4}:\d\d:\d\d):(?P<second>\d\d) (?P<zone>[+-]\d{4})\] "
-    rb'"[A-Za-z]+ (?P<path>[^\s?"]+)'
+    rb"(?:\xef\xbb\xbf)?(?P<ip>\S+) \S+ (?P<user>-|(?!- ).+?) "
+    rb"\[" + _TIME + rb'\] "[A-Za-z-]+ (?P<path>[^\s?"]+)'
 )
-_TIMES = ("msec", "time_iso8601", "time_local", "@timestamp", "timestamp", "time", "ts", "StartUTC")
-_NAMES = {
+# The start of a request is better than the time of the line, which is its end.
+TIMES = ("StartUTC", "msec", "time_iso8601", "time_local", "@timestamp", "timestamp", "time", "ts")
+NAMES = {
     "ip": ("client_ip", "remote_addr", "remote_ip", "ip", "ClientHost"),
     "user": ("remote_user", "user_id", "user", "ClientUsername"),
-    "path": ("request_uri", "uri", "path", "url", "RequestPath", "request"),
+    "path": ("request_uri", "uri", "path", "url", "RequestPath"),
 }
-KEYS = tuple(_NAMES)
+KEYS = tuple(NAMES)
 
 
 class UnreadableLogError(Exception):
     """A log cannot be opened, or is damaged."""
+
+
+class RepeatedRequestError(Exception):
+    """A line is about the error of a request that has another line."""
 
 
 @dataclass(slots=True)
@@ -52,7 +61,7 @@ class Requests:
 
     Attributes:
         key: The part of a request that identifies its client, one of `KEYS`.
-        lines: The number of lines that are not empty.
+        lines: The number of lines that are not empty, without those of Caddy about errors.
         unreadable: The number of lines that are not requests.
         examples: The first unreadable lines, each with the name of its log.
         anonymous: The number of requests without a user, which `user` leaves out.
@@ -72,11 +81,12 @@ class Requests:
         for line in lines:
             try:
                 if found := match(line):
-                    minute, second, zone = found.group("minute", "second", "zone")
-                    moment = _read_minute(minute, zone) + int(second) * SECOND
+                    moment = _read_common_time(found)
                     client = found[group]
                 else:
                     moment, client = _read_object(line, self.key)
+            except RepeatedRequestError:
+                continue
             except (ValueError, OverflowError, RecursionError):
                 self._add_unreadable(name, line)
                 continue
@@ -133,9 +143,12 @@ def read_logs(names: Sequence[str], key: str, on_progress: Callable[[int, int], 
                     on_progress(size + _get_position(file), requests.lines)
                 size += _get_position(file)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            remedy = f"run `gzip -dc < {shlex.quote(name)} > readable.log`, and replay readable.log"
+            if name == STANDARD_INPUT:
+                name = "standard input"
+                remedy = "unpack it with `gzip -dc` in the pipe"
             raise UnreadableLogError(
-                f"{name} is damaged: {error}. To replay the lines before the damage, run "
-                f"`zcat {name} | python manage.py ratelimit replay -`"
+                f"{name} is damaged: {error}. To replay the lines before the damage, {remedy}"
             ) from error
         except OSError as error:
             raise UnreadableLogError(str(error)) from error
@@ -155,50 +168,77 @@ def _get_position(file: io.BufferedReader) -> int:
 
 
 def _read_chunks(file: io.BufferedReader) -> Iterator[list[bytes]]:
-    lines: io.BufferedReader | gzip.GzipFile = file
+    """Yield lines, of which each is cut to the size of a chunk."""
+    unpacked: io.BufferedReader | gzip.GzipFile = file
     if file.peek(2)[:2] == b"\x1f\x8b":
-        lines = gzip.GzipFile(fileobj=file)
-    while chunk := lines.readlines(CHUNK_SIZE):
-        yield chunk
+        unpacked = gzip.GzipFile(fileobj=file)
+    line = b""
+    while chunk := unpacked.read1(CHUNK_SIZE):  # `read` waits for a chunk even after Ctrl-C.
+        first, *others = chunk.split(b"\n")
+        line += first[: CHUNK_SIZE - len(line)]
+        if others:
+            yield [line, *others[:-1]]
+            line = others[-1]
+    yield [line]
 
 
 def _new_moments() -> array[int]:
     return array("q")
 
 
+def _read_common_time(found: re.Match[bytes]) -> int:
+    minute, second, zone = found.group("minute", "second", "zone")
+    return _read_minute(minute, zone) + int(second) * SECOND
+
+
 @lru_cache(maxsize=4096)
 def _read_minute(minute: bytes, zone: bytes) -> int:
     """Return the microseconds since 1970 of a minute such as `01/Jul/1995:00:00`, `-0400`."""
     text = f"{minute.decode()} {zone.decode()}"
-    return round(datetime.strptime(text, "%d/%b/%Y:%H:%M %z").timestamp()) * SECOND
+    return _convert_seconds(datetime.strptime(text, "%d/%b/%Y:%H:%M %z").timestamp())
+
+
+def _convert_seconds(seconds: float) -> int:
+    if not 0 <= seconds < MAX_SECONDS:
+        raise ValueError("not from 1970 to 2100")
+    return round(seconds * SECOND)
 
 
 def _read_object(line: bytes, key: str) -> tuple[int, bytes]:
     """Return the moment and the client of a JSON object by nginx, Caddy or Traefik.
 
-    Raises `ValueError`, `OverflowError` or `RecursionError` if the line is not a request.
+    Raises `RepeatedRequestError`, or `ValueError`, `OverflowError` or `RecursionError` if the line
+    is not a request.
     """
     given = json.loads(line)
     if not isinstance(given, dict):
         raise ValueError("not an object")
+    if str(given.get("logger")).startswith("http.log.error"):
+        raise RepeatedRequestError
     request = given.get("request")
     if isinstance(request, dict):  # Caddy's.
         given |= request
-    client = _find_value(given, _NAMES[key])
+    client = _find_value(given, NAMES[key])
     if key == "user":
         client = client or "-"
     elif key == "path":
-        words = client.split(" ", 2)  # The name `request` has the whole line of the request.
-        client = words[len(words) > 1].partition("?")[0]
+        if not client:  # nginx's, the whole line of the request.
+            client = _find_value(given, ["request"]).partition(" ")[2].partition(" ")[0]
+        client = client.partition("?")[0]
     if not client:
         raise ValueError(f"no {key}")
-    return _read_moment(_find_value(given, _TIMES)), client.encode()
+    return _read_moment(_find_value(given, TIMES)), client.encode()
 
 
 def _find_value(given: Mapping[str, object], names: Iterable[str]) -> str:
     """Return the value of the first name that has one, or an empty text."""
-    values = (given.get(name) for name in names)
-    return next((str(value) for value in values if isinstance(value, (str, int, float))), "")
+    for name in names:
+        value = given.get(name)
+        if isinstance(value, bool):
+            raise ValueError(f"{name} is a boolean")
+        if isinstance(value, (str, int, float)) and value != "":
+            return str(value)
+    return ""
 
 
 def _read_moment(text: str) -> int:
@@ -207,8 +247,8 @@ def _read_moment(text: str) -> int:
     >>> _read_moment("804571201.5"), _read_moment("1995-07-01T00:00:01.5-04:00")
     (804571201500000, 804571201500000)
     """
-    if "/" in text:
-        return _read_minute(text[:17].encode(), text[-5:].encode()) + int(text[18:20]) * SECOND
+    if found := re.fullmatch(_TIME, text.encode()):
+        return _read_common_time(found)
     try:
         seconds = float(text)
     except ValueError:
@@ -216,14 +256,13 @@ def _read_moment(text: str) -> int:
         seconds = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
     if seconds > MAX_SECONDS:
         seconds /= 1000
-    if not 0 <= seconds <= MAX_SECONDS:
-        raise ValueError(f"not a time: {text}")
-    return round(seconds * SECOND)
+    return _convert_seconds(seconds)
 
 
-def _mask(address: str) -> str:
+def _mask(text: str) -> str:
     """Return the network by which a limit counts an address. A host name is its own."""
-    found = address_as(address, "it is in the log")
-    if found.address is None:
-        return address
-    return str(found.network)
+    address = parse_address(text)
+    if address is None:
+        return text
+    bits = {4: conf.IPV4_MASK, 6: conf.IPV6_MASK}[address.version]
+    return network_words(parse_network(f"{address}/{bits}"))

@@ -1,11 +1,13 @@
-"""A site with the gateway, for a server of its own; `GATEWAY_SETTINGS` (JSON) are its settings
-beside these.
+"""A site with the gateway, for processes of its own. `GATEWAY_SETTINGS` (JSON) are more settings.
+
+`python -m tests.contrib.gateway.gateway_site COMMAND` is its manage.py.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 from django.conf import settings
@@ -40,7 +42,7 @@ from django_ratelimit_lua.contrib.gateway.asgi import application as alone  # no
 
 
 async def nothing(request: HttpRequest) -> HttpResponse:
-    """What the bench compares with."""
+    """Return an empty response, with which the bench compares."""
     return HttpResponse(status=204)
 
 
@@ -52,7 +54,13 @@ asgi = get_asgi_application()
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """204 to everything, for the bench: what uvicorn costs."""
+    """Answer 204 to every request, for the bench: this is the cost of uvicorn."""
     if scope["type"] == "http":
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
+
+
+if __name__ == "__main__":
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)

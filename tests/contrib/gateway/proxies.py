@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 
@@ -124,24 +124,15 @@ def say(port: int, *lines: str) -> tuple[int, bytes]:
     return int(answer.split(b" ", 2)[1]), answer
 
 
-class Site:
-    """A site with the gateway on uvicorn, its Redis, and the service behind the proxies.
-    `settings`: Django's; `application`: the gateway "alone", or in Django's ("asgi").
-    """
+class Processes:
+    """The processes of a site with the gateway, and its Redis. `settings` are those of Django."""
 
-    def __init__(
-        self, folder: Path, rules: list[dict[str, Any]], application: str = "alone", **settings: Any
-    ) -> None:
-        self.application = application
-        self.folder, self.port, self.upstream = folder, free_port(), free_port()
+    def __init__(self, folder: Path, rules: list[dict[str, Any]], **settings: Any) -> None:
+        self.folder = folder
         self.redis = Server()
+        database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "db.sqlite3")}
         self.settings = {
-            "DATABASES": {
-                "default": {
-                    "ENGINE": "django.db.backends.sqlite3",
-                    "NAME": str(folder / "db.sqlite3"),
-                }
-            },
+            "DATABASES": {"default": database},
             "RATELIMIT_RULES": rules,
             "RATELIMIT_TRUSTED_PROXIES": ["127.0.0.1/32"],
             "RATELIMIT_GATEWAY_SECRET": [SECRET, "the-secret-before-that"],
@@ -149,15 +140,12 @@ class Site:
             **settings,
         }
         self._all, self._gateway = ExitStack(), ExitStack()
-        self.pid = 0
 
-    def __enter__(self) -> Site:
+    def __enter__(self) -> Self:
         self._all.enter_context(self.redis)
         cache = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": self.redis.url}
-        self.settings["CACHES"] = {"default": cache}
-        service = [sys.executable, "-m", "example_project.service", str(self.upstream)]
-        self._all.enter_context(running(service, self.upstream, cwd=ROOT))
-        self.command("migrate", verbosity=0)
+        self.settings.setdefault("CACHES", {"default": cache})
+        self.run("migrate", "--verbosity=0")
         self.start()
         return self
 
@@ -165,70 +153,74 @@ class Site:
         self.stop()
         self._all.close()
 
+    def start(self) -> None:
+        """Start the gateway."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop the gateway, and wait for that."""
+        self._gateway.close()
+
     @property
     def environment(self) -> dict[str, str]:
-        """That of its processes."""
+        """Return the environment of the processes."""
         found = {**os.environ, "GATEWAY_SETTINGS": json.dumps(self.settings)}
         found.pop("DJANGO_SETTINGS_MODULE", None)
         return found
 
-    def start(self) -> None:
-        """Start the gateway."""
-        options = [
-            "--no-proxy-headers",
-            "--log-level=warning",
-            "--host=127.0.0.1",
-            f"--port={self.port}",
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "uvicorn",
-            f"tests.contrib.gateway.gateway_site:{self.application}",
-            *options,
-        ]
-        self.pid = self._gateway.enter_context(
-            running(command, self.port, cwd=ROOT, env=self.environment)
-        ).pid
+    def command(self, *arguments: str) -> list[str]:
+        """Return a management command of the site, as a shell needs it."""
+        return [sys.executable, "-m", "tests.contrib.gateway.gateway_site", *arguments]
 
-    def stop(self) -> None:
-        """Stop the gateway."""
-        self._gateway.close()
-
-    def command(self, *arguments: str, **options: Any) -> str:
-        """What a management command prints."""
-        code = (
-            "import json, sys, tests.contrib.gateway.gateway_site; from django.core.management "
-            "import call_command; "
-            "call_command(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))"
-        )
-        command = [sys.executable, "-c", code, json.dumps(arguments), json.dumps(options)]
+    def run(self, *arguments: str, status: int = 0) -> str:
+        """Run a management command, and return its output."""
+        command = self.command(*arguments)
         done = subprocess.run(
             command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr * bool(status)
+
+
+class Site(Processes):
+    """A site with the gateway on uvicorn, and a service behind the proxies. `application` is the
+    gateway "alone", or in Django's ("asgi").
+    """
+
+    def __init__(
+        self, folder: Path, rules: list[dict[str, Any]], application: str = "alone", **settings: Any
+    ) -> None:
+        super().__init__(folder, rules, **settings)
+        self.application = application
+        self.port, self.upstream = free_port(), free_port()
+        self.pid = 0
+
+    def start(self) -> None:
+        if not self.pid:
+            service = [sys.executable, "-m", "example_project.service", str(self.upstream)]
+            self._all.enter_context(running(service, self.upstream, cwd=ROOT))
+        options = ["--no-proxy-headers", "--log-level=warning", "--host=127.0.0.1"]
+        application = f"tests.contrib.gateway.gateway_site:{self.application}"
+        command = [sys.executable, "-m", "uvicorn", application, f"--port={self.port}", *options]
+        self.pid = self._gateway.enter_context(
+            running(command, self.port, cwd=ROOT, env=self.environment)
+        ).pid
 
     @contextmanager
     def behind(
         self, proxy: str, change: Callable[[str], str] = str, **options: Any
     ) -> Iterator[int]:
-        """The port of a proxy that runs with exactly what the command prints, or with what is made
-        of that.
+        """Run a proxy with the configuration that the command prints, changed by `change`, and
+        yield its port.
         """
         port = free_port()
         # Longer than the machine stands still, and than RATELIMIT_TIMEOUT.
         options = {"upstream": f"127.0.0.1:{self.upstream}", "timeout": 10, **options}
         if proxy == "traefik" and options.get("fail") == "open":
             options["beside"] = f"127.0.0.1:{free_port()}"
-        text = self.command(
-            "ratelimit",
-            "proxy",
-            proxy,
-            listen=f"127.0.0.1:{port}",
-            gateway=f"127.0.0.1:{self.port}",
-            **options,
-        )
+        options |= {"listen": f"127.0.0.1:{port}", "gateway": f"127.0.0.1:{self.port}"}
+        words = [f"--{name}={value}" for name, value in options.items()]
+        text = self.run("ratelimit", "proxy", proxy, *words)
         with started(proxy, change(text), port, self.folder):
             yield port
 
@@ -250,34 +242,13 @@ def started(proxy: str, text: str, port: int, parent: Path) -> Iterator[None]:
         [line.removeprefix("#") for line in text.splitlines() if line.startswith("#   ")]
     )
     arguments = {
-        "nginx": [
-            "-p",
-            str(folder),
-            "-c",
-            str(file),
-            "-e",
-            "stderr",
-            "-g",
-            f"daemon off; pid {file}.pid;",
-        ],
+        "nginx": [*f"-p {folder} -c {file} -e stderr -g".split(), f"daemon off; pid {file}.pid;"],
         "caddy": ["run", "--adapter", "caddyfile", "--config", str(file)],
-        "envoy": [
-            "--config-path",
-            str(file),
-            "--log-level",
-            "error",
-            "--concurrency",
-            "2",
-            "--use-dynamic-base-id",
-        ],
+        "envoy": f"-c {file} --log-level error --concurrency 2 --use-dynamic-base-id".split(),
         "traefik": [*told.split()[1:], "--log.level=ERROR"],
     }[proxy]
-    home = {
-        **os.environ,
-        "HOME": str(folder),
-        "XDG_DATA_HOME": str(folder),
-        "XDG_CONFIG_HOME": str(folder),
-    }
+    names = ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")
+    home = {**os.environ, **dict.fromkeys(names, str(folder))}
     log = (folder / "log").open("wb")
     with (
         log,
@@ -313,10 +284,11 @@ async def _client(port: int, count: int, head: bytes, statuses: Counter[int]) ->
     writer.close()
 
 
-def rush(port: int, path: str, requests: int, clients: int = 16) -> Counter[int]:
-    """So many requests of so many clients at one time; how often which status came."""
+def rush(port: int, path: str, requests: int, clients: int = 16, **headers: str) -> Counter[int]:
+    """Send the requests of several clients simultaneously, and count the statuses."""
     statuses: Counter[int] = Counter()
-    head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+    lines = [f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items()]
+    head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{''.join(lines)}\r\n".encode()
 
     async def all_of_them() -> None:
         await asyncio.gather(

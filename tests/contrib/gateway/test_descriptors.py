@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.contrib.gateway.descriptors import (
-    DescriptorPattern,
-    ValuePattern,
-    rule_for,
-)
+from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, rule_for
 from django_ratelimit_lua.contrib.gateway.envoy.question import DescriptorCharge, DescriptorRequest
 from django_ratelimit_lua.identity.keys import compile_key
 from django_ratelimit_lua.rules.describe import reading
@@ -44,7 +40,6 @@ def met(*given: dict[str, Any], domain: str = "edge", entries: str) -> str | Non
         ("generic_key=login,remote_address=198.51.100.7", "login"),
         ("generic_key=logout,remote_address=203.0.113.9", "anything"),
         ("generic_key=login", None),
-        ("remote_address=203.0.113.9", None),
         ("remote_address=203.0.113.9,generic_key=login", None),
         ("generic_key=login,remote_address=203.0.113.9,path=/", None),
     ],
@@ -80,24 +75,6 @@ def test_entries_are_compared_in_order_and_the_domain_last() -> None:
     )
 
 
-def test_a_descriptor_may_name_its_rule() -> None:
-    """The first `generic_key` is the rule's name if no pattern matches. Rules with their own
-    descriptors, disabled rules and exemptions are not matched by name.
-    """
-    api = {"name": "api", "path": "/api/", "key": "ip"}
-    assert met(api, entries="generic_key=api,remote_address=203.0.113.9") == "api"
-    assert (
-        met(api, {"name": "x", "descriptor": ["generic_key=a*"]}, entries="generic_key=api") == "x"
-    )
-    for other in (
-        {"mode": "off"},
-        {"exempt": True, "rate": None},
-        {"descriptor": ["generic_key=x", "remote_address"]},
-    ):
-        assert met({**api, **other}, entries="generic_key=api,remote_address=203.0.113.9") is None
-    assert met(api, entries="remote_address=203.0.113.9,generic_key=api") is None
-
-
 def test_a_rule_for_descriptors_applies_to_no_django_request() -> None:
     """A rule that also has a path applies to requests. A disabled rule matches no descriptor."""
     rules = compile_rules([LOGIN, {**LOGIN, "name": "both", "path": "/login/", "key": "ip"}])
@@ -105,40 +82,33 @@ def test_a_rule_for_descriptors_applies_to_no_django_request() -> None:
     assert met({**LOGIN, "mode": "off"}, entries="generic_key=login,remote_address=1") is None
 
 
-@given(st.text("ab*", max_size=8), st.text("ab", max_size=12))
+@given(st.text("ab*", min_size=1, max_size=8), st.text("ab", max_size=12))
 def test_a_star_matches_any_text(pattern: str, value: str) -> None:
     """A pattern matches the same texts as `fnmatch`."""
     expected = re.match(fnmatch.translate(pattern), value) is not None
-    assert ValuePattern(pattern).matches(value) == expected
+    assert DescriptorPattern.parse([f"a={pattern}"]).matches("", [value]) == expected
 
 
 def test_matching_a_pattern_is_fast() -> None:
     """The time does not depend on the number of stars."""
-    assert not ValuePattern("a*" * 200 + "b").matches("a" * 100_000)
+    pattern = DescriptorPattern.parse([f"a={'a*' * 200}b"])
+    assert not pattern.matches("", ["a" * 100_000])
 
 
 @pytest.mark.parametrize(
     ("words", "field"),
     [
-        ({"descriptor": [""]}, "descriptor"),
-        ({"descriptor": ["=login"]}, "descriptor"),
-        ({"descriptor": ["generic_key="]}, "descriptor"),
-        ({"descriptor": ["domain=edge"]}, "descriptor"),
-        ({"descriptor": 5}, "descriptor"),
-        ({"descriptor": [5]}, "descriptor"),
-        ({"descriptor": ["a"] * 21}, "descriptor"),
-        ({"descriptor": ["a=" + "b" * 500]}, "descriptor"),
+        *[
+            ({"descriptor": [entry]}, "descriptor")
+            for entry in ("", "=a", "a=", "domain=a", "a\nb", 5)
+        ],
+        *[({"descriptor": other}, "descriptor") for other in (5, ["a"] * 21, ["a=" + "b" * 500])],
         ({"descriptor": ["a", "charge=after"]}, "descriptor"),
-        ({"descriptor": ["a\nb"]}, "descriptor"),
-        ({"key": "user"}, "key"),
-        ({"key": "session"}, "key"),
+        *[({"key": key}, "key") for key in ("user", "session", "post:name", "app.key")],
         ({"key": ["ip", "header:X-Tenant"]}, "key"),
-        ({"key": "post:name"}, "key"),
         ({"path": "/"}, "key"),
-        ({"rate": None}, "rate"),
-        ({"rate": "app.rate"}, "rate"),
+        *[({"rate": rate}, "rate") for rate in (None, "app.rate")],
         ({"cost": "app.cost"}, "cost"),
-        ({"key": "app.key"}, "key"),
     ],
 )
 def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
@@ -179,12 +149,8 @@ def test_a_rule_lists_its_descriptors() -> None:
 def test_an_entry_provides_the_value_of_a_registered_key(settings: Any) -> None:
     """The entry has the name of the key. A rule without the entry is refused."""
     settings.RATELIMIT_KEYS = {"tenant": lambda request: None}
-    rule = {
-        "name": "tenants",
-        "descriptor": ["generic_key=api", "tenant"],
-        "key": "tenant",
-        "rate": "5/m",
-    }
+    descriptor = ["generic_key=api", "tenant"]
+    rule = {"name": "tenants", "descriptor": descriptor, "key": "tenant", "rate": "5/m"}
     assert met(rule, entries="generic_key=api,tenant=acme") == "tenants"
     asked = DescriptorCharge("edge", (("generic_key", "api"), ("tenant", "acme")))
     assert compile_key("tenant").read("", DescriptorRequest(asked), None) == ("tenant", "acme")
@@ -194,5 +160,5 @@ def test_an_entry_provides_the_value_of_a_registered_key(settings: Any) -> None:
 
 def test_a_descriptor_cannot_hold_a_slot() -> None:
     """Envoy reports no reliable end of a request, so a rule with a concurrency limit is refused."""
-    with pytest.raises(RuleError, match="Envoy cannot hold slots"):
+    with pytest.raises(RuleError, match="cannot hold slots"):
         compile_rule({**LOGIN, "rate": "5", "algorithm": "concurrency"})

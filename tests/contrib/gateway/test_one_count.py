@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,18 +20,12 @@ from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.contrib.gateway.envoy import messages
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 from tests.contrib.gateway.grpc_gateway import Gateway
-from tests.contrib.gateway.proxies import ROOT, Site, ask, needs
+from tests.contrib.gateway.proxies import SECRET, Site, ask, needs
 
 UNITS = 100
 RULE = {"name": "shared", "path": "/shared/", "key": "all", "rate": f"{UNITS}/h"}
+RULE["descriptor"] = ["generic_key=shared"]
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
-TOKEN = """
-import sys, tests.contrib.gateway.gateway_site
-from django_ratelimit_lua.contrib.gateway.models import RateLimitClient
-client = RateLimitClient(name="service", limits="*")
-print(client.new_token())
-client.save()
-"""
 
 
 @ratelimit(group="shared", key="ip", rate="1000/m")
@@ -63,13 +53,13 @@ class Throttled(APIView):
 urlpatterns = [url("shared/", lambda request: HttpResponse("ok"))]
 
 
-def is_decided(port: int, token: str) -> bool:
-    """Return whether the gateway allows the call of a service."""
-    body = json.dumps({"charges": [{"limit": "shared", "identity": None}]}).encode()
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/decide", body, headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.loads(answer.read())["allowed"]
+def is_admitted(port: int) -> bool:
+    """Return whether the gateway admits the request of a service."""
+    entries = [{"key": "generic_key", "value": "shared"}]
+    body = json.dumps({"domain": "site", "descriptors": [{"entries": entries}]})
+    found = ask(port, "/json", "POST", body.encode(), X_RateLimit_Secret=SECRET)
+    assert found.status in (200, 429)
+    return found.status == 200
 
 
 @pytest.mark.parametrize("proxy", [needs("nginx")])
@@ -84,15 +74,6 @@ def test_every_way_of_limiting_uses_the_same_count(
         Site(tmp_path, [RULE], RATELIMIT_GATEWAY_DIALECT=proxy, **given) as site,
         site.behind(proxy) as port,
     ):
-        made = subprocess.run(
-            [sys.executable, "-c", TOKEN],
-            cwd=ROOT,
-            env=site.environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        token = made.stdout.strip()
         shared = {name: site.settings[name] for name in ("DATABASES", "CACHES")}
         settings.CACHES, settings.RATELIMIT_RULES = site.settings["CACHES"], [RULE]
         settings.RATELIMIT_TIMEOUT = 5
@@ -112,7 +93,7 @@ def test_every_way_of_limiting_uses_the_same_count(
                 lambda number: view(request(number)).status_code == 200,
                 lambda number: ask(port, "/shared/").status == 200,
                 lambda number: grpc_client.code([("generic_key", "shared")]) == messages.OK,
-                lambda number: is_decided(site.port, token),
+                lambda number: is_admitted(site.port),
             ]
 
             def client(number: int) -> list[int]:

@@ -96,12 +96,11 @@ def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> N
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("more", [{}, {"mode": "off"}, {"limit": 0}])
-def test_a_rule_that_loses_its_only_place_applies_nowhere(more: dict[str, Any]) -> None:
+def test_a_rule_that_loses_its_only_place_applies_nowhere() -> None:
     """It limits no request and no call site. A rule with a path still applies."""
     words = {"limit": 1, "unit": "h", "extra": EDGE}
     for name in ("ok", "edge"):
-        RateLimitRule.objects.create(**words | {"name": name} | more)
+        RateLimitRule.objects.create(**words, name=name)
     RateLimitRule.objects.create(**words, name="site", path="/ok", key="ip")
     with removed():
         publish()

@@ -4,16 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import uuid
-from types import SimpleNamespace
-from typing import Any
-
-import pytest
-from django.db import models
-from django.test.utils import isolate_apps
-
-from django_ratelimit_lua.contrib.gateway import users
-from django_ratelimit_lua.contrib.gateway.users import VouchedUser, load_user, log_in
 
 WITHOUT_USERS = """
 import django
@@ -24,28 +14,6 @@ import django_ratelimit_lua.contrib.gateway.urls
 from django_ratelimit_lua.contrib.gateway.users import VouchedUser
 print(VouchedUser("ada"))
 """  # noqa: E501
-
-
-@pytest.mark.django_db
-@isolate_apps("django_ratelimit_lua")
-def test_a_reported_user_that_is_not_a_valid_primary_key_stays_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A text that is not a valid key causes no database error."""
-
-    class Person(models.Model):
-        id = models.UUIDField(primary_key=True)
-
-        class Meta:
-            app_label = "django_ratelimit_lua"
-
-    monkeypatch.setattr(users, "get_user_model", lambda: Person)
-    request: Any = SimpleNamespace()
-    log_in(request, VouchedUser("ada"))
-    load_user(request)
-    assert (request.user.pk, str(request.user)) == ("ada", "ada")
-    key = uuid.uuid4()
-    assert VouchedUser(str(key)).pk == key
 
 
 def test_a_site_without_users_accepts_any_text() -> None:

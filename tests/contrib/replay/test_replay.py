@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,7 +28,7 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import Limit
 from django_ratelimit_lua.contrib.replay.refusals import count_refusals
-from django_ratelimit_lua.contrib.replay.requests import KEYS, Requests
+from django_ratelimit_lua.contrib.replay.requests import KEYS, NAMES, TIMES, Requests, read_logs
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.store import get_store
 from tests import reference
@@ -38,7 +39,7 @@ ROOT = Path(__file__).parents[3]
 EXCERPT = ROOT / "tests" / "logs" / "nasa.tsv"
 PAGE = ROOT / "docs" / "how-to" / "try-a-limit-on-a-log.rst"
 SECOND = 1_000_000
-ALGORITHMS = ["sliding_log", "sliding_window", "fixed_window", "token_bucket", "leaky_bucket"]
+ALGORITHMS = ["sliding_log", "sliding_window", "fixed_window", "token_bucket"]
 
 
 def report(*arguments: str) -> Any:
@@ -170,6 +171,7 @@ TRAEFIK = "\n".join(
     json.dumps(
         {
             "StartUTC": f"2026-11-22T00:00:0{second}.000000001Z",
+            "time": "2026-11-22T00:01:00Z",
             "ClientHost": address,
             "RequestPath": path,
         }
@@ -178,8 +180,15 @@ TRAEFIK = "\n".join(
 )
 
 
+CADDY_ERROR = json.dumps(
+    {
+        "ts": 1795305600.0,
+        "logger": "http.log.error.log0",
+        "request": {"remote_ip": "192.0.2.0", "uri": "/page/0/"},
+    }
+)
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-NAMES = st.sampled_from(["ts", "msec", "time", "ip", "user", "uri", "request"])
+MEMBERS = st.sampled_from(["ts", "msec", "time", "ip", "user", "uri", "request", "logger"])
 
 
 @pytest.mark.parametrize(
@@ -190,10 +199,20 @@ NAMES = st.sampled_from(["ts", "msec", "time", "ip", "user", "uri", "request"])
         NGINX,
         NGINX.replace("msec", "time_iso8601").replace("1795305600.000", "2026-11-22T00:00:00"),
         CADDY,
+        f"{CADDY}\n{CADDY_ERROR}",
         CADDY.replace("ts", "time_local").replace("1795305604.0", '"22/Nov/2026:00:00:04 +0000"'),
         TRAEFIK,
     ],
-    ids=["combined", "common", "nginx", "ISO 8601", "Caddy", "common time", "Traefik"],
+    ids=[
+        "combined",
+        "common",
+        "nginx",
+        "ISO 8601",
+        "Caddy",
+        "Caddy errors",
+        "common time",
+        "Traefik",
+    ],
 )
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_every_format_gives_the_same_report(
@@ -223,6 +242,98 @@ def test_every_format_gives_the_same_report(
     ]
 
 
+def common_line(
+    client: str = "192.0.2.1 - -",
+    time: str = "22/Nov/2026:00:00:00 +0000",
+    request: str = "GET / HTTP/1.1",
+) -> bytes:
+    return f'{client} [{time}] "{request}" 200 1'.encode()
+
+
+def json_line(**members: object) -> bytes:
+    return json.dumps({"ts": 1795305600, "ip": "192.0.2.1", **members}).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "client"),
+    [
+        (common_line("192.0.2.1 - John Doe"), "user", "John Doe"),
+        (common_line("192.0.2.1 - a-b [x]"), "user", "a-b [x]"),
+        (common_line(request="VERSION-CONTROL /a?b HTTP/1.1"), "path", "/a"),
+        (common_line(time="31/Dec/2016:23:59:60 +0000"), "ip", "192.0.2.1"),
+        (b"\xef\xbb\xbf" + common_line(), "ip", "192.0.2.1"),
+        (b"\xef\xbb\xbf" + json_line(), "ip", "192.0.2.1"),
+        (json_line(uri="/a b c?d"), "path", "/a b c"),
+        (json_line(request="GET /a?b HTTP/1.1"), "path", "/a"),
+        (json_line(remote_user="", user_id=7), "user", "7"),
+        (json_line(ts=1795305600_000), "ip", "192.0.2.1"),
+    ],
+)
+def test_a_line_is_a_request(line: bytes, key: str, client: str) -> None:
+    """Users and decoded paths may contain blanks. A file may begin with a byte order mark."""
+    requests = Requests(key)
+    requests.add("log", [line])
+    assert list(requests.group_by_client()) == [client]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        common_line(request="-"),
+        common_line(request="\\x16\\x03\\x01"),
+        common_line("example.com:443 192.0.2.1 - -"),
+        common_line("example.com:443 192.0.2.1 - ada"),
+        common_line("192.0.2.1, 192.0.2.2 - -"),
+        common_line(time="2026-11-22T00:00:00+00:00"),
+        common_line(time="31/Dec/1969:00:00:00 +0000"),
+        common_line(time="01/Jan/2100:00:00:00 +0000"),
+        common_line(time="22/Nov/9999:00:00:00 -2359"),
+        common_line(time="22/Nov/2026:00:00:61 +0000"),
+        json_line(ts=-1),
+        json_line(ts=4102444800),
+        json_line(ts=1795305600_000_000_000),
+        json_line(ts="2100-01-01T00:00:00Z"),
+        json_line(ts="0001-01-01T00:00:00"),
+        json_line(ts="22/Nov/2026:00:00:61 +0000"),
+        json_line(ts="22/Nov/2026:00:00:00"),
+        json_line(ts=True),
+        json_line(ip=True),
+        json_line(ip=""),
+    ],
+)
+def test_a_line_is_unreadable(line: bytes) -> None:
+    """It has no request line or client, something before the address, or another time."""
+    requests = Requests("ip")
+    requests.add("log", [line])
+    assert (requests.unreadable, requests.lines) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("member", "key"), [({"user": True}, "user"), ({"request": "\x16\x03"}, "path")]
+)
+def test_a_member_is_unreadable(member: dict[str, object], key: str) -> None:
+    """A boolean is no user, and a request line has a method and a path."""
+    requests = Requests(key)
+    requests.add("log", [json_line(**member)])
+    assert requests.unreadable == 1
+
+
+def test_the_first_mebibyte_of_a_line_is_read(tmp_path: Path) -> None:
+    """The memory is bounded, whatever the length of a line."""
+    log = tmp_path / "access.log"
+    lines = [access(LINES[0]) + "x" * 2**25, "x" * 2**25, access(LINES[3])]
+    log.write_bytes(gzip.compress("\n".join(lines).encode(), 1))
+    del lines
+    tracemalloc.start()
+    try:
+        requests = read_logs([str(log)], "ip", lambda size, lines: None)
+        _current, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (requests.lines, requests.unreadable) == (3, 1)
+    assert peak < 2**24
+
+
 def test_requests_without_a_user_are_left_out(tmp_path: Path) -> None:
     """The report has their number."""
     log = tmp_path / "access.log"
@@ -241,7 +352,7 @@ def test_addresses_are_masked_as_by_a_limit(tmp_path: Path, settings: Any) -> No
     log = tmp_path / "access.log"
     log.write_text(access(*[(second, f"2001:db8::{second}", "/") for second in range(5)]))
     (summary,) = report(str(log), "--rate", "2/m")["rates"]
-    assert summary["most_refused"] == [{"client": "2001:db8::", "refused": 3}]
+    assert summary["most_refused"] == [{"client": "2001:db8::/64", "refused": 3}]
     settings.RATELIMIT_IPV6_MASK = 128
     assert report(str(log), "--rate", "2/m")["clients"] == 5
 
@@ -260,6 +371,26 @@ def test_lines_and_files_may_have_any_order(tmp_path: Path) -> None:
     assert report(*names, "--rate", "3/m") == expected
 
 
+def test_json_is_ascii(tmp_path: Path) -> None:
+    """Any terminal and any program can read it."""
+    log = tmp_path / "access.log"
+    log.write_bytes(common_line("192.0.2.1 - Zoë\u2028") + b"\n")
+    out = io.StringIO()
+    call_command(
+        *("ratelimit", "replay", str(log), "--rate", "0/m", "--key", "user", "--json"), stdout=out
+    )
+    assert out.getvalue().isascii()
+    assert "Zoë\u2028" in str(json.loads(out.getvalue())["rates"][0]["most_refused"][0]["client"])
+
+
+def test_equal_rates_have_rows_of_their_own(tmp_path: Path) -> None:
+    """A rate may be written in two ways."""
+    log = tmp_path / "access.log"
+    log.write_text(access(*LINES))
+    first, second = report(str(log), "--rate", "2/m", "--rate", "2/60s")["rates"]
+    assert first == second
+
+
 def test_the_table_has_a_row_for_each_rate(tmp_path: Path) -> None:
     """Unreadable lines are counted, and the first three are shown on standard error, without
     control characters.
@@ -269,20 +400,19 @@ def test_the_table_has_a_row_for_each_rate(tmp_path: Path) -> None:
     lines = [(second, f"192.0.2.{second * second % 5}", "/") for second in range(50)]
     log.write_text("\n".join([access(*lines), *broken]))
     out, errors = io.StringIO(), io.StringIO()
-    call_command(
-        *("ratelimit", "replay", str(log), "--rate", "10/m", "--rate", "100/m"),
-        stdout=out,
-        stderr=errors,
-    )
+    rates = ("--rate", "10/m", "--rate", "100/m", "--rate", "10/3650d")
+    call_command("ratelimit", "replay", str(log), *rates, stdout=out, stderr=errors)
     assert out.getvalue().splitlines() == [
         "50 requests of 3 clients (key ip), 2026-11-22T00:00:00Z to 2026-11-22T00:00:49Z, "
         "sliding_log",
         "4 of 54 lines cannot be read",
         "",
-        "rate        requests    refused   share  clients refused  most refused",
-        "10/m              50         20  40.00%                2      10 192.0.2.1",
-        "                                                              10 192.0.2.4",
-        "100/m             50          0   0.00%                0",
+        "rate      requests  refused   share  clients refused  most refused  client",
+        "10/m            50       20  40.00%                2            10  192.0.2.1",
+        "                                                                10  192.0.2.4",
+        "100/m           50        0   0.00%                0",
+        "10/3650d        50       20  40.00%                2            10  192.0.2.1",
+        "                                                                10  192.0.2.4",
     ]
     assert errors.getvalue().splitlines() == [
         f"unreadable: {log}: \\x1b[31mred",
@@ -291,8 +421,17 @@ def test_the_table_has_a_row_for_each_rate(tmp_path: Path) -> None:
     ]
 
 
+def test_one_request_of_one_client_is_singular(tmp_path: Path) -> None:
+    """The table counts in English."""
+    log = tmp_path / "access.log"
+    log.write_text(access(LINES[0]))
+    out = io.StringIO()
+    call_command("ratelimit", "replay", str(log), "--rate", "2/m", stdout=out)
+    assert out.getvalue().startswith("1 request of 1 client (key ip), ")
+
+
 @example_settings(max_examples=examples(200))
-@given(st.binary() | st.recursive(VALUES, lambda inner: st.dictionaries(NAMES, inner)))
+@given(st.binary() | st.recursive(VALUES, lambda inner: st.dictionaries(MEMBERS, inner)))
 def test_no_line_raises(line: Any) -> None:
     """Any line is a request, or is counted as unreadable or as empty."""
     if not isinstance(line, bytes):
@@ -311,23 +450,53 @@ def test_no_line_raises(line: Any) -> None:
         (["LOG", "--rate", "5/q"], "Rate '5/q': write"),
         (["LOG"], "required: --rate"),
         (["LOG", "--rate", "5/m", "--key", "id"], "choose from 'ip', 'user', 'path'"),
-        (["LOG", "--rate", "5", "--algorithm", "concurrency"], "choose from 'token_bucket'"),
-        (["CUT", "--rate", "5/m"], "cut.gz is damaged: Compressed file ended"),
-        (["EMPTY", "--rate", "5/m"], "no request with the key ip: of 0 lines, 0 cannot be read"),
+        (["LOG", "--rate", "10"], "--rate 10: add a period, as in 10/m"),
+        *(
+            (
+                ["LOG", "--rate", "5/m", "--algorithm", name],
+                "'sliding_log', 'sliding_window', 'fixed_window', 'token_bucket', 'gcra')",
+            )
+            for name in ("concurrency", "leaky_bucket")
+        ),
     ],
 )
 def test_an_error_names_the_remedy(arguments: list[str], problem: str, tmp_path: Path) -> None:
     """The message names the option, the file or the value."""
-    files = {
-        "LOG": access(*LINES).encode(),
-        "CUT": gzip.compress(access(*LINES).encode())[:-9],
-        "EMPTY": b"",
-    }
-    for name, content in files.items():
-        (tmp_path / f"{name.lower()}.gz").write_bytes(content)
-    paths = {name: str(tmp_path / f"{name.lower()}.gz") for name in files}
+    log = tmp_path / "access.log"
+    log.write_text(access(*LINES))
     with pytest.raises(CommandError, match=re.escape(problem)):
-        report(*[paths.get(word, word) for word in arguments])
+        report(*[str(log) if word == "LOG" else word for word in arguments])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "0 of 0 lines cannot be read"),
+        (access(*LINES), "0 of 9 lines cannot be read, and 9 have no user"),
+    ],
+    ids=["empty", "without users"],
+)
+def test_a_log_without_requests_is_an_error(text: str, problem: str, tmp_path: Path) -> None:
+    """The message mentions users only if requests have none."""
+    log = tmp_path / "access.log"
+    log.write_text(text)
+    with pytest.raises(CommandError) as caught:
+        report(str(log), "--rate", "5/m", "--key", "user")
+    assert str(caught.value) == f"there are no requests to count: {problem}"
+
+
+CUT = gzip.compress(access(*LINES).encode())[:-9]
+
+
+def test_the_lines_before_a_damage_can_be_replayed(tmp_path: Path) -> None:
+    """The error has a command that unpacks them, whatever the name of the file."""
+    log = tmp_path / "- the site's $log.gz"
+    log.write_bytes(CUT)
+    with pytest.raises(CommandError, match="is damaged: Compressed file ended") as caught:
+        report(str(log), "--rate", "2/m")
+    unpack = str(caught.value).split("`")[1]
+    subprocess.run(unpack, shell=True, cwd=tmp_path, stderr=subprocess.DEVNULL, timeout=60)
+    assert report(str(tmp_path / "readable.log"), "--rate", "2/m")["requests"] == 9
 
 
 REPLAY = [sys.executable, "-m", "django", "ratelimit", "replay", "--rate", "2/m"]
@@ -369,27 +538,65 @@ def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
     os.close(terminal)
     out, _errors = process.communicate(timeout=60)
     assert json.loads(out)["requests"] == 3600
-    assert shown == b"\r[" + 30 * b"#" + b"] 100%  3,600 lines\r\033[K"
+    assert re.fullmatch(rb"(\r\[#* *\] +\d+%  [\d,]+ lines)+\r\033\[K", shown)
 
 
-def test_ctrl_c_ends_a_replay_without_a_traceback() -> None:
-    """The process waits for more lines of a pipe when it is interrupted."""
+@pytest.mark.parametrize("is_counting", [False, True], ids=["reading", "counting"])
+def test_ctrl_c_ends_a_replay_without_a_traceback(is_counting: bool) -> None:
+    """The process waits for more lines of a pipe, or counts for a long time."""
+    rates = ["--rate", "2/m"] * 1000
     process = subprocess.Popen(
-        [*REPLAY, "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=offline()
+        [*REPLAY, *rates, "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=offline()
     )
     assert process.stdin is not None
-    process.stdin.write(access(*LINES * 2000).encode())
+    assert process.stderr is not None
+    process.stdin.write(f"unreadable\n{access(*LINES * 2000)}\n".encode())
     process.stdin.flush()  # More than a pipe holds, so the process has begun to read.
+    if is_counting:
+        process.stdin.close()
+        process.stdin = None
+        assert process.stderr.readline() == b"unreadable: -: unreadable\n"
     process.send_signal(signal.SIGINT)
     _out, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, b"CommandError: interrupted\n")
 
 
+def test_damaged_standard_input_is_an_error() -> None:
+    """The remedy names no file."""
+    done = subprocess.run([*REPLAY, "-"], input=CUT, capture_output=True, env=offline(), timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"CommandError: standard input is damaged: ")
+    assert done.stderr.endswith(b"unpack it with `gzip -dc` in the pipe\n")
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["closed pipe", "full disk"])
+def test_a_report_that_cannot_be_written_is_no_traceback(is_full: bool) -> None:
+    """If the reader has closed the pipe, the replay ends. A full disk is an error."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    expected: tuple[int, bytes] = (0, b"")
+    if is_full:
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+        problem = b"CommandError: the report cannot be written: [Errno 28] No space left on device"
+        expected = (1, problem + b"\n")
+    done = subprocess.run(
+        [*REPLAY, "-"],
+        input=access(*LINES).encode(),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=offline(),
+        timeout=60,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == expected
+
+
 def test_the_page_documents_the_report(tmp_path: Path) -> None:
-    """It names every member of the JSON."""
+    """It names every member of the JSON, and all that is read from JSON logs."""
     log = tmp_path / "access.log"
     log.write_text(access(*LINES))
     found = report(str(log), "--rate", "2/m")
     (summary,) = found["rates"]
-    names = {*found, *summary, *summary["most_refused"][0]}
-    assert names <= set(re.findall(r"``(\w+)``", PAGE.read_text()))
+    names = {*found, *summary, *summary["most_refused"][0], *TIMES, *sum(NAMES.values(), ())}
+    assert names <= set(re.findall(r"``([\w@]+)``", PAGE.read_text()))

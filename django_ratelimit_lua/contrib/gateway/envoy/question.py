@@ -1,15 +1,16 @@
-"""Envoy's requests, parsed and bounded.
+"""Requests of the protocol, parsed and bounded.
 
-Invalid values in Envoy's configuration are refused, so that they are noticed. Values of clients are
-never refused: by default, Envoy admits a request that gets no response.
+Invalid values in a configuration are refused, so that they are noticed. Values of clients are never
+refused: by default, Envoy admits a request that gets no response.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from django.http import HttpHeaders, HttpRequest
+from google.protobuf.json_format import Parse, ParseError
 from google.protobuf.message import DecodeError
 
 from ....conf import conf
@@ -24,27 +25,18 @@ from ..users import VouchedUser, log_in
 from . import messages
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Maximum size of a request; gRPC refuses more. Envoy accepts 60 KiB of headers from a client by
-default.
+"""Maximum size of a request over gRPC. Envoy accepts 60 KiB of headers from a client by default,
+and a descriptor may contain each of them.
 """
 MAX_DESCRIPTORS = 100
-MAX_ENTRIES = 100
 MAX_VALUE_LENGTH = 16 * 1024
 """Characters of a value that count; of a longer one, also a digest of the whole."""
-PERIODS = {
-    messages.SECOND: SECOND,
-    messages.MINUTE: 60 * SECOND,
-    messages.HOUR: 3600 * SECOND,
-    messages.DAY: 86_400 * SECOND,
-    messages.WEEK: 7 * 86_400 * SECOND,
-    messages.MONTH: 30 * 86_400 * SECOND,
-    messages.YEAR: 365 * 86_400 * SECOND,
-}
-"""The units of Envoy's limits in microseconds, as long as its own service takes them for."""
-
+_DAY = 86_400 * SECOND
+PERIODS = (0, SECOND, 60 * SECOND, 3600 * SECOND, _DAY, 30 * _DAY, 365 * _DAY, 7 * _DAY)
+"""The units of time in microseconds, by their number in the protocol: unknown, second, minute,
+hour, day, month, year, week.
+"""
 _ADDRESS_HEADERS = ("HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED")
-
-Purpose = Literal["hit", "charge", "refund"]
 
 
 class QuestionError(ValueError):
@@ -54,15 +46,15 @@ class QuestionError(ValueError):
 class DescriptorCharge(NamedTuple):
     """A descriptor of a request.
 
-    - `hits`: the number of units;
-    - `purpose`: whether the units are to be allowed, were used already, or are refunded;
-    - `rate`: the rate in Envoy's configuration (None: that of the rules).
+    - `hits`: the number of units; 0 takes none;
+    - `is_used`: whether the units were used already, so that they are charged in any case;
+    - `rate`: the rate that the request brings (None: that of the rules).
     """
 
     domain: str
     entries: Entries
     hits: int = 1
-    purpose: Purpose = "hit"
+    is_used: bool = False
     rate: Rate | None = None
 
     def identity(self) -> Identity:
@@ -72,6 +64,15 @@ class DescriptorCharge(NamedTuple):
             for key, value in self.entries
         ]
         return (("entry", "domain", self.domain), *parts)
+
+
+def read_json(body: bytes) -> bytes:
+    """Return a `RateLimitRequest` in JSON as an encoded message. Raises `QuestionError`."""
+    try:
+        data: bytes = Parse(body, messages.JsonRequest()).SerializeToString()
+    except (ParseError, ValueError, RecursionError) as error:
+        raise QuestionError(f"the body is not a RateLimitRequest: {error!s:.200}") from None
+    return data
 
 
 def read_question(data: bytes) -> list[DescriptorCharge]:
@@ -93,31 +94,21 @@ def read_question(data: bytes) -> list[DescriptorCharge]:
 
 
 def _read_descriptor(domain: str, descriptor: Any, hits: int) -> DescriptorCharge:
-    number = len(descriptor.entries)
-    if not 0 < number <= MAX_ENTRIES:
-        raise QuestionError(f"a descriptor has {number} entries: must be from 1 to {MAX_ENTRIES}")
+    if descriptor.is_negative_hits:
+        raise QuestionError("is_negative_hits is not supported: units cannot be returned")
     every = [(_text(entry.key), _text(entry.value)) for entry in descriptor.entries]
     entries = tuple([entry for entry in every if entry != CHARGE])
-    keys = [key for key, _ in entries]
-    if "" in keys or not keys:
-        raise QuestionError("an entry of a descriptor has no key")
-    purpose: Purpose = "hit"
-    if descriptor.is_negative_hits:
-        purpose = "refund"
-    elif CHARGE in every:
-        purpose = "charge"
+    if not entries or not all(key for key, _ in entries):
+        raise QuestionError("a descriptor has no entry, or an entry without a key")
     if descriptor.HasField("hits_addend"):
-        hits = min(descriptor.hits_addend.value, MAX_COST)  # An explicit 0 takes nothing: it peeks.
+        hits = min(descriptor.hits_addend.value, MAX_COST)
     rate = None
     if descriptor.HasField("limit"):
-        rate = _rate(descriptor.limit)
-    return DescriptorCharge(domain, entries, hits, purpose, rate)
-
-
-def _rate(limit: Any) -> Rate:
-    if limit.unit not in PERIODS:
-        raise QuestionError(f"the limit of a descriptor has the unknown unit {limit.unit}")
-    return Rate(limit.requests_per_unit, PERIODS[limit.unit])
+        unit = descriptor.limit.unit
+        if not 0 < unit < len(PERIODS):
+            raise QuestionError(f"the limit of a descriptor has the unknown unit {unit}")
+        rate = Rate(descriptor.limit.requests_per_unit, PERIODS[unit])
+    return DescriptorCharge(domain, entries, hits, CHARGE in every, rate)
 
 
 def _text(value: bytes) -> str:
@@ -132,6 +123,8 @@ class DescriptorRequest(HttpRequest):
 
     def __init__(self, requested: DescriptorCharge) -> None:
         super().__init__()
+        values = dict(requested.entries)
+        log_in(self, VouchedUser(values.get("user", "")))
         self.path = requested.domain
         query: Any = self.GET
         self.META["SERVER_NAME"] = requested.domain
@@ -139,8 +132,6 @@ class DescriptorRequest(HttpRequest):
             kind, _, name = key.partition(":")
             if key == "path":
                 self.path = self.path_info = value
-            elif key == "user":
-                log_in(self, VouchedUser(value))
             elif kind.lower() == "header" and name:
                 self.META[str(HttpHeaders.to_wsgi_name(name))] = value
             elif kind == "cookie" and name:
@@ -149,12 +140,11 @@ class DescriptorRequest(HttpRequest):
                 query[name] = value
             elif key in registered_keys():
                 request_state(self).key_values[key] = value
-        # Envoy reports the client's address. No header of the client is used.
+        # The address is that of the entry. No header of the client is used.
         source = "REMOTE_ADDR"
         if isinstance(conf.IP_META_KEY, str):
             source = conf.IP_META_KEY
-        for name in (*_ADDRESS_HEADERS, source):
-            self.META.pop(name, None)
-        address = dict(requested.entries).get(ADDRESS)
-        if address is not None:
-            self.META["REMOTE_ADDR"] = self.META[source] = address
+        for header in (*_ADDRESS_HEADERS, source):
+            self.META.pop(header, None)
+        if ADDRESS in values:
+            self.META["REMOTE_ADDR"] = self.META[source] = values[ADDRESS]

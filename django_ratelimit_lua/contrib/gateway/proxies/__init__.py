@@ -11,19 +11,19 @@ from urllib import parse
 from django.template import Context, Engine
 
 from ....conf import conf
+from ..conf import CHECK, PROTOCOL
 from ..conf import settings as gateway_settings
-from ..described_request import SECRET_HEADER
 from ..dialects import DIALECTS
+from ..secrets import SECRET_HEADER, secret_for
 
 GRPC = "envoy-grpc"
 """Envoy over gRPC, which `manage.py ratelimit grpc` answers."""
-FILES = {name: dialect.file for name, dialect in DIALECTS.items() if dialect.file}
+FILES = {**{name: dialect.file for name, dialect in DIALECTS.items()}, GRPC: f"{GRPC}.yaml"}
 LEFT = {
     "draft-10": ("RateLimit", "RateLimit-Policy"),
     "x": ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
 }
 """The rate-limit headers of answers, by `RATELIMIT_HEADERS`."""
-MIN_TIMEOUT = 0.01
 MAX_TIMEOUT = 3600.0
 
 
@@ -31,26 +31,24 @@ def configuration(options: Mapping[str, Any], gateway: str, path: str) -> str:
     """Return the complete configuration of a proxy.
 
     Args:
-        options: The options of `manage.py ratelimit proxy`. Over gRPC, no secret, path or user is
-            needed.
+        options: The options of `manage.py ratelimit proxy`. Over gRPC, no path or user is needed.
         gateway: The address of the gateway, as `host:port`.
         path: The path of `check`.
 
     Raises:
         ValueError: No secret is set, an address is invalid, or the timeout is too short.
     """
-    secrets = gateway_settings.GATEWAY_SECRET
     proxy = options["proxy"]
-    if secrets is None and proxy != GRPC:
-        raise ValueError("RATELIMIT_GATEWAY_SECRET is not set")
-    file = FILES.get(proxy, f"{GRPC}.yaml")
+    purpose = CHECK
+    if proxy == GRPC:
+        purpose = PROTOCOL
     context = {
         "listen": _listening(options["listen"]),
         "upstream": _address(options["upstream"]),
         "gateway": _address(gateway),
         "path": path,
         "is_open": options["fail"] == "open",
-        "secret": (secrets or ("",))[0],
+        "secret": secret_for(purpose),
         "secret_header": SECRET_HEADER,
         "beside": _address(options["beside"]),
         "user": options["user"],
@@ -61,20 +59,16 @@ def configuration(options: Mapping[str, Any], gateway: str, path: str) -> str:
         ],
         **_timeout(options["timeout"]),
     }
-    template = Engine().from_string((Path(__file__).parent / file).read_text())
+    template = Engine().from_string((Path(__file__).parent / FILES[proxy]).read_text())
     return template.render(Context(context, autoescape=False))
 
 
 def _timeout(seconds: float) -> dict[str, str]:
     """Return the timeout in seconds for Envoy, and in milliseconds for the others."""
-    if not MIN_TIMEOUT <= seconds <= MAX_TIMEOUT:
-        raise ValueError(
-            f"the timeout is {seconds:g} s: must be from {MIN_TIMEOUT:g} to {MAX_TIMEOUT:g} s"
-        )
-    if seconds <= conf.TIMEOUT:
+    if not conf.TIMEOUT < seconds <= MAX_TIMEOUT:
         raise ValueError(
             f"the timeout is {seconds:g} s: must be longer than RATELIMIT_TIMEOUT "
-            f"({conf.TIMEOUT:g} s)"
+            f"({conf.TIMEOUT:g} s), and at most {MAX_TIMEOUT:g} s"
         )
     milliseconds = round(seconds * 1000)
     return {"seconds": f"{milliseconds / 1000:g}", "timeout": f"{milliseconds}ms"}

@@ -16,7 +16,7 @@ from ..proxies import FILES, GRPC, configuration
 @verb(
     "proxy",
     "print the configuration of a proxy that asks the gateway of this site about every request",
-    argument("proxy", choices=[*FILES, GRPC], help="which proxy"),
+    argument("proxy", choices=[*FILES], help="which proxy"),
     argument("--listen", default="0.0.0.0:80", help="where the proxy listens: host:port"),
     argument("--upstream", default="127.0.0.1:3000", help="the service behind it: host:port"),
     argument(

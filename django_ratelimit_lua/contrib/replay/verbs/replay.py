@@ -12,12 +12,13 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ....identity.names import name_words
-from ....limits.algorithms import BY_RATE, SYNONYMS
+from ....limits.algorithms import SYNONYMS
 from ....limits.limit import Limit
-from ....limits.rate import SECOND
+from ....limits.rate import SECOND, Rate
 from ....management.verbs import Printer, VerbOptions, argument, verb
+from ....operations.formatting import count_words
 from ....process.clock import Clock
-from ..refusals import count_refusals
+from ..refusals import ALGORITHMS, count_refusals
 from ..requests import KEYS, STANDARD_INPUT, Requests, UnreadableLogError, read_logs
 
 REFRESH_SECONDS = 0.2
@@ -76,7 +77,7 @@ class ProgressBar:
     argument("--key", choices=KEYS, default="ip", help="the key of the limit; default: ip"),
     argument(
         "--algorithm",
-        choices=[*BY_RATE, *SYNONYMS],
+        choices=[*ALGORITHMS, *SYNONYMS],
         default="sliding_log",
         help="default: sliding_log, the exact count",
     ),
@@ -84,21 +85,33 @@ class ProgressBar:
 )
 def replay(command: Printer, options: VerbOptions) -> None:
     """Read the logs, and print the report."""
-    algorithm = options["algorithm"]
-    limits = [Limit("replay", rate, algorithm=algorithm) for rate in options["rate"]]
+    try:
+        _print_report(command, options)
+        command.stdout.flush()
+    except KeyboardInterrupt:
+        raise CommandError("interrupted", returncode=130) from None
+    except OSError as error:
+        # The interpreter writes the rest of the output when it exits, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), command.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise CommandError(f"the report cannot be written: {error}") from error
+
+
+def _print_report(command: Printer, options: VerbOptions) -> None:
+    limits = [_build_limit(rate, options["algorithm"]) for rate in options["rate"]]
     requests = _read(command, options["logs"], options["key"])
     for example in requests.examples:
         command.warn(f"unreadable: {name_words(example, 120)}")
     clients = requests.group_by_client()
     if not clients:
-        raise CommandError(
-            f"no request with the key {requests.key}: of {requests.lines:,} lines, "
-            f"{requests.unreadable:,} cannot be read, and {requests.anonymous:,} have no user"
-        )
-    refused: dict[Limit, Counter[str]] = {limit: Counter() for limit in limits}
+        problem = f"{requests.unreadable:,} of {count_words(requests.lines, 'line')} cannot be read"
+        if requests.anonymous:
+            problem += f", and {requests.anonymous:,} have no user"
+        raise CommandError(f"there are no requests to count: {problem}")
+    refused: list[tuple[Limit, Counter[str]]] = [(limit, Counter()) for limit in limits]
     for client, moments in clients.items():
         ordered = sorted(moments)
-        for limit, counter in refused.items():
+        for limit, counter in refused:
             if count := count_refusals(limit, ordered):
                 counter[client] = count
     report = {
@@ -111,12 +124,18 @@ def replay(command: Printer, options: VerbOptions) -> None:
         "first": _format_moment(min(map(min, clients.values()))),
         "last": _format_moment(max(map(max, clients.values()))),
         "algorithm": limits[0].algorithm,
-        "rates": [_summarize(limit, counter) for limit, counter in refused.items()],
+        "rates": [_summarize(limit, counter) for limit, counter in refused],
     }
     if options["json"]:
-        command.say(json.dumps(report, indent=2, ensure_ascii=False))
+        command.say(json.dumps(report, indent=2))
     else:
-        command.say("\n".join(_format_table(report)))
+        command.say("\n".join(_format_report(report)))
+
+
+def _build_limit(rate: str, algorithm: str) -> Limit:
+    if Rate.parse(rate).is_slots:
+        raise CommandError(f"--rate {rate}: add a period, as in 10/m")
+    return Limit("replay", rate, algorithm=algorithm)
 
 
 def _read(command: Printer, names: list[str], key: str) -> Requests:
@@ -132,8 +151,6 @@ def _read(command: Printer, names: list[str], key: str) -> Requests:
             bar.clear()
     except (OSError, UnreadableLogError) as error:
         raise CommandError(str(error)) from error
-    except KeyboardInterrupt:
-        raise CommandError("interrupted", returncode=130) from None
 
 
 def _format_moment(moment: int) -> str:
@@ -153,36 +170,34 @@ def _summarize(limit: Limit, refused: Counter[str]) -> dict[str, Any]:
     }
 
 
-def _format_table(report: Mapping[str, Any]) -> Iterator[str]:
+def _format_report(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of the report."""
     yield (
-        f"{report['requests']:,} requests of {report['clients']:,} clients (key {report['key']}), "
+        f"{count_words(report['requests'], 'request')} of "
+        f"{count_words(report['clients'], 'client')} (key {report['key']}), "
         f"{report['first']} to {report['last']}, {report['algorithm']}"
     )
     if report["unreadable"]:
-        yield f"{report['unreadable']:,} of {report['lines']:,} lines cannot be read"
+        yield f"{report['unreadable']:,} of {count_words(report['lines'], 'line')} cannot be read"
     if report["anonymous"]:
-        yield f"{report['anonymous']:,} requests without a user are left out"
+        yield f"left out: {count_words(report['anonymous'], 'request')} without a user"
     yield ""
-    yield _format_row("rate", "requests", "refused", "share", "clients refused", "  most refused")
+    rows = [("rate", "requests", "refused", "share", "clients refused", "most refused", "client")]
     for rate in report["rates"]:
         most = [
-            f"{each['refused']:8,} {name_words(each['client'])}"
+            (f"{each['refused']:,}", name_words(each["client"]))
             for each in rate["most_refused"][:TABLE_CLIENTS]
         ]
-        yield _format_row(
+        totals = (
             rate["rate"],
             f"{report['requests']:,}",
             f"{rate['refused']:,}",
             f"{rate['refused'] / report['requests']:.2%}",
             f"{rate['clients_refused']:,}",
-            *most[:1],
         )
-        for line in most[1:]:
-            yield _format_row("", "", "", "", "", line)
-
-
-def _format_row(
-    rate: str, requests: str, refused: str, share: str, clients: str, most: str = ""
-) -> str:
-    return f"{rate:8}{requests:>12}{refused:>11}{share:>8}{clients:>17}{most}"
+        rows.append((*totals, *(most or [("", "")])[0]))
+        rows += [("", "", "", "", "", *each) for each in most[1:]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *numbers, client in rows:
+        cells = [f"{number:>{width}}" for number, width in zip(numbers, widths[1:], strict=False)]
+        yield "  ".join([f"{name:{widths[0]}}", *cells, client]).rstrip()

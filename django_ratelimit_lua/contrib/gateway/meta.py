@@ -1,0 +1,47 @@
+"""The headers and the peer of a request, in the form of `HttpRequest.META`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.http import HttpHeaders
+
+from .answer import Answer
+
+Meta = Mapping[str, Any]
+"""The headers of a request and its peer, as `HttpRequest.META` has them."""
+MAX_HEADERS = 256
+"""Maximum number of header lines of a request; common servers take 100."""
+MAX_HEADER_BYTES = 64 * 1024
+"""Maximum size of all of them; common servers take 8 to 64 KiB."""
+TOO_LARGE = Answer.text(
+    431,
+    f"The request has more than {MAX_HEADERS} header lines, or more than "
+    f"{MAX_HEADER_BYTES} bytes of headers.",
+)
+_SEPARATORS = {"HTTP_COOKIE": "; "}
+
+
+def is_too_large(scope: Mapping[str, Any]) -> bool:
+    """Return whether an ASGI scope has more than `MAX_HEADERS` lines or `MAX_HEADER_BYTES`."""
+    headers = scope["headers"]
+    size = sum([len(name) + len(value) for name, value in headers])
+    return len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES
+
+
+def meta_of(scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headers and the peer of an ASGI scope."""
+    meta: dict[str, Any] = {}
+    for name, value in scope["headers"]:
+        # One with an underscore could be taken for one with a hyphen.
+        if b"_" in name:
+            continue
+        key = HttpHeaders.to_wsgi_name(name.decode("latin-1"))
+        text = value.decode("latin-1")
+        if key in meta:
+            text = f"{meta[key]}{_SEPARATORS.get(key, ',')}{text}"
+        meta[key] = text
+    if scope.get("client"):
+        meta["REMOTE_ADDR"] = scope["client"][0]
+    return meta

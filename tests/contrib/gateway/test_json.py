@@ -1,0 +1,158 @@
+"""The protocol as JSON over HTTP, with the statuses and bodies of envoyproxy/ratelimit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.handlers.asgi import ASGIHandler
+from django.test import Client
+from hypothesis import example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.contrib.gateway.asgi import application as alone
+from django_ratelimit_lua.contrib.gateway.endpoints import MAX_BODY_BYTES, answer_json
+from tests.contrib.gateway.asgi import ask
+from tests.contrib.gateway.proxies import SECRET, Answer
+from tests.contrib.gateway.test_envoy_answers import DESCRIPTORS, FUZZED
+from tests.examples import examples
+
+EXAMPLES = examples(200)
+pytestmark = pytest.mark.django_db(transaction=True)
+Post = Callable[..., Answer]
+ENTRIES = [{"key": "generic_key", "value": "mail"}, {"key": "user", "value": "7"}]
+MAIL = {"domain": "site", "descriptors": [{"entries": ENTRIES}]}
+
+
+@pytest.fixture(autouse=True)
+def gateway(settings: Any) -> None:
+    """A gateway with secrets, and a rule for descriptors and requests."""
+    settings.ROOT_URLCONF = "tests.contrib.gateway.gateway_site"
+    settings.RATELIMIT_GATEWAY_SECRET = {
+        "shop": {"secret": SECRET, "for": "protocol"},
+        "edge": {"secret": "the-secret-of-the-edge", "for": "check"},
+    }
+    descriptor = ["domain=site", "generic_key=mail", "user"]
+    settings.RATELIMIT_RULES = [
+        {"name": "mail", "descriptor": descriptor, "key": "user", "rate": "2/h"}
+    ]
+
+
+@pytest.fixture(params=["alone", "asgi", "wsgi"])
+def post(request: pytest.FixtureRequest) -> Post:
+    """Call the URL as a service does, on the gateway's own server, under ASGI or under WSGI."""
+
+    def posting(body: object, secret: str = SECRET) -> Answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if request.param == "wsgi":
+            headers = {"X-RateLimit-Secret": secret}
+            path = "/ratelimit/json"
+            found = Client().post(path, data, content_type="application/json", headers=headers)
+            return Answer(found.status_code, {**found.headers}, found.content)
+        application = alone if request.param == "alone" else ASGIHandler()
+        pairs = [(b"x-ratelimit-secret", secret.encode())]
+        return ask(application, "/ratelimit/json", pairs, "POST", body=[data[:9], data[9:]])
+
+    return posting
+
+
+def test_the_response_is_a_rate_limit_response(post: Post) -> None:
+    """200 or 429, and the message as proto3 JSON without default values."""
+    first, _, third = [post(MAIL) for _ in range(3)]
+    assert first.status == 200
+    found = first.json()
+    assert found.pop("responseHeadersToAdd")[0]["key"] == "ratelimit-policy"
+    (status,) = found.pop("statuses")
+    assert 3600 <= int(status.pop("durationUntilReset").removesuffix("s")) <= 3961
+    limit = {"name": "mail", "requestsPerUnit": 2, "unit": "HOUR"}
+    assert (found, status) == (
+        {"overallCode": "OK"},
+        {"code": "OK", "currentLimit": limit, "limitRemaining": 1},
+    )
+    assert (third.status, third.json()["overallCode"]) == (429, "OVER_LIMIT")
+    assert third.json()["statuses"][0]["code"] == "OVER_LIMIT"
+    assert "limitRemaining" not in third.json()["statuses"][0]
+    headers = {name.lower(): value for name, value in third.headers.items()}
+    assert headers["content-type"] == "application/json"
+
+
+def test_fields_are_read_as_in_proto3_json(post: Post) -> None:
+    """Names in both spellings, numbers as text, units by name or number, and null. `hits_addend` 0
+    of a descriptor takes nothing; that of a request counts as 1.
+    """
+    peek = {"entries": ENTRIES, "hitsAddend": "0", "limit": None}
+    assert post({"domain": "site", "descriptors": [peek, peek]}).status == 200
+    assert post({**MAIL, "hits_addend": 0}).json()["statuses"][0]["limitRemaining"] == 1
+    for limit in ({"requests_per_unit": 5, "unit": "MINUTE"}, {"requestsPerUnit": "5", "unit": 2}):
+        found = post({"domain": "x", "descriptors": [{"entries": ENTRIES, "limit": limit}]})
+        assert found.json()["statuses"][0]["currentLimit"]["unit"] == "MINUTE"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"[" * 60_000,
+        {"descriptors": MAIL["descriptors"]},
+        {"domain": "site"},
+        {**MAIL, "operation": "refund"},
+        {**MAIL, "hitsAddend": -1},
+        {"domain": "\ud800", "descriptors": MAIL["descriptors"]},
+        json.dumps(MAIL).encode().ljust(MAX_BODY_BYTES + 1),
+    ],
+    ids=lambda body: str(body)[:40],
+)
+def test_an_invalid_request_is_a_bad_request(
+    body: object, post: Post, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The body is that of envoyproxy/ratelimit. The log has the reason and the secret's name."""
+    found = post(body)
+    assert (found.status, found.body) == (400, b"Bad Request\n")
+    assert "The gateway refused a request with the secret 'shop': " in caplog.text
+    assert post(json.dumps(MAIL).encode().ljust(MAX_BODY_BYTES)).status == 200
+
+
+def test_the_protocol_needs_a_secret_that_permits_it(post: Post, settings: Any) -> None:
+    """A missing secret, a wrong one, and one for `check` get a 403, which counts nothing."""
+    for secret in ("", f"{SECRET}x", "the-secret-of-the-edge"):
+        assert post(MAIL, secret).status == 403
+    names, settings.RATELIMIT_GATEWAY_SECRET = settings.RATELIMIT_GATEWAY_SECRET, None
+    assert post(MAIL).status == 403
+    settings.RATELIMIT_GATEWAY_SECRET = names
+    assert post(MAIL).json()["statuses"][0]["limitRemaining"] == 1
+
+
+def test_any_body_gets_a_response(settings: Any) -> None:
+    """The status is 200, 429 or 400 for any JSON, whatever the bytes and names."""
+    settings.RATELIMIT_RULES = FUZZED
+    meta = {"HTTP_X_RATELIMIT_SECRET": SECRET}
+    seen: set[int] = set()
+    text = st.text(max_size=9)
+    entries = st.lists(st.fixed_dictionaries({"key": text, "value": text}), max_size=3)
+    descriptors = st.lists(DESCRIPTORS.map(_as_json) | st.fixed_dictionaries({"entries": entries}))
+    values = st.fixed_dictionaries({"domain": text, "descriptors": descriptors})
+    bodies = values.map(json.dumps).map(str.encode) | st.binary(max_size=99)
+
+    @hypothesis_settings(max_examples=EXAMPLES, database=None)
+    @given(bodies)
+    @example(json.dumps(MAIL).encode())
+    def fuzz(body: bytes) -> None:
+        seen.add(runner.run(answer_json(meta, body)).status)
+
+    with asyncio.Runner() as runner:
+        fuzz()
+    assert {200, 400} <= seen <= {200, 400, 429}
+
+
+def _as_json(descriptor: dict[str, Any]) -> dict[str, Any]:
+    pairs = [
+        {"key": key.decode("latin-1"), "value": value.decode("latin-1")}
+        for key, value in descriptor["entries"]
+    ]
+    return {"entries": pairs, "hitsAddend": descriptor.get("hits", 1)}
