@@ -26,6 +26,7 @@ from django_ratelimit_lua.contrib.breakers.registry import (
     state_key,
     tag_of,
 )
+from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.store import Patience, flusher
 from tests import clusters
@@ -223,7 +224,8 @@ def test_a_lost_state_is_restored(
     expected: str,
 ) -> None:
     """The breaker stays open. A process without news for twice `open_for` allows a probe."""
-    monkeypatch.setattr("django_ratelimit_lua.process.tasks._start_thread", lambda *args: None)
+    for task in (flusher, listener):
+        monkeypatch.setattr(task, "start", lambda: False)
     pay = CircuitBreaker("payments", failures=1, open_for="1s")(service)
     service.error = OSError()
     outcome(pay)
