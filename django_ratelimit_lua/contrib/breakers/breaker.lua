@@ -9,7 +9,7 @@ ARGV[8..11]   1 to request a probe, else 0; a tenth of the window; minimum; fail
 ARGV[12..15]  open_for; probes; the channel and the message of a change
 state         state, version (the number of changes), until, granted and succeeded (probes), counts (by tenth of the window)
 until         open: when probes begin; half-open: when probes that have not ended lose their places; closed: unused
-restored      if Redis was emptied or a lagging replica took over; also closed, or a process that missed it would restore open
+restored      a change that Redis has lost; closed as well, because a process that missed that change would restore open
 returns       state, version, time until a probe may be requested; 1 if one was granted; 1 if this call changed the state
 promise       a breaker that is not closed allows at most `probes` calls in any interval of `open_for`
 ]]

@@ -78,11 +78,12 @@ STEPS = st.lists(
         st.tuples(st.just("set the clock back"), PROCESS, PAUSES),
         st.tuples(st.just("restart"), PROCESS, st.none()),
     ),
-    max_size=40,
+    min_size=20,
+    max_size=60,
 )
 
 
-@hypothesis_settings(max_examples=examples(300))
+@hypothesis_settings(max_examples=examples(1000))
 @given(options=st.lists(BY, min_size=PROCESSES, max_size=PROCESSES), steps=STEPS, lost=RESTORES)
 def test_the_script_and_the_model_agree(options: list[Thresholds], steps: list, lost: str) -> None:
     """All replies are equal, to the microsecond, whatever processes report and Redis loses. During

@@ -19,7 +19,7 @@ from django.test import RequestFactory
 from django.views import View
 
 from django_ratelimit_lua import LimitError
-from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen
+from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, shared_state
 from django_ratelimit_lua.contrib.breakers.registry import (
     read_states,
     register_name,
@@ -239,8 +239,8 @@ def test_a_lost_name_is_registered_again(
     service: Service, direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that uses the breaker registers it every minute; here twice a second."""
-    shared_state = "django_ratelimit_lua.contrib.breakers.shared_state"
-    monkeypatch.setattr(f"{shared_state}.REGISTER_SECONDS", 0.5)
+    assert shared_state.REGISTER_SECONDS == 60
+    monkeypatch.setattr(shared_state, "REGISTER_SECONDS", 0.5)
     pay = CircuitBreaker("payments")(service)
     pay()
     until(lambda: "payments" in read_states())
