@@ -206,9 +206,6 @@ class Extension:
         `words` contains the words of all of them.
         """
 
-    def on_gap(self) -> None:
-        """Handle a possible loss of messages: the channel was just connected."""
-
     def is_urgent(self) -> bool:
         """Return whether new rules are loaded at once, instead of within half a second."""
         return False

@@ -26,6 +26,7 @@ from hypothesis import settings as hypothesis_settings
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.engine.bans import ban_log
 from django_ratelimit_lua.engine.fallback import local_counts
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.extension import is_installed
 from django_ratelimit_lua.process.tasks import Task, stop
@@ -40,7 +41,7 @@ from tests.server import server, url
 _serial = itertools.count()
 STOP_SECONDS = 20
 """More than any step of a task takes."""
-BY_THEMSELVES = ("listener", "heartbeat", "publishing")
+BY_THEMSELVES = ("listener", "publishing")
 """The tasks that ask Redis when nobody asks anything of them."""
 # How long an example takes is no promise of ours, and on a busy machine it is long.
 hypothesis_settings.register_profile(
@@ -265,3 +266,5 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     start = Task.start
     monkeypatch.setattr(Task, "start", lambda task: task.name not in BY_THEMSELVES and start(task))
+    monkeypatch.setattr(heartbeat, "is_started", False)
+    monkeypatch.setattr(heartbeat, "start", lambda: None)

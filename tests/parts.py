@@ -1,18 +1,22 @@
-"""Parts of split limits, as if heartbeats had found them."""
+"""The share of this process in split limits, as if a heartbeat had returned it."""
 
 from __future__ import annotations
 
 import pytest
 
-from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
-from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.engine.heartbeat import heartbeat
+from django_ratelimit_lua.limits.share import Share
+
+WHOLE = Share((1,), 0, 1, 0)
+"""The share of the only process."""
 
 
-def set_part(monkeypatch: pytest.MonkeyPatch, part: ProcessShare) -> None:
-    """Give this process such a part of every split limit."""
+def set_share(monkeypatch: pytest.MonkeyPatch, share: Share) -> None:
+    """Give this process that share of every split limit."""
+    monkeypatch.setattr(heartbeat, "share", share)
+    monkeypatch.setattr(heartbeat, "count", share.processes * len(share.weights))
 
-    def part_of(limit: Limit) -> ProcessShare | None:
-        return None if limit.split is None else part
 
-    monkeypatch.setattr(heartbeat, "part_of", part_of)
-    monkeypatch.setattr(heartbeat, "use", lambda limit: None)
+def one_of(count: int, number: int = 0) -> Share:
+    """Return the share of one of several equal processes on one host."""
+    return Share((1,), 0, count, number)

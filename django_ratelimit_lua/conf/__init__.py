@@ -37,6 +37,9 @@ T = TypeVar("T")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MIN_SLOT_SECONDS = 0.5
+MAX_WEIGHT = 1000
+whole_weight = Whole(1, MAX_WEIGHT, "whole number")
+"""Checks the weight of a host."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")
 """As RFC 6750 has them; no shorter ones, which could be guessed."""
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
@@ -342,6 +345,12 @@ class Conf(Table):
         _slot_seconds,
         "seconds after which slots expire that are not renewed, because their process was killed; "
         "a running process renews them four times in that time, see :doc:`bans-and-slots`",
+    )
+    WEIGHT = Setting(
+        1,
+        whole_weight,
+        "the weight of this process' host in limits with ``split``, if the admin page *Processes* "
+        "sets none for the host, see :doc:`/how-to/hot-keys`",
     )
     TRUSTED_PROXIES = Setting(
         None,

@@ -12,20 +12,19 @@ TASKS: Mapping[str, str] = MappingProxyType(
     {
         "listener": "receives changes of rules and resets, and checks twice a second whether the "
         "rules are current",
-        "heartbeat": "reports every two seconds that this process is running, while limits are "
-        "shared among processes",
-        "leases": "returns unspent leased units, ten times a second while there are any",
         "slots": "renews the slots of concurrency limits that this process holds, four times "
         "before they expire",
-        "flush": "writes data that was collected in memory (new bans for the list, and counts of "
-        "optional apps), once a second while there is any",
+        "flush": "reports once a second that this process is running, gives back leased units, "
+        "and writes data that was collected in memory (new bans for the list, and counts of "
+        "optional apps)",
         "breaker": "tests, up to four times a second, whether a server that failed repeatedly "
         "answers again",
         "publishing": "compares the published rules with the database, every ten seconds in one "
         "of the processes, and publishes changes that could not be published when they were "
         "saved, after 0.5 to 30 seconds",
         "errand": "does single tasks for which no request waits long: reads or publishes rules, "
-        "settles a closed coroutine, sends `slot_lost`, or records the use of a token",
+        "fetches leased units, settles a closed coroutine, sends `slot_lost`, or records the use "
+        "of a token",
     }
 )
 """By name, in the order in which they matter; optional apps have further ones."""

@@ -29,7 +29,7 @@ from ..rules.freshness import freshness
 from ..rules.overrides import override_cache
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
-from ..store import FOREVER, Patience, get_store
+from ..store import Patience, flusher, get_store
 from .bans import ban_list, report_bans
 from .decided_charge import DecidedCharge
 from .decision_log import log_decision
@@ -37,8 +37,9 @@ from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
 from .fallback import local_counts
 from .heartbeat import heartbeat
-from .leases import decide_here, leases, may_have_more
+from .leases import leases
 from .listener import listener
+from .local_part import LocalPart
 from .run import Wait, Waiting, arun, run, settling
 from .slots import held_slots
 
@@ -109,79 +110,72 @@ def adecide(planner: Planner) -> Coroutine[Any, Any, Decision]:
 
 
 def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
-    """Plan and decide; if the rules were stale, load newer ones and repeat.
+    """Plan by the rules, decide the call, and report the decision.
 
-    If an interruption or an error stops it, the requested slot is released: the caller does not
-    hold it yet.
+    If the rules were stale, newer ones are loaded, and all is repeated. If an interruption or an
+    error stops it, the requested slot is released: the caller does not hold it yet.
     """
     if not conf.ENABLE:
         return Decision(True, granted=planner.units)
     began = Clock.perf_counter()
     if not listener.task.is_running:
         listener.start()
-    stale: StaleRules | None = None
-    before: object = None
     call: Call | None = None
+    stale: StaleRules | None = None
+    is_last = False
     try:
         for attempt in range(FENCED_ATTEMPTS + 1):
-            ruleset = None
-            if stale is None:
-                ruleset = current()
-            if ruleset is None:
+            if stale is None or not stale.records:  # Otherwise only overrides were stale.
+                known = current() if stale is None else None
+                ruleset = known or (yield _loading(stale, patience))
                 # Waiting for a thread does not count as waiting for the store.
-                ruleset = yield Wait(
-                    partial(load, stale, patience), partial(sync_to_async(load), stale, patience)
-                )
-                if provider.is_answered:
+                if known is None and provider.is_answered:
                     patience.was_answered()
-            # Or no newer rules exist than those that were stale.
-            loaded = (ruleset.fence, ruleset.published)
-            is_last = attempt == FENCED_ATTEMPTS or (
-                stale is not None and not stale.records and loaded == before
-            )
-            before = loaded
-            yield from planner.gather(ruleset)
-            for _ in range(2):
-                call = planner.plan(ruleset)
-                if is_last:
-                    call = call._replace(revision=None, subjects=())
-                try:
-                    decision = yield from answered(call, patience)
-                except StaleRules as error:
-                    stale = error
-                    if not error.records:
-                        break
-                    # The rules are the current ones, and only overrides were not known: plan again
-                    # by both.
-                    override_cache.put_many(
-                        [subject.digest for subject in call.subjects], error.records
-                    )
-                else:
-                    if is_last or ruleset.published is not ruleset.revision:
-                        decision = decision._replace(revision=ruleset.revision.number)
-                    if not planner.charges:
-                        decision = decision._replace(granted=planner.units)
-                    decision = complete(planner.charges, call, decision)
-                    if decision_hooks and planner.is_hit:
-                        seconds = Clock.perf_counter() - began
-                        for on_decision in decision_hooks:
-                            on_decision(
-                                planner.charges, decision, seconds, planner.exempt, planner.state
-                            )
-                    if decision_logger.isEnabledFor(DEBUG):
-                        log_decision(call.operation, planner.charges, decision)
-                    for wait in planner.finish(decision):  # noqa: UP028 - it takes no results
-                        yield wait
-                    for state in decision.limits:
-                        if state.ban is not None and state.ban.is_new:
-                            yield from report_bans(planner.charges, decision, planner.request)
-                            break
-                    return decision
+                # There may be no newer rules than those that were stale.
+                is_last = call is not None and call.revision == ruleset.published
+                yield from planner.gather(ruleset)
+            is_last = is_last or attempt == FENCED_ATTEMPTS
+            call = planner.plan(ruleset)
+            if is_last:
+                call = call._replace(revision=None, subjects=())
+            try:
+                decision = yield from answered(call, patience)
+            except StaleRules as error:
+                stale = error
+                subjects = [subject.digest for subject in call.subjects]
+                override_cache.put_many(subjects[: len(error.records)], error.records)
+                continue
+            if is_last or ruleset.published is not ruleset.revision:
+                decision = decision._replace(revision=ruleset.revision.number)
+            if not planner.charges:
+                decision = decision._replace(granted=planner.units)
+            decision = complete(planner.charges, call, decision)
+            if decision_hooks or decision_logger.isEnabledFor(DEBUG):
+                _report(planner, call, decision, Clock.perf_counter() - began)
+            for wait in planner.finish(decision):  # noqa: UP028 - it takes no results
+                yield wait
+            if [state for state in decision.limits if state.ban is not None and state.ban.is_new]:
+                yield from report_bans(planner.charges, decision, planner.request)
+            return decision
     except BaseException as error:
         if call is not None and call.slot and call.operation == "hit":
             yield from settling(error, _releasing_asked(call))
         raise
     raise AssertionError("the last attempt does not check the revision")  # pragma: no cover
+
+
+def _loading(stale: StaleRules | None = None, patience: Patience | None = None) -> Wait:
+    """Load the rules: for the first time, or because others were stale."""
+    return Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
+
+
+def _report(planner: Planner, call: Call, decision: Decision, seconds: float) -> None:
+    """Report a decision to optional apps and to the log."""
+    if decision_logger.isEnabledFor(DEBUG):
+        log_decision(call.operation, planner.charges, decision)
+    if planner.is_hit:
+        for on_decision in decision_hooks:
+            on_decision(planner.charges, decision, seconds, planner.exempt, planner.state)
 
 
 def _releasing_asked(call: Call) -> Waiting[None]:
@@ -223,7 +217,13 @@ def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -
 
 
 def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
-    """Decide a call in Redis, or in this process if Redis is not needed or unavailable.
+    """Decide a call, in the first of these steps that can.
+
+    1. The deny cache repeats a refusal.
+    2. The rules are compared, unless the deciding call compares them.
+    3. This process decides by its leases and splits.
+    4. Redis decides the rest.
+    5. If Redis is unavailable, the fallback decides.
 
     Raises `StaleRules` if the call uses rules that are not current. Raises nothing if Redis is
     unavailable.
@@ -237,67 +237,63 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
     asked_at = Clock.monotonic()
     generation = deny_cache.generation
     patience = patience or Patience(conf.TIMEOUT)
-    if not heartbeat.task.is_running and _depends_on_processes(call):
-        heartbeat.start()
-    is_hot = False
-    for charge in call.charges:
-        is_hot = is_hot or charge.limit.is_hot
+    if not (heartbeat.is_started and flusher.is_running):
+        _send_heartbeats(call)
+    compares_rules = get_store().compares_rules
+    hot = [charge for charge in call.charges if charge.limit.is_hot]
+    is_for_redis = len(hot) < len(call.charges)
+    if not call.charges:  # For example because the client of a request is blocked or exempt.
+        is_for_redis = compares_rules and any(subject.tag for subject in call.subjects)
     try:
-        if is_hot or not call.charges or not get_store().compares_rules:
-            is_apart = _is_compared_apart(call)
-            if (is_apart and freshness.is_due(call)) or (
-                call.revision is not None and listener.has_news()
-            ):
-                yield from _compare(call, patience)
-            if is_apart and not call.charges:
-                return Decision(True, revision=call.revision_number)
-        if is_hot:
-            decision = yield from decide_here(call, patience)
-        else:
+        if not (is_for_redis and compares_rules):
+            yield from _comparing(call, patience)
+        if hot:
+            decision = yield from _decide_here(call, patience)
+        elif is_for_redis:
             decision = yield call
+        else:
+            decision = Decision(True, revision=call.revision_number)
     except StoreError:
-        return _without_redis(call)
+        return local_counts.decide(call, in_outage=True)
     if call.operation == "refund":
         # Refusals for want of a slot are not remembered, and others' have not ended.
         if not call.slot:
             deny_cache.forget([charge.digest for charge in call.charges])
-    elif not decision.allowed and not (is_hot and may_have_more(call)):
+    elif not decision.allowed:
         deny_cache.note(call, decision, asked_at, generation)
     return decision
 
 
-def _depends_on_processes(call: Call) -> bool:
-    """Return whether the number of processes may decide about the call, now or in an outage."""
-    return any(
-        charge.limit.is_hot or (charge.limit.on_store_error or conf.ON_STORE_ERROR) == "local"
-        for charge in call.charges
-    )
+def _send_heartbeats(call: Call) -> None:
+    """Start heartbeats if the number of processes may decide the call, now or in an outage."""
+    for limit, _digest, _cost in call.charges:
+        if limit.split or (limit.on_store_error or conf.ON_STORE_ERROR) == "local":
+            heartbeat.start()
+            return
 
 
-def _without_redis(call: Call) -> Decision:
-    decision = local_counts.decide(call, in_outage=True)
-    return decision
+def _decide_here(call: Call, patience: Patience) -> Waiting[Decision]:
+    """Decide a call by leases and splits, and the rest of it in Redis. Raises `StoreError`."""
+    here = LocalPart(call)
+    of_rest: Decision | None = None
+    try:
+        yield from here.taking(patience)
+        if here.rest:
+            of_rest = yield here.call()
+    except BaseException:
+        here.give_back()
+        raise
+    return here.complete(of_rest)
 
 
-def _is_compared_apart(call: Call) -> bool:
-    """Return whether rules and overrides must be compared in a separate call.
-
-    On a single server, a call that counts units also compares both. A request with overrides makes
-    such a call even if it counts nothing, for example because its client is blocked or exempt.
-    """
-    if not get_store().compares_rules:
-        return True
-    if call.charges:
-        return all(charge.limit.split for charge in call.charges)
-    return not any(subject.tag for subject in call.subjects)
-
-
-def _compare(call: Call, patience: Patience) -> Waiting[None]:
-    """Check that a call uses the current rules and overrides.
+def _comparing(call: Call, patience: Patience) -> Waiting[None]:
+    """Check that a call uses the current rules and overrides, unless that was done a moment ago.
 
     Raises `StaleRules` if not. If Redis is unavailable and the call has charges, the known rules
     are used.
     """
+    if call.revision is None or not (freshness.is_due(call) or listener.has_news()):
+        return
     question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
     share = patience.share(RULES_SHARE if call.charges else 1)
     store = get_store()
@@ -358,7 +354,7 @@ def rules_in_use() -> Waiting[Ruleset | None]:
         if not listener.task.is_running:
             listener.start()
         if ruleset is None:
-            ruleset = yield Wait(load, sync_to_async(load))
+            ruleset = yield _loading()
     return ruleset
 
 
@@ -400,9 +396,8 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
     If Redis is unavailable, the counts stay until they expire. With `strict`, `StoreError` is
     raised in that case.
     """
-    moment = FOREVER
     try:
-        moment = yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
+        yield Wait(partial(get_store().reset, call), partial(get_store().areset, call))
         if call.ban_keys():
             yield _removing(call)
     except StoreError:
@@ -410,7 +405,7 @@ def forgetting(call: Call, *, strict: bool = False) -> Waiting[None]:
             raise
     finally:
         digests = {charge.digest for charge in call.charges}
-        leases.drop(dict.fromkeys(digests, moment))
+        leases.drop(digests)
         local_counts.forget(call)
         deny_cache.forget(digests)
 

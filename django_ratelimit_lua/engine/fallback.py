@@ -7,6 +7,8 @@ holds are counted. Nothing is reported to Redis when it is available again.
 
 from __future__ import annotations
 
+import logging
+from functools import lru_cache
 from math import inf
 from threading import Lock
 from typing import NamedTuple
@@ -22,8 +24,9 @@ from ..process.forks import renew_after_fork
 from .heartbeat import heartbeat
 from .slots import HeldSlot, Key, held_slots
 
+logger = logging.getLogger("django_ratelimit_lua")
 MAX_COUNTS = 10_000
-"""Counts that are kept. The least recently used one is dropped first."""
+"""Counts that are kept. The least recently used is dropped first: its client may begin anew."""
 RETRY_SECONDS = 1.0
 """The retry time of a hit that is larger than this process's part, because Redis may be back."""
 
@@ -140,10 +143,22 @@ def _size(limit: Limit, in_outage: bool) -> float:
         return inf
     if not limit.rate.limit or (in_outage and policy == "closed"):
         return 0
-    part = heartbeat.part_of(limit)
-    if part is not None:
-        return part.units(limit.capacity)
+    if limit.split and heartbeat.share is not None:
+        if limit.capacity < heartbeat.count:
+            _warn_once(limit.name, limit.capacity, heartbeat.count)
+        return heartbeat.share.units(limit.capacity)
     return max(1, limit.capacity // heartbeat.count)
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(name: str, units: int, count: int) -> None:
+    logger.warning(
+        "The limit %r of %d units is split among %d processes, so some of them admit nothing. "
+        "Raise the limit, start fewer processes, or remove `split`.",
+        name,
+        units,
+        count,
+    )
 
 
 local_counts = LocalCounts()

@@ -1,51 +1,29 @@
 --[[
-Records that a process is alive, in one register or several, and returns its position in each. The cost grows with the logarithm of the
-number of processes, and with the number of registers.
+Records that a process is alive, and returns all live processes if they have changed.
 
-KEYS[2n-1]  a sorted set: the name of each process, scored by the second of its last heartbeat
-KEYS[2n]    a sorted set: the same names in alphabetical order
-KEYS[#KEYS] a hash: the description of each process of the first register
-ARGV[1]     the name of this process
-ARGV[2]     its description
-ARGV[3]     seconds without a heartbeat after which a process is removed
-ARGV[3+n]   for each register: 1, or 0 to leave it
-returns     for each register: the number of its processes, and how many of them come before this one
+KEYS[1]  a sorted set: the processes, scored by the second of their last heartbeat
+KEYS[2]  the version of this set: the moment of its last change
+ARGV[1]  this process
+ARGV[2]  the version that it knows
+ARGV[3]  seconds without a heartbeat after which a process is removed
+ARGV[4]  1 if this process ends; otherwise 0
+returns  the version; and the processes, unless the version is the known one
 ]]
+local time = redis.call('TIME')
+local now, lifetime = tonumber(time[1]), tonumber(ARGV[3])
 
-local clock, lifetime, descriptions = table.concat(redis.call('TIME'), ' '), tonumber(ARGV[3]), KEYS[#KEYS]
-local now = tonumber(string.match(clock, '^(%d+) %d+$'))
-
-local function beat(alive, names, own)
-  local gone = redis.call('ZRANGEBYSCORE', alive, '-inf', now - lifetime)
-  -- If the clock was set back, these entries would last until it has caught up. A live process adds itself again.
-  for _, process in ipairs(redis.call('ZRANGEBYSCORE', alive, now + lifetime / 2, '+inf')) do
-    gone[#gone + 1] = process
-  end
-  if own == '0' then gone[#gone + 1] = ARGV[1] end
-  for _, process in ipairs(gone) do
-    redis.call('ZREM', alive, process)
-    redis.call('ZREM', names, process)
-    if alive == KEYS[1] then redis.call('HDEL', descriptions, process) end
-  end
-  if own ~= '0' then
-    redis.call('ZADD', alive, now, ARGV[1])
-    redis.call('ZADD', names, 0, ARGV[1])
-    if redis.call('ZCARD', names) > redis.call('ZCARD', alive) then -- `alive` was evicted, so each process registers again.
-      redis.call('DEL', names)
-      redis.call('ZADD', names, 0, ARGV[1])
-    end
-    redis.call('EXPIRE', alive, 2 * lifetime)
-    redis.call('EXPIRE', names, 2 * lifetime)
-  end
-  return {redis.call('ZCARD', names), redis.call('ZRANK', names, ARGV[1]) or 0}
+local changes = redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - lifetime)
+-- After the clock was set back, these entries would outlive their processes. A live process adds itself again.
+changes = changes + redis.call('ZREMRANGEBYSCORE', KEYS[1], now + lifetime / 2, '+inf')
+if ARGV[4] == '1' then
+  changes = changes + redis.call('ZREM', KEYS[1], ARGV[1])
+else
+  changes = changes + redis.call('ZADD', KEYS[1], now, ARGV[1])
+  redis.call('EXPIRE', KEYS[1], 2 * lifetime)
 end
 
-local answers = {}
-for n = 1, #ARGV - 3 do
-  answers[n] = beat(KEYS[2 * n - 1], KEYS[2 * n], ARGV[3 + n])
-end
-if ARGV[4] ~= '0' then
-  redis.call('HSET', descriptions, ARGV[1], ARGV[2])
-  redis.call('EXPIRE', descriptions, 2 * lifetime)
-end
-return answers
+local version = redis.call('GET', KEYS[2])
+if changes > 0 or not version then version = time[1] .. '.' .. time[2] end
+redis.call('SET', KEYS[2], version, 'EX', 2 * lifetime)
+if version == ARGV[2] then return {version} end
+return {version, redis.call('ZRANGE', KEYS[1], 0, -1)}

@@ -26,7 +26,7 @@ from ..process.clock import Clock
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
-from ..store import ANNEX, RESET, RULES, Patience, Subscription, get_store, read_reset
+from ..store import ANNEX, RESET, RULES, Patience, Subscription, get_store
 from .deny_cache import deny_cache
 from .leases import leases
 
@@ -85,10 +85,6 @@ class Listener:
     def is_listening(self) -> bool:
         """Return whether changes are received as soon as they are made."""
         return self._subscription is not None
-
-    def heard_since(self, moment: float) -> bool:
-        """Return whether the listener has received all changes since that moment (monotonic)."""
-        return self._subscription is not None and self._connected_at <= moment
 
     def start(self) -> None:
         """Start the listener, unless it is running already."""
@@ -165,8 +161,6 @@ class Listener:
         self.error = ""
         self._has_news = False
         deny_cache.clear()  # Messages sent until now may be lost.
-        for extension in extensions:
-            extension.on_gap()
         self._check_at = float("-inf")
 
     def _lose(self, error: StoreError) -> None:
@@ -205,7 +199,6 @@ class Listener:
         if is_current:
             self._load_at = NEVER
         else:
-            leases.renew()
             if not now < self._load_at < NEVER:
                 self._load_at = now
                 if not any(extension.is_urgent() for extension in extensions):
@@ -213,22 +206,20 @@ class Listener:
         self._check_at = min(self._check_at, self._load_at)
 
     def _handle(self, subscription: Subscription, messages: Iterable[bytes]) -> None:
-        reset: dict[bytes, int] = {}
+        reset: set[bytes] = set()
         of_annexes: dict[bytes, set[bytes]] = {}
         ruleset = provider.in_force()
         current = RULES + b" " + (b"" if ruleset is None else ruleset.published.text)
         for message in messages:
             kind, *words = message.split(b" ")
             if kind == RESET:
-                digests, moment = read_reset(words)
-                reset |= {digest: max(moment, reset.get(digest, 0)) for digest in digests}
+                reset.update(words)
             elif kind == ANNEX and words:
                 of_annexes.setdefault(words[0], set()).update(words[1:])
             elif message != current:  # Other rules; or what only another version understands.
                 # Before the check, which may take a while if this thread waits for others.
                 if not self._is_outdated:
                     provider.doubt()
-                    leases.renew()
                 self._is_outdated = True
                 self._check_at = min(self._check_at, self._checked_at + MIN_LENGTH)
                 if kind != RULES:

@@ -58,7 +58,7 @@ class Limit:
     mode: Mode
     on_store_error: Policy | None
     lease: int | None
-    split: str | None
+    split: bool
     ban_after: int | None
     ban_window: str | None
     ban_for: str | None
@@ -122,7 +122,7 @@ class Limit:
             {
                 "packed": packed,
                 "counts_to": numbers[0],
-                "is_hot": self.lease is not None or self.split is not None,
+                "is_hot": self.lease is not None or self.split,
                 "holds": kind.holds,
             }
         )

@@ -18,7 +18,6 @@ from .values import gettext_noop as _
 Align = Literal["clock", "day", "week", "month"]
 Policy = Literal["open", "closed", "local"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-EQUAL = "equal"
 _MAX_WAIT = Rate.MAX_US // SECOND
 
 
@@ -194,20 +193,21 @@ class Options(TypedDict, total=False):
                 "Token bucket and fixed window: units that a process takes at once and spends "
                 "without asking Redis, for keys that are used very often."
             ),
-            words=_("leases of up to %(lease)s"),
+            words=_("leases of %(lease)s"),
             excludes=_NEEDS_REDIS,
         ),
     ]
     split: Annotated[
-        str | None,
+        bool,
         Option(
-            Choice((EQUAL,)),
+            _flag,
             _("split"),
             _(
-                "Each process enforces an equal share of the limit without asking Redis. Write "
-                "equal. Empty: one shared count."
+                "Token bucket and fixed window: each host has a part of the limit, by its weight, "
+                "which its processes share without asking Redis."
             ),
-            words=_("split among processes"),
+            default=False,
+            words=_("split among hosts"),
             excludes=("lease", "align", *_NEEDS_REDIS),
         ),
     ]

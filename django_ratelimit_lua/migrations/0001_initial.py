@@ -62,6 +62,20 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='RateLimitHost',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=253, unique=True, verbose_name='name')),
+                ('weight', models.PositiveIntegerField(validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000)], verbose_name='weight')),
+            ],
+            options={
+                'verbose_name': 'host',
+                'verbose_name_plural': 'hosts',
+                'ordering': ('name',),
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
             name='RateLimitRule',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -92,7 +106,7 @@ class Migration(migrations.Migration):
                 ('count_denied', models.BooleanField(default=False, help_text='Windows and logs: a client that keeps trying stays refused.', verbose_name='count refused requests')),
                 ('on_store_error', models.CharField(blank=True, choices=[('open', 'allow requests'), ('closed', 'refuse requests'), ('local', 'limit each process to its share')], help_text='What happens while Redis is unavailable. Empty: as in the settings.', max_length=8, verbose_name='fallback')),
                 ('lease', models.BigIntegerField(blank=True, help_text='Token bucket and fixed window: units that a process takes at once and spends without asking Redis, for keys that are used very often.', null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000000000000)], verbose_name='lease')),
-                ('split', models.CharField(blank=True, help_text='Each process enforces an equal share of the limit without asking Redis. Write equal. Empty: one shared count.', max_length=1000, verbose_name='split')),
+                ('split', models.BooleanField(default=False, help_text='Token bucket and fixed window: each host has a part of the limit, by its weight, which its processes share without asking Redis.', verbose_name='split')),
                 ('ban_after', models.PositiveIntegerField(blank=True, help_text='Refusals that trigger a ban. Empty: there are no bans.', null=True, validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(1000)], verbose_name='ban after')),
                 ('ban_window', models.CharField(blank=True, db_default='', default='', help_text='How long a refusal counts, for example 10m. Empty: as long as the first ban.', max_length=16, verbose_name='within')),
                 ('ban_for', models.CharField(blank=True, db_default='', default='', help_text='How long the first, second and each further ban is, for example 10m,1h,1d. One may be enough: 10m.', max_length=100, verbose_name='ban for')),

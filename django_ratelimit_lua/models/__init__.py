@@ -1,16 +1,18 @@
-"""The models: rules, tiers, overrides, and the history of their changes.
+"""The models: rules, tiers, overrides, weights of hosts, and the history of their changes.
 
 Every change of a row raises the revision and writes the history in the same transaction. This
 package imports `rules` and `identity`. It does not know Redis or the admin.
 """
 
 from .change import RateLimitChange, RateLimitRevision
+from .host import RateLimitHost
 from .override import RateLimitOverride
 from .rule import RateLimitRule
 from .tier import RateLimitTier
 
 __all__ = [
     "RateLimitChange",
+    "RateLimitHost",
     "RateLimitOverride",
     "RateLimitRevision",
     "RateLimitRule",

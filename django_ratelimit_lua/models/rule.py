@@ -141,7 +141,7 @@ class RateLimitRule(RatesFields, AuditedModel):
     count_denied = models.BooleanField(default=False, **column("count_denied", blank=False))
     on_store_error = models.CharField(max_length=8, **column("on_store_error"))
     lease = models.BigIntegerField(null=True, **column("lease"))
-    split = models.CharField(max_length=1000, **column("split"))
+    split = models.BooleanField(default=False, **column("split", blank=False))
     ban_after = models.PositiveIntegerField(null=True, **column("ban_after"))
     ban_window = models.CharField(max_length=16, default="", db_default="", **column("ban_window"))
     ban_for = models.CharField(max_length=100, default="", db_default="", **column("ban_for"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engine.decide import build_call
-from ..engine.heartbeat import Process, processes
+from ..engine.heartbeat import Process, live_processes
 from ..exceptions import StoreError
 from ..identity import digest
 from ..limits.call import Charge
@@ -26,7 +26,7 @@ class Health:
     - `revision`: the revision of the rules that this process uses (0: none, or none loaded yet);
     - `is_paused`: whether Redis is not called at the moment, after repeated failures;
     - `problems`: the rules that this process had to leave out, or could not publish, and why;
-    - `processes`: the processes that decide limits, and their parts of split limits.
+    - `processes`: the processes that decide limits.
     """
 
     ok: bool
@@ -55,7 +55,7 @@ def health() -> Health:
     try:
         store.decide(call)
         seconds = Clock.monotonic() - started
-        found = processes()
+        found = live_processes()
     except StoreError as error:
         seconds = Clock.monotonic() - started
         message = str(error)

@@ -34,6 +34,7 @@ from ..limits import program
 from ..limits.call import Revision
 from ..models import (
     RateLimitChange,
+    RateLimitHost,
     RateLimitOverride,
     RateLimitRevision,
     RateLimitRule,
@@ -304,6 +305,7 @@ def _snapshot(using: str, row: Risen) -> Mapping[str, object]:
         "revision": row.text.decode(),
         "database": row.database,
         "rules": _rules(using),
+        "weights": dict(RateLimitHost.objects.using(using).values_list("name", "weight")),
         "kinds": kinds,
         "blocks": sorted(of_all.values_list("kind", flat=True).distinct()),
         "keys": list(secrets_by_id()),

@@ -89,7 +89,7 @@ def reading(given: Declared) -> str:
     >>> reading({**rule, "mode": "shadow"})
     '100 per minute per user, bursts of 20, on /api/, shadow mode'
     >>> reading({"name": "budget", "key": "ip", "rate": "10000/s", "lease": 500})
-    '10000 per second per address, leases of up to 500'
+    '10000 per second per address, leases of 500'
     """
     try:
         return _sentence(given)

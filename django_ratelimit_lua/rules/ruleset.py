@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-from ..conf import conf
+from ..conf import conf, whole_weight
 from ..extension import Extension, extensions
 from ..identity import key_id, secrets_by_id
 from ..limits.call import NO_RULES, Revision
@@ -83,6 +83,7 @@ class Ruleset:
     - `database`: the id of their database;
     - `rules`: their declarations, each with the `id` of its row. For those that cannot be parsed
       completely, see `rules.snapshot`, and the log;
+    - `weights`: the weights of hosts that operators have set, by the name of the host;
     - `kinds`: the kinds of override subjects, by rule name, or by `EVERY_RULE`;
     - `blocks`: the kinds of subjects that are blocked for every rule;
     - `parts`: the parts of optional apps, by name; see `Extension.snapshot`;
@@ -117,6 +118,7 @@ class Ruleset:
         ]
         self.kinds = {name: [kind for kind in of if kind not in odd] for name, of in kinds.items()}
         self.blocks = [kind for kind in blocks if kind not in odd]
+        self.weights: Mapping[str, int] = self._load_weights()
         by_name = {rule.name: rule for rule in declared}
         self._read: dict[int | None, ReadRule] = {}
         known: Mapping[int | None, ReadRule] = {}
@@ -152,6 +154,16 @@ class Ruleset:
 
     def __repr__(self) -> str:
         return f"<Ruleset of {len(self.rules)} rules, revision {self.revision.number}>"
+
+    def _load_weights(self) -> dict[str, int]:
+        """Return the valid weights of hosts."""
+        weights = {}
+        for name, weight in self.snapshot.get("weights", {}).items():
+            try:
+                weights[name] = whole_weight(weight)
+            except ValueError as error:
+                self.problems.append(f"the weight of the host {name!r} is {weight!r}: {error}")
+        return weights
 
     def _load_part(self, extension: Extension, before: Ruleset | None) -> object:
         """Return the part of one optional app.

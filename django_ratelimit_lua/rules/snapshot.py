@@ -29,6 +29,7 @@ over a higher format.
 WHERE = "Rules of the admin"
 _PARTS: Mapping[str, type] = {
     "rules": list,
+    "weights": dict,
     "kinds": dict,
     "blocks": list,
     "keys": list,

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..conf.changes import on_change
-from .commands import ANNEX, FOREVER, RESET, RULES, Reply, read_reset
+from .commands import ANNEX, RESET, RULES, Reply
 from .connection_params import ConnectionParams, why_unusable
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
@@ -29,7 +29,6 @@ __all__ = [
     "ANNEX",
     "FAILURES",
     "FLUSH_SECONDS",
-    "FOREVER",
     "RESET",
     "RULES",
     "ClusterConnectionFactory",
@@ -41,7 +40,6 @@ __all__ = [
     "flusher",
     "get_store",
     "last_patience",
-    "read_reset",
     "rules_key",
     "take_turn",
     "why_unusable",

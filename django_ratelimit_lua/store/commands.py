@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -20,10 +20,6 @@ MAX_FORMS = 256
 MAX_LIMITS = 8
 MAX_UNITS = 10
 """Calls with more limits or units are not cached."""
-MAX_MOMENT_DIGITS = 18
-FOREVER = 2**63
-"""Later than any moment."""
-
 DIGEST_SIZE = 32
 """Bytes of the digest of an identity."""
 
@@ -159,45 +155,23 @@ RULES = b"rules"
 RESET = b"reset"
 ANNEX = b"annex"
 # A user who may not publish can still delete.
-_DELETE = b"""redis.call('DEL', unpack(KEYS))
-local time = redis.call('TIME')
-local moment = time[1] * 1000000 + time[2]
-redis.pcall('PUBLISH', ARGV[1], ARGV[2] .. string.format(' @%.0f', moment))
-return moment"""
-_TELL = b"redis.pcall('PUBLISH', ARGV[1], ARGV[2]) return 0"
+_RESET = b"""local deleted = #KEYS > 0 and redis.call('DEL', unpack(KEYS)) or 0
+redis.pcall('PUBLISH', ARGV[1], ARGV[2])
+return deleted"""
 
 
 def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question[int]:
     """Return the question that deletes counts and bans, and notifies all processes.
 
     After an `unban`, which has lifted the bans, it only notifies, and counts stay. `keys` are the
-    keys to delete; by default all keys of the call. The answer is the moment up to which
-    units do not count any more, in microseconds since 1970 by the clock of Redis.
+    keys to delete; by default all keys of the call. The answer is the number of deleted keys.
     """
-    if call.operation == "unban":
-        message = [RESET, *dict.fromkeys(charge.digest for charge in call.charges), b"@0"]
-        return Question(command(b"EVAL", _TELL, b"0", channel, b" ".join(message)), _whole_number)
     keys = list(keys or call.state_keys())
-    digests = dict.fromkeys(charge.digest for charge in call.charges)
-    arguments = (channel, b" ".join([RESET, *digests]))
-    parts = (b"EVAL", _DELETE, b"%d" % len(keys), *keys, *arguments)
+    if call.operation == "unban":
+        keys = []
+    message = b" ".join([RESET, *dict.fromkeys(charge.digest for charge in call.charges)])
+    parts = (b"EVAL", _RESET, b"%d" % len(keys), *keys, channel, message)
     return Question(command(*parts), _whole_number)
-
-
-def read_reset(words: Iterable[bytes]) -> tuple[set[bytes], int]:
-    """Parse the words after `RESET` in a message.
-
-    Returns:
-        The digests, and the moment of the reset: units that were counted until then are ignored. It
-        is `FOREVER` if the message has no moment.
-    """
-    digests = set(words)
-    moments = {word for word in digests if word.startswith(b"@")}
-    number = b"".join(moments)[1:]
-    moment = FOREVER
-    if number.isdigit() and len(number) <= MAX_MOMENT_DIGITS:
-        moment = int(number)
-    return digests - moments, moment
 
 
 def to_execute(*parts: bytes) -> Question[Reply]:

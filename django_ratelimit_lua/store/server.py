@@ -272,8 +272,8 @@ class Store:
     def channel(self, prefix: bytes) -> bytes:
         """Return the channel of the processes that share a database and a prefix.
 
-        Its messages are: new rules (`RULES <revision>`), resets (`RESET <digest> <digest> ...
-        @<moment>`), and messages of an optional app (`ANNEX <app> <word> <word> ...`).
+        Its messages are: new rules (`RULES <revision>`), resets (`RESET <digest> <digest>
+        ...`), and messages of an optional app (`ANNEX <app> <word> <word> ...`).
         """
         # Redis has the same channels in all databases.
         return b"%bchanges:%d" % (prefix, self._params.database)
@@ -281,8 +281,7 @@ class Store:
     def reset(self, call: Call) -> int:
         """Delete the state of every limit of a call, and notify all processes.
 
-        After an `unban` the state is kept. Return the moment up to which units do not count any
-        more, see `to_reset`. Raises `StoreError`.
+        After an `unban` the state is kept. Return the number of deleted keys. Raises `StoreError`.
         """
         return self._exchange(to_reset(call, self.channel(call.prefix)))
 

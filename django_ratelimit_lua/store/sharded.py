@@ -190,7 +190,7 @@ class ShardedStore(Store):
         return states
 
     async def _reset(self, call: Call, ask: AskSlot) -> int:
-        latest = 0
+        deleted = 0
         keys = call.state_keys()
         places_by_slot = _places_by_slot(keys)
         if call.operation == "unban":  # Nothing is deleted, and one message is enough.
@@ -198,9 +198,8 @@ class ShardedStore(Store):
         for slot, places in places_by_slot.items():
             part = [keys[place] for place in places]
             question = to_reset(call, self.channel(call.prefix), part)
-            moment = await ask(slot, question)
-            latest = max(latest, moment)
-        return latest
+            deleted += await ask(slot, question)
+        return deleted
 
     def _blocking(self, patience: Patience | None = None) -> AskSlot:
         return partial(self._ask, self._send, self._patience(patience))

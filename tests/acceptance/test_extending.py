@@ -118,7 +118,7 @@ DEFAULTS = {
     "store/sharded.py": {"fixed_window"},
     "throttling/classes.py": {"sliding_window", "sliding_log"},
 }
-"""The modules that choose an algorithm for a limit, and the replay, which has its own arithmetic."""
+"""Modules that choose an algorithm for a limit, and the replay, which has its own arithmetic."""
 
 
 def test_no_module_names_an_algorithm_except_as_a_default() -> None:

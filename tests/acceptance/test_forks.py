@@ -107,7 +107,7 @@ def everything(name: str, redis_is: str = "there") -> Callable[[], None]:
         RateLimiter("plain", "3/h"),
         RateLimiter("log", "50/h", algorithm="sliding_log"),
         RateLimiter("leased", "1000000/h", algorithm="fixed_window", lease=1000),
-        RateLimiter("part", "1000/h", split="equal"),
+        RateLimiter("part", "1000/h", algorithm="fixed_window", split=True),
     ]
 
     def decide() -> None:

@@ -63,7 +63,7 @@ def test_the_health_command_shows_the_state() -> None:
 
 def test_every_background_task_is_listed() -> None:
     """Each task has a name in the list, and a failed task has its error."""
-    task = Task("heartbeat", lambda: 1 / 0)
+    task = Task("flush", lambda: 1 / 0)
     task.start()
     end = time.monotonic() + 10
     while task.error is None:
@@ -91,7 +91,7 @@ def test_a_task_restarts_if_it_is_started_while_it_ends() -> None:
             task.start()
         return None
 
-    task = Task("leases", step)
+    task = Task("slots", step)
     assert task.start()
     end = time.monotonic() + 10
     while task.is_running:
@@ -113,15 +113,15 @@ def test_a_failing_task_is_logged_once_and_its_recovery_once(
         return 0.0 if errors else None
 
     caplog.set_level(logging.INFO, "django_ratelimit_lua")
-    task = Task("leases", step, meanwhile="the sun shines")
+    task = Task("slots", step, meanwhile="the sun shines")
     task.start()
     end = time.monotonic() + 20
     while task.is_running:
         assert time.monotonic() < end
         time.sleep(0.01)
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
-    fails = "The background task 'leases' failed and is retried"
-    works = "The background task 'leases' works again"
+    fails = "The background task 'slots' failed and is retried"
+    works = "The background task 'slots' works again"
     assert said == [
         ("WARNING", f"{fails}: ValueError: first. Until it succeeds, the sun shines"),
         ("INFO", works),

@@ -19,7 +19,6 @@ from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.core import is_ratelimited
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.engine.fallback import local_counts
-from django_ratelimit_lua.engine.heartbeat import ProcessShare
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import TAG_SIZE, Call, Revision, Subject
@@ -30,7 +29,7 @@ from django_ratelimit_lua.rules.freshness import freshness
 from django_ratelimit_lua.rules.overrides import override_cache
 from django_ratelimit_lua.rules.provider import current, start_fresh
 from tests.kept import import_all, kept
-from tests.parts import set_part
+from tests.parts import WHOLE, set_share
 
 MANY, BOUND, FEW = 1_500, 500, 400
 """So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache`
@@ -57,7 +56,7 @@ def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clear everything before and after the test, and give this process the whole of
     split limits.
     """
-    set_part(monkeypatch, ProcessShare(0, 1))
+    set_share(monkeypatch, WHOLE)
     names = dict(known_call_sites._by_name)
 
     def forget() -> None:
@@ -89,6 +88,7 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "most", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.engine.leases.MAX_LEASES", BOUND)
     monkeypatch.setattr(
         callables, "known", dict(callables.known)
     )  # What is named here is checked by no other test.
@@ -116,11 +116,12 @@ def refused() -> None:
 def leased() -> None:
     one = limiter("leased", "1000/h", algorithm="token_bucket", lease=100)
     for number in range(MANY):
-        one.hit(odd(number))
+        for _ in range(3):
+            one.hit(odd(number))
 
 
 def in_parts() -> None:
-    one = limiter("split", "2/h", split="equal", algorithm="sliding_log")
+    one = limiter("split", "2/h", split=True, algorithm="fixed_window")
     for number in range(MANY):
         one.hit(odd(number))
 

@@ -8,21 +8,19 @@ import pytest
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.fallback import local_counts
-from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
-from tests.parts import set_part
+from tests.parts import WHOLE, set_share
 
 
 @pytest.fixture(autouse=True)
 def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process the only one, without counts and with memory for few identities."""
-    monkeypatch.setattr(heartbeat, "count", 1)
-    set_part(monkeypatch, ProcessShare(0, 1))
+    set_share(monkeypatch, WHOLE)
     monkeypatch.setattr(local_counts._counts, "most", 1_000)
 
 
 def test_an_active_identity_is_never_evicted() -> None:
     """A split limit of 100/h admits 100 of an identity that hits between 5,000 others."""
-    limiter = RateLimiter("x", "100/h", split="equal")
+    limiter = RateLimiter("x", "100/h", algorithm="fixed_window", split=True)
     admitted = 0
     for number in range(5_000):
         limiter.hit(f"other {number}")

@@ -98,7 +98,7 @@ def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -
         {"algorithm": "fixed_window"},
         {"max_wait": "3"},
         {"lease": "5"},
-        {"split": "equal"},
+        {"split": "on"},
         {"more_rates": "100/h"},
         {"limit": "200000"},
         {"count_denied": "on"},

@@ -309,7 +309,7 @@ def test_a_slot_that_could_not_be_released_is_an_error() -> None:
         ("5", {"algorithm": "sliding_window"}, "for the algorithm concurrency"),
         ("5", {}, "for the algorithm concurrency"),
         ("5", {"algorithm": "concurrency", "lease": 2}, "no option lease"),
-        ("5", {"algorithm": "concurrency", "split": "equal"}, "no option split"),
+        ("5", {"algorithm": "concurrency", "split": True}, "no option split"),
         ("5", {"algorithm": "concurrency", "max_wait": 2}, "no option max_wait"),
         ("5", {"algorithm": "concurrency", "count_denied": True}, "no option count_denied"),
         ("5", {"algorithm": "concurrency", "queue": 5}, "no option queue"),

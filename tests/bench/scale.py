@@ -111,15 +111,15 @@ def leases() -> None:
         plain = per_second(crowd(alias(server.url), rate="1000000000/h"))
         with Redis.from_url(server.url) as direct:
             direct.flushall()
-        leased = per_second(crowd(alias(server.url), rate="1000000000/h", lease=50_000))
+        leased = per_second(crowd(alias(server.url), rate="1000000000/h", lease=5_000))
         with Redis.from_url(server.url) as direct:
             direct.flushall()
         limit = 2_000_000
-        exact = crowd(alias(server.url), rate=f"{limit}/h", lease=50_000, until_refused=True)
+        exact = crowd(alias(server.url), rate=f"{limit}/h", lease=5_000, until_refused=True)
         with Redis.from_url(server.url) as direct:
             direct.flushall()
         short = crowd(
-            alias(server.url), rate=f"{limit}/h", lease=50_000, until_refused=True, once=True
+            alias(server.url), rate=f"{limit}/h", lease=5_000, until_refused=True, once=True
         )
     print(
         f"one identity, {PROCESSES} processes: {plain:.0f} decisions/s; with a lease "

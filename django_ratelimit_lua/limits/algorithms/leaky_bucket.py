@@ -24,7 +24,7 @@ class LeakyBucket(Algorithm):
     label = _("leaky bucket: evenly spaced requests; the others wait")
     suffix = b"l"
     lua_parts = ("bucket",)
-    options = frozenset({"queue", "max_wait", "split"})
+    options = frozenset({"queue", "max_wait"})
     waits_anyway = True
     is_bucket = True
 

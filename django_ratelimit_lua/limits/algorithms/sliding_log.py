@@ -21,7 +21,7 @@ class SlidingLog(Algorithm):
     name = "sliding_log"
     label = _("sliding log: never over the limit, exact to the microsecond")
     suffix = b"g"
-    options = frozenset({"count_denied", "split"})
+    options = frozenset({"count_denied"})
     is_exact = True
 
     def numbers(self, limit: Limit, now: int) -> Numbers:

@@ -20,7 +20,7 @@ class SlidingWindow(Algorithm):
     name = "sliding_window"
     label = _("sliding window: never over the limit in any period")
     suffix = b"s"
-    options = frozenset({"segments", "count_denied", "split"})
+    options = frozenset({"segments", "count_denied"})
 
     def numbers(self, limit: Limit, now: int) -> Numbers:
         """Return the limit, the period and the length of a segment."""

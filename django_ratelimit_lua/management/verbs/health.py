@@ -49,10 +49,7 @@ def _health(command: Printer, options: VerbOptions) -> None:
         command.say(f"{task.name}: {task_purposes()[task.name]} ({state})")
     for process in status.processes:
         age = duration_words(time.time() - process.since)
-        parts = "; ".join(f"{part.units} of {part.limit} of {part.name}" for part in process.parts)
-        command.say(
-            f"process {process.pid} on {process.host}, up for {age}: {parts or 'no split limit'}"
-        )
+        command.say(f"process {process.pid} on {process.host}, up for {age}")
     if not listener.wait(LISTEN_SECONDS):
         reason = listener.error or "the thread of the listener is not running"
         command.warn(f"changes of rules are not pushed, but polled: {reason}")

@@ -73,7 +73,7 @@ def test_the_preview_lists_ignored_options() -> None:
     simulate them.
     """
     assert notes({}) == []
-    assert len(notes({"mode": "shadow", "lease": 5, "split": "equal"})) == 3
+    assert len(notes({"mode": "shadow", "lease": 5, "split": True})) == 3
     assert "off" in notes({"mode": "off"})[0]
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.engine.fallback import LocalCounts
-from django_ratelimit_lua.engine.heartbeat import ProcessShare, heartbeat
+from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge, Operation
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
-from tests.parts import set_part
+from tests.parts import one_of, set_share
 
 MAX = 100
 SECOND = 1_000_000
@@ -137,15 +137,15 @@ def test_an_edited_limit_keeps_its_count(here: LocalCounts) -> None:
     assert hits(here, Limit("x", "48/m"), 20, now=NOW + 60 * SECOND) == 12
 
 
-@pytest.mark.parametrize("split", ["equal", None])
+@pytest.mark.parametrize("split", [True, False])
 def test_the_least_recently_used_client_is_dropped(
     split: Any, here: LocalCounts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that keeps hitting is never dropped. An idle one is dropped after hits of as many
     others as the maximum. Peeks and refunds of others do not count.
     """
-    set_part(monkeypatch, ProcessShare(1, 4))
-    limit = Limit("x", "40/h", split=split)
+    set_share(monkeypatch, one_of(4, 1))
+    limit = Limit("x", "40/h", algorithm="fixed_window", split=split)
     assert hits(here, limit, 20, who="idle") == 10
     admitted = 0
     for number in range(MAX - 2):

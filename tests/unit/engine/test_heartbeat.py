@@ -1,16 +1,13 @@
-"""The share of a limit that a process has, without a server."""
+"""The hosts of live processes and their weights, without a server."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from django_ratelimit_lua.engine.heartbeat import ProcessShare
+from django_ratelimit_lua.engine.heartbeat import Process, hosts
 
 
-@given(whole=st.integers(0, 10**9), count=st.integers(1, 20))
-def test_the_parts_of_all_processes_add_up_to_the_whole(whole: int, count: int) -> None:
-    """Each part differs from the exact quotient by less than one."""
-    parts = [ProcessShare(before, count) for before in range(count)]
-    assert sum(part.units(whole) for part in parts) == whole
-    assert all(abs(part.units(whole) - whole / count) < 1 for part in parts)
+def test_the_weight_of_an_operator_replaces_that_of_the_processes() -> None:
+    """Without it, the largest weight of the processes of a host applies."""
+    processes = [Process("a", 1, 0.0, 5, "1"), Process("a", 2, 0.0, 7, "2")]
+    processes.append(Process("b", 1, 0.0, 1, "3"))
+    assert [(host.name, host.weight) for host in hosts(processes, {})] == [("a", 7), ("b", 1)]
+    assert [host.weight for host in hosts(processes, {"a": 2, "gone": 9})] == [2, 1]

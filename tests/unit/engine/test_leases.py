@@ -1,27 +1,19 @@
-"""A lease: units that a process spends locally, when it requests the next batch, and which units it
-returns. There is no server.
+"""A lease: the units that it lets a process spend, and those that it gives back. There is no
+server.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
 import pytest
 
-from django_ratelimit_lua.engine.heartbeat import heartbeat
-from django_ratelimit_lua.engine.leases import DRY, EVERYTHING, IDLE, Lease, decide_here, leases
-from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.engine.leases import IDLE_SECONDS, Lease, Leases, lease_key
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.process.clock import Clock as ProcessClock
-from django_ratelimit_lua.store import FOREVER, Patience
 
 WINDOW = Limit("hot", "1000/h", algorithm="fixed_window", lease=100)
-PLAIN = Limit("plain", "10/h")
+BUCKET = Limit("hot", "1000/h", algorithm="token_bucket", lease=100)
 WHO = b"x" * 32
 
 
@@ -43,251 +35,112 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture(autouse=True)
-def alone(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Make this the only process, without the thread that returns leased units."""
-    monkeypatch.setattr(heartbeat, "count", 1)
-    monkeypatch.setattr(leases.task, "start", lambda: False)
-    leases.clear()
-    yield
-    leases.clear()
-
-
-def state(limit: Limit, used: int, *, allowed: bool = True, moment: int = 7_000_000) -> LimitState:
-    return LimitState.of(
-        limit,
-        allowed=allowed,
-        used=used,
-        remaining=limit.rate.limit - used,
-        retry_after=0.0 if allowed else 60.0,
-        reset_after=3600.0,
-        counted_at=moment if allowed else 0,
+def granted(units: int, moment: int = 7_000_000, ends_in: float = 60.0) -> Decision:
+    """Return the decision of Redis about a batch."""
+    state = LimitState.of(
+        WINDOW,
+        allowed=units > 0,
+        used=units,
+        remaining=1000 - units,
+        retry_after=0.0,
+        reset_after=ends_in,
+        counted_at=moment if units else 0,
     )
+    return Decision(units > 0, (state,), units, moment=moment)
 
 
-def filled(units: int, moment: int = 7_000_000) -> Lease:
-    """Return a lease with one batch."""
-    lease = Lease(Call([Charge(WINDOW, WHO)]), Charge(WINDOW, WHO))
-    lease.add_batch(
-        Decision(True, (state(WINDOW, units, moment=moment),), units, moment=moment),
-        ProcessClock.monotonic(),
-    )
+def filled(limit: Limit, units: int) -> Lease:
+    lease = Lease((b"rl:", WHO, limit))
+    assert lease.add(granted(units), ProcessClock.monotonic()) == units
     return lease
 
 
-def back(lease: Lease, fewer_than: int = 0) -> list[tuple[int, int | None]]:
-    """Return the units that a lease returns, each with the moment from which they count."""
-    return [(call.charges[0].cost, call.hit_at) for call in lease.take_expired(fewer_than)]
+def returned(lease: Lease) -> tuple[int, int | None] | None:
+    """Return the units that the lease gives back, and the moment from which they count."""
+    call = lease.empty()
+    return call and (call.charges[0].cost, call.hit_at)
 
 
-def test_leased_units_are_spent_for_a_second_and_then_returned(clock: Clock) -> None:
-    """After a second, no unit of a batch can be spent, and the rest is returned with the moment
-    from which it counts.
-    """
-    lease = filled(10)
-    taken = lease.take(4, 4)
-    assert taken is not None
-    assert (taken.used, taken.remaining, taken.counted_at) == (4, 996, 7_000_000)
-    assert back(lease) == []
-    clock.now += 1.0
-    assert lease.take(1, 1) is None
-    assert back(lease) == [(6, 7_000_000)]
-    assert lease.is_empty
+def test_a_lease_never_holds_more_than_a_batch(clock: Clock) -> None:
+    """The call for the next batch fills it up. It is due below a fifth of a batch."""
+    lease = filled(WINDOW, 100)
+    assert not lease.is_low
+    for _ in range(80):
+        assert lease.take(1)
+    assert not lease.is_low
+    state = lease.take(1)
+    assert state
+    assert (state.used, state.remaining) == (81, 919)
+    assert lease.is_low
+    call = lease.call()
+    assert (call.charges[0].cost, call.partial) == (81, True)
+    lease.add(granted(81, moment=9_000_000), clock.now)
+    assert returned(lease) == (100, 9_000_000)
+    assert lease.take(1) is None
 
 
-def test_idle_and_insufficient_units_are_returned(clock: Clock) -> None:
-    """Idle units are returned after a quarter of a second. They are returned immediately if a hit
-    needs more units than there are, or if all are to be returned.
-    """
-    lease = filled(10)
-    clock.now += IDLE / 2
-    assert lease.take(1, 1) is not None
-    clock.now += IDLE / 2 + 0.01
-    assert back(lease) == []
-    assert back(lease, fewer_than=9) == []
-    assert back(lease, fewer_than=10) == [(9, 7_000_000)]
-    lease = filled(10)
-    clock.now += IDLE + 0.01
-    assert back(lease) == [(10, 7_000_000)]
-    assert back(filled(3), EVERYTHING) == [(3, 7_000_000)]
+def test_after_an_empty_batch_no_other_is_fetched_ahead(clock: Clock) -> None:
+    """What is left is spent first."""
+    lease = filled(WINDOW, 10)
+    assert lease.is_low
+    lease.is_dry = True
+    assert lease.add(granted(0), clock.now) == 0
+    assert not lease.is_low
+    assert lease.take(10)
+    assert lease.take(1) is None
 
 
-def test_a_batch_size_depends_on_the_rate_and_the_share(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch is what is spent in a tenth of a second, at most the lease and the process's share of
-    the remaining units. Rare hits get no batch. While a request is under way, and for a moment
-    after it has failed, no batch is requested.
-    """
-
-    def asked(hits: int, seconds: float, used: int) -> int:
-        lease = Lease(Call([Charge(WINDOW, WHO)]), Charge(WINDOW, WHO))
-        for _ in range(hits):
-            lease.observe(state(WINDOW, used), 1)
-        clock.now += seconds
-        return lease.next_batch_size(1)
-
-    assert (
-        asked(hits=60, seconds=0.25, used=60) == 12
-    )  # Half of the speed, which was nothing before.
-    assert asked(hits=600, seconds=0.25, used=60) == 100
-    monkeypatch.setattr(heartbeat, "count", 9)
-    assert asked(hits=600, seconds=0.25, used=400) == 60
-    assert asked(hits=3, seconds=1.0, used=3) == 0
-    lease = filled(10)
-    assert lease.take(10, 10) is not None
-    assert lease.take(1, 1) is None
-    lease.observe(state(WINDOW, 10), 1000)
-    clock.now += 0.1
-    assert lease.next_batch_size(1) > 1
-    assert lease.next_batch_size(1) == 0, "somebody asks already"
-    lease.ask_failed()
-    assert lease.next_batch_size(1) == 0
-    clock.now += DRY
-    assert lease.next_batch_size(1) > 1
+def test_units_of_a_window_are_dropped_at_its_end(clock: Clock) -> None:
+    """The end is reckoned from the moment before the batch was requested."""
+    lease = filled(WINDOW, 10)
+    clock.now += 59.9
+    assert lease.take(1)
+    clock.now += 0.2
+    assert lease.take(1) is None
+    assert returned(lease) is None
 
 
-def test_units_put_back_go_to_their_batch_or_to_redis(clock: Clock) -> None:
-    """Units that are put back can be spent again while their batch is valid, and are returned to
-    Redis later. After a reset they are dropped.
-    """
-    lease = filled(2)
-    assert lease.take(2, 2) is not None
-    lease.put_back(2, 7_000_000)
-    assert lease.units == 2
-    clock.now += IDLE + 0.01
-    assert back(lease) == [(2, 7_000_000)]
-    lease.put_back(1, 7_000_000)
-    assert (lease.take(1, 1), back(lease)) == (None, [(1, 7_000_000)])
-    lease = filled(2)
-    assert lease.take(1, 1) is not None
-    lease.put_back(1, 7_000_000)
-    assert lease.units == 2
-    lease.close()
-    lease.put_back(1, 7_000_000)
-    assert (lease.take(1, 1), back(lease, EVERYTHING)) == (None, [])
+def test_units_of_a_bucket_are_given_back_after_a_second(clock: Clock) -> None:
+    """Units that were added later end with the earlier ones."""
+    lease = filled(BUCKET, 10)
+    clock.now += 0.9
+    lease.add(granted(50, moment=9_000_000), clock.now)
+    assert lease.take(1)
+    clock.now += 0.2
+    assert lease.take(1) is None
+    assert returned(lease) == (59, 9_000_000)
 
 
-def test_units_are_refunded_at_the_moment_of_their_batch() -> None:
-    """A new batch replaces the previous one. Units that are put back are returned with the moment
-    of their own batch.
-    """
-    lease = filled(3, moment=1_000_000)
-    assert lease.take(2, 2) is not None
-    lease.add_batch(
-        Decision(True, (state(WINDOW, 7, moment=2_000_000),), 4, moment=2_000_000),
-        ProcessClock.monotonic(),
-    )
-    lease.put_back(2, 1_000_000)
-    lease.put_back(1, 2_000_000)
-    assert lease.units == 5
-    assert sorted(back(lease)) == [(1, 1_000_000), (2, 1_000_000)]
+def test_a_second_hit_within_a_second_begins_a_lease(clock: Clock) -> None:
+    """A later one does not. A reset ends the leases of its identity."""
+    held = Leases()
+    key = (b"rl:", WHO, WINDOW)
+    for _ in range(2):
+        held.note_hit(key)
+        clock.now += IDLE_SECONDS
+        assert held.find(key) is None
+    held.note_hit(key)
+    clock.now += IDLE_SECONDS - 0.1
+    assert held.find(key) is not None
+    held.drop({b"another"})
+    assert held.find(key) is not None
+    held.drop({WHO})
+    assert held.find(key) is None
 
 
-def drive(call: Call, answer: Any) -> tuple[Decision, list[Call]]:
-    """Return the decision of a call, and the calls that were sent to Redis for it."""
-    steps, made = decide_here(call, Patience(1)), []
-    try:
-        step = next(steps)
-        while True:
-            made.append(step)
-            try:
-                decision = answer(step)
-            except StoreError as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(decision)
-    except StopIteration as finished:
-        return finished.value, made
-
-
-def hold(call: Call, units: int) -> Lease:
-    """Give the lease of the call's first charge a batch of units."""
-    lease = leases.of(call, call.charges[0])
-    lease.add_batch(
-        Decision(True, (state(WINDOW, units),), units, moment=7_000_000), ProcessClock.monotonic()
-    )
-    return lease
-
-
-def test_a_leased_hit_calls_no_server(clock: Clock) -> None:
-    """The decision has the source "lease". A peek takes no unit."""
-    call = Call([Charge(WINDOW, WHO)])
-    lease = hold(call, 10)
-    decision, made = drive(call, answer=None)
-    assert (decision.source, decision.granted, decision.limits[0].used, made) == ("lease", 1, 1, [])
-    peeked, made = drive(Call([Charge(WINDOW, WHO)], "peek"), answer=None)
-    assert (peeked.granted, peeked.limits[0].used, made) == (0, 1, [])
-    assert back(lease, EVERYTHING) == [(9, 7_000_000)]
-
-
-@pytest.mark.parametrize("outcome", ["refused", "away"])
-def test_a_refusal_by_another_limit_keeps_the_leased_unit(clock: Clock, outcome: str) -> None:
-    """Only the other limit is decided in Redis. If it refuses or Redis is unavailable, the leased
-    unit is not spent.
-    """
-    call = Call([Charge(WINDOW, WHO), Charge(PLAIN, WHO)])
-    lease = hold(call, 10)
-
-    def answer(asked: Call) -> Decision:
-        assert [charge.limit.name for charge in asked.charges] == ["plain"]
-        if outcome == "away":
-            raise StoreError("away")
-        return Decision(False, (state(PLAIN, 10, allowed=False),))
-
-    if outcome == "away":
-        with pytest.raises(StoreError):
-            drive(call, answer)
-    else:
-        decision, made = drive(call, answer)
-        assert (decision.allowed, decision.denied_by, len(made)) == (False, ("plain",), 1)
-    assert back(lease, EVERYTHING) == [(10, 7_000_000)]
-
-
-def test_a_reset_ends_only_the_leases_of_that_identity(clock: Clock) -> None:
-    """The lease of the reset identity ends, and the leases of other identities stay valid."""
-    calls = [Call([Charge(WINDOW, who * 32)]) for who in (b"x", b"y")]
-    mine, others = (hold(call, 10) for call in calls)
-    leases.drop({b"x" * 32: FOREVER})
-    assert (mine.take(1, 1), others.take(1, 1) is None) == (None, False)
-    assert leases.of(calls[0], calls[0].charges[0]) is not mine
-    assert leases.of(calls[1], calls[1].charges[0]) is others
-
-
-def test_a_reset_drops_only_units_taken_before_it(clock: Clock) -> None:
-    """Units from before the reset are neither spent nor returned, even if they are put back or
-    arrive later. Units from after the reset are returned.
-    """
-    call = Call([Charge(WINDOW, WHO)])
-    lease = hold(call, 10)
-    taken = lease.take(3, 3)
-    assert taken is not None
-    later = Decision(True, (state(WINDOW, 5, moment=9_000_000),), 5, moment=9_000_000)
-    lease.add_batch(later, clock.now)
-    leases.drop({WHO: 8_000_000})
-    assert leases.of(call, call.charges[0]) is not lease
-    assert lease.take(1, 1) is None
-    lease.put_back(3, taken[1])
-    lease.put_back(2, 9_000_000)
-    lease.add_batch(Decision(True, (state(WINDOW, 7),), 7, moment=7_999_999), clock.now)
-    lease.add_batch(
-        Decision(True, (state(WINDOW, 4, moment=9_500_000),), 4, moment=9_500_000), clock.now
-    )
-    assert lease.next_batch_size(1) == 0
-    assert sorted(back(lease, EVERYTHING)) == [(2, 9_000_000), (4, 9_500_000), (5, 9_000_000)]
-    lease.close()
-    lease.add_batch(later, clock.now)
-    lease.put_back(1, 9_000_000)
-    assert back(lease, EVERYTHING) == []
-
-
-def test_concurrent_calls_share_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All threads get the same lease, so no thread is refused because of units that only another
-    thread could spend.
-    """
-    all_came = threading.Barrier(4)
-    monkeypatch.setattr(heartbeat, "start", lambda: all_came.wait(20))
-    call = Call([Charge(WINDOW, WHO)])
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: leases.of(call, call.charges[0]), range(4)))
-    assert {id(lease) for lease in found} == {id(leases.of(call, call.charges[0]))}
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call([Charge(WINDOW, WHO, 101)]),
+        Call([Charge(WINDOW, WHO, 0)]),
+        Call([Charge(WINDOW, WHO)], "peek"),
+        Call([Charge(WINDOW, WHO)], now=5),
+        Call([Charge(WINDOW, WHO)], partial=True),
+        Call([Charge(BUCKET, WHO)], debt=True),
+        Call([Charge(BUCKET, WHO)], max_wait_us=5),
+        Call([Charge(Limit("x", "5/m"), WHO)]),
+    ],
+)
+def test_redis_decides_calls_that_a_batch_cannot_serve(call: Call) -> None:
+    """They are larger than a batch, take nothing, wait, or have a clock of their own."""
+    assert lease_key(call, call.charges[0]) is None

@@ -60,7 +60,7 @@ def test_each_ban_has_its_length(given: Any) -> None:
         ),
         ({"ban_after": 5, "ban_for": []}, "ban_for", "write 1 to 8 durations"),
         (
-            {"ban_after": 5, "ban_for": "1h", "split": "equal"},
+            {"ban_after": 5, "ban_for": "1h", "algorithm": "token_bucket", "split": True},
             "split",
             "split and ban_after contradict",
         ),

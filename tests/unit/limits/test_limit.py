@@ -24,10 +24,11 @@ from django_ratelimit_lua.limits.rate import LimitError
             "lease and count_denied",
         ),
         ({"algorithm": "token_bucket", "lease": 10, "burst": 1}, "burst of at least 2"),
-        ({"algorithm": "token_bucket", "lease": 10, "split": "equal"}, "contradict"),
-        ({"split": "half"}, "must be one of: equal"),
-        ({"algorithm": "token_bucket", "split": "equal", "max_wait": 1}, "split and max_wait"),
-        ({"algorithm": "fixed_window", "align": "day", "split": "equal"}, "split and align"),
+        ({"algorithm": "token_bucket", "lease": 10, "split": True}, "contradict"),
+        ({"split": True}, "no option split; it is for token_bucket, fixed_window"),
+        ({"algorithm": "fixed_window", "split": "half"}, "must be true or false"),
+        ({"algorithm": "token_bucket", "split": True, "max_wait": 1}, "split and max_wait"),
+        ({"algorithm": "fixed_window", "align": "day", "split": True}, "split and align"),
     ],
 )
 def test_an_unsupported_lease_or_split_is_an_error(options: Any, problem: str) -> None:

@@ -39,7 +39,7 @@ def test_a_stopped_task_ends_immediately_and_can_start_again() -> None:
     def end() -> None:
         by.append(threading.current_thread().name)
 
-    sleeping = Task("heartbeat", step, at_stop=end)
+    sleeping = Task("flush", step, at_stop=end)
     waiting = Task("listener", step, wake=woken.set, at_stop=end)
     for task in (sleeping, waiting):
         for _ in range(2):
@@ -49,7 +49,7 @@ def test_a_stopped_task_ends_immediately_and_can_start_again() -> None:
             stop(SOON)
             assert not task.is_running
             woken.clear()
-    assert by == ["ratelimit-heartbeat"] * 2 + ["ratelimit-listener"] * 2
+    assert by == ["ratelimit-flush"] * 2 + ["ratelimit-listener"] * 2
 
 
 def test_tasks_started_during_a_stop_are_stopped_as_well(made: set[Task]) -> None:
@@ -63,7 +63,7 @@ def test_tasks_started_during_a_stop_are_stopped_as_well(made: set[Task]) -> Non
         second.start()
 
     first_is_stopped = threading.Event()
-    first = Task("leases", step, wake=first_is_stopped.set)
+    first = Task("slots", step, wake=first_is_stopped.set)
     first.start()
     assert begun.wait(SOON)
     stop(SOON)
@@ -81,8 +81,8 @@ def test_a_process_that_ends_stops_its_tasks_before_the_last_flush() -> None:
         begun.set()
         return 3600.0
 
-    task = Task("heartbeat", step, at_exit=lambda: seen.append(task.is_running))
-    Task("leases", step, at_exit=lambda: seen.append("never begun"))
+    task = Task("flush", step, at_exit=lambda: seen.append(task.is_running))
+    Task("slots", step, at_exit=lambda: seen.append("never begun"))
     Task("refusals", step, at_exit=lambda: 1 / 0)
     task.start()
     assert begun.wait(SOON)
@@ -157,13 +157,13 @@ def test_a_process_flushes_before_it_ends(errs: bool, monkeypatch: pytest.Monkey
         def __iter__(self) -> Iterator[Task]:
             for number, task in enumerate(super().__iter__()):
                 if number == 0 and len(self) < 5:
-                    self.add(Task("leases", lambda: None))
+                    self.add(Task("slots", lambda: None))
                 yield task
 
     with monkeypatch.context() as patched:
         patched.setattr(tasks, "tasks", Growing())
         Task(
-            "heartbeat",
+            "flush",
             lambda: None,
             wake=lambda: errs and 1 / 0,
             at_exit=lambda: said.append("goodbye"),

@@ -279,7 +279,7 @@ VALUES: dict[str, tuple[dict[str, Any], object, object]] = {
     "count_denied": ({}, True, False),
     "on_store_error": ({}, "closed", "open"),
     "lease": ({**BUCKET, "burst": 9}, 2, 3),
-    "split": ({}, "equal", "equal"),
+    "split": (BUCKET, True, False),
     "ban_after": (BANS, 3, 4),
     "ban_window": (BANS, "10m", "20m"),
     "ban_for": (BANS, "1h", "2h"),
