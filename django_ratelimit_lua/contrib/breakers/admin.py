@@ -12,13 +12,15 @@ from ...admin.base import ActingAdmin
 from ...admin.pages import page_response
 from ...exceptions import StoreError
 from .models import RateLimitBreaker
-from .registry import read_states
+from .registry import NAME, read_states
 from .shared_state import shared_states
 
 
 @admin.register(RateLimitBreaker)
 class BreakerAdmin(ActingAdmin):
     """The admin of breakers: one page."""
+
+    readonly_fields = ("name",)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -49,7 +51,7 @@ class BreakerAdmin(ActingAdmin):
         return page_response(self, request, "overview.html", context)
 
     def _force(self, request: HttpRequest, name: str, forced: str | None) -> None:
-        if not 0 < len(name) <= 200 or forced not in RateLimitBreaker.Forced.values:
+        if not NAME.fullmatch(name) or forced not in RateLimitBreaker.Forced.values:
             raise BadRequest("Unknown breaker or state.")
         row, _is_new = RateLimitBreaker.objects.update_or_create(
             name=name, defaults={"forced": forced}

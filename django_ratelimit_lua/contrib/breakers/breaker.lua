@@ -2,12 +2,14 @@
 Decides the state of one circuit breaker for all processes, by the clock of the server. Times are in microseconds.
 
 KEYS[1]       the state of the breaker, a hash
-ARGV[1..3]    the time (empty: this server's); the version and the state that the process has received last
+ARGV[1..3]    the time (empty: this server's); the version that the process has received last; the state to restore with it
 ARGV[4..5]    the calls of the process since its last report, and the failed ones among them, all allowed by that version
 ARGV[6..7]    a result: `ok` or `failed` of a probe, `failed` of the last failure in a row, or empty; the version that allowed the call
 ARGV[8..11]   1 to request a probe, else 0; a tenth of the window; minimum; failure ratio in parts per million (0: none)
 ARGV[12..15]  open_for; probes; the channel and the message of a change
 state         state, version (the number of changes), until, granted and succeeded (probes), counts (by tenth of the window)
+until         open: when probes begin; half-open: when probes that have not ended lose their places; closed: unused
+restored      a change that Redis has lost; closed as well, because a process that missed that change would restore open
 returns       state, version, time until a probe may be requested; 1 if one was granted; 1 if this call changed the state
 promise       a breaker that is not closed allows at most `probes` calls in any interval of `open_for`
 ]]
@@ -36,8 +38,7 @@ local function is_failing(calls, failures)
   return ratio > 0 and total >= minimum and failed * 1000000 >= ratio * total
 end
 
--- Redis has lost a change that the process knows: it was emptied, or a replica that lagged has taken over.
-if known_version > version then change_to(ARGV[3] == 'closed' and 'closed' or 'open', known_version) end
+if known_version > version then change_to(ARGV[3], known_version) end
 ends = math.min(ends, now + open_for) -- The clock may have been set back.
 local result = tonumber(ARGV[7]) == version and ARGV[6] or ''
 local is_current = state == 'closed' and known_version == version
@@ -48,8 +49,8 @@ elseif result == 'ok' and state == 'half-open' then
   if succeeded >= probes then change_to('closed', version + 1) end
 end
 if asks and state == 'open' and now >= ends then change_to('half-open', version + 1) end
--- Probes that have not ended `open_for` after the last one began lose their places.
-if asks and state == 'half-open' and granted >= probes and now >= ends then granted = succeeded end
+-- One place is left at least, because another process may have counted more successes, with a higher `probes`.
+if asks and state == 'half-open' and granted >= probes and now >= ends then granted = math.min(succeeded, probes - 1) end
 if asks and state == 'half-open' and granted < probes then granted, is_probe, ends = granted + 1, 1, now + open_for end
 if state == 'open' or granted >= probes then wait = math.max(0, ends - now) end
 redis.call('HSET', KEYS[1], 'state', state, 'version', version, 'until', ends, 'granted', granted, 'succeeded', succeeded,

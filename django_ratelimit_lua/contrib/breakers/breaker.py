@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
 from typing import Any, TypeVar, cast
 
+from asgiref.sync import iscoroutinefunction
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 
@@ -17,15 +18,18 @@ from ...limits.rate import SECOND, LimitError, time_us
 from ...process.clock import Clock
 from ...rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .exceptions import CircuitOpen
+from .registry import NAME
 from .shared_state import SharedState, Thresholds, Ticket
 
 F = TypeVar("F", bound=Callable[..., Any])
 Time = str | float | timedelta
-Ignored = type[Exception] | tuple[type[Exception], ...]
+Ignored = type[Exception] | Sequence[type[Exception]]
 PARTS = 10
 """The parts of a window. The calls of the oldest part expire together."""
 MILLION = 1_000_000
 MAX_NUMBER = 1_000_000
+NO_RESULT = (CircuitOpen, KeyboardInterrupt, SystemExit, GeneratorExit)
+"""The state of another breaker and the end of a process are no results of the resource."""
 MIN_TIME_US, MAX_TIME_US = SECOND // 10, 86_400 * SECOND
 
 
@@ -51,14 +55,14 @@ class CircuitBreaker:
     All calls are allowed if Redis is unavailable.
 
     Args:
-        name: The name by which all processes share the state.
+        name: The name by which all processes share the state: 1 to 200 characters.
         failure_ratio: The ratio, from 0 to 1. None: the ratio does not matter.
         minimum: Minimum number of calls before the ratio is evaluated.
         window: Text such as "30s", seconds, or a timedelta, like all times.
         failures: The number of failures in a row. None: it does not matter.
         slow: The maximum duration of a successful call. None: the duration does not matter.
-        ignore: Exceptions that are not failures. A cancelled or interrupted call is neither a
-            failure nor a success.
+        ignore: Exceptions that are not failures, unless the call was slow. A cancelled call that
+            was not slow is neither a failure nor a success.
         open_for: How long all calls are stopped.
         probes: The number of calls that must succeed before the breaker closes.
         fallback: The result of a stopped call of a decorated function: a value, or a callable with
@@ -86,8 +90,10 @@ class CircuitBreaker:
         if apps.ready and not is_installed("breakers"):
             raise ImproperlyConfigured(f"{install('breakers')}, to use circuit breakers.")
         self.name = name
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise self._error("the name must be 1 to 200 characters, without control characters")
         self.fallback = fallback
-        self.ignore = ignore
+        self.ignore = self._read_exceptions(ignore)
         self.slow = float("inf")
         if slow is not None:
             self.slow = self._read_time("slow", slow) / SECOND
@@ -95,8 +101,10 @@ class CircuitBreaker:
             self._read_number("failures", failures)
         elif failure_ratio is None:
             raise self._error("would never open: set failure_ratio or failures")
-        if failure_ratio is not None and not 1 / MILLION <= failure_ratio <= 1:
-            raise self._error(f"failure_ratio is {failure_ratio!r}: must be from 0.000001 to 1")
+        if failure_ratio is not None:
+            is_number = type(failure_ratio) in (int, float)
+            if not is_number or not 1 / MILLION <= failure_ratio <= 1:
+                raise self._error(f"failure_ratio is {failure_ratio!r}: must be from 0.000001 to 1")
         self._shared = SharedState(
             name,
             Thresholds(
@@ -129,6 +137,13 @@ class CircuitBreaker:
             raise self._error(f"{option} is {value!r}: must be from 1 to {MAX_NUMBER}")
         return value
 
+    def _read_exceptions(self, ignore: Ignored) -> tuple[type[Exception], ...]:
+        kinds = tuple(ignore) if isinstance(ignore, (list, tuple)) else (ignore,)
+        for kind in kinds:
+            if not isinstance(kind, type) or not issubclass(kind, BaseException):
+                raise self._error(f"ignore is {ignore!r}: must be an exception class, or several")
+        return kinds
+
     @property
     def state(self) -> str:
         """Return the breaker's own state, as this process has received it last.
@@ -145,15 +160,17 @@ class CircuitBreaker:
     def call(self) -> Call:
         """Return a context manager for one call, for `with` or `async with`.
 
-        It raises `CircuitOpen` if the call is stopped.
+        It raises `CircuitOpen` if the call is stopped, also if there is a fallback.
         """
         return Call(self, self._shared)
 
     def __call__(self, function: F) -> F:
         """Decorate a function, plain or `async def`."""
-        if isinstance(function, type) or inspect.isgeneratorfunction(inspect.unwrap(function)):
+        inner = inspect.unwrap(function)
+        is_generator = inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
+        if isinstance(function, (type, staticmethod)) or not callable(function) or is_generator:
             raise self._error(f"decorate the function that calls the resource, not {function!r}")
-        is_async = inspect.iscoroutinefunction(function)
+        is_async = iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
         if problem := async_mismatch(self.fallback, is_async=is_async):
             raise self._error(f"fallback {problem}")
 
@@ -195,16 +212,21 @@ class Call:
         self.is_allowed = False
 
     def __enter__(self) -> Call:
-        ticket = self._shared.allow_by_known_state()
+        ticket = self._known_ticket()
         if ticket is None:
             ticket = run(self._shared.allow())
         return self._begin(ticket)
 
     async def __aenter__(self) -> Call:
-        ticket = self._shared.allow_by_known_state()
+        ticket = self._known_ticket()
         if ticket is None:
             ticket = await arun(self._shared.allow())
         return self._begin(ticket)
+
+    def _known_ticket(self) -> Ticket | None:
+        if self.is_allowed:
+            raise RuntimeError("A call can begin only once: use `with breaker.call()` for each.")
+        return self._shared.allow_by_known_state()
 
     def _begin(self, ticket: Ticket) -> Call:
         self._ticket = ticket
@@ -224,10 +246,13 @@ class Call:
 
     def _end(self, error: BaseException | None) -> bytes:
         """Count the call. Return the result to report at once, or an empty string."""
+        if not self.is_allowed:
+            raise RuntimeError("This call has not begun: use `with breaker.call()`.")
+        if isinstance(error, NO_RESULT):
+            return b""
         is_failure = Clock.monotonic() - self._began > self._breaker.slow
         if error is not None and not isinstance(error, self._breaker.ignore) and not is_failure:
-            # An interruption, or the state of another breaker, is no result of the resource.
-            if isinstance(error, CircuitOpen) or not isinstance(error, Exception):
-                return b""
+            if not isinstance(error, Exception):
+                return b""  # It was cancelled before it was slow.
             is_failure = True
         return self._shared.count(self._ticket, is_failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -13,6 +14,8 @@ from ...store import Patience, get_store
 
 MAX_NAMES = 1000
 """Maximum number of registered names: those that were used last."""
+NAME = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,200}")
+"""A name has no control characters and no lone surrogates."""
 KEPT_SECONDS = 7 * 86_400
 READ_SECONDS = 5.0
 """Timeout of reading the states of all breakers."""

@@ -45,8 +45,8 @@ OUTAGE_SECONDS = 1.0
 """How long calls are allowed without a request after Redis was unavailable."""
 REPORT_SECONDS = 1.0
 """Timeout of all reports of the background together."""
-REGISTER_SECONDS = 3600.0
-"""How often a process registers the name of a breaker that it uses."""
+REGISTER_SECONDS = 60.0
+"""How often a process registers the name of a breaker that it uses. Redis may lose it."""
 NEVER = float("-inf")
 
 
@@ -82,11 +82,22 @@ class SharedState:
         self.name = name
         self.tag = tag_of(name)
         self._failures = failures
+        self._options = {**thresholds._asdict(), "failures": failures}
         self._numbers = [b"%d" % number for number in thresholds]
-        self._trust_seconds = min(TRUST_SECONDS, thresholds.open_us / SECOND)
+        self._open_seconds = thresholds.open_us / SECOND
+        self._trust_seconds = min(TRUST_SECONDS, self._open_seconds)
         self._begin()
         renew_after_fork(self._begin)
+        self._warn_of_other_options()
         _states[id(self)] = self
+
+    def _warn_of_other_options(self) -> None:
+        for state in shared_states():
+            is_other = state.name == self.name and state._options != self._options
+            if is_other and self.name not in _warned:
+                _warned.add(self.name)
+                text = "Two breakers have the name %r and different options: %s and %s"
+                logger.warning(text, self.name, state._options, self._options)
 
     def _begin(self) -> None:
         # Reentrant, because garbage collection may end a call while another one is counted.
@@ -99,7 +110,7 @@ class SharedState:
         self.forced = ""
         self._ticket = Ticket(0)
         self._allows = False
-        self._until = self._used_at = self._registered_at = NEVER
+        self._until = self._received_at = self._used_at = self._registered_at = NEVER
         self._is_used = False
         self._calls = self._failed = self._in_row = 0
 
@@ -227,7 +238,7 @@ class SharedState:
             return [
                 b"",
                 b"%d" % self._ticket.version,
-                self.state.encode(),
+                self._state_to_restore(),
                 *(b"%d" % count for count in counts),
                 result,
                 b"%d" % version,
@@ -237,6 +248,16 @@ class SharedState:
                 ANNEX + b" breakers " + self.tag,
             ]
 
+    def _state_to_restore(self) -> bytes:
+        """Return the state that Redis gets if it has lost the last change."""
+        if self.state == "closed":
+            return b"closed"
+        # A process without news for that long does not know whether the resource still fails, so
+        # probes decide. Earlier, lost probes may have begun within `open_for`.
+        if Clock.monotonic() - self._received_at > 2 * self._open_seconds:
+            return b"half-open"
+        return b"open"
+
     def _receive(self, state: str, version: int, wait: float, sent_at: float) -> None:
         with self._lock:
             if version < self._ticket.version:
@@ -245,6 +266,7 @@ class SharedState:
                 self._ticket = Ticket(version)
                 self._calls = self._failed = self._in_row = 0
             self.state = state
+            self._received_at = sent_at
             if state == "closed":
                 wait = self._trust_seconds
             if not self.forced:
@@ -273,6 +295,8 @@ class SharedState:
 
 
 _states: WeakValueDictionary[int, SharedState] = WeakValueDictionary()
+_warned: set[str] = set()
+"""The names of breakers with different options. They are logged once."""
 
 
 def shared_states() -> list[SharedState]:

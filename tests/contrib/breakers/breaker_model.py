@@ -25,10 +25,12 @@ class Report(NamedTuple):
     """The arguments of one call of the script, except the time and the thresholds.
 
     - `known`: the last reply that the process has received;
+    - `restores`: the state to restore if its version is lost;
     - `result`, `allowed_by`: the result of a call, and the version that allowed it.
     """
 
     known: Reply = Reply()
+    restores: str = "closed"
     calls: int = 0
     failures: int = 0
     result: str = ""
@@ -52,8 +54,7 @@ class BreakerModel:
         """Process one report, like the script."""
         before = self.version
         if report.known.version > self.version:
-            state = "closed" if report.known.state == "closed" else "open"
-            self._change(state, report.known.version, now, by)
+            self._change(report.restores, report.known.version, now, by)
         self.ends = min(self.ends, now + by.open_us)
         result = report.result if report.allowed_by == self.version else ""
         fails = False
@@ -92,7 +93,7 @@ class BreakerModel:
         if self.state != "half-open":
             return False
         if self.granted >= by.probes and now >= self.ends:
-            self.granted = self.succeeded
+            self.granted = min(self.succeeded, by.probes - 1)
         if self.granted >= by.probes:
             return False
         self.granted += 1

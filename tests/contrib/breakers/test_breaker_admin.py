@@ -90,10 +90,24 @@ def test_only_permitted_users_view_and_force_breakers(payments: CircuitBreaker) 
     assert staff(name="stranger").get(HERE).status_code == 403
     operator = staff("change_ratelimitbreaker", name="operator")
     assert "Force open" in operator.get(HERE).content.decode()
-    for wrong in ({"name": "payments", "forced": "ajar"}, {"name": "payments"}, {"forced": "open"}):
+    for wrong in (
+        {"name": "payments", "forced": "ajar"},
+        {"name": "payments"},
+        {"forced": "open"},
+        {"name": "\0", "forced": "open"},
+    ):
         assert operator.post(HERE, wrong).status_code == 400
     assert operator.get(f"{HERE}add/").status_code == 403
     assert not RateLimitBreaker.objects.exists()
+
+
+def test_the_form_of_a_row_does_not_rename_it() -> None:
+    """Another name would be another breaker."""
+    row = RateLimitBreaker.objects.create(name="payments", forced="open")
+    operator = staff("change_ratelimitbreaker", name="operator")
+    operator.post(f"{HERE}{row.pk}/change/", {"name": "mail", "forced": "closed"})
+    row.refresh_from_db()
+    assert (row.name, row.forced) == ("payments", "closed")
 
 
 def test_the_page_works_without_redis(settings: Any) -> None:

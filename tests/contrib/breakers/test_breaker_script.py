@@ -33,7 +33,7 @@ class Script:
         arguments = [
             now,
             report.known.version,
-            report.known.state,
+            report.restores,
             report.calls,
             report.failures,
             report.result,
@@ -62,6 +62,7 @@ BY = st.builds(
     open_us=st.sampled_from([SECOND // 10, 3 * SECOND, 10 * SECOND]),
     probes=st.integers(1, 4),
 )
+RESTORES = st.sampled_from(["open", "half-open"])
 PAUSES = st.sampled_from([0, 1, 40_000, SECOND - 1, SECOND, 3 * SECOND, 11 * SECOND, 100 * SECOND])
 PROCESS = st.integers(0, PROCESSES - 1)
 COUNTS = st.integers(0, 8).flatmap(lambda calls: st.tuples(st.just(calls), st.integers(0, calls)))
@@ -77,14 +78,17 @@ STEPS = st.lists(
         st.tuples(st.just("set the clock back"), PROCESS, PAUSES),
         st.tuples(st.just("restart"), PROCESS, st.none()),
     ),
-    max_size=40,
+    min_size=20,
+    max_size=60,
 )
 
 
-@hypothesis_settings(max_examples=examples(300))
-@given(by=BY, steps=STEPS)
-def test_the_script_and_the_model_agree(by: Thresholds, steps: list) -> None:
-    """All replies are equal, to the microsecond, whatever processes report and Redis loses."""
+@hypothesis_settings(max_examples=examples(1000))
+@given(options=st.lists(BY, min_size=PROCESSES, max_size=PROCESSES), steps=STEPS, lost=RESTORES)
+def test_the_script_and_the_model_agree(options: list[Thresholds], steps: list, lost: str) -> None:
+    """All replies are equal, to the microsecond, whatever processes report and Redis loses. During
+    a deployment, the processes have different options.
+    """
     with redis.Redis.from_url(url()) as server:
         script = Script(server)
         model = BreakerModel()
@@ -92,7 +96,8 @@ def test_the_script_and_the_model_agree(by: Thresholds, steps: list) -> None:
         known = [Reply()] * PROCESSES
         probes: list[int] = []
         for what, process, detail in steps:
-            report = Report(known[process])
+            is_closed = known[process].state == "closed"
+            report = Report(known[process], "closed" if is_closed else lost)
             if what == "wait":
                 now += detail
             elif what == "set the clock back":
@@ -115,8 +120,8 @@ def test_the_script_and_the_model_agree(by: Thresholds, steps: list) -> None:
                 allowed_by = probes.pop(place % len(probes))
                 result = "ok" if succeeds else "failed"
                 report = report._replace(result=result, allowed_by=allowed_by)
-            reply = model.call(now, by, report)
-            assert script.call(now, by, report) == reply
+            reply = model.call(now, options[process], report)
+            assert script.call(now, options[process], report) == reply
             known[process] = reply
             if reply.is_probe:
                 probes.append(reply.version)
@@ -134,21 +139,29 @@ def test_the_script_and_the_model_agree(by: Thresholds, steps: list) -> None:
 )
 def test_an_open_breaker_grants_few_probes_in_any_interval(by: Thresholds, steps: list) -> None:
     """While processes know that it is not closed, at most `probes` calls pass in any interval of
-    `open_for`, whatever probes do and however often Redis loses its data.
+    `open_for`, whatever probes do and however often Redis loses its data. Before each loss, all
+    processes have received the state within `open_for`.
     """
     with redis.Redis.from_url(url()) as server:
         script = Script(server)
         opened = script.call(BEGIN, by, Report(result="failed", allowed_by=0))
         known = [opened] * PROCESSES
+        received = [BEGIN] * PROCESSES
         granted: list[int] = []
         probes: list[int] = []
         now = BEGIN
         for what, process, pause in steps:
             now += pause
-            report = Report(known[process], asks=what == "ask")
             if what == "lose all data":
+                for each in range(PROCESSES):
+                    if now - received[each] > by.open_us:
+                        restores = restored(now - received[each], by)
+                        known[each] = script.call(now, by, Report(known[each], restores))
+                        received[each] = now
                 server.delete(script.key)
                 continue
+            restores = restored(now - received[process], by)
+            report = Report(known[process], restores, asks=what == "ask")
             if what in ("ok", "failed"):
                 if not probes:
                     continue
@@ -157,10 +170,16 @@ def test_an_open_breaker_grants_few_probes_in_any_interval(by: Thresholds, steps
             if reply.state == "closed":
                 return
             known[process] = reply
+            received[process] = now
             if reply.is_probe:
                 granted.append(now)
                 probes.append(reply.version)
                 assert sum(moment > now - by.open_us for moment in granted) <= by.probes
+
+
+def restored(age: int, by: Thresholds) -> str:
+    """Return the state that a process restores, by the age of its news."""
+    return "half-open" if age > 2 * by.open_us else "open"
 
 
 def opened(script: Script, by: Thresholds) -> Reply:
@@ -184,6 +203,26 @@ def test_a_half_open_breaker_does_not_stick(script: Script) -> None:
         assert (known.state, known.version, known.wait) == ("half-open", 2, 10 * SECOND)
     for _ in range(3):
         known = script.call(now, BY_DEFAULT, Report(known, result="ok", allowed_by=2))
+    assert known.state == "closed"
+
+
+@pytest.mark.parametrize("succeeded", [0, 1, 2])
+def test_a_deployment_that_lowers_probes_does_not_stick(script: Script, succeeded: int) -> None:
+    """All probes of the old processes began, and some have succeeded. The next success of a new
+    process closes the breaker.
+    """
+    new = BY_DEFAULT._replace(probes=1)
+    known = opened(script, BY_DEFAULT)
+    now = BEGIN + 10 * SECOND
+    for _ in range(3):
+        known = script.call(now, BY_DEFAULT, Report(known, asks=True))
+    for _ in range(succeeded):
+        known = script.call(now, BY_DEFAULT, Report(known, result="ok", allowed_by=2))
+    assert known.state == "half-open"
+    now += 10 * SECOND
+    known = script.call(now, new, Report(known, asks=True))
+    assert known.is_probe
+    known = script.call(now, new, Report(known, result="ok", allowed_by=2))
     assert known.state == "closed"
 
 

@@ -7,20 +7,26 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, assert_type
 
 import pytest
 import redis
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, markcoroutinefunction, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, JsonResponse
 from django.test import RequestFactory
 from django.views import View
 
 from django_ratelimit_lua import LimitError
-from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen
-from django_ratelimit_lua.contrib.breakers.registry import read_states, register_name
+from django_ratelimit_lua.contrib.breakers import CircuitBreaker, CircuitOpen, shared_state
+from django_ratelimit_lua.contrib.breakers.registry import (
+    read_states,
+    register_name,
+    state_key,
+    tag_of,
+)
+from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.store import Patience, flusher
 from tests import clusters
@@ -114,6 +120,7 @@ def test_probes_close_a_breaker_or_open_it_again(service: Service) -> None:
         (TimeoutError(), {}, True),
         (Http404(), {"ignore": (Http404, KeyError)}, False),
         (ConnectionResetError(), {"ignore": ConnectionError}, False),
+        (KeyError(), {"ignore": [Http404, KeyError]}, False),
         (CircuitOpen("another", 1.0), {}, False),
         (asyncio.CancelledError(), {}, False),
         (KeyboardInterrupt(), {}, False),
@@ -130,9 +137,22 @@ def test_a_failure_is_an_exception_that_is_not_ignored(
     assert breaker.state == ("open" if is_failure else "closed")
 
 
-@pytest.mark.parametrize("error", [None, KeyError(), asyncio.CancelledError()])
-def test_a_slow_call_is_a_failure(error: BaseException | None) -> None:
-    """This is independent of its result."""
+@pytest.mark.parametrize(
+    ("error", "is_failure"),
+    [
+        (None, True),
+        (KeyError(), True),
+        (asyncio.CancelledError(), True),
+        (CircuitOpen("another", 1.0), False),
+        (KeyboardInterrupt(), False),
+        (SystemExit(), False),
+        (GeneratorExit(), False),
+    ],
+)
+def test_a_slow_call_is_a_failure(error: BaseException | None, is_failure: bool) -> None:
+    """An ignored exception or a cancelled call fails as well, but not the end of a process, and
+    not the state of another breaker.
+    """
     breaker = CircuitBreaker("payments", failures=1, slow="0.1s", ignore=KeyError, open_for="30s")
 
     @breaker
@@ -142,7 +162,113 @@ def test_a_slow_call_is_a_failure(error: BaseException | None) -> None:
             raise error
 
     outcome(pay)
+    assert breaker.state == ("open" if is_failure else "closed")
+
+
+def test_a_timeout_around_a_call_opens_a_breaker() -> None:
+    """The call is cancelled when it is slow."""
+    breaker = CircuitBreaker("payments", failures=1, slow="0.1s", open_for="30s")
+
+    @breaker
+    async def hang() -> None:
+        await asyncio.sleep(60)
+
+    async def pay() -> None:
+        await asyncio.wait_for(hang(), 0.2)
+
+    assert (outcome(lambda: asyncio.run(pay())), breaker.state) == ("TimeoutError", "open")
+
+
+class AsyncPay(View):
+    """A view with an async handler."""
+
+    async def get(self, request: Any) -> None:
+        raise OSError
+
+
+class AsyncCall:
+    """An object with an async `__call__`."""
+
+    async def __call__(self, request: Any) -> None:
+        raise OSError
+
+
+def fail(request: Any) -> None:
+    raise OSError
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        AsyncPay.as_view(),
+        AsyncCall(),
+        sync_to_async(fail),
+        markcoroutinefunction(lambda request: AsyncCall()(request)),
+    ],
+    ids=["view", "object", "sync_to_async", "marked"],
+)
+def test_all_kinds_of_async_callables_are_protected(function: Any) -> None:
+    """The breaker awaits the result."""
+    breaker = CircuitBreaker("payments", failures=1, open_for="30s")
+    with pytest.raises(OSError):  # noqa: PT011 - it has no text
+        asyncio.run(breaker(function)(RequestFactory().get("/")))
     assert breaker.state == "open"
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1.1, "CircuitOpen"), (2.2, "paid")])
+def test_a_lost_state_is_restored(
+    service: Service,
+    direct: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    expected: str,
+) -> None:
+    """The breaker stays open. A process without news for twice `open_for` allows a probe."""
+    for task in (flusher, listener):
+        monkeypatch.setattr(task, "start", lambda: False)
+    pay = CircuitBreaker("payments", failures=1, open_for="1s")(service)
+    service.error = OSError()
+    outcome(pay)
+    service.error = None
+    assert direct.delete(state_key(tag_of("payments")))
+    time.sleep(seconds)
+    assert outcome(pay) == expected
+
+
+def test_a_lost_name_is_registered_again(
+    service: Service, direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that uses the breaker registers it every minute; here twice a second."""
+    assert shared_state.REGISTER_SECONDS == 60
+    monkeypatch.setattr(shared_state, "REGISTER_SECONDS", 0.5)
+    pay = CircuitBreaker("payments")(service)
+    pay()
+    until(lambda: "payments" in read_states())
+    assert direct.delete(f"{prefix}{{breakers}}")
+    until(lambda: "payments" in read_states())
+
+
+def test_breakers_of_one_name_with_different_options_are_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The warning has the options of both."""
+    breakers = [CircuitBreaker("two", minimum=minimum) for minimum in (20, 20, 30, 30)]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "'minimum': 20" in record.message
+    assert "'minimum': 30" in record.message
+    assert len(breakers) == 4
+
+
+def test_a_call_begins_once(service: Service) -> None:
+    """A call that is used twice, or ends without a beginning, is an error of the code."""
+    breaker = CircuitBreaker("payments")
+    with breaker.call() as call:
+        service()
+    with pytest.raises(RuntimeError, match="only once"):
+        call.__enter__()
+    with pytest.raises(RuntimeError, match="has not begun"):
+        breaker.call().__exit__(None, None, None)
 
 
 def test_breakers_work_for_coroutines_and_blocks(service: Service) -> None:
@@ -311,6 +437,11 @@ def test_the_last_thousand_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> 
     ("options", "words"),
     [
         ({"failure_ratio": 0}, "from 0.000001 to 1"),
+        ({"failure_ratio": "0.5"}, "failure_ratio is '0.5'"),
+        ({"failure_ratio": float("nan")}, "failure_ratio is nan"),
+        ({"ignore": "OSError"}, "ignore is 'OSError': must be an exception class"),
+        ({"ignore": (OSError, 404)}, "ignore is "),
+        ({"ignore": OSError()}, "ignore is "),
         ({"failure_ratio": None}, "would never open"),
         ({"minimum": 0}, "minimum is 0"),
         ({"failures": 0}, "failures is 0"),
@@ -325,16 +456,28 @@ def test_an_invalid_declaration_is_an_error(options: dict[str, Any], words: str)
         CircuitBreaker("odd", **options)
 
 
+@pytest.mark.parametrize("name", ["", "n" * 201, "two\nlines", "\0", "\ud800", "\x85", None, 5])
+def test_an_invalid_name_is_an_error(name: Any) -> None:
+    """A name is text that every database stores, in one line."""
+    with pytest.raises(LimitError, match="the name must be 1 to 200 characters"):
+        CircuitBreaker(name)
+
+
 def test_functions_with_unsuitable_results_cannot_be_decorated() -> None:
-    """They are generators and classes, and plain functions with an async fallback."""
+    """They are generators, classes, objects that cannot be called, and plain functions with an
+    async fallback.
+    """
 
     def rows() -> Iterator[int]:
+        yield 1
+
+    async def arows() -> AsyncIterator[int]:
         yield 1
 
     async def later() -> None:
         pass
 
-    for wrong in (rows, View):
+    for wrong in (rows, arows, View, 5, None, classmethod(rows), staticmethod(len)):
         with pytest.raises(LimitError, match="decorate the function that calls the resource"):
             CircuitBreaker("odd")(wrong)
     with pytest.raises(LimitError, match="fallback is a coroutine function"):
