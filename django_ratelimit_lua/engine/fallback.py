@@ -153,7 +153,7 @@ def _size(limit: Limit, in_outage: bool) -> float:
 @lru_cache(maxsize=1024)
 def _warn_once(name: str, units: int, count: int) -> None:
     logger.warning(
-        "The limit %r of %d units is split among %d processes, so some of them admit nothing. "
+        "The split limit %r has too few units (%d) for %d processes: some of them admit nothing. "
         "Raise the limit, start fewer processes, or remove `split`.",
         name,
         units,

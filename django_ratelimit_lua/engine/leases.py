@@ -70,6 +70,7 @@ class Lease:
     - `batch`: the units of the batch that is fetched, or was fetched last;
     - `is_dry`: whether the last batch was empty, so that only a hit that finds no units fetches the
       next;
+    - `is_exhausted`: whether Redis had no units for a hit, and has allowed no hit since;
     - `hit_at`: the moment of the last hit (monotonic).
     """
 
@@ -78,6 +79,7 @@ class Lease:
         self.units = 0
         self.batch: Future[int] | None = None
         self.is_dry = False
+        self.is_exhausted = False
         self.hit_at = Clock.monotonic()
         # The garbage collector may close a coroutine, which puts units back, in this very thread.
         self._lock = threading.RLock()
@@ -117,6 +119,7 @@ class Lease:
         """Put back units that a hit has taken, because another limit has refused it."""
         with self._lock:
             self.units += units
+            self.is_exhausted = False
 
     def call(self) -> Call:
         """Return the call that fills the lease up to a batch."""
@@ -177,7 +180,7 @@ class Leases:
     def find(self, key: Key) -> Lease | None:
         """Return the lease of an identity that made a hit in the last second."""
         lease = self._leases.get(key)
-        if lease is None or lease.is_idle:
+        if lease is None or lease.is_idle or lease.is_exhausted:
             return None
         return lease
 
@@ -186,6 +189,7 @@ class Leases:
         lease = self._leases.get(key)
         if lease is not None:
             lease.hit_at = Clock.monotonic()
+            lease.is_exhausted = False
         elif len(self._leases) < MAX_LEASES:
             self._leases.setdefault(key, Lease(key))
             flusher.start()
@@ -241,7 +245,7 @@ class Leases:
         if units:
             deny_cache.forget([lease.key[1]])
         elif not lease.units:  # Redis decides until it allows a hit again.
-            self._leases.pop(lease.key, None)
+            lease.is_exhausted = True
         return units
 
     def _give_back(self, lease: Lease, patience: Patience | None = None) -> None:

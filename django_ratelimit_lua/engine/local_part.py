@@ -12,6 +12,7 @@ from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState, Source
 from ..process.clock import Clock
 from ..store import Patience
+from .deny_cache import deny_cache
 from .fallback import local_counts
 from .heartbeat import heartbeat
 from .leases import Lease, lease_key, leases
@@ -99,6 +100,8 @@ class LocalPart:
             granted = max(decision.granted, call.units)
         elif call.operation == "hit":
             self.give_back()
+            # Another hit may have found the lease empty meanwhile, and may have been refused.
+            deny_cache.forget([lease.key[1] for lease, cost in self._leased if lease.units <= cost])
         states = tuple([self._states[place] for place in range(len(call.charges))])
         return decision._replace(
             allowed=allowed,

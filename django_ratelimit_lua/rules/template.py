@@ -21,6 +21,9 @@ from ..limits.limit import TIER, Limit
 from ..limits.options import OPTIONS, Options
 from ..limits.rate import SECOND, LimitError, Rate
 
+EXAMPLE_UNITS = 100
+"""The units of the rate with which the options are checked if a function returns the rate."""
+
 RateFunction = Callable[[str, HttpRequest], object]
 RateLike = str | tuple[int, float] | Rate | RateFunction | None
 CompiledRate = Rate | RateFunction | None
@@ -167,7 +170,7 @@ class LimitTemplate:
         period = calendar.PERIODS.get(align, (SECOND, SECOND))[0]
         if len(self.rates) == 1 and algorithms.find(algorithm).holds:
             period = 0
-        return Rate(1, period)
+        return Rate(EXAMPLE_UNITS if period else 1, period)
 
     def with_tiers(self, tiers: Iterable[tuple[str, LimitTemplate]]) -> LimitTemplate:
         """Return this template with tiers: their names and templates."""

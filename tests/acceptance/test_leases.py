@@ -17,10 +17,15 @@ import pytest
 import redis
 from django.http import HttpResponse
 
-from django_ratelimit_lua import Rate, RateLimiter, ratelimit
+from django_ratelimit_lua import Limit, Rate, RateLimiter, ratelimit
+from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine.leases import leases
+from django_ratelimit_lua.engine.local_part import LocalPart
+from django_ratelimit_lua.engine.run import run
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store import Patience, get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.nursery import Born
@@ -155,6 +160,33 @@ def test_several_leased_limits_are_all_or_nothing() -> None:
     assert [state.used for state in limiter.peek("x").limits] == [2000, 2000]
 
 
+def test_a_refused_stack_leaves_its_leased_units_to_others() -> None:
+    """A hit that found the lease empty meanwhile is refused, but not the next one."""
+    limiter = window("2/h")
+    assert limiter.hit("x")
+    leased = Charge(limiter.limits[0], digest("x"), 1)
+    call = Call([leased, Charge(Limit("closed", "0/h"), digest("x"), 1)], prefix=conf.CACHE_PREFIX)
+    stack = LocalPart(call)
+    patience = Patience(5)
+    run(stack.taking(patience), patience)
+    assert not limiter.hit("x")
+    stack.complete(get_store().decide(stack.call()))
+    assert limiter.hit("x").source == "lease"
+    assert not limiter.hit("x")
+
+
+@pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
+def test_a_function_may_return_the_rate_of_a_leased_limit(algorithm: str, rf: Any) -> None:
+    """The options are checked when the module is imported, and fit the returned rate."""
+
+    @ratelimit("f", "ip", lambda group, request: "3/h", algorithm=algorithm, lease=2)
+    def view(request: Any) -> HttpResponse:
+        return HttpResponse()
+
+    codes = [view(rf.get("/")).status_code for _ in range(4)]
+    assert codes == ([200] * 3 + [429] if algorithm == "fixed_window" else [200] * 2 + [429] * 2)
+
+
 def test_a_leased_limit_works_with_an_unleased_one(rf: Any) -> None:
     """A view has both. Redis decides the unleased limit for each request, and its refusals take no
     leased unit.
@@ -201,9 +233,10 @@ def test_refund_reset_and_acquire_work_with_a_lease() -> None:
     """They have the same results as without a lease. A reset ends the lease of this process."""
     limiter = window("4000/h")
     sources(limiter, 3000)
+    batches = [lease.batch for lease in leases._leases.values() if lease.batch is not None]
+    until(lambda: all(batch.done() for batch in batches), "no batch is being fetched")
     limiter.reset("x")
-    # A thread may have been fetching a batch.
-    until(lambda: limiter.peek("x").limits[0].used == 0, "nothing is held", 5)
+    assert limiter.peek("x").limits[0].used == 0
     assert limiter.hit("x").source == "redis"
     sources(limiter, 2999)
     limiter.refund("x", cost=500)

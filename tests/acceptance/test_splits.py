@@ -176,7 +176,7 @@ def test_a_part_of_zero_units_refuses_only_for_a_moment(
             decision = limiter.hit("x")
     assert (decision.allowed, decision.retry_after, decision.remaining) == (False, 1.0, 0)
     (message,) = [record.getMessage() for record in caplog.records]
-    assert "'too small' of 1 units is split among 3 processes" in message
+    assert "'too small' has too few units (1) for 3 processes" in message
     set_share(monkeypatch, one_of(3))
     assert limiter.hit("x").allowed
 
