@@ -164,9 +164,10 @@ def test_a_block_by_a_field_applies_to_every_type_of_json(kind: str) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_limits_that_do_not_need_the_user_work_while_the_database_is_unavailable(
-    way: str, settings: Any, caplog: pytest.LogCaptureFixture
+    way: str, settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Overrides by user are not applied, and the log reports it once."""
+    monkeypatch.setattr("django_ratelimit_lua.web.overrides._unknown_fields", set())
     settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
     settings.MIDDLEWARE = [
         "django.contrib.sessions.middleware.SessionMiddleware",

@@ -23,6 +23,7 @@ TABLES = {
     f"django_ratelimit_lua_{name}"
     for name in (
         "ratelimitchange",
+        "ratelimithost",
         "ratelimitoverride",
         "ratelimitrevision",
         "ratelimitrule",

@@ -228,7 +228,7 @@ def test_overrides_apply_to_throttles() -> None:
     limited, alone = view(Burst), view(RuleThrottle)
     RateLimitOverride.objects.create(network="203.0.113.10", effect="exempt")
     RateLimitOverride.objects.create(network="203.0.113.11", effect="block")
-    RateLimitOverride.objects.create(network="203.0.113.12", limit=1, unit="h")
+    RateLimitOverride.objects.create(network="203.0.113.12", rule="burst", limit=1, unit="h")
     assert ask(limited, ip="203.0.113.10") == []
     assert ask(limited, ip="203.0.113.11") == 429
     assert [ask(limited, ip="203.0.113.12") for _ in range(2)] == [["burst=1"], 429]

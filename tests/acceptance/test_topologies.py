@@ -31,11 +31,11 @@ from tests.server import server as session_server
 GUIDE = (Path(__file__).parents[2] / "docs/how-to/deploy.rst").read_text()
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for
 # rules of the admin.
-IN_SCRIPTS = "time get set del hget hmget pexpire"
+IN_SCRIPTS = "time get set del hget pexpire"
 IN_SCRIPTS += " zadd zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
 LIMITS = "evalsha eval publish subscribe ping"
 RULES = (
-    "hset hdel hgetall hincrby exists expire persist pttl rename pfadd pfcount zcard zscore "
+    "hmget hset hdel hgetall hincrby exists expire persist pttl rename pfadd pfcount zcard zscore "
     "zrevrange scan"
 )
 # In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a

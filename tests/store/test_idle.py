@@ -58,7 +58,7 @@ def test_threads_close_idle_connections(own: redis.Redis, monkeypatch: pytest.Mo
 
 
 def test_an_event_loop_closes_an_idle_connection(
-    own: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    own: redis.Redis, monkeypatch: pytest.MonkeyPatch, quiet: None
 ) -> None:
     """The next decision opens another connection."""
     monkeypatch.setattr(asynchronous, "IDLE_SECONDS", 0.3)

@@ -31,20 +31,20 @@ local function check(key, record, now, cost)
   local most = struct.unpack('<d', record, 41)
   local state, first, last, ends, used = redis.call('GET', key), 0, 0, 0, 0
   if state then first, last, ends, used = struct.unpack('<I7I7I7I7', state) end
-  local is_ahead = last > now
   -- Hits that lie ahead of now, because the clock was set back, become hits of now; more than a minute ahead, they are forgotten.
-  if last > now + 60000000 then first, last, ends, used = 0, 0, 0, 0 end
-  if is_ahead then first, last = math.min(first, now), math.min(last, now) end
+  if last > now then
+    if last > now + 60000000 then first, last, ends, used = 0, 0, 0, 0 end
+    first, last = math.min(first, now), math.min(last, now)
+    redis.call('SET', key, struct.pack('<I7I7I7I7', first, last, ends, used), 'KEEPTTL')
+  end
   local counts
   ends, counts = find_window(record, now, used > 0 and first or 0, last, ends)
   if used == 0 or not counts then first, used = now, 0 end
   local fits = used + cost <= most
-  local verdict = {
+  return {
     accepted_from = fits and now or cost <= most and ends or math.huge, goes_at = not fits and cost <= most and ends or now,
     used = used, free_at = used > 0 and ends or now, first = first, last = last, ends = ends,
   }
-  if is_ahead then redis.call('SET', key, pack_window(verdict, now), 'KEEPTTL') end
-  return verdict
 end
 
 local function take(key, record, now, cost, verdict)
