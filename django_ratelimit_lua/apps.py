@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 
 from django.apps import AppConfig
@@ -22,12 +23,24 @@ class RatelimitConfig(AppConfig):
         from .models import audit
         from .publishing import triggers
 
+        _enable_loggers()
         _answer_in_drf()
         audit.connect()
         triggers.connect()
         # Without a sender: before the receivers of any app, which may make decisions.
         pre_migrate.connect(_migrating, dispatch_uid="django_ratelimit_lua.migrating")
         post_migrate.connect(_migrated, sender=self, dispatch_uid="django_ratelimit_lua.migrated")
+
+
+def _enable_loggers() -> None:
+    """Enable the loggers of this package again.
+
+    `LOGGING` disables loggers that exist before `django.setup`, by default. They exist if the
+    settings, or the module of an ASGI application, import this package.
+    """
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("django_ratelimit_lua"):
+            logging.getLogger(name).disabled = False
 
 
 def _answer_in_drf() -> None:

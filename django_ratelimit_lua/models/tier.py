@@ -65,6 +65,6 @@ class RateLimitTier(RatesFields, AuditedModel):
             pass  # Already reported.
         except RuleError as error:
             # Other problems are those of the rule.
-            problems = [problem_text(each.problem) for each in error.each if each.tier]
-            if problems:
+            problems = [problem_text(each.problem) for each in error.each if each.field == "tiers"]
+            if problems and self.group:
                 raise ValidationError({self.rate_field(): problems}) from None

@@ -11,6 +11,8 @@ URLs of `gateway.urls` and nothing else, under whatever path it is mounted. It n
 
 from __future__ import annotations
 
+from functools import partial
+
 import django
 from django.apps import apps
 
@@ -44,7 +46,7 @@ async def _answer(scope: Message, receive: Receive) -> Answer:
     if is_too_large(scope):
         return TOO_LARGE
     if path.endswith("/json"):
-        return await answer_json(meta_of(scope), await _read_body(receive))
+        return await answer_json(meta_of(scope), partial(_read_body, receive))
     if path.endswith("/health"):
         return await answer_health()
     return Answer.text(404, "Not found.")

@@ -12,9 +12,10 @@ from django.core.exceptions import ImproperlyConfigured
 from ...checks import Problem
 from ...conf import conf
 from ...rules.ruleset import settings_rules
-from .conf import settings
+from .conf import CHECK, PROTOCOL, settings
 from .descriptors import WORD
 from .proxy_rules import LACKS, lacks_values
+from .secrets import secrets_for
 
 NO_PROTOCOL = Problem("W017", "Install django-ratelimit-lua[gateway].")
 NO_GATEWAY = Problem(
@@ -36,17 +37,16 @@ def check_gateway(**kwargs: object) -> Iterator[CheckMessage]:
         described = ", ".join(
             rule.name for rule in rules if WORD in rule.extra and rule.mode != "off"
         )
-        if settings.GATEWAY_DIALECT is not None and (
-            settings.GATEWAY_SECRET is None or not conf.TRUSTED_PROXIES
-        ):
+        accepts_proxies = secrets_for(CHECK) and conf.TRUSTED_PROXIES
+        if settings.GATEWAY_DIALECT is not None and not accepts_proxies:
             yield NO_GATEWAY.message(
-                "The gateway refuses every proxy, because RATELIMIT_GATEWAY_SECRET or "
-                "RATELIMIT_TRUSTED_PROXIES is not set."
+                "The gateway refuses every proxy, because RATELIMIT_GATEWAY_SECRET has no secret "
+                "for check, or RATELIMIT_TRUSTED_PROXIES is not set."
             )
-        elif described and settings.GATEWAY_SECRET is None:
+        if described and not secrets_for(PROTOCOL):
             yield NO_GATEWAY.message(
-                "The gateway refuses every descriptor, because RATELIMIT_GATEWAY_SECRET is not "
-                f"set. These rules are for descriptors: {described}."
+                "The gateway refuses every descriptor, because RATELIMIT_GATEWAY_SECRET has no "
+                f"secret for protocol. These rules are for descriptors: {described}."
             )
         if described and find_spec("grpc") is None:
             yield NO_PROTOCOL.message(

@@ -26,9 +26,13 @@ class Secret(NamedTuple):
 
 
 def _secrets(value: object) -> tuple[Secret, ...]:
-    if not isinstance(value, dict):
-        return tuple([Secret(f"{place}", each) for place, each in enumerate(tokens(value), 1)])
-    return tuple([_secret(name, each) for name, each in value.items()])
+    if value and isinstance(value, dict):
+        found = [_secret(name, each) for name, each in value.items()]
+    else:
+        found = [Secret(f"{place}", each) for place, each in enumerate(tokens(value), 1)]
+    if len({secret.text for secret in found}) < len(found):
+        raise ValueError("must not contain a secret twice")
+    return tuple(found)
 
 
 def _secret(name: object, value: Any) -> Secret:

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_noop as _
 from ...extension import RuleField
 from ...identity.keys import ALL_CALLERS, registered_keys, split_prefix
 from ...limits.rate import LimitError, Rate
-from ...rules.rule import Rule
+from ...rules.rule import EVERYONE, Rule
 from ...rules.ruleset import Ruleset
 
 Entry = tuple[str, str]
@@ -204,9 +204,18 @@ def _as_list(value: object) -> list[str]:
 
 def _check_rule(rule: Rule) -> None:
     """Raise `LimitError` if the descriptors of a rule lack a value that it needs."""
+    if rule.is_elsewhere:
+        text = _("A rule with a descriptor only has no method or audience")
+        if rule.methods is not None:
+            raise LimitError(text, "method")
+        if EVERYONE not in rule.audience:
+            raise LimitError(text, "audience")
     template = rule.template
     if template is None:
         return
+    if template.tiers:
+        text = _("A rule with a descriptor has no tiers: write a rule for each, with its own entry")
+        raise LimitError(text, "tiers")
     functions = "a function needs a Django request; for descriptors, use a constant"
     if callable(template.cost):
         raise LimitError(f"cost: {functions}", "cost")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from ...extension import require
 from ...operations.health import ahealth
@@ -19,16 +20,18 @@ BAD_REQUEST = Answer.text(400, "Bad Request")
 logger = logging.getLogger("django_ratelimit_lua")
 
 
-async def answer_json(meta: Meta, body: bytes) -> Answer:
+async def answer_json(meta: Meta, read_body: Callable[[], Awaitable[bytes]]) -> Answer:
     """Decide a `RateLimitRequest`, encoded as JSON.
 
     Args:
         meta: The `META` of the request.
-        body: The body. One that is longer than `MAX_BODY_BYTES` may be cut off after that.
+        read_body: Returns the body. One that is longer than `MAX_BODY_BYTES` may be cut off after
+            that. It is not called without a secret.
 
     Returns:
-        A `RateLimitResponse` as JSON, with 200 or, if it is over a limit, with 429. 400 for an
-        invalid request; the log has the reason. 403 for a client without a secret.
+        A `RateLimitResponse` as JSON, with 200 or, if it is over a limit, with 429 and
+        `Retry-After`. 400 for an invalid request; the log has the reason. 403 for a client without
+        a secret.
     """
     # Only here, because `check` needs no protocol buffers.
     from .envoy import messages
@@ -40,16 +43,19 @@ async def answer_json(meta: Meta, body: bytes) -> Answer:
     if name is None:
         return Answer.text(403, "A secret of this site is required.")
     try:
+        body = await read_body()
         if len(body) > MAX_BODY_BYTES:
             raise QuestionError(f"the body has more than {MAX_BODY_BYTES} bytes")
         response = await answer(read_json(body))
     except QuestionError as error:
         logger.warning("The gateway refused a request with the secret %r: %s", name, error)
         return BAD_REQUEST
+    headers = {header.key: header.value for header in response.response_headers_to_add}
+    headers["content-type"] = "application/json"
     status = 200
     if response.overall_code == messages.OVER_LIMIT:
         status = 429
-    return Answer(status, {"Content-Type": "application/json"}, messages.write_json(response))
+    return Answer(status, headers, messages.write_json(response))
 
 
 async def answer_health() -> Answer:

@@ -22,11 +22,16 @@ def log_once(event: object, level: int, text: str, *details: object) -> None:
         logger.log(level, f"{text} (Logged once per process.)", *details)
 
 
+def secrets_for(purpose: str) -> list[str]:
+    """Return the secrets that permit this purpose."""
+    secrets = settings.GATEWAY_SECRET or ()
+    return [secret.text for secret in secrets if secret.purpose in ("", purpose)]
+
+
 def secret_for(purpose: str) -> str:
     """Return the first secret that permits this purpose. Raises `ValueError` if none does."""
-    for secret in settings.GATEWAY_SECRET or ():
-        if secret.purpose in ("", purpose):
-            return secret.text
+    for text in secrets_for(purpose):
+        return text
     raise ValueError(f"RATELIMIT_GATEWAY_SECRET has no secret for {purpose}")
 
 

@@ -37,12 +37,15 @@ async def check(request: HttpRequest) -> HttpResponse:
 @_for_programs
 async def json(request: HttpRequest) -> HttpResponse:
     """Respond to a service, see `answer_json`."""
-    try:
-        # Not `request.body`, because a body that is sent in chunks may have any size.
-        body = request.read(MAX_BODY_BYTES + 1)
-    except UnreadablePostError:
-        body = b""  # The client has disconnected.
-    return (await answer_json(request.META, body)).response()
+
+    async def read_body() -> bytes:
+        try:
+            # Not `request.body`, because a body that is sent in chunks may have any size.
+            return request.read(MAX_BODY_BYTES + 1)
+        except UnreadablePostError:
+            return b""  # The client has disconnected.
+
+    return (await answer_json(request.META, read_body)).response()
 
 
 @_for_programs

@@ -77,7 +77,8 @@ def test_entries_are_compared_in_order_and_the_domain_last() -> None:
 
 def test_a_rule_for_descriptors_applies_to_no_django_request() -> None:
     """A rule that also has a path applies to requests. A disabled rule matches no descriptor."""
-    rules = compile_rules([LOGIN, {**LOGIN, "name": "both", "path": "/login/", "key": "ip"}])
+    both = {**LOGIN, "name": "both", "path": "/login/", "key": "ip"}
+    rules = compile_rules([LOGIN, {**both, "method": "GET", "audience": "anonymous"}])
     assert [rule.name for rule in Ruleset(rules)._index.matching("/login/")] == ["both"]
     assert met({**LOGIN, "mode": "off"}, entries="generic_key=login,remote_address=1") is None
 
@@ -109,10 +110,18 @@ def test_matching_a_pattern_is_fast() -> None:
         ({"path": "/"}, "key"),
         *[({"rate": rate}, "rate") for rate in (None, "app.rate")],
         ({"cost": "app.cost"}, "cost"),
+        ({"method": "POST"}, "method"),
+        ({"audience": "staff"}, "audience"),
+        ({"audience": "group:pro", "rate": None, "exempt": True}, "audience"),
+        *[({"tiers": [{"group": group, "rate": "9/m"}]}, "tiers") for group in ("pro", "plan:pro")],
+        ({"path": "/", "key": "ip", "tiers": [{"group": "pro", "rate": "9/m"}]}, "tiers"),
     ],
 )
-def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
-    """A key that no entry provides is an error of `key`, and a rule with a path needs a key."""
+def test_errors_name_their_field(words: dict[str, Any], field: str, settings: Any) -> None:
+    """A key that no entry provides is an error of `key`, and a rule with a path needs a key. A
+    descriptor has no method, audience or tier.
+    """
+    settings.RATELIMIT_KEYS = {"plan": lambda request: None}
     with pytest.raises(RuleError) as raised:
         compile_rule({**LOGIN, **words})
     assert raised.value.field == field

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -14,11 +17,12 @@ import grpc
 import pytest
 import trustme
 from django.core.management import CommandError, call_command
+from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from django_ratelimit_lua.contrib.gateway.envoy import messages
+from django_ratelimit_lua.contrib.gateway.envoy import messages, server
 from django_ratelimit_lua.contrib.gateway.envoy.question import MAX_BYTES
-from tests.contrib.gateway.grpc_gateway import METHOD, Gateway, question
+from tests.contrib.gateway.grpc_gateway import METADATA, METHOD, Gateway, question
 from tests.contrib.gateway.proxies import SECRET
 
 OK, OVER = messages.OK, messages.OVER_LIMIT
@@ -71,9 +75,18 @@ def test_processes_share_their_counts(gateway: Gateway) -> None:
         (METHOD, bytes(MAX_BYTES + 1), SECRET, grpc.StatusCode.RESOURCE_EXHAUSTED),
         (METHOD, question(LOGIN), f"proxy-{SECRET}", grpc.StatusCode.PERMISSION_DENIED),
         (METHOD, question(LOGIN), "", grpc.StatusCode.PERMISSION_DENIED),
+        (METHOD, question(LOGIN), f"{SECRET} {SECRET}", grpc.StatusCode.PERMISSION_DENIED),
         (f"/{messages.SERVICE}/Other", b"", SECRET, grpc.StatusCode.UNIMPLEMENTED),
     ],
-    ids=["garbage", "no descriptor", "too large", "for check", "no secret", "another method"],
+    ids=[
+        "garbage",
+        "no descriptor",
+        "too large",
+        "for check",
+        "no secret",
+        "two secrets",
+        "another method",
+    ],
 )
 def test_every_refused_call_has_a_status(
     method: str, data: bytes, secret: str, status: grpc.StatusCode, gateway: Gateway
@@ -81,7 +94,7 @@ def test_every_refused_call_has_a_status(
     """The status is specific and has no traceback. The next call gets a response."""
     with gateway.client() as client:
         with pytest.raises(grpc.RpcError) as raised:
-            client.call(data, method, (("x-ratelimit-secret", secret),))
+            client.call(data, method, [("x-ratelimit-secret", each) for each in secret.split()])
         error: Any = raised.value
         assert error.code() == status
         assert "Traceback" not in error.details()
@@ -141,6 +154,37 @@ def test_pending_calls_are_answered_before_the_server_stops(gateway: Gateway) ->
             gateway.start()
 
 
+def test_calls_beyond_the_maximum_are_refused_with_a_status(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status is RESOURCE_EXHAUSTED, also if one connection makes all calls."""
+    settings.RATELIMIT_GATEWAY_SECRET, settings.RATELIMIT_RULES = SECRET, RULES
+    monkeypatch.setattr(server, "MAX_CONCURRENT_CALLS", 2)
+    tasks: list[asyncio.Task[list[Any]]] = []
+
+    async def calls(port: int) -> list[Any]:
+        try:
+            async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                call: Any = channel.unary_unary(METHOD)
+                data = question([("generic_key", "slow")])
+                every = [call(data, metadata=METADATA, timeout=20) for _ in range(20)]
+                return await asyncio.gather(*every, return_exceptions=True)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def ready(port: int) -> None:
+        tasks.append(asyncio.create_task(calls(port)))
+
+    async def results() -> list[Any]:
+        await server.serve("127.0.0.1:0", ready)
+        return await tasks[0]
+
+    found = asyncio.run(results())
+    statuses = Counter("OK" if isinstance(each, bytes) else each.code().name for each in found)
+    assert statuses.keys() == {"OK", "RESOURCE_EXHAUSTED"}
+    assert statuses["RESOURCE_EXHAUSTED"] >= 15
+
+
 def test_the_service_is_available_over_tls(tmp_path: Path) -> None:
     """`--tls` has the files of the certificate and of its key."""
     authority = trustme.CA()
@@ -158,8 +202,10 @@ def test_invalid_options_are_errors(
     tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command reports a missing secret, extra or file, and an address that it cannot use."""
-    with pytest.raises(CommandError, match="RATELIMIT_GATEWAY_SECRET is not set"):
-        call_command("ratelimit", "grpc")
+    for secret in (None, {"edge": {"secret": SECRET, "for": "check"}}):
+        settings.RATELIMIT_GATEWAY_SECRET = secret
+        with pytest.raises(CommandError, match="has no secret for protocol"):
+            call_command("ratelimit", "grpc")
     settings.RATELIMIT_GATEWAY_SECRET = SECRET
     broken = tmp_path / "broken.pem"
     broken.write_text("?")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from django.contrib.auth.models import Group
 from django.test import Client
 
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
@@ -54,6 +57,30 @@ def test_a_rule_for_descriptors_is_edited_and_restored_in_the_form(operator: Cli
         staff("view_ratelimitrule", name="looks").get(f"{RULES}{rule.pk}/change/").content.decode()
     )
     assert "for Envoy&#x27;s descriptor domain=edge, generic_key=login, remote_address" in seen
+
+
+TIER = {"group": "pro", "limit": 50, "period": 1, "unit": "h"}
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"methods": ["POST"]}, "A rule with a descriptor only has no method or audience"),
+        ({"audience": "staff"}, "A rule with a descriptor only has no method or audience"),
+        (
+            {"tiers-TOTAL_FORMS": 1, **{f"tiers-0-{name}": value for name, value in TIER.items()}},
+            "A rule with a descriptor has no tiers",
+        ),
+    ],
+)
+def test_the_form_reports_what_a_descriptor_lacks(
+    more: dict[str, Any], text: str, operator: Client
+) -> None:
+    """A descriptor has no method, audience or tier."""
+    Group.objects.create(name="pro")
+    response = operator.post(f"{RULES}add/", given(**{**FORM, **more}))
+    assert text in response.content.decode()
+    assert not RateLimitRule.objects.exists()
 
 
 def test_a_descriptor_survives_yaml_export_and_import(operator: Client) -> None:

@@ -349,8 +349,9 @@ def test_the_projects_pages_are_not_used_for_proxies(check: Check, settings: Any
 def test_errors_are_reported_by_the_system_check(
     settings: Any, no_others: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check reports a gateway without a secret or trusted proxies, rules of the settings that
-    do not apply to proxies, and a missing extra. Rules for descriptors need no middleware.
+    """The check reports a gateway without a secret for its use, or without trusted proxies, rules
+    of the settings that do not apply to proxies, and a missing extra. Rules for descriptors need no
+    middleware.
     """
     settings.RATELIMIT_RULES = [
         {"name": "mine", "path": "/", "key": ["ip", "user"], "rate": "1/d"},
@@ -368,12 +369,26 @@ def test_errors_are_reported_by_the_system_check(
     settings.RATELIMIT_RULES = [{"name": "a", "descriptor": ["user"], "rate": "5/m"}]
     assert found() == []
     settings.RATELIMIT_GATEWAY_SECRET = None
-    for settings.RATELIMIT_GATEWAY_DIALECT in ("nginx", None):
-        assert [identifier for identifier, _ in found()] == ["E019"]
-    for invalid in ("short", {"edge": "short"}, {"edge": {"secret": SECRET, "for": "short"}}):
+    assert [identifier for identifier, _ in found()] == ["E019", "E019"]
+    for purpose, refused in (("check", "descriptor"), ("protocol", "proxy")):
+        settings.RATELIMIT_GATEWAY_SECRET = {"edge": {"secret": SECRET, "for": purpose}}
+        (error,) = run_checks(tags=["caches"])
+        assert f"The gateway refuses every {refused}, because" in error.msg
+    settings.RATELIMIT_GATEWAY_DIALECT = None
+    assert found() == []
+    for invalid in (
+        "short",
+        {"edge": "short"},
+        {"edge": {"secret": SECRET, "for": "short"}},
+        {},
+        [],
+        {"edge": SECRET, "shop": {"secret": SECRET, "for": "protocol"}},
+        [SECRET, SECRET],
+    ):
         settings.RATELIMIT_GATEWAY_SECRET = invalid
         (error,) = [each for each in run_checks(tags=["caches"]) if each.id.endswith("E001")]
         assert "short" not in error.msg
+        assert SECRET not in error.msg
     settings.RATELIMIT_GATEWAY_SECRET = SECRET
     monkeypatch.setattr("django_ratelimit_lua.contrib.gateway.checks.find_spec", lambda name: None)
     assert [identifier for identifier, _ in found()] == ["W017"]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua.contrib.gateway.asgi import application as alone
 from django_ratelimit_lua.contrib.gateway.endpoints import MAX_BODY_BYTES, answer_json
-from tests.contrib.gateway.asgi import ask
+from tests.contrib.gateway.asgi import aask, ask
 from tests.contrib.gateway.proxies import SECRET, Answer
 from tests.contrib.gateway.test_envoy_answers import DESCRIPTORS, FUZZED
 from tests.examples import examples
@@ -78,6 +81,8 @@ def test_the_response_is_a_rate_limit_response(post: Post) -> None:
     assert "limitRemaining" not in third.json()["statuses"][0]
     headers = {name.lower(): value for name, value in third.headers.items()}
     assert headers["content-type"] == "application/json"
+    in_body = {each["key"]: each["value"] for each in third.json()["responseHeadersToAdd"]}
+    assert 0 < int(headers["retry-after"]) == int(in_body["retry-after"])
 
 
 def test_fields_are_read_as_in_proto3_json(post: Post) -> None:
@@ -99,6 +104,7 @@ def test_fields_are_read_as_in_proto3_json(post: Post) -> None:
         b"[]",
         b"{",
         b"[" * 60_000,
+        b'{"a\\nCRITICAL: \\u001b[31m\\u2028": 1}',
         {"descriptors": MAIL["descriptors"]},
         {"domain": "site"},
         {**MAIL, "operation": "refund"},
@@ -111,21 +117,59 @@ def test_fields_are_read_as_in_proto3_json(post: Post) -> None:
 def test_an_invalid_request_is_a_bad_request(
     body: object, post: Post, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The body is that of envoyproxy/ratelimit. The log has the reason and the secret's name."""
+    """The body is that of envoyproxy/ratelimit. The log has the reason and the secret's name, in
+    one line of visible characters.
+    """
     found = post(body)
     assert (found.status, found.body) == (400, b"Bad Request\n")
-    assert "The gateway refused a request with the secret 'shop': " in caplog.text
+    (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert line.startswith("The gateway refused a request with the secret 'shop': ")
+    assert line.isprintable()
     assert post(json.dumps(MAIL).encode().ljust(MAX_BODY_BYTES)).status == 200
 
 
 def test_the_protocol_needs_a_secret_that_permits_it(post: Post, settings: Any) -> None:
     """A missing secret, a wrong one, and one for `check` get a 403, which counts nothing."""
-    for secret in ("", f"{SECRET}x", "the-secret-of-the-edge"):
+    for secret in ("", f"{SECRET}x", "the-secret-of-the-edge", f"{SECRET},{SECRET}"):
         assert post(MAIL, secret).status == 403
     names, settings.RATELIMIT_GATEWAY_SECRET = settings.RATELIMIT_GATEWAY_SECRET, None
     assert post(MAIL).status == 403
     settings.RATELIMIT_GATEWAY_SECRET = names
     assert post(MAIL).json()["statuses"][0]["limitRemaining"] == 1
+
+
+def test_no_body_is_read_without_a_secret() -> None:
+    """The client is refused by the headers of the request, and its body does not come."""
+
+    async def refused() -> Answer:
+        async with asyncio.timeout(30):
+            return await aask(alone, "/json", [], "POST", body=[])
+
+    assert asyncio.run(refused()).status == 403
+
+
+LOGGED = """
+import asyncio
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_ratelimit_lua", "django_ratelimit_lua.contrib.gateway"],
+    LOGGING={
+        "version": 1,
+        "handlers": {"console": {"class": "logging.StreamHandler"}},
+        "root": {"handlers": ["console"], "level": "INFO"},
+    },
+)
+from django_ratelimit_lua.contrib.gateway.asgi import application
+from tests.contrib.gateway.asgi import ask
+ask(application, "/json", [], "POST")
+"""
+
+
+def test_the_log_is_written_if_logging_disables_existing_loggers() -> None:
+    """That is the default of `LOGGING`, and this package has loggers before Django is set up."""
+    command = [sys.executable, "-c", LOGGED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "X-RateLimit-Secret is missing" in done.stderr
 
 
 def test_any_body_gets_a_response(settings: Any) -> None:
@@ -143,7 +187,10 @@ def test_any_body_gets_a_response(settings: Any) -> None:
     @given(bodies)
     @example(json.dumps(MAIL).encode())
     def fuzz(body: bytes) -> None:
-        seen.add(runner.run(answer_json(meta, body)).status)
+        async def read_body() -> bytes:
+            return body
+
+        seen.add(runner.run(answer_json(meta, read_body)).status)
 
     with asyncio.Runner() as runner:
         fuzz()

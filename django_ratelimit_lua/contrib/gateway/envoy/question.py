@@ -71,7 +71,9 @@ def read_json(body: bytes) -> bytes:
     try:
         data: bytes = Parse(body, messages.JsonRequest()).SerializeToString()
     except (ParseError, ValueError, RecursionError) as error:
-        raise QuestionError(f"the body is not a RateLimitRequest: {error!s:.200}") from None
+        # The error contains text of the body, which may have line breaks.
+        problem = ascii(str(error)[:200])
+        raise QuestionError(f"the body is not a RateLimitRequest: {problem}") from None
     return data
 
 

@@ -21,14 +21,10 @@ from .question import MAX_BYTES, QuestionError
 
 logger = logging.getLogger("django_ratelimit_lua")
 MAX_CONCURRENT_CALLS = 1000
-"""Maximum number of concurrent calls in a process. Further ones are refused, to be repeated."""
+"""Maximum number of concurrent calls in a process. Further ones get RESOURCE_EXHAUSTED."""
 GRACE_SECONDS = 5.0
 """How long running calls are still answered when the server stops."""
-OPTIONS = [
-    ("grpc.so_reuseport", 1),
-    ("grpc.max_receive_message_length", MAX_BYTES),
-    ("grpc.max_concurrent_streams", MAX_CONCURRENT_CALLS),
-]
+OPTIONS = [("grpc.so_reuseport", 1), ("grpc.max_receive_message_length", MAX_BYTES)]
 
 
 async def serve(
@@ -75,8 +71,10 @@ async def serve(
 
 
 async def _should_rate_limit(data: bytes, context: Any) -> bytes:
-    metadata = dict(context.invocation_metadata())
-    name = find_secret(metadata.get(SECRET_HEADER.lower(), ""), PROTOCOL, context.peer())
+    metadata = context.invocation_metadata()
+    # Repeated ones are joined, as over HTTP.
+    given = ",".join([value for key, value in metadata if key == SECRET_HEADER.lower()])
+    name = find_secret(given, PROTOCOL, context.peer())
     if name is None:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "a secret of this site is required")
     try:

@@ -10,7 +10,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 
 from ....management.verbs import Printer, argument, verb
-from ..conf import settings
+from ..conf import PROTOCOL
+from ..secrets import secret_for
 
 MAX_PORT = 65535
 
@@ -46,8 +47,7 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
         command.stdout.flush()
 
     try:
-        if settings.GATEWAY_SECRET is None:
-            raise CommandError("RATELIMIT_GATEWAY_SECRET is not set")
+        secret_for(PROTOCOL)
         if not 0 <= options["port"] <= MAX_PORT:
             raise CommandError(f"the port must be from 0 to {MAX_PORT}")
         import grpc
@@ -61,5 +61,5 @@ def serve_grpc(command: Printer, options: dict[str, Any]) -> None:
         asyncio.run(serve(f"{host}:{options['port']}", ready, credentials))
     except ImportError as error:
         raise CommandError(f"{error}: pip install 'django-ratelimit-lua[gateway]'") from None
-    except (ImproperlyConfigured, OSError) as error:
+    except (ImproperlyConfigured, OSError, ValueError) as error:
         raise CommandError(str(error)) from None
