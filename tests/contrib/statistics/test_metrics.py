@@ -350,23 +350,17 @@ def test_an_error_reply_of_redis_is_counted_as_a_separate_kind_of_failure(
     settings: Any, direct: redis.Redis
 ) -> None:
     """For example, the Redis user may not run scripts."""
-    direct.acl_setuser(
-        "metrics",
-        enabled=True,
-        nopass=True,
-        keys=["*"],
-        categories=["+@all"],
-        commands=["-evalsha"],
-    )
+    rights: Any = {"enabled": True, "nopass": True, "keys": ["*"], "categories": ["+@all"]}
+    direct.acl_setuser("metrics", **rights, commands=["-evalsha"])
     try:
         place = url().replace("redis://", "redis://metrics:x@")
         settings.RATELIMIT_TIMEOUT = 10
         settings.CACHES = {"default": {**settings.CACHES["default"], "LOCATION": place}}
         RateLimiter("mail", "5/h", on_store_error="open").hit("ada")
-        direct.acl_setuser("metrics", commands=["+evalsha"])  # By which statistics are written.
-        # The store may pause after the error.
+        direct.acl_setuser("metrics", **rights)  # Statistics are written by scripts.
+        # The rules are read by a script, too, and the store may pause after an error.
         answered = ("ratelimit_store_errors_total", "answered")
-        until(lambda: scraped().get(answered) == 1, "the error is counted", 30)
+        until(lambda: scraped().get(answered, 0) >= 1, "the error is counted", 30)
         assert scraped()["ratelimit_store_errors_total", "connection"] == 0
     finally:
         direct.acl_deluser("metrics")
