@@ -154,7 +154,7 @@ class CircuitBreaker:
 
     @property
     def forced(self) -> str:
-        """Return the state that an operator has forced: open, closed, or an empty string."""
+        """Return open or closed if an operator has forced that state, else an empty string."""
         return self._shared.forced
 
     def call(self) -> Call:
