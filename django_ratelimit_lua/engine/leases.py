@@ -232,7 +232,7 @@ class Leases:
         return self._leases.get(lease.key) is not lease
 
     def _fill(self, lease: Lease) -> int:
-        """Fetch a batch, and return its units: 0 if Redis has none, or is unavailable."""
+        """Fetch a batch, and return its units: 0 if Redis has no units, or is unavailable."""
         units = 0
         lease.is_dry = True
         with suppress(StoreError):
