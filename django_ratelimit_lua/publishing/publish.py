@@ -22,7 +22,7 @@ from ..engine.deny_cache import deny_cache
 from ..exceptions import StoreError
 from ..identity import key_id, key_ids, secrets_by_id
 from ..limits import program
-from ..limits.call import Revision
+from ..limits.call import NO_RULES, Revision
 from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.change import OVERRIDES, Risen
 from ..process.tasks import Errand
@@ -91,8 +91,12 @@ def read_published() -> Published:
     text, database, keys, form = get_store(background=True).execute(
         b"HMGET", rules_key(), b"revision", b"database", b"keys", b"format"
     )
-    owner = (database or b"").decode()
-    return Published(Revision.read(text or b"0"), owner, (keys or b"").decode(), int(form or 0))
+    owner = (database or b"").decode(errors="replace")
+    ids = (keys or b"").decode(errors="replace")
+    try:
+        return Published(Revision.read(text or b"0"), owner, ids, int(form or 0))
+    except ValueError:  # It was edited by hand, and is replaced.
+        return Published(NO_RULES, owner, "", 0)
 
 
 def primary() -> str:

@@ -13,12 +13,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_network
 from operator import itemgetter
+from types import NoneType
 from typing import Any, Literal, NamedTuple
 
 from ..conf import Network
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.forwarded import Address
-from ..identity.keys import EXACT, split_field
+from ..identity.keys import PREFIXES, split_field
 from ..limits import algorithms
 from ..limits.decision import PLAIN_BLOCK, Block
 from ..limits.limit import Limit
@@ -70,18 +71,23 @@ class Override(NamedTuple):
         pk, rule, effect, starts, ends, options = [*entry, *_EMPTY[len(entry) :]]
         if effect not in EFFECTS:
             raise ValueError(f"unknown effect {effect!r}")
+        if type(pk) is not int or not isinstance(rule, str):
+            raise ValueError("the id must be a number, and the rule must be text")
+        burst = options.get("burst")
+        if not {type(starts), type(ends), type(burst)} <= {int, NoneType}:
+            raise ValueError("beginning, end and burst must be whole numbers")
         rate = None
         if effect == "limit":
             if rule == EVERY_RULE:
                 raise ValueError("another limit is for one rule")
             rate = Rate.parse(options["rate"])
-        block = Block(options.get("forbids", False), options.get("message", ""))
+        block = Block(options.get("forbids", False) is True, str(options.get("message", "")))
         return cls(
             pk,
             rule,
             effect,
             rate,
-            options.get("burst"),
+            burst,
             starts or None,
             ends or None,
             block,
@@ -200,7 +206,7 @@ class Overrides:
         for rule, fields in part.get("fields", {}).items():
             known = [field for field in fields if is_kind(field)]
             self.fields[rule] = known
-            unknown.update(set(fields) - set(known))
+            unknown.update(str(field) for field in fields if field not in known)
         self.problems = [
             f"overrides by {field!r} match no request: the key is not registered"
             for field in sorted(unknown)
@@ -214,7 +220,7 @@ class Overrides:
             network = _NETWORK.fullmatch(kind)
             if network is not None:
                 version, length = map(int, network.groups())
-                shift = _BITS[version] - length
+                shift = max(_BITS[version] - length, 0)
                 self._networks.setdefault(version, []).append((shift, kind, entries))
         for networks in self._networks.values():
             networks.sort(key=itemgetter(0))
@@ -272,7 +278,8 @@ class Overrides:
         found = self._found.get((kind, key))
         if found is None:
             found = []
-            for entry in entries[key]:
+            given: Any = entries[key]
+            for entry in given if isinstance(given, list) else [given]:
                 try:
                     found.append(Override.read(entry, kind, subject))
                 except Exception as error:  # Anything, edited by hand.
@@ -284,11 +291,12 @@ class Overrides:
 def value_key(kind: str, subject: str) -> str:
     """Return the key under which the overrides of a user or of a field's value are published.
 
-    Fields that compare letter case have keys of their own: "ada" has the same digest by such a
-    field as "ADA" has by a field that ignores case.
+    Fields with a prefix have keys of their own: "ada" has the same digest by a field that compares
+    letter case as "ADA" has by one that ignores it.
     """
-    if kind.startswith(EXACT):
-        return EXACT + subject
+    for prefix in PREFIXES:
+        if kind.startswith(prefix):
+            return prefix + subject
     return subject
 
 

@@ -4,8 +4,9 @@ They have one format number. A process uses the rules of its database instead of
 format, see `rules.provider`, and never publishes over them.
 
 Values may also have been edited by hand. That may neither break a request nor lift a limit: for an
-invalid rule, the last valid version stays; without one, the rule is skipped. A part with a member
-of a wrong type is not read at all, and is published again from the database.
+invalid rule, the last valid version stays; without one, the rule is skipped. An invalid override is
+skipped, and the log names it. A part with a member of a wrong type is not read at all, and is
+published again from the database.
 """
 
 from __future__ import annotations
@@ -128,6 +129,8 @@ def parse_part(text: bytes | None, members: Members, known: Part) -> Part:
         known: The part that this process has.
     """
     if text == b"":
+        if known is _EMPTY:
+            raise ValueError("a part is empty")
         return known
     try:
         part = json.loads(text or b"{}")

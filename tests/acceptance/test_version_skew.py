@@ -8,10 +8,12 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
 import redis
+from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -113,6 +115,22 @@ def test_an_invalid_snapshot_leaves_the_last_valid_rules_in_force(
     assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
     RateLimitRule.objects.update(limit=1)
     assert get("/good", 2, "203.0.113.3") == [200, 200 if "format" in fields else 429]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"format": "abc"}, {"format": b"\xff"}, {"keys": b"\xff"}, {"overrides": ""}]
+)
+def test_damaged_data_is_published_again(fields: dict[str, Any], published: Published) -> None:
+    """A block that is made afterwards acts on the next request, and `rules publish` works."""
+    rule("good", path="/good", limit=2)
+    assert get("/good", 1) == [200]
+    published.direct.hset(published.key, mapping=fields)
+    RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
+    assert get("/good", 1) == [429]
+    published.direct.hset(published.key, mapping=fields)
+    call_command("ratelimit", "rules", "publish", stdout=StringIO())
+    another_process()
+    assert get("/good", 1) == [429]
 
 
 def test_an_older_version_never_overwrites_a_newer_snapshot(

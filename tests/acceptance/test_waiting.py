@@ -50,6 +50,7 @@ async def cancelled(coroutine: Any, waits: Callable[[], bool], times: int = 1) -
     """Run a coroutine, cancel it when it waits, as often as told, and see that it ends so."""
     task = asyncio.ensure_future(coroutine)
     await auntil(waits)
+    await asyncio.sleep(0.05)  # The coroutine reads its reply, too.
     for _ in range(times):
         task.cancel()
         await asyncio.sleep(0)

@@ -158,7 +158,8 @@ def test_loading_the_script_has_no_deadline_of_its_own(kind: str, settings: Any)
         def ask() -> float:
             ((found, seconds),) = at_once(store, kind, 1)
             assert isinstance(found, StoreError)
-            assert server.asked[-1] == b"EVAL"
+            if server.asked[-1] != b"EVAL":  # A busy machine left no time for it.
+                return float("inf")
             return seconds
 
         assert_in_time(ask, deadline + MARGIN)

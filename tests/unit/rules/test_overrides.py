@@ -18,6 +18,7 @@ from django_ratelimit_lua.rules.overrides import (
     is_kind,
     strength,
     strongest,
+    value_key,
 )
 
 NOW = 1_000_000
@@ -92,6 +93,11 @@ def test_a_client_is_found_by_its_user_its_values_and_its_digest() -> None:
         [1, "", "limit", None, None, {"rate": "5/m"}],
         [1, "api", "limit", None, None, {"rate": 5}],
         [1, "", "block", None, None, {}, 7],
+        [1, "", "block", "soon"],
+        [1, "", "block", None, float("inf")],
+        ["1", "", "block"],
+        [1, ["api"], "block"],
+        [1, "api", "limit", None, None, {"rate": "5/m", "burst": [9]}],
         5,
     ],
 )
@@ -101,6 +107,27 @@ def test_an_invalid_entry_is_skipped_and_logged_once(entry: Any, caplog: Any) ->
     for _ in range(2):
         assert [one.pk for one in overrides.of_client(b"ada")] == [2]
     assert len(caplog.records) == 1
+
+
+def test_members_that_were_edited_by_hand_break_no_look_up() -> None:
+    """Unknown sizes of networks and values are skipped, and other overrides apply."""
+    networks = {"ip4/99": {"cb": [[1, "", "block"]]}, "ip4/24": {"cb0071": [[2, "", "block"]]}}
+    odd = part(networks=networks, fields={"": ["network", "zz", 1, None, {}]}, clients={"ada": 5})
+    overrides = Overrides(odd)
+    assert [one.pk for one in overrides.of_address(ip_address("203.0.113.9"))] == [2]
+    assert list(overrides.of_client(b"ada")) == []
+    assert overrides.fields == {"": ["network"]}
+    assert len(overrides.problems) == 4
+
+
+def test_a_field_that_reads_numbers_differs_from_one_that_reads_text() -> None:
+    """They have the same digest of "7", but only the first one is found by "07"."""
+    subject = digest(("get", "n", "7")).decode()
+    as_text, as_number = [value_key(kind, subject) for kind in ("get:n", "int:get:n")]
+    overrides = Overrides(part(digests={as_text: [[1]], as_number: [[2, "", "block"]]}))
+    found = overrides.of_identity("int:get:n", ("get", "n", "7"))
+    assert [one.pk for one in found] == [2]
+    assert list(overrides.of_identity("get:n", ("get", "n", "7"))) == []
 
 
 def test_only_fields_that_may_matter_are_looked_up() -> None:
