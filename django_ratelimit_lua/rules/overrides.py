@@ -202,7 +202,7 @@ class Overrides:
         """Use the part of a snapshot, see `snapshot.Snapshot`."""
         self.is_blocking: bool = part.get("blocks", False)
         self.fields: dict[str, list[str]] = {}
-        unknown = set()
+        unknown: set[str] = set()
         for rule, fields in part.get("fields", {}).items():
             known = [field for field in fields if is_kind(field)]
             self.fields[rule] = known
