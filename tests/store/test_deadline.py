@@ -219,7 +219,7 @@ def test_a_server_with_slow_replies_is_not_down(kind: str, settings: Any) -> Non
     """Each reply takes a third of the deadline, and some calls wait for several replies before they
     get a connection. All calls are decided.
     """
-    deadline = 3 * DEADLINE  # A machine that stands still for a moment does not miss it.
+    deadline = 6 * DEADLINE  # A machine that stands still for a moment does not miss it.
 
     def script(command: list[bytes]) -> Any:
         right = usual(lambda: server, command)
