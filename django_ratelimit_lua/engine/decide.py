@@ -299,8 +299,7 @@ def _comparing(call: Call, patience: Patience) -> Waiting[None]:
         if not call.charges:
             raise
     else:
-        if call.revision is not None:
-            freshness.confirm(call.fence, call.revision, asked_at)
+        freshness.confirm(call.fence, call.revision, asked_at)
     finally:
         patience.take_back(share)
 

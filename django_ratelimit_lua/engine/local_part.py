@@ -101,7 +101,9 @@ class LocalPart:
         elif call.operation == "hit":
             self.give_back()
             # Another hit may have found the lease empty meanwhile, and may have been refused.
-            deny_cache.forget([lease.key[1] for lease, cost in self._leased if lease.units <= cost])
+            emptied = [lease.key[1] for lease, cost in self._leased if lease.units <= cost]
+            if emptied:
+                deny_cache.forget(emptied)
         states = tuple([self._states[place] for place in range(len(call.charges))])
         return decision._replace(
             allowed=allowed,

@@ -19,6 +19,7 @@ from django.http import HttpResponse
 
 from django_ratelimit_lua import Limit, Rate, RateLimiter, ratelimit
 from django_ratelimit_lua.conf import conf
+from django_ratelimit_lua.engine.decide import answered
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.engine.local_part import LocalPart
 from django_ratelimit_lua.engine.run import run
@@ -173,6 +174,18 @@ def test_a_refused_stack_leaves_its_leased_units_to_others() -> None:
     stack.complete(get_store().decide(stack.call()))
     assert limiter.hit("x").source == "lease"
     assert not limiter.hit("x")
+
+
+def test_a_refused_stack_is_cached_if_its_leases_are_not_empty() -> None:
+    """The process repeats such a refusal without Redis, as that of a stack without leases."""
+    limiter = window("1000/h")
+    sources(limiter, 10)
+    charges = [
+        Charge(limiter.limits[0], digest("x"), 1),
+        Charge(Limit("closed", "0/h"), digest("x"), 1),
+    ]
+    call = Call(charges, prefix=conf.CACHE_PREFIX)
+    assert [run(answered(call)).source for _ in range(2)] == ["redis", "deny-cache"]
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
