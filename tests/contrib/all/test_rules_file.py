@@ -1,0 +1,174 @@
+"""A file with every field of rules, exported before rules had options, imports and exports unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
+
+pytestmark = pytest.mark.django_db(transaction=True)
+FILE = """\
+- name: health
+  order: -5
+  path:
+  - /health/
+  - /ready
+  - /static/**
+  exempt: true
+- name: site
+  description: 'A limit for the whole site.
+
+    It has two lines.'
+  path: /
+  key: ip
+  rate:
+  - 10/s
+  - 500/h
+- name: accounts
+  order: 1
+  route: accounts:login
+  method:
+  - POST
+  - PUT
+  key:
+  - ip
+  - post:username
+  rate: 5/15m
+  message: 'Too many attempts: wait.'
+  ban_after: 3
+  ban_window: 10m
+  ban_for: 10m,1h,1d
+- name: api
+  order: 2
+  path: /api/
+  audience: authenticated
+  key: user
+  rate: 60/m
+  tiers:
+  - group: plan:gold
+    rate: 1000/m
+  - group: pro
+    rate: 600/m
+    burst: 100
+  algorithm: token_bucket
+  burst: 20
+- name: search
+  order: 3
+  group: search
+  key: ip
+  rate:
+  - 10/s
+  - 100/m
+  tiers:
+  - group: staff
+    rate:
+    - 20/s
+    - 1000/h
+  cost: 2
+- name: search in addition
+  order: 3
+  group: search
+  key: user_or_ip
+  rate: 1000/d
+  mode: shadow
+- name: exports
+  order: 4
+  path: /export/**
+  method:
+  - GET
+  audience:
+  - group:editors
+  - group:Überprüfer
+  key: user
+  rate: 20/d
+  algorithm: fixed_window
+  align: day
+  time_zone: Europe/Berlin
+- name: reports
+  order: 5
+  path: /report/
+  key:
+  - header:X-Api-Key
+  - cookie:device
+  rate: '2'
+  tiers:
+  - group: pro
+    rate: '9'
+  algorithm: concurrency
+- name: leaky
+  order: 6
+  path: /slow/
+  key: ip
+  rate: 5/s
+  algorithm: leaky_bucket
+  queue: 10
+  max_wait: 1.5
+  on_store_error: open
+- name: log
+  order: 7
+  path: /log/
+  key: ip
+  rate: 100/2h
+  algorithm: sliding_log
+  count_denied: true
+  mode: 'off'
+- name: window
+  order: 8
+  path: /window/
+  audience: staff
+  key: all
+  rate: 100000/w
+  algorithm: sliding_window
+  segments: 60
+- name: leased
+  order: 9
+  path: /leased/
+  audience: anonymous
+  key: path
+  rate: 1000/s
+  algorithm: token_bucket
+  lease: 50
+- name: split
+  order: 10
+  path: /split/
+  key: exact:get:q
+  rate: 1000/s
+  algorithm: fixed_window
+  split: true
+- name: free
+  order: 11
+  path: /free/
+  key: ip
+  rate: 5/m
+  cost: 0
+- name: edge
+  order: 12
+  rate: 100/m
+  descriptor:
+  - generic_key=edge
+  - remote_address
+- name: measured
+  order: 13
+  path: /measured/
+  key: ip
+  rate: 100/m
+  durable: true
+- name: 'on'
+  order: 14
+  path: /on/
+  key: ip
+  rate: 0/m
+  on_store_error: closed
+"""
+
+
+def test_a_file_with_every_field_imports_and_exports_unchanged(settings: Any) -> None:
+    """The file was exported when each field of a rule was a column, and tiers were rows."""
+    settings.RATELIMIT_KEYS = {"plan": "example_project.keys.plan"}
+    apply(plan(FILE))
+    assert export() == FILE
+    assert plan(FILE) == []
+    assert RateLimitRule.objects.count() == FILE.count("- name: ")
