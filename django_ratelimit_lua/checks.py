@@ -16,7 +16,13 @@ from django.db import DatabaseError, router
 
 from .conf import SETTINGS, callables, conf
 from .exceptions import StoreError
-from .extension import FIELDS_OF_ANNEXES, SETTINGS_OF_ANNEXES, install, is_installed, rule_fields
+from .extension import (
+    FIELDS_OF_ANNEXES,
+    SETTINGS_OF_ANNEXES,
+    annex_options,
+    install,
+    is_installed,
+)
 from .identity import secrets_by_id
 from .identity.keys import registered_keys
 from .limits.rate import LimitError, Rate
@@ -124,7 +130,7 @@ TWO_DATABASES = Problem(
     "Correct DATABASE_ROUTERS: {users}, django_ratelimit_lua and its optional apps need the same "
     "database.",
 )
-ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.extra.")
+ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.options.")
 EARLIER_KEY = Problem(
     "I015", "Enter the values again before you remove the secret key from the fallbacks."
 )
@@ -522,16 +528,15 @@ def check_annexes(
     using = primary()
     if using not in (databases or ()):
         return
-    absent = {
-        word: FIELDS_OF_ANNEXES[word] for word in FIELDS_OF_ANNEXES if word not in rule_fields()
-    }
+    installed = annex_options()
+    absent = {word: annex for word, annex in FIELDS_OF_ANNEXES.items() if word not in installed}
     with suppress(DatabaseError):  # Not migrated yet, or unavailable.
-        rows = RateLimitRule.objects.using(using).exclude(extra={})
+        rows = RateLimitRule.objects.using(using).exclude(options={})
         for word, annex in absent.items():
-            names = [repr(row.name) for row in rows if word in row.annexed()]
+            names = [repr(row.name) for row in rows if word in row.spec]
             if names:
                 text = (
-                    f"The field {word} of the rules {', '.join(names)} is ignored: its app "
+                    f"The option {word} of the rules {', '.join(names)} is ignored: its app "
                     "is not installed."
                 )
                 yield ABSENT_ANNEX.message(text, right=install(annex))
@@ -556,7 +561,7 @@ def check_published(
         number = overrides.count()
         kinds = overrides.values_list("kind", flat=True).distinct()
         odd = [kind for kind in kinds if not is_kind(field_of(kind))]
-        rules = list(RateLimitRule.objects.using(using).prefetch_related("tiers"))
+        rules = list(RateLimitRule.objects.using(using))
         owner = read_published().database
     except (DatabaseError, StoreError, ImproperlyConfigured):
         return  # Not migrated yet, or unavailable: other checks report it.

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from django.db.models import Model, QuerySet
-    from django.forms import Field
     from django.http import HttpRequest
     from django.utils.functional import Promise
+
+    from .limits.options import Option
 
 ANNEXES = ("statistics", "breakers", "replay", "gateway")
 SETTINGS_OF_ANNEXES = {
@@ -40,36 +41,11 @@ VERBS_OF_ANNEXES = {
 }
 """Which optional app defines a verb of `manage.py ratelimit`, by its first word."""
 FIELDS_OF_ANNEXES = {"descriptor": "gateway", "durable": "statistics"}
-"""Which optional app defines a field of rules."""
-PLACES = ("descriptor",)
-"""The fields of optional apps that say where a rule applies. A rule with one needs neither a path
-nor a key.
+"""Which optional app defines an option of rules."""
+PLACES_OF_ANNEXES = ("descriptor",)
+"""Those of these options that say where a rule applies. Without its app, such a rule does not
+apply.
 """
-
-
-class RuleField(NamedTuple):
-    """A field that an optional app adds to rules; see `FIELDS_OF_ANNEXES`.
-
-    `RateLimitRule.extra` stores its value. In settings and YAML it is written like any other field.
-    `Rule.extra` contains the compiled value. An empty or false value counts as missing.
-
-    - `label`: its label in forms and in the history;
-    - `form_field`: returns a new form field, with values that are valid for `clean`;
-    - `clean`: returns a value as JSON, or raises `LimitError`;
-    - `compile`: returns the value that decisions use, from that JSON, or raises `LimitError`;
-    - `check`: is called with a compiled `Rule` that has a value, and raises `LimitError` for a
-      contradiction;
-    - `describe`: returns the part about the value in the sentence that describes a rule; may be
-      empty.
-    """
-
-    name: str
-    label: Any
-    form_field: Callable[[], Field]
-    clean: Callable[[object], object]
-    compile: Callable[[Any], object] = lambda value: value
-    check: Callable[[Any], None] = lambda rule: None
-    describe: Callable[[Any], str] = lambda value: ""
 
 
 class Finding(NamedTuple):
@@ -150,8 +126,10 @@ class Extension:
     """The name of its folder in `contrib/`."""
     verbs: Sequence[str] = ()
     """Modules that declare verbs of `manage.py ratelimit`."""
-    rule_fields: Sequence[RuleField] = ()
-    """Fields that it adds to rules."""
+    options: Mapping[str, Option] = MappingProxyType({})
+    """Options that it adds to rules, by name; see `FIELDS_OF_ANNEXES`. An empty or false value
+    counts as missing.
+    """
     columns: Sequence[Column] = ()
     """Columns that it adds to lists."""
     tasks: Mapping[str, str] = MappingProxyType({})
@@ -317,9 +295,13 @@ def is_installed(name: str) -> bool:
     return apps.is_installed(f"django_ratelimit_lua.contrib.{name}")
 
 
-def rule_fields() -> dict[str, RuleField]:
-    """Return the fields that installed optional apps add to rules, by name."""
-    return {field.name: field for extension in extensions for field in extension.rule_fields}
+def annex_options() -> dict[str, Option]:
+    """Return the options that installed optional apps add to rules, by name."""
+    return {name: option for each in extensions for name, option in each.options.items()}
+
+
+rule_fields = annex_options  # Transitional: goes with its last importer.
+PLACES = PLACES_OF_ANNEXES
 
 
 def install(name: str) -> str:

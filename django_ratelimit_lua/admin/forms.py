@@ -66,9 +66,7 @@ SENTENCE = {"period": _("requests per"), "unit": _("unit of time")}
 
 
 def _further() -> RatesField:
-    field = RateLimitRule._meta.get_field("more_rates")
-    label = capfirst(field.verbose_name)
-    return RatesField(label=label, help_text=field.help_text, required=False)
+    return RatesField(required=False)
 
 
 class AskingForm(VersionedForm):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 from . import algorithms, calendar
 from .ban import MAX_OFFENCES, ban_lengths
 from .rate import SECOND, LimitError, Rate, duration
-from .values import Choice, Number, Whole
+from .values import Choice, Number, Whole, flag
 from .values import gettext_noop as _
 
 Align = Literal["clock", "day", "week", "month"]
@@ -39,12 +39,6 @@ def wait_us(seconds: float | timedelta, what: str) -> int:
         raise LimitError(f"{what} is {seconds!r}: {error}") from None
 
 
-def _flag(value: object) -> bool:
-    if value not in (True, False):
-        raise ValueError("must be true or false")
-    return bool(value)
-
-
 def _algorithm(value: str) -> str:
     return algorithms.find(value).name
 
@@ -66,6 +60,14 @@ class Option(NamedTuple):
     - `words`: its words in a rule's sentence, and `singular` those for a value of 1; `excludes`:
       options that contradict it; `needs`: the option without which it has no effect.
 
+    For options of rules that optional apps add (see `Extension.options`):
+
+    - `compile`: returns the value that decisions use, for `Rule.extra`, or raises `LimitError`;
+    - `check_rule`: is called with a compiled `Rule` that has a value, and raises `LimitError` for a
+      contradiction;
+    - `describe`: returns the part about the value in the sentence that describes a rule;
+    - `is_place`: it says where a rule applies. A rule with one needs neither a path nor a key.
+
     An option that no algorithm names is taken by every algorithm.
     """
 
@@ -78,6 +80,10 @@ class Option(NamedTuple):
     singular: str = ""
     excludes: Sequence[str] = ()
     needs: str = ""
+    compile: Callable[[Any], object] = lambda value: value
+    check_rule: Callable[[Any], None] = lambda rule: None
+    describe: Callable[[Any], str] = lambda value: ""
+    is_place: bool = False
 
 
 class Options(TypedDict, total=False):
@@ -156,7 +162,7 @@ class Options(TypedDict, total=False):
     count_denied: Annotated[
         bool,
         Option(
-            _flag,
+            flag,
             _("count refused requests"),
             _("Windows and logs: a client that keeps trying stays refused."),
             default=False,
@@ -200,7 +206,7 @@ class Options(TypedDict, total=False):
     split: Annotated[
         bool,
         Option(
-            _flag,
+            flag,
             _("split"),
             _(
                 "Token bucket and fixed window: each host has a part of the limit, by its weight, "

@@ -91,6 +91,30 @@ class Number:
         return float(value)
 
 
+class Lines:
+    """Check for a list of texts, which a form shows one per line.
+
+    The error contains an `example`.
+    """
+
+    def __init__(self, example: str) -> None:
+        self.example = example
+
+    def __call__(self, value: object) -> list[str]:
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
+            return list(value)
+        raise ValueError(f"must be a list, such as {self.example}")
+
+
+def flag(value: object) -> bool:
+    """Check for true or false."""
+    if value not in (True, False):
+        raise ValueError("must be true or false")
+    return bool(value)
+
+
 def or_none(check: Check[T]) -> Check[T | None]:
     """Return a check that also accepts None."""
 

@@ -1,23 +1,25 @@
-"""The models: rules, tiers, overrides, weights of hosts, and the history of their changes.
+"""The models: rules, overrides, weights of hosts, and the history of their changes.
 
 Every change of a row raises the revision and writes the history in the same transaction. This
 package imports `rules` and `identity`. It does not know Redis or the admin.
 """
 
+from .audit import Conflict
 from .change import RateLimitChange, RateLimitRevision
 from .host import RateLimitHost
 from .override import RateLimitOverride
 from .rule import RateLimitRule
-from .tier import RateLimitTier
+
+RateLimitTier = None  # Transitional: goes with its last importer.
 
 __all__ = [
+    "RateLimitTier",
+    "Conflict",
     "RateLimitChange",
     "RateLimitHost",
     "RateLimitOverride",
     "RateLimitRevision",
     "RateLimitRule",
-    "RateLimitTier",
     "audit",
     "override",
-    "rate_fields",
 ]

@@ -1,4 +1,4 @@
-"""Records every change of a rule, tier or override, and raises the revision.
+"""Records every change of a rule or override, and raises the revision.
 
 Both happen in the transaction of the change. Signals report rows that are saved or deleted, also by
 fixtures and cascades. `AuditedQuerySet` records a call that affects many rows as one change.
@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 from django.apps import apps
 from django.db import models, router, transaction
+from django.db.models import F
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils.translation import gettext as _
 
@@ -30,7 +31,20 @@ AUDITED: dict[str, type[AuditedModel]] = {}
 BEFORE = "_ratelimit_before"
 
 M = TypeVar("M", bound="AuditedModel")
-Declared = dict[str, Any]
+
+
+class Conflict(Exception):  # noqa: N818 - an answer to the second of two editors
+    """Another change has replaced the revision that was to be changed.
+
+    `stored` is the row as it is now, or None if it was deleted.
+    """
+
+    def __init__(self, stored: AuditedModel | None) -> None:
+        super().__init__("the row was changed since it was read")
+        self.stored = stored
+
+
+Spec = dict[str, Any]
 
 
 _actor: contextvars.ContextVar[str] = contextvars.ContextVar("ratelimit_actor", default="")
@@ -100,13 +114,13 @@ class AuditedQuerySet(models.QuerySet[M]):
         """Delete the rows, and record that at once: signals would cost queries for each row."""
         with one_change(self.db):
             rows = list(self)
-            before = declare(self.model, rows, self.db)
+            before = specs_of(self.model, rows, self.db)
             token = _deleting.set(self.model)
             try:
                 deleted = super().delete()
             finally:
                 _deleting.reset(token)
-            record_changes(self.db, before, declare(self.model, rows, self.db))
+            record_changes(self.db, before, specs_of(self.model, rows, self.db))
             return deleted
 
     delete.queryset_only = True  # type: ignore[attr-defined]
@@ -117,9 +131,9 @@ class AuditedQuerySet(models.QuerySet[M]):
         for row in rows:
             row.prepare()
         with one_change(self.db):
-            before = declare(self.model, rows, self.db)
+            before = specs_of(self.model, rows, self.db)
             created = super().bulk_create(rows, batch_size)
-            record_changes(self.db, before, declare(self.model, created, self.db))
+            record_changes(self.db, before, specs_of(self.model, created, self.db))
         return created
 
     def bulk_update(
@@ -130,9 +144,15 @@ class AuditedQuerySet(models.QuerySet[M]):
             row.prepare()
         with one_change(self.db):
             stored = self.model._base_manager.using(self.db)
-            old = stored.in_bulk([row.pk for row in rows])
-            both = [*old.values(), *rows]
-            before = declare(self.model, both, self.db)
+            keys = [row.pk for row in rows]
+            for start in range(0, len(keys), BATCH):
+                raised = stored.filter(pk__in=keys[start : start + BATCH])
+                raised.update(revision=F("revision") + 1)
+            old = stored.in_bulk(keys)
+            for row in rows:
+                if row.pk in old:
+                    row.revision = old[row.pk].revision
+            before = specs_of(self.model, rows, self.db)
             prepared = {
                 name
                 for row in rows
@@ -140,26 +160,38 @@ class AuditedQuerySet(models.QuerySet[M]):
                 if row.pk in old and getattr(old[row.pk], name) != getattr(row, name)
             }
             count = stored.bulk_update(rows, {*fields, *prepared}, batch_size or BATCH)
-            record_changes(self.db, before, declare(self.model, both, self.db))
+            record_changes(self.db, before, specs_of(self.model, rows, self.db))
         return count
 
 
 class AuditedModel(models.Model):
     """The base class of all audited models."""
 
-    class Meta:
-        """Options of the model."""
-
-        abstract = True
-
     CHANGE_KIND = ""
     """The `RateLimitChange.kind` of its changes."""
     PREPARED: tuple[str, ...] = ()
     """The fields that `prepare` fills in."""
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """Save the row and record the change, in one transaction."""
-        with one_change(kwargs.get("using") or router.db_for_write(type(self), instance=self)):
+    revision = models.PositiveIntegerField(_("revision"), default=1, editable=False)
+    """Raised by each change of the row."""
+
+    class Meta:
+        """Options of the model."""
+
+        abstract = True
+
+    def save(self, *args: Any, expected: int | None = None, **kwargs: Any) -> None:
+        """Save the row and record the change, in one transaction.
+
+        With `expected`, the row is saved only if that is its revision. Otherwise, raise `Conflict`.
+        """
+        using = kwargs.get("using") or router.db_for_write(type(self), instance=self)
+        with one_change(using):
+            if expected is not None:
+                rows = type(self)._base_manager.using(using).filter(pk=self.pk)
+                # This also locks the row until the transaction ends.
+                if not rows.filter(revision=expected).update(revision=expected):
+                    raise Conflict(rows.first())
             super().save(*args, **kwargs)
 
     def delete(
@@ -169,40 +201,33 @@ class AuditedModel(models.Model):
         with one_change(using or router.db_for_write(type(self), instance=self)):
             return super().delete(using, keep_parents)
 
-    def declared(self) -> Declared:
-        """Return the row as a declaration, in the notation of rules."""
+    @property
+    def spec(self) -> Spec:
+        """Return the row as the history records it, without defaults."""
         raise NotImplementedError
 
     @classmethod
-    def owners(cls, rows: Sequence[Self], using: str) -> Sequence[AuditedModel]:
-        """Return the stored rows that declare these rows as a part. By default, the same rows."""
-        return list(
-            cls._base_manager.using(using)
-            .in_bulk([row.pk for row in rows if row.pk is not None])
-            .values()
-        )
-
-    @classmethod
     def complete(cls, rows: Sequence[Self], using: str) -> None:
-        """Load the data from other tables that `declared` needs, for all of these rows at once."""
+        """Load the data from other tables that `spec` needs, for all of these rows at once."""
 
     def prepare(self) -> None:
         """Set the fields that are computed from other fields."""
 
-    def follow(self, before: Declared, after: Declared, using: str) -> None:
+    def follow(self, before: Spec, after: Spec, using: str) -> None:
         """Change the rows that refer to this one, which has changed."""
 
 
-def declare(model: type[M], rows: Sequence[M], using: str) -> dict[AuditedModel, Declared]:
-    """Return the stored rows that these rows belong to, each with its declaration."""
-    owners = model.owners(rows, using)
-    for start in range(0, len(owners), BATCH):
-        owners[start].complete(owners[start : start + BATCH], using)
-    return {owner: owner.declared() for owner in owners}
+def specs_of(model: type[M], rows: Sequence[M], using: str) -> dict[AuditedModel, Spec]:
+    """Return the stored rows with the keys of these rows, each with its spec."""
+    keys = [row.pk for row in rows if row.pk is not None]
+    stored = list(model._base_manager.using(using).in_bulk(keys).values())
+    for start in range(0, len(stored), BATCH):
+        model.complete(stored[start : start + BATCH], using)
+    return {row: row.spec for row in stored}
 
 
 def record_changes(
-    using: str, before: Mapping[AuditedModel, Declared], after: Mapping[AuditedModel, Declared]
+    using: str, before: Mapping[AuditedModel, Spec], after: Mapping[AuditedModel, Spec]
 ) -> None:
     """Record the rows that differ, and raise the revision when `one_change` ends."""
     with one_change(using):
@@ -212,7 +237,7 @@ def record_changes(
                 line = RateLimitChange(
                     by=current_actor(), kind=row.CHANGE_KIND, object_id=row.pk, name=str(row)[:300]
                 )
-                _set_declarations(line, before.get(row), after.get(row))
+                _set_specs(line, before.get(row), after.get(row))
                 lines.append(line)
                 if row in before and row in after:
                     row.follow(before[row], after[row], using)
@@ -247,12 +272,12 @@ def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
         first = merged.setdefault((line.kind, line.object_id), line)
         if first is not line:
             first.name = line.name
-            _set_declarations(first, first.before, line.after)
+            _set_specs(first, first.before, line.after)
     return [line for line in merged.values() if line.before != line.after]
 
 
-def _set_declarations(
-    line: RateLimitChange, before: Declared | None, after: Declared | None
+def _set_specs(
+    line: RateLimitChange, before: Spec | None, after: Spec | None
 ) -> None:
     line.before = before
     line.after = after
@@ -264,18 +289,19 @@ def _set_declarations(
 
 
 def _before(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
-    """Store the declarations that a row belongs to; two if a tier moves to another rule."""
-    rows = [*sender._base_manager.using(using).filter(pk=instance.pk), instance]
-    vars(instance)[BEFORE] = rows, declare(sender, rows, using)
+    vars(instance)[BEFORE] = specs_of(sender, [instance], using)
 
 
 def _after(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
-    rows, before = vars(instance).pop(BEFORE)
-    record_changes(using, before, declare(sender, rows, using))
+    before = vars(instance).pop(BEFORE)
+    record_changes(using, before, specs_of(sender, [instance], using))
 
 
 def _before_save(sender: type[M], instance: M, using: str, **kwargs: object) -> None:
     instance.prepare()  # Fixtures do not come through `save`.
+    stored = sender._base_manager.using(using).filter(pk=instance.pk)
+    if stored.update(revision=F("revision") + 1):
+        instance.revision = stored.values_list("revision", flat=True).get()
     _before(sender, instance, using)
 
 

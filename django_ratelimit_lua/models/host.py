@@ -7,7 +7,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import MAX_WEIGHT
-from .audit import AuditedModel, AuditedQuerySet, Declared
+from .audit import AuditedModel, AuditedQuerySet, Spec
 
 
 class RateLimitHost(AuditedModel):
@@ -33,6 +33,6 @@ class RateLimitHost(AuditedModel):
     def __str__(self) -> str:
         return self.name
 
-    def declared(self) -> Declared:
-        """Return the row as a declaration for the history."""
+    @property
+    def spec(self) -> Spec:
         return {"name": self.name, "weight": self.weight}

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.exceptions import ObjectDoesNotExist, ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
@@ -27,11 +28,11 @@ from ..rules.overrides import (
     network_identity,
     network_kind,
 )
-from ..rules.rule import Rule, RuleError
+from ..rules.errors import RuleError
+from ..rules.rule import Rule
 from ..rules.ruleset import settings_rules
-from .audit import AuditedModel, AuditedQuerySet, Declared
+from .audit import AuditedModel, AuditedQuerySet, Spec
 from .change import RateLimitChange
-from .rate_fields import RateFields, problem_text, rate_text
 from .rule import RateLimitRule
 
 T = TypeVar("T")
@@ -41,7 +42,6 @@ ONE_SUBJECT = _(
     "client. Make one "
     "override for each."
 )
-RATE = ("limit", "period", "unit")
 NEEDS_RULE = _("Another limit is for one rule: enter its name.")
 MAX_DIGEST_DAYS = 30
 """Maximum days of an override about a digest, because its client is unknown."""
@@ -67,7 +67,7 @@ class OverrideQuerySet(AuditedQuerySet["RateLimitOverride"]):
         return self.lasting().filter(models.Q(starts=None) | models.Q(starts__lte=timezone.now()))
 
 
-class RateLimitOverride(RateFields, AuditedModel):
+class RateLimitOverride(AuditedModel):
     """Another limit, an exemption or a block for one subject.
 
     Exactly one of `user`, `network`, `field` and `client_digest` is filled in. `set_value` takes
@@ -139,6 +139,19 @@ class RateLimitOverride(RateFields, AuditedModel):
     )
     effect = models.CharField(
         _("effect"), max_length=6, choices=Effects.choices, default=Effects.LIMIT
+    )
+    rate = models.CharField(
+        _("rate"),
+        max_length=50,
+        blank=True,
+        help_text=_("The other limit, for example 100/m."),
+    )
+    burst = models.BigIntegerField(
+        _("burst"),
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(Rate.MAX_UNITS)],
+        help_text=_("Only for token buckets. Empty: the burst of the rule."),
     )
     starts = models.DateTimeField(_("starts"), null=True, blank=True, help_text=_("Empty: now."))
     ends = models.DateTimeField(_("ends"), null=True, blank=True, help_text=_("Empty: never."))
@@ -268,8 +281,9 @@ class RateLimitOverride(RateFields, AuditedModel):
         """Return the override in the form that `rules` uses."""
         return Override.read(entry(vars(self)), self.kind, self.subject.encode())
 
-    def declared(self) -> Declared:
-        """Return the override as a declaration for the history. `complete` loads what it needs."""
+    @property
+    def spec(self) -> Spec:
+        """Return the override as the history records it. `complete` loads what it needs."""
         values = {
             "rule": self.rule,
             "client": self.client(),
@@ -344,7 +358,7 @@ class RateLimitOverride(RateFields, AuditedModel):
                 rule = self._compiled_rule()
             problems = self.misfits(rule)
         except RuleError as error:
-            problems = {"rule": problem_text(error.problem)}
+            problems = {"rule": error.words()}
         if not self.rule:
             problems["rule"] = NEEDS_RULE
         return problems
@@ -353,7 +367,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         """Return the rule of that name; None: it is a limit in the code. Raises `RuleError`."""
         row = RateLimitRule.objects.filter(name=self.rule).first()
         if row is not None:
-            return row.compiled([])
+            return row.compiled()
         return next((rule for rule in settings_rules() if rule.name == self.rule), None)
 
     def misfits(self, rule: Rule | None) -> dict[str, object]:
@@ -361,20 +375,20 @@ class RateLimitOverride(RateFields, AuditedModel):
 
         Numbers that do not fit are not applied.
         """
-        if self.rate is None:
-            return {"limit": _("Enter the other limit.")}
+        if not self.rate:
+            return {"rate": _("Enter the other limit.")}
         try:
             rate = Rate.parse(self.rate)
             if rule is not None and rule.template is not None:
                 for limit in rule.template.limits("rule"):
                     limit.at(rate, self.burst, "override")
         except LimitError as error:
-            field = "burst" if error.field == "burst" else "limit"
-            return {field: problem_text(error)}
+            field = "burst" if error.field == "burst" else "rate"
+            return {field: RuleError.of(field, error).words()}
         return {}
 
 
-PUBLISHED = ("id", "rule", "effect", "starts", "ends", *RATE, "burst", "forbids", "message")
+PUBLISHED = ("id", "rule", "effect", "starts", "ends", "rate", "burst", "forbids", "message")
 """The fields of an override that its entry in the snapshot contains."""
 
 
@@ -382,7 +396,7 @@ def entry(row: Mapping[str, Any]) -> Entry:
     """Return an override as it is published, see `Override.read`, from the fields `PUBLISHED`."""
     options: dict[str, object] = {}
     if row["effect"] == RateLimitOverride.Effects.LIMIT:
-        options = {"rate": rate_text(*(row[name] for name in RATE)), "burst": row["burst"]}
+        options = {name: row[name] for name in ("rate", "burst")}
     elif row["effect"] == RateLimitOverride.Effects.BLOCK:
         options = {name: row[name] for name in ("forbids", "message")}
     options = {name: value for name, value in options.items() if value}

@@ -1,26 +1,35 @@
-"""Rules as rows: one field for each field of `RATELIMIT_RULES`."""
+"""Rules as rows: columns for what every rule has, and one mapping for its options."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Self
 
-from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
-from django.core.validators import MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..extension import FIELDS_OF_ANNEXES, PLACES, rule_fields
-from ..limits.options import OPTIONS
+from .. import rules
+from ..limits.algorithms import SYNONYMS
 from ..rules.describe import reading
-from ..rules.rule import AUDIENCES, FIELDS, MODES, Rule, RuleError, compile_rule
-from .audit import BATCH, AuditedModel, AuditedQuerySet, Declared
+from ..rules.options import COLUMNS, options
+from ..rules.rule import FIELDS, MAX_LENGTHS
+from ..rules.snapshot import WHERE
+from ..rules.template import as_list
+from .audit import AuditedModel, AuditedQuerySet, Spec
 from .change import RateLimitChange
-from .rate_fields import RatesFields, column, named, problem_text
 
-_DEFAULTS = {"mode": "enforce", "order": 0, "audience": "everyone"}
+MODE_NAMES = {"enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off")}
+AUDIENCE_NAMES = {
+    "everyone": _("everyone"),
+    "anonymous": _("not logged in"),
+    "authenticated": _("logged in"),
+    "staff": _("staff"),
+}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_SEPARATORS = {"rate": ", ", "key": "+", "method": ", ", "path": "\n", "audience": "\n"}
+"""What separates the values of columns that may contain several."""
+_UNCHECKED = {"mode", "order", "description"}
+"""Columns whose change cannot make a rule invalid."""
 
 
 class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
@@ -30,28 +39,15 @@ class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
         """Return the primary keys of the rules with these names, by name."""
         return dict(self.filter(name__in=names).values_list("name", "pk"))
 
-    def all_declared(self) -> Iterator[tuple[RateLimitRule, Declared]]:
-        """Yield all rules, each with its declaration, in two queries.
 
-        For thousands of rules, a prefetch takes longer than the two queries, and a list of all rows
-        takes much memory.
-        """
-        tiers: dict[int, list[Any]] = {}
-        stored: Any = self.model.tiers.rel.related_model._base_manager
-        for tier in stored.using(self.db):
-            tiers.setdefault(tier.rule_id, []).append(tier)
-        for rule in self.all().iterator(chunk_size=BATCH):
-            yield rule, rule.declared(tiers.get(rule.pk, ()))
-
-
-class RateLimitRule(RatesFields, AuditedModel):
+class RateLimitRule(AuditedModel):
     """A limit and when it applies."""
 
     CHANGE_KIND = RateLimitChange.Kind.RULE
 
     name = models.CharField(
         _("name"),
-        max_length=200,
+        max_length=MAX_LENGTHS["name"],
         unique=True,
         help_text=_(
             "The name of the count: a new name starts a new count. A rule with the name of a "
@@ -59,21 +55,40 @@ class RateLimitRule(RatesFields, AuditedModel):
             " scope or a RateLimiter replaces the limit in the code."
         ),
     )
-    description = models.TextField(
-        _("description"), blank=True, help_text=_("For colleagues: why this rule exists.")
-    )
     mode = models.CharField(
-        max_length=8, default="enforce", choices=named(MODES), **column("mode", blank=False)
+        _("mode"),
+        max_length=8,
+        default="enforce",
+        choices=[*MODE_NAMES.items()],
+        help_text=_("Shadow mode counts but does not refuse."),
     )
     order = models.IntegerField(
         _("order"),
         default=0,
         help_text=_("Rules are listed and applied in this order, smallest first."),
     )
-    exempt = models.BooleanField(
-        _("exempt"),
-        default=False,
-        help_text=_("No rule applies to requests of these paths or this route."),
+    description = models.TextField(
+        _("description"), blank=True, help_text=_("For colleagues: why this rule exists.")
+    )
+    rate = models.CharField(
+        _("rate"),
+        max_length=MAX_LENGTHS["rate"],
+        blank=True,
+        help_text=_(
+            "For example 100/m, 10/15m or 5000/d; a number alone is for slots. Several, such as "
+            "10/s, 500/h: a request must be within all of them."
+        ),
+    )
+    key = models.CharField(
+        _("count by"),
+        max_length=MAX_LENGTHS["key"],
+        blank=True,
+        help_text=_(
+            "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, "
+            "get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With "
+            "exact: in front, a value is compared letter by letter, with int: as a whole number. "
+            "Empty: the key of the call site with this name."
+        ),
     )
     path = models.TextField(
         _("paths"),
@@ -88,13 +103,13 @@ class RateLimitRule(RatesFields, AuditedModel):
     )
     route = models.CharField(
         _("route"),
-        max_length=300,
+        max_length=MAX_LENGTHS["route"],
         blank=True,
         help_text=_("The name of a URL pattern, for example shop:detail."),
     )
     group = models.CharField(
         _("call site"),
-        max_length=200,
+        max_length=MAX_LENGTHS["group"],
         blank=True,
         help_text=_(
             "The group of a decorator or the scope of a throttle. This rule then applies in "
@@ -102,63 +117,27 @@ class RateLimitRule(RatesFields, AuditedModel):
             " the code."
         ),
     )
-    methods = models.JSONField(
+    method = models.CharField(
         _("methods"),
-        default=list,
+        max_length=MAX_LENGTHS["method"],
         blank=True,
-        help_text=_("None selected: all methods. GET includes HEAD."),
+        help_text=_("Empty: all methods. GET includes HEAD."),
     )
     audience = models.CharField(
-        _("audience"), max_length=16, default="everyone", choices=named((*AUDIENCES, "groups"))
+        _("audience"),
+        max_length=MAX_LENGTHS["audience"],
+        default="everyone",
+        help_text=_("For members of groups: group:NAME, one per line."),
     )
-    groups = models.JSONField(
-        _("groups"), default=list, blank=True, help_text=_("Names of Django's groups.")
-    )
-    key = models.CharField(
-        _("count by"),
-        max_length=300,
-        blank=True,
-        help_text=_(
-            "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, "
-            "get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With "
-            "exact: in front, a value is compared letter by letter, with int: as a whole number. "
-            "Empty: the key of the call site with this name."
-        ),
-    )
-    cost = models.BigIntegerField(
-        _("cost"),
-        null=True,
-        blank=True,
-        validators=[MinValueValidator(0)],
-        help_text=_("Units per request. Empty: 1, or the cost at the call site."),
-    )
-    algorithm = models.CharField(max_length=50, **column("algorithm"))
-    queue = models.BigIntegerField(null=True, **column("queue"))
-    segments = models.PositiveIntegerField(null=True, **column("segments"))
-    max_wait = models.FloatField(null=True, **column("max_wait"))
-    align = models.CharField(max_length=8, **column("align"))
-    time_zone = models.CharField(max_length=64, **column("time_zone"))
-    count_denied = models.BooleanField(default=False, **column("count_denied", blank=False))
-    on_store_error = models.CharField(max_length=8, **column("on_store_error"))
-    lease = models.BigIntegerField(null=True, **column("lease"))
-    split = models.BooleanField(default=False, **column("split", blank=False))
-    ban_after = models.PositiveIntegerField(null=True, **column("ban_after"))
-    ban_window = models.CharField(max_length=16, default="", db_default="", **column("ban_window"))
-    ban_for = models.CharField(max_length=100, default="", db_default="", **column("ban_for"))
     message = models.CharField(
-        _("message"), max_length=300, blank=True, help_text=_("The text for refused clients.")
+        _("message"),
+        max_length=MAX_LENGTHS["message"],
+        blank=True,
+        help_text=_("The text for refused clients."),
     )
-
-    extra = models.JSONField(
-        default=dict, db_default=models.Value({}, models.JSONField()), editable=False
-    )
-    """The values of the fields that optional apps add, by app. Those of apps that are not
-    installed are kept.
-    """
-
-    to_check: Literal["all", "without tiers", "nothing"] = "all"
-    """The tiers that `clean` checks. A form with tiers checks them itself, as they are about to be
-    saved.
+    options = models.JSONField(_("options"), default=dict, blank=True)
+    """Everything else, by the names of the table in `rules.options`. Options of optional apps that
+    are not installed are kept.
     """
 
     objects = RuleQuerySet.as_manager()
@@ -175,148 +154,88 @@ class RateLimitRule(RatesFields, AuditedModel):
         return self.name
 
     @classmethod
-    def complete(cls, rows: Sequence[Self], using: str) -> None:
-        tiers = cls.tiers.rel.related_model._base_manager.using(using)
-        models.prefetch_related_objects(
-            [row for row in rows if row.pk], models.Prefetch("tiers", tiers)
-        )
+    def from_spec(cls, spec: Mapping[str, Any]) -> Self:
+        """Return an unsaved row for a rule in the notation of `RATELIMIT_RULES`."""
+        row = cls()
+        row.assign(spec)
+        return row
 
-    def follow(self, before: Declared, after: Declared, using: str) -> None:
-        """Rename the rule in the overrides that name it."""
-        if before["name"] != after["name"]:
-            overrides: Any = self._meta.apps.get_model(self._meta.app_label, "RateLimitOverride")
-            named = overrides.objects.using(using).filter(rule=before["name"])
-            named.update(rule=after["name"])
+    def assign(self, spec: Mapping[str, Any]) -> None:
+        """Set the columns and the options to those of a spec, without checking it."""
+        for column in COLUMNS:
+            value = spec.get(column)
+            if not _is_set(value):
+                value = self._meta.get_field(column).get_default()
+            elif column in _SEPARATORS:
+                value = _SEPARATORS[column].join(dict.fromkeys(map(str, as_list(value))))
+            setattr(self, column, value)
+        self.method = self.method.upper()
+        if self.group == self.name and not (self.path or self.route):
+            self.group = ""  # That is so without it.
+        self.options = {
+            name: value
+            for name, value in spec.items()
+            if name not in (*COLUMNS, "id") and _is_set(value)
+        }
+        if "algorithm" in self.options:
+            algorithm = self.options["algorithm"]
+            self.options["algorithm"] = SYNONYMS.get(algorithm, algorithm)
+
+    @property
+    def spec(self) -> Spec:
+        """Return the rule in the notation of `RATELIMIT_RULES`, without defaults."""
+        values: Spec = {column: getattr(self, column) for column in COLUMNS}
+        for column, separator in _SEPARATORS.items():
+            parts = str(values[column]).split(separator.strip(" "))
+            values[column] = [part.strip() for part in parts if part.strip()]
+            if len(values[column]) == 1 and not values[column][0].startswith("group:"):
+                values[column] = values[column][0]
+        if isinstance(values["method"], str):
+            values["method"] = as_list(values["method"] or ())
+        for column, default in (("mode", "enforce"), ("order", 0), ("audience", "everyone")):
+            if values[column] == default:
+                del values[column]
+        values |= self._own_options()
+        ordered = dict.fromkeys((*FIELDS, *options(), *values))
+        return {field: values[field] for field in ordered if _is_set(values.get(field))}
+
+    def _own_options(self) -> Spec:
+        """Return the options. What was edited by hand and is none has a name that is unknown."""
+        if not isinstance(self.options, dict):
+            return {"options": self.options}
+        return {
+            f"options.{name}" if name in COLUMNS else name: value
+            for name, value in self.options.items()
+        }
+
+    def compiled(self) -> rules.rule.Rule:
+        """Return the compiled rule. Raises `RuleError`."""
+        return rules.compile({**self.spec, "id": self.pk or 0}, plain=True, where=WHERE)
+
+    def reading(self) -> str:
+        """Return the rule in one sentence."""
+        return reading(self.spec)
+
+    def save(
+        self, *args: Any, update_fields: Collection[str] | None = None, **kwargs: Any
+    ) -> None:
+        """Check the rule and save the row. Raises `RuleError`; see also `AuditedModel.save`."""
+        if update_fields is None or not _UNCHECKED.issuperset(update_fields):
+            self.compiled()
+        super().save(*args, update_fields=update_fields, **kwargs)
 
     def switch(self, mode: str) -> None:
         """Save only the mode: the other fields may be invalid if the row was edited by hand."""
         self.mode = mode
         self.save(update_fields=["mode"])
 
-    def reading(self) -> str:
-        """Return the rule in one sentence."""
-        return reading(self.declared())
-
-    def declared(self, tiers: Iterable[Any] | None = None) -> Declared:
-        """Return the rule as `RATELIMIT_RULES` would declare it, without defaults.
-
-        Args:
-            tiers: Its stored tiers, if they were read already.
-        """
-        audience: str | list[str] = self.audience
-        if audience == "groups":
-            audience = self.groups
-            if isinstance(self.groups, list):
-                audience = [f"group:{name}" for name in self.groups]
-        paths = [line.strip() for line in self.path.splitlines() if line.strip()]
-        annexed = self.annexed()
-        values = {option: getattr(self, option) for option in OPTIONS}
-        values |= {
-            "name": self.name,
-            "description": self.description,
-            "order": self.order,
-            "exempt": self.exempt,
-            "path": _single(paths),
-            "route": self.route,
-            "group": self.group,
-            "method": self.methods,
-            "audience": audience,
-            "key": _single([part.strip() for part in self.key.split("+")]),
-            "rate": self.rate,
-            "cost": self.cost,
-            "message": self.message,
-            **annexed,
-        }
-        if not (paths or self.route or self.group) and annexed.keys().isdisjoint(PLACES):
-            values["group"] = self.name
-        if self.exempt:
-            values["rate"] = None
-        if self.pk:
-            if tiers is None:
-                tiers = self.tiers.all()
-            # Databases sort text each in their own way.
-            ordered = sorted(tiers, key=lambda tier: tier.group)
-            values["tiers"] = [tier.declared() for tier in ordered]
-        given = {
-            field: value
-            for field, value in values.items()
-            if value not in ("", []) and value is not False and value != _DEFAULTS.get(field)
-        }
-        return self.ordered(given)
-
-    def annexed(self) -> Declared:
-        """Return the values of the fields that optional apps add, by name."""
-        values = {word: self._part(annex).get(word) for word, annex in FIELDS_OF_ANNEXES.items()}
-        return {word: value for word, value in values.items() if value}
-
-    def annex(self, word: str, value: object) -> None:
-        """Set the value of a field that an optional app adds."""
-        annex = FIELDS_OF_ANNEXES[word]
-        self.extra = {**_mapping(self.extra), annex: {**self._part(annex), word: value}}
-
-    def _part(self, annex: str) -> Declared:
-        return _mapping(_mapping(self.extra).get(annex))
-
-    @staticmethod
-    def ordered(given: Declared) -> Declared:
-        """Return a declaration with its fields in the usual order."""
-        return {field: given[field] for field in (*FIELDS, *FIELDS_OF_ANNEXES) if field in given}
-
-    def compiled(self, tiers: Sequence[Declared] | None = None) -> Rule:
-        """Return the compiled rule, with its own tiers or with these. Raises `RuleError`."""
-        given = {**self.declared(), "id": self.pk or 0}
-        if tiers is not None:
-            given["tiers"] = tiers
-        return compile_rule(given, plain=True, where="Rules of the admin")
-
-    def clean(self) -> None:
-        """Check the row. Raises `ValidationError`, which names the field."""
-        if self.to_check == "nothing":
-            return
-        for field in ("methods", "groups"):
-            names = getattr(self, field)
-            is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-            if not is_list or len(set(names)) < len(names):
-                raise ValidationError({field: _("Enter a list of names.")})
-        if any(name != name.upper() for name in self.methods):
-            raise ValidationError({"methods": _("Enter a list of names.")})
-        try:
-            row = copy.copy(self)
-            row.name = self.name or "?"  # Already reported. The rest is checked nevertheless.
-            row.compiled([] if self.to_check == "without tiers" else None)
-        except RuleError as error:
-            problems: dict[str, list[str]] = {}
-            for each in error.each:
-                field = self._form_field(each.field)
-                text = problem_text(each.problem)
-                if each.tier:
-                    text = _("Tier %(group)s: %(problem)s") % {"group": each.tier, "problem": text}
-                problems.setdefault(field, []).append(text)
-            raise ValidationError(problems) from None
-
-    def _form_field(self, word: str) -> str:
-        """Return the field of the form for a field of a rule's declaration."""
-        field = {"method": "methods", "rate": self.rate_field()}.get(word, word)
-        if field in {*rule_fields(), *(column.name for column in self._meta.concrete_fields)}:
-            return field
-        return NON_FIELD_ERRORS
-
-    def values(self) -> Declared:
-        """Return the values of the rule's fields, by name, with those that optional apps add."""
-        return {
-            field.name: getattr(self, field.attname) for field in self._meta.concrete_fields
-        } | self.annexed()
+    def follow(self, before: Spec, after: Spec, using: str) -> None:
+        """Rename the rule in the overrides that name it."""
+        if before["name"] != after["name"]:
+            overrides: Any = self._meta.apps.get_model(self._meta.app_label, "RateLimitOverride")
+            named = overrides.objects.using(using).filter(rule=before["name"])
+            named.update(rule=after["name"])
 
 
-def _single(values: list[str]) -> str | list[str]:
-    """Return the only value of a list, or the list if it has several."""
-    if len(values) == 1:
-        return values[0]
-    return values
-
-
-def _mapping(value: object) -> Declared:
-    """Return a JSON value if it is a mapping, and an empty one otherwise."""
-    if isinstance(value, dict):
-        return value
-    return {}
+def _is_set(value: object) -> bool:
+    return value not in (None, "", [], (), {}) and value is not False

@@ -10,7 +10,7 @@ from ..identity.text import normalised
 from ..process.tasks import finish
 from ..publishing.publish import publish
 from ..rules.describe import reading
-from ..rules.rule import RuleError, compile_rule
+from ..rules.errors import RuleError
 from .bans import ActiveBan, active_bans, lift_bans
 from .explain import Explanation, explain
 from .health import Health, ahealth, health
@@ -30,7 +30,6 @@ __all__ = [
     "ahealth",
     "call_sites",
     "client_address",
-    "compile_rule",
     "curve",
     "explain",
     "finish",

@@ -37,7 +37,7 @@ def rule_words(rule: RateLimitRule) -> str:
 
     If the rule has no key, the sentence names the key of a call site with its name.
     """
-    declared = rule.declared()
+    declared = rule.spec
     if "rate" in declared and "key" not in declared:
         key = next((site.key for site in call_sites_of(rule.name)), "")
         declared["key"] = [*filter(None, key.split("+"))]
@@ -73,7 +73,7 @@ def limits_in_code() -> list[LimitInCode]:
 
     That is rules of the settings, decorators, throttles and limiters.
     """
-    rules = list(RateLimitRule.objects.prefetch_related("tiers"))
+    rules = list(RateLimitRule.objects.all())
     by_name = {rule.name: rule for rule in rules}
     return [
         LimitInCode(
@@ -111,7 +111,7 @@ def taken_over(name: str) -> Built:
             if rates and all(isinstance(rate, Rate) for rate in rates):
                 given["rate"] = [*map(str, rates)]
             return build_rule(given, SETTINGS)
-    raise RuleError(SETTINGS, "name", f"there is no rule {name!r}")
+    raise RuleError("name", f"there is no rule {name!r}", where=SETTINGS)
 
 
 def _as_json(value: object) -> object:

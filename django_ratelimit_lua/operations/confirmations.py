@@ -35,7 +35,7 @@ def confirmations(row: RateLimitRule, exempt: Sequence[str] | None = None) -> li
         row: The rule.
         exempt: The paths that rules exempt. By default, `exempt_paths` reads them.
     """
-    rule = row.compiled([])
+    rule = row.compiled()
     found = []
     if rule.template is None and any(not path.strip("/*") for path in rule.paths):
         found.append(("path", _("Every request of the site would be exempt from all rules.")))
@@ -148,10 +148,10 @@ def notices(row: RateLimitRule, before: RateLimitRule | None) -> list[str]:
     """
     sites = replaced_call_sites(row.name, row.group)
     try:
-        rule = row.compiled([])
+        rule = row.compiled()
         was = None
         if before is not None and before.name == row.name:
-            was = before.compiled([])
+            was = before.compiled()
     except RuleError:
         return []  # The row was broken by hand.
     found = place_problems(rule)
@@ -224,7 +224,7 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
     rows = [(change, change.built[0]) for change in changes if change.built is not None]
     for _change, row in rows:
         if row.exempt:
-            exempt += row.compiled([]).paths
+            exempt += row.compiled().paths
     found = {}
     for change, row in rows:
         before = _row(change.before)

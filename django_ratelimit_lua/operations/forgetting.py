@@ -241,7 +241,7 @@ def _kept(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
     rules = [
         rule.name
         for rule in RateLimitRule.objects.all()
-        if identity.is_in(rule.declared(), rule.description)
+        if identity.is_in(rule.spec, rule.description)
     ]
     yield "rules that mention the identity", len(rules), f"edit them: {', '.join(rules)}"
     changes = RateLimitChange.objects.using(primary()).exclude(kind__in=_KINDS).iterator()

@@ -34,8 +34,8 @@ _SUBJECT = ("user_id", "network", "client_digest", "kind", "subject", "digested_
 
 def read_rules(using: str, row: Risen) -> Part:
     """Return the part of the rules, with the weights of hosts and the parts of optional apps."""
-    stored = RateLimitRule.objects.using(using).all_declared()
-    rules = [{**declared, "id": rule.pk} for rule, declared in stored]
+    rows = RateLimitRule.objects.using(using).iterator(chunk_size=BATCH)
+    rules = [{**row.spec, "id": row.pk} for row in rows]
     weights = dict(RateLimitHost.objects.using(using).values_list("name", "weight"))
     parts = _parts_of_annexes(using)
     return {"tag": row.rules, "rules": rules, "weights": weights, "parts": parts}

@@ -5,12 +5,19 @@ This package compiles declarations once per revision and finds the rules for a r
 snapshot.
 """
 
+from .errors import RuleError
+from .rule import compile
+
 __all__ = [
+    "RuleError",
     "callsite",
+    "compile",
     "describe",
+    "errors",
     "exempt",
     "fallbacks",
     "methods",
+    "options",
     "overrides",
     "paths",
     "places",

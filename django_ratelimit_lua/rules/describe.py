@@ -8,10 +8,11 @@ from typing import Any
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..extension import FIELDS_OF_ANNEXES, PLACES, install, rule_fields
+from ..extension import FIELDS_OF_ANNEXES, annex_options, install
 from ..identity.keys import ALL_CALLERS, FIELDS, label_of
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
+from .options import places
 from .rule import Declared
 from .template import as_list
 
@@ -89,7 +90,7 @@ def reading(given: Declared) -> str:
     >>> reading({**rule, "mode": "shadow"})
     '100 per minute per user, bursts of 20, on /api/, shadow mode'
     >>> reading({"name": "budget", "key": "ip", "rate": "10000/s", "lease": 500})
-    '10000 per second per address, leases of 500'
+    '10000 per second per address, leases of 500, at the call site budget'
     """
     try:
         return _sentence(given)
@@ -107,9 +108,9 @@ def _sentence(given: Declared) -> str:
         if given.get("key") == ALL_CALLERS:
             words = _("%(rate)s for %(client)s")
         place = ""
-        for word, added in rule_fields().items():
-            if word in PLACES and given.get(word):
-                place = str(added.label)
+        for word, option in annex_options().items():
+            if option.is_place and given.get(word):
+                place = _(option.label)
         parts.append(words % {"rate": rate, "client": key_label(given.get("key"), place)})
     for option, row in OPTIONS.items():
         if row.words and given.get(option):
@@ -134,13 +135,16 @@ def where(given: Declared) -> str:
         parts.append(_("on %(paths)s") % {"paths": _joined(given["path"])})
     if given.get("route"):
         parts.append(_("at the route %(route)s") % given)
-    if given.get("group"):
-        parts.append(_("at the call site %(group)s") % given)
-    added = rule_fields()
-    for word in filter(given.get, FIELDS_OF_ANNEXES):
+    group = given.get("group")
+    if not any(map(given.get, ("path", "route", "group", *places()))):
+        group = given.get("name")
+    if group:
+        parts.append(_("at the call site %(group)s") % {"group": group})
+    added = annex_options()
+    for word in filter(given.get, {**FIELDS_OF_ANNEXES, **added}):
         if word in added:
             parts.append(added[word].describe(given[word]))
-        elif word in PLACES:
+        elif word in places():
             parts.append(f"{word} ({install(FIELDS_OF_ANNEXES[word])})")
     audience = given.get("audience", "everyone")
     if audience != "everyone":

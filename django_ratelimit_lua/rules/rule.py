@@ -1,6 +1,7 @@
 """One rule: a limit, and when it applies.
 
-The fields are the same in `RATELIMIT_RULES`, in the admin and in YAML.
+A rule is one document, its spec: a mapping with the same fields in `RATELIMIT_RULES`, in the admin
+and in YAML. `compile` is the only check of it.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
 
-from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
-from ..extension import FIELDS_OF_ANNEXES, PLACES, RuleField, install, rule_fields
+from ..extension import FIELDS_OF_ANNEXES, annex_options, install
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
 from ..limits.call import MAX_COST
 from ..limits.limit import Limit
-from ..limits.options import OPTIONS, read_options
+from ..limits.options import OPTIONS, Option, read_options
 from ..limits.rate import LimitError, Rate
+from ..limits.values import Whole
+from .errors import RuleError
 from .methods import parse_methods
+from .options import OPTIONS_OF_RULES, places, tier_list
 from .paths import path_pattern
 from .template import (
     CompiledRate,
@@ -54,12 +57,27 @@ FIELDS = (
     "message",
     *OPTIONS,
 )
-"""The words of the core; optional apps add theirs, see `extension.rule_fields`."""
+"""The fields of the core, in their usual order; optional apps add options, see
+`Extension.options`.
+"""
 TIER_FIELDS = ("group", "rate", "burst")
 MODES = ("enforce", "shadow", "off")
 MAX_PATTERN_LENGTH = 1000
 MAX_PATTERNS = 50
 MAX_RATES = 10
+MAX_LENGTHS = {
+    "name": 200,
+    "route": 300,
+    "group": 200,
+    "method": 200,
+    "audience": 1000,
+    "key": 300,
+    "rate": 300,
+    "message": 300,
+}
+"""The maximum lengths of the columns of a row."""
+_ORDER = Whole(-(2**31), 2**31 - 1)
+_NAMES = ("name", "route", "group")
 _CONTROL = "[\x00-\x1f\x7f-\x9f\u2028\u2029]"
 """What breaks a line, or cannot be seen."""
 _PATH = re.compile(r"(/|\*\*|\*/)[^?#]*")
@@ -87,43 +105,6 @@ def is_unwritable(text: str) -> bool:
     return "\0" in text
 
 
-class RuleError(ImproperlyConfigured):
-    """An invalid rule.
-
-    - `field`, `problem`: the invalid field, and what is wrong with it;
-    - `where`: the text and the rule that contain it;
-    - `tier`: the group of the tier that contains it, if it is in a tier;
-    - `each`: all errors. This error is the first of them, and its message lists up to a hundred.
-    """
-
-    MAX_SHOWN = 100
-
-    def __init__(self, where: str, field: str, problem: str | Exception, *, tier: str = "") -> None:
-        if not isinstance(problem, LimitError):
-            problem = LimitError(str(problem))
-        self.where = where
-        self.field = field
-        self.problem = problem
-        self.tier = tier
-        self.each: Sequence[RuleError] = (self,)
-        text = problem.args[0]
-        if tier:
-            text = f"tier of {tier!r}: {text}"
-        super().__init__(f"{where}: {text}")
-
-    @classmethod
-    def of(cls, problems: Sequence[RuleError]) -> RuleError:
-        """Return one error that contains all of these errors."""
-        each = [error for problem in problems for error in problem.each]
-        first = cls(each[0].where, each[0].field, each[0].problem, tier=each[0].tier)
-        first.each = each
-        lines = [str(error) for error in each[: cls.MAX_SHOWN]]
-        if len(each) > cls.MAX_SHOWN:
-            lines.append(f"and {len(each) - cls.MAX_SHOWN} more")
-        first.args = ("\n".join(lines),)
-        return first
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rule:
     """When a limit applies, and its effect. A call site is a rule without a name.
@@ -138,8 +119,7 @@ class Rule:
       and call sites never do;
     - `block`, `count_if`, `reset_if`, `cost_after`: the arguments of a call site, see `ratelimit`;
     - `replaces`: the call sites that it replaces;
-    - `given`: its declaration;
-    - `problems`: the parts that had to be left out.
+    - `given`: its spec.
     """
 
     name: str = ""
@@ -161,7 +141,6 @@ class Rule:
     cost_after: Outcome | None = None
     replaces: tuple[Rule, ...] = ()
     given: Declared | None = None
-    problems: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -325,7 +304,6 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "description": (_is_text, "; write text"),
     "message": (_is_some_text, "; write a sentence for refused clients"),
     "mode": (MODES.__contains__, f"; choose one of: {', '.join(MODES)}"),
-    "order": (lambda value: type(value) is int, "; write a whole number"),
     "exempt": (lambda value: value is None or isinstance(value, bool), "; write true or false"),
 }
 """Fields with plain values: the check of a value, and what would be right."""
@@ -334,18 +312,15 @@ _Compile = Callable[[object, object], LimitTemplate]
 
 
 class _Reader:
-    """Reads one declaration, and collects its problems.
+    """Reads one spec, and collects its problems.
 
-    If `strict` is false, an invalid tier is left out, and listed in `left_out`. If `plain` is true,
-    the declaration may not refer to code.
+    If `plain` is true, the spec may not refer to code, and must fit into a row.
     """
 
-    def __init__(self, given: Declared, where: str, *, plain: bool, strict: bool) -> None:
+    def __init__(self, given: Declared, where: str, *, plain: bool) -> None:
         self.given = given
         self.where = where
         self.plain = plain
-        self.strict = strict
-        self.left_out: list[str] = []
         self.problems: list[RuleError] = []
 
     def read(self, word: str, function: Callable[..., T], *arguments: object) -> T | None:
@@ -356,7 +331,7 @@ class _Reader:
         try:
             return function(*arguments)
         except WRONG as error:
-            self.problems.append(RuleError(self.where, getattr(error, "field", "") or word, error))
+            self.problems.append(RuleError.of(word, error, where=self.where))
             return None
 
     def refuse(self, word: str, right: str) -> NoReturn:
@@ -374,25 +349,31 @@ class _Reader:
         for word, (check, right) in _FIELDS.items():
             if word in given and not check(given[word]):
                 self.read(word, self.refuse, word, right)
+        if self.plain:
+            for word, most in MAX_LENGTHS.items():
+                self.read(word, self.check_length, word, most)
+        order = self.read("order", self.order)
         paths = self.read("path", self.paths) or ()
         audience = self.read("audience", self.audience) or (EVERYONE,)
         methods = self.read("method", parse_methods, given.get("method"))
         route = given.get("route")
         group = given.get("group")
         is_bare = not given.get("path") and route is None and group is None
-        is_elsewhere = is_bare and any(map(given.get, PLACES))
-        annexed = {word: added for word, added in rule_fields().items() if given.get(word)}
-        extra = {word: self.read(word, self.annexed, added) for word, added in annexed.items()}
+        is_elsewhere = is_bare and any(map(given.get, places()))
+        added = {word: option for word, option in annex_options().items() if given.get(word)}
+        extra = {word: self.read(word, self.extra, word, option) for word, option in added.items()}
         template = None
         if given.get("exempt"):
             methods = None
-            if not any(map(given.get, ("path", "route", *PLACES))):
+            if not any(map(given.get, ("path", "route", *places()))):
                 text = _(
                     "An exemption needs a path or a route; otherwise all requests would be exempt"
                 )
-                self.problems.append(RuleError(self.where, "exempt", LimitError(text)))
+                self.problems.append(RuleError("exempt", text, where=self.where))
             if self.plain:  # They have no effect, but are stored.
                 self.read("key", self.key, False)
+                if given.get("rate") is not None:
+                    self.read("rate", self.rates, given["rate"])
                 self.read("tiers", self.tiers, lambda rates, _burst: LimitTemplate(None, rates))
         else:
             if is_bare and not is_elsewhere:
@@ -409,17 +390,16 @@ class _Reader:
             extra=extra,
             is_elsewhere=is_elsewhere,
             mode=given.get("mode", "enforce"),
-            order=given.get("order", 0),
+            order=order or 0,
             message=given.get("message") or "",
             pk=given.get("id"),
             given=given,
-            problems=tuple(self.left_out),
         )
         if None not in extra.values():
-            for word, added in annexed.items():
-                self.read(word, added.check, rule)
+            for word, option in added.items():
+                self.read(word, option.check_rule, rule)
         if self.problems:
-            raise RuleError.of(self.problems)
+            raise RuleError.of_all(self.problems)
         return rule
 
     def check_text(self, word: str, text: str) -> None:
@@ -429,8 +409,29 @@ class _Reader:
             raise LimitError(
                 f"{word} is {text!r}: must be text in one line, without control characters"
             )
-        if self.plain and word in ("path", "key") and text != text.strip():
-            raise LimitError(f"{word} is {text!r}: must not begin or end with a space")
+        is_name = word in _NAMES
+        if self.plain and (is_name or word in ("path", "key")):
+            if text != text.strip() or (is_name and not text.isprintable()):
+                raise LimitError(
+                    _(
+                        "Enter the text without spaces at its ends, and without invisible "
+                        "characters."
+                    )
+                )
+
+    def check_length(self, word: str, most: int) -> None:
+        """Raise if the text of a field does not fit into its column."""
+        length = len(", ".join(map(str, as_list(self.given.get(word) or ""))))
+        if length > most:
+            raise LimitError(
+                _("At most %(most)d characters fit; these are %(length)d"), most=most, length=length
+            )
+
+    def order(self) -> int:
+        try:
+            return _ORDER(self.given.get("order", 0))
+        except ValueError as error:
+            raise LimitError(f"order is {self.given['order']!r}: {error}") from None
 
     def paths(self) -> tuple[str, ...]:
         value = self.given.get("path")
@@ -451,9 +452,19 @@ class _Reader:
             raise LimitError(text, number=MAX_PATTERNS, length=MAX_PATTERN_LENGTH)
         return tuple(paths)
 
-    def annexed(self, added: RuleField) -> object:
-        """Return the compiled value of a field that an optional app adds."""
-        return added.compile(added.clean(self.given[added.name]))
+    def extra(self, word: str, option: Option) -> object:
+        """Return the compiled value of an option that an optional app adds."""
+        return option.compile(self.checked(word, option))
+
+    def checked(self, word: str, option: Option) -> Any:
+        """Return the value of an option that is not one of a limit, as its check returns it."""
+        value = self.given[word]
+        try:
+            return option.check(value)
+        except LimitError:
+            raise
+        except ValueError as error:
+            raise LimitError(f"{word} is {value!r}: {error}") from None
 
     def audience(self) -> tuple[str, ...]:
         names = as_list(self.given.get("audience", EVERYONE))
@@ -531,8 +542,8 @@ class _Reader:
 
     def cost(self) -> int | CostFunction | None:
         value = self.given.get("cost")
-        if self.plain and value is not None and type(value) is not int:
-            self.refuse("cost", f"; write a whole number from 0 to {MAX_COST}")
+        if self.plain and value is not None:
+            self.checked("cost", OPTIONS_OF_RULES["cost"])
         return compile_cost(value)
 
     def rates(self, value: object) -> list[CompiledRate]:
@@ -567,11 +578,10 @@ class _Reader:
 
     def tiers(self, compiled: _Compile) -> tuple[tuple[str, LimitTemplate], ...]:
         """Return the templates of the tiers, by Django group or key, the most favourable first."""
-        value = self.given.get("tiers") or ()
-        if not isinstance(value, (list, tuple)):
-            self.refuse("tiers", "; write a list of {'group': ..., 'rate': ...}")
         tiers: dict[str, LimitTemplate] = {}
-        for tier in value:
+        if not self.given.get("tiers"):
+            return ()
+        for tier in self.checked("tiers", OPTIONS_OF_RULES["tiers"]):
             group = ""
             if isinstance(tier, Mapping):
                 group = str(tier.get("group"))
@@ -581,13 +591,9 @@ class _Reader:
                     raise LimitError("two tiers are for this group")
                 tiers[group] = template
             except WRONG as error:
-                problem = RuleError(self.where, "tiers", error, tier=group)
-                if self.strict:
-                    self.problems.append(problem)
-                else:
-                    self.left_out.append(
-                        f"{problem} (the tier is skipped: its group has the limit of the rule)"
-                    )
+                self.problems.append(
+                    RuleError.of("tiers", error, where=self.where, tier=group or "?")
+                )
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
     def tier(self, tier: object, compiled: _Compile) -> LimitTemplate:
@@ -638,58 +644,55 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def refuse_absent(given: Declared, where: str) -> None:
-    """Raise `RuleError` if a declaration has a field of an optional app that is not installed."""
+    """Raise `RuleError` if a spec has an option of an optional app that is not installed."""
+    installed = annex_options()
     for word, annex in FIELDS_OF_ANNEXES.items():
-        if word in given and word not in rule_fields():
-            raise RuleError(
-                where,
-                word,
-                f"{word} is a field of an app that is not installed. {install(annex)}",
-            )
+        if word in given and word not in installed:
+            text = f"{word} is a field of an app that is not installed. {install(annex)}"
+            raise RuleError(word, text, where=where)
 
 
-def compile_rule(
-    given: Declared,
-    *,
-    plain: bool = False,
-    strict: bool = True,
-    where: str = "RATELIMIT_RULES",
-) -> Rule:
-    """Compile a rule from its declaration.
-
-    Raises `RuleError`, which names the rule and the invalid fields.
+def compile(spec: Declared, *, plain: bool = False, where: str = "RATELIMIT_RULES") -> Rule:
+    """Compile a rule from its spec.
 
     This is the only check of a rule, wherever it is written: a rule that it accepts can be applied
     to every request.
 
-    With `plain`, no field may refer to code, by a callable or a dotted path, because operators may
-    edit rules in the admin but not the site's code. The fields of an optional app that is not
-    installed are then ignored, because rows keep them. Without `strict`, a tier that contradicts
-    its rule is left out, and listed in the rule's `problems`, instead of rejecting the rule. That
-    is for rules that are in force already.
+    Args:
+        spec: The rule, in the notation of `RATELIMIT_RULES`.
+        plain: The rule is, or is to be, a row. Then no field may refer to code, by a callable or a
+            dotted path, because operators may edit rules in the admin but not the site's code.
+            Options of an optional app that is not installed are ignored, because rows keep them.
+        where: The text that contains the rule, for errors.
 
-    >>> rule = compile_rule({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
+    Raises:
+        RuleError: The rule is invalid. The error contains all problems, each with its field.
+
+    >>> rule = compile({"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"})
     >>> rule.paths, rule.key.name
     (('/api/',), 'ip')
     """
-    if not isinstance(given, Mapping):
-        raise RuleError(
-            where, "name", f"{given!r} is not a rule; write a dict with {', '.join(FIELDS)}"
-        )
-    name = given.get("name")
+    if not isinstance(spec, Mapping):
+        text = f"{spec!r} is not a rule; write a dict with {', '.join(FIELDS)}"
+        raise RuleError("name", text, where=where)
+    name = spec.get("name")
     if not isinstance(name, (str, NoneType)):
-        raise RuleError(where, "name", f"name is {name!r}; write text: {str(name)!r}")
+        text = f"name is {name!r}; write text: {str(name)!r}"
+        raise RuleError("name", text, where=where)
     if not name:
-        raise RuleError(where, "name", f"the rule {dict(given)!r} needs a name")
+        raise RuleError("name", f"the rule {dict(spec)!r} needs a name", where=where)
     where = f"{where}: rule {name!r}"
     if not plain:
-        refuse_absent(given, where)
-    known = (*FIELDS, *rule_fields())
-    unknown = sorted(map(str, given.keys() - {*known, *FIELDS_OF_ANNEXES, "id"}))
+        refuse_absent(spec, where)
+    known = (*FIELDS, *annex_options())
+    unknown = sorted(map(str, spec.keys() - {*known, *FIELDS_OF_ANNEXES, "id"}))
     if unknown:
         meant = [match for word in unknown for match in get_close_matches(word, known, 1, 0.7)]
         text = f"unknown {', '.join(unknown)}; known fields: {', '.join(known)}"
         if meant:
             text += f"; did you mean {', '.join(meant)}?"
-        raise RuleError(where, "name", text)
-    return _Reader(given, where, plain=plain, strict=strict).rule(name)
+        raise RuleError("name", text, where=where)
+    return _Reader(spec, where, plain=plain).rule(name)
+
+
+compile_rule = compile  # Transitional: goes with its last importer.

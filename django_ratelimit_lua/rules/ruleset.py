@@ -14,9 +14,10 @@ from django.utils.functional import cached_property
 
 from ..conf import conf, whole_weight
 from ..extension import Extension, extensions
+from .errors import RuleError
 from .overrides import Overrides
 from .paths import PathIndex
-from .rule import Declared, Rule, RuleError, compile_rule
+from .rule import Declared, Rule, compile
 from .snapshot import NO_SNAPSHOT, ReadRule, Snapshot, read_rule
 
 
@@ -47,11 +48,11 @@ def compile_rules(given: Sequence[Declared]) -> tuple[Rule, ...]:
     problems: list[RuleError] = []
     for each in given:
         try:
-            rules.append(compile_rule(each))
+            rules.append(compile(each))
         except RuleError as error:
             problems.append(error)
     if problems:
-        raise RuleError.of(problems)
+        raise RuleError.of_all(problems)
     twice = sorted(
         name for name, count in Counter(rule.name for rule in rules).items() if count > 1
     )

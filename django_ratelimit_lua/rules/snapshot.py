@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..extension import PLACES
 from ..limits.call import NO_RULES, Revision
-from .rule import Rule, RuleError, compile_rule
+from .errors import RuleError
+from .options import places
+from .rule import Rule, compile
 
 FORMAT = 1
 """The version of the published data. Raise it whenever older versions would omit something of it: a
@@ -53,7 +54,7 @@ class Snapshot(NamedTuple):
     Each part has a revision of its own: its `tag`, which `revision` contains.
 
     - `database`: the id of its database;
-    - `rules`: `rules`, the declarations, each with the `id` of its row; `weights`, those that
+    - `rules`: `rules`, the specs, each with the `id` of its row; `weights`, those that
       operators have set, by host; and `parts`, the data of optional apps by name, see
       `Extension.snapshot`;
     - `overrides`: those that have not ended, as entries (see `Override.read`): by digest of a user
@@ -96,18 +97,20 @@ class ReadRule(NamedTuple):
 def read_rule(given: Any, before: Rule | None) -> ReadRule:
     """Compile a rule; if it is invalid, return its last valid version, `before`."""
     try:
-        rule = compile_rule(given, plain=True, strict=False, where=WHERE)
+        rule = compile(given, plain=True, where=WHERE)
         if type(rule.pk) is not int:
-            raise RuleError(f"{WHERE}: rule {rule.name!r}", "id", "the id of the row is missing")
+            raise RuleError(
+                "id", "the id of the row is missing", where=f"{WHERE}: rule {rule.name!r}"
+            )
     except RuleError as error:
         problem = str(error)
     except Exception as error:  # Anything, edited by hand.
         problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
     else:
-        if rule.is_elsewhere and rule.extra.keys().isdisjoint(PLACES):
+        if rule.is_elsewhere and rule.extra.keys().isdisjoint(places()):
             # Its only place is one of an optional app that is not installed.
             return ReadRule(given, None, ())
-        return ReadRule(given, rule, rule.problems)
+        return ReadRule(given, rule, ())
     if before is not None:
         problem += "; its last valid version stays in force"
     return ReadRule(given, before, (problem,))

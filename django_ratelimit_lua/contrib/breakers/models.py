@@ -6,7 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ...extension import require
-from ...models.audit import AuditedModel, AuditedQuerySet, Declared
+from ...models.audit import AuditedModel, AuditedQuerySet, Spec
 
 require("breakers")
 
@@ -38,6 +38,6 @@ class RateLimitBreaker(AuditedModel):
     def __str__(self) -> str:
         return self.name
 
-    def declared(self) -> Declared:
-        """Return the row as a declaration for the history."""
+    @property
+    def spec(self) -> Spec:
         return {"name": self.name, "forced": self.forced or "automatic"}

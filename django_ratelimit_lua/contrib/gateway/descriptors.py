@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django import forms
-from django.utils.translation import gettext, gettext_lazy
+from django.utils.translation import gettext
 from django.utils.translation import gettext_noop as _
 
-from ...extension import RuleField
 from ...identity.keys import ALL_CALLERS, registered_keys, split_prefix
+from ...limits.options import Option
 from ...limits.rate import LimitError, Rate
+from ...limits.values import Lines
 from ...rules.rule import EVERYONE, Rule
 from ...rules.ruleset import Ruleset
 
@@ -28,7 +28,7 @@ Entry = tuple[str, str]
 Entries = tuple[Entry, ...]
 ANY = "*"
 WORD = "descriptor"
-"""The field of rules."""
+"""The option of rules."""
 DOMAIN = "domain"
 ADDRESS = "remote_address"
 READ_KINDS = ("header", "cookie", "get")
@@ -164,44 +164,6 @@ def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
     return None
 
 
-class EntriesField(forms.CharField):
-    """A field for the entries of a descriptor, one per line."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            required=False,
-            widget=forms.Textarea(attrs={"rows": 3}),
-            help_text=gettext_lazy(
-                "For Envoy: one entry per line, in Envoy's order, for example generic_key=login "
-                "and remote_address. In "
-                "values, * is any text; a key without a value takes any. The first line may be "
-                "domain=NAME. If “count "
-                "by” is empty, every descriptor is counted by itself."
-            ),
-        )
-
-    def prepare_value(self, value: object) -> object:
-        if isinstance(value, list):
-            return "\n".join(map(str, value))
-        return value
-
-    def to_python(self, value: object) -> Any:
-        lines = map(str.strip, (super().to_python(value) or "").splitlines())
-        return list(filter(None, lines))
-
-    def has_changed(self, initial: object, data: object) -> bool:
-        return super().has_changed(initial or [], data)
-
-
-def _as_list(value: object) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value):
-        return list(value)
-    right = "write a list of entries, such as ['generic_key=login', 'remote_address']"
-    raise LimitError(f"descriptor is {value!r}; {right}")
-
-
 def _check_rule(rule: Rule) -> None:
     """Raise `LimitError` if the descriptors of a rule lack a value that it needs."""
     if rule.is_elsewhere:
@@ -238,16 +200,22 @@ def _check_rule(rule: Rule) -> None:
         raise LimitError(text, "key", entry=entry, key=part)
 
 
-def _describe(value: list[str]) -> str:
-    return gettext("for Envoy's descriptor %(entries)s") % {"entries": ", ".join(_as_list(value))}
+def _describe(value: object) -> str:
+    entries = ", ".join(_entries(value))
+    return gettext("for Envoy's descriptor %(entries)s") % {"entries": entries}
 
 
-DESCRIPTOR = RuleField(
-    WORD,
-    gettext_lazy("descriptor"),
-    EntriesField,
-    _as_list,
-    DescriptorPattern.parse,
-    _check_rule,
-    _describe,
+_entries = Lines("['generic_key=login', 'remote_address']")
+DESCRIPTOR = Option(
+    _entries,
+    _("descriptor"),
+    _(
+        "For Envoy: one entry per line, in Envoy's order, for example generic_key=login and "
+        "remote_address. In values, * is any text; a key without a value takes any. The first "
+        "line may be domain=NAME. If “count by” is empty, every descriptor is counted by itself."
+    ),
+    compile=DescriptorPattern.parse,
+    check_rule=_check_rule,
+    describe=_describe,
+    is_place=True,
 )

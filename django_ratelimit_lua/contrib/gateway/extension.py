@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from django.utils.translation import gettext as _
 
 from ...extension import Extension
 from ...rules.rule import Rule
 from . import checks as checks
-from .descriptors import DESCRIPTOR
+from .descriptors import DESCRIPTOR, WORD
 from .proxy_rules import LACKS, lacks_values
 
 
@@ -21,7 +22,7 @@ class GatewayExtension(Extension):
         "django_ratelimit_lua.contrib.gateway.verbs.proxy",
         "django_ratelimit_lua.contrib.gateway.verbs.grpc",
     )
-    rule_fields = (DESCRIPTOR,)
+    options = MappingProxyType({WORD: DESCRIPTOR})
 
     def notices(self, rule: Rule) -> Iterable[str]:
         if lacks_values(rule):

@@ -70,7 +70,7 @@ def last_day_cells(
 def rehearsal(rule: RateLimitRule) -> str:
     """Return the requests that this version of a rule has seen in shadow mode, in words."""
     try:
-        numbers = shadow_numbers(rule.declared())
+        numbers = shadow_numbers(rule.spec)
     except StoreError:
         return _("Redis is unavailable: the count of refusals is unknown.")
     if not numbers.seen:

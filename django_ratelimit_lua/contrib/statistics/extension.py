@@ -10,19 +10,18 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from django import forms
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, gettext_noop
 
 from ...engine.decided_charge import DecidedCharge
-from ...extension import ClientRecord, Column, Extension, HomeSection, RuleField
+from ...extension import ClientRecord, Column, Extension, HomeSection
 from ...identity.request_state import RequestState
 from ...limits.decision import Decision
-from ...limits.rate import LimitError
+from ...limits.options import Option
+from ...limits.values import flag
 from . import checks  # noqa: F401 - registers itself
 from .conf import settings
 from .recorder import recorder
@@ -32,20 +31,14 @@ if TYPE_CHECKING:
     from ...models import RateLimitRule
     from ...operations.explain import ExplainedLimit
 
-DURABLE_LABEL = gettext_lazy("keep statistics")
-
-
-def _durable_form_field() -> forms.Field:
-    help_text = gettext_lazy(
+DURABLE = Option(
+    flag,
+    gettext_noop("keep statistics"),
+    gettext_noop(
         "The counts of each hour are kept in the database. Otherwise they are kept for 90 days."
-    )
-    return forms.BooleanField(required=False, label=capfirst(DURABLE_LABEL), help_text=help_text)
-
-
-def _clean_durable(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise LimitError(f"durable is {value!r}; write true or false")
-    return value
+    ),
+    default=False,
+)
 
 
 def _last_day_cells(
@@ -60,7 +53,7 @@ class StatisticsExtension(Extension):
     """Counts decisions, and adds statistics to the pages and commands of the core."""
 
     name = "statistics"
-    rule_fields = (RuleField("durable", DURABLE_LABEL, _durable_form_field, _clean_durable),)
+    options = MappingProxyType({"durable": DURABLE})
     columns = (Column("last_day", gettext_lazy("last day"), _last_day_cells),)
     tasks = MappingProxyType(
         {

@@ -27,7 +27,7 @@ from django.utils.translation import gettext_lazy
 
 from ...limits.limit import Limit
 from ...limits.rate import Rate
-from ...models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from ...models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ...operations.call_sites import call_sites_of, names_in_code
 from ...operations.curve import Between, Curve
 from ...operations.formatting import number_words, share_words
@@ -572,7 +572,7 @@ def _other_limits(what: NamedLimit, span: Span) -> list[str]:
     reasons = {
         "changes": changes.exists(),
         "overrides": overrides.filter(rule=what.name).exists(),
-        "tiers": RateLimitTier.objects.filter(rule=what.rule).exists(),
+        "tiers": any("tiers" in row.spec for row in RateLimitRule.objects.filter(pk=what.rule)),
     }
     return [reason for reason, holds in reasons.items() if holds]
 

@@ -13,6 +13,7 @@ class Migration(migrations.Migration):
             name='RateLimitBreaker',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('revision', models.PositiveIntegerField(default=1, editable=False, verbose_name='revision')),
                 ('name', models.CharField(max_length=200, unique=True, verbose_name='name')),
                 ('forced', models.CharField(blank=True, choices=[('', 'automatic'), ('open', 'open'), ('closed', 'closed')], max_length=8, verbose_name='forced')),
             ],

@@ -1,0 +1,72 @@
+"""The table of the options of rules: everything that `RateLimitRule.options` may contain.
+
+The form, its help texts, YAML, the history, the documentation and the validation use it. A new
+option is one entry: in `limits.options` for an option of a limit, here for one of rules only, and
+in `Extension.options` for one of an optional app.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..extension import PLACES_OF_ANNEXES, annex_options
+from ..limits.call import MAX_COST
+from ..limits.options import OPTIONS, Option
+from ..limits.values import Whole, flag
+from ..limits.values import gettext_noop as _
+
+COLUMNS = (
+    "name",
+    "description",
+    "order",
+    "path",
+    "route",
+    "group",
+    "method",
+    "audience",
+    "key",
+    "rate",
+    "message",
+    "mode",
+)
+"""The fields of a rule that are columns of its row. All others are options."""
+
+
+def tier_list(value: object) -> Sequence[object]:
+    """Check for a list of tiers."""
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("must be a list of {'group': ..., 'rate': ...}")
+    return value
+
+
+OPTIONS_OF_RULES: Mapping[str, Option] = {
+    "tiers": Option(
+        tier_list,
+        _("tiers"),
+        _("Other limits for Django groups, or for values of a key of this site (plan:pro)."),
+    ),
+    "cost": Option(
+        Whole(0, MAX_COST),
+        _("cost"),
+        _("Units per request. Empty: 1, or the cost at the call site."),
+    ),
+    "exempt": Option(
+        flag,
+        _("exempt"),
+        _("No rule applies to requests of these paths or this route."),
+        default=False,
+    ),
+}
+
+
+def options() -> dict[str, Option]:
+    """Return the options that a rule may have, by name."""
+    table = {**OPTIONS_OF_RULES, **OPTIONS, **annex_options()}
+    del table["mode"]  # It is a column.
+    return table
+
+
+def places() -> set[str]:
+    """Return the options that say where a rule applies, also those of absent optional apps."""
+    places = {name for name, option in annex_options().items() if option.is_place}
+    return places.union(PLACES_OF_ANNEXES)
