@@ -28,12 +28,12 @@ from .identity.keys import registered_keys
 from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, read_published, values_by_key
-from .rules import provider
+from .rules import RuleError, provider
 from .rules.callsite import LIMITER, group_of, known_call_sites
 from .rules.methods import method_name
 from .rules.overrides import field_of, is_kind
 from .rules.places import place_problems
-from .rules.rule import Rule, RuleError
+from .rules.rule import Rule
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, Stack, is_behind_login, on_view, url_patterns
 from .store import why_unusable

@@ -13,13 +13,13 @@ from .rule import RateLimitRule
 RateLimitTier = None  # Transitional: goes with its last importer.
 
 __all__ = [
-    "RateLimitTier",
     "Conflict",
     "RateLimitChange",
     "RateLimitHost",
     "RateLimitOverride",
     "RateLimitRevision",
     "RateLimitRule",
+    "RateLimitTier",
     "audit",
     "override",
 ]

@@ -276,9 +276,7 @@ def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
     return [line for line in merged.values() if line.before != line.after]
 
 
-def _set_specs(
-    line: RateLimitChange, before: Spec | None, after: Spec | None
-) -> None:
+def _set_specs(line: RateLimitChange, before: Spec | None, after: Spec | None) -> None:
     line.before = before
     line.after = after
     line.action = RateLimitChange.Action.CHANGED

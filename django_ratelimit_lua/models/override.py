@@ -19,6 +19,7 @@ from ..identity import Identity, digest, is_digest, key_id, secrets_by_id
 from ..identity.forwarded import network_words, parse_network
 from ..identity.keys import FIELD_FORMS, field_identity, registered_keys, split_field
 from ..limits.rate import LimitError, Rate
+from ..rules.errors import RuleError
 from ..rules.overrides import (
     DIGEST,
     EVERY_RULE,
@@ -28,7 +29,6 @@ from ..rules.overrides import (
     network_identity,
     network_kind,
 )
-from ..rules.errors import RuleError
 from ..rules.rule import Rule
 from ..rules.ruleset import settings_rules
 from .audit import AuditedModel, AuditedQuerySet, Spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from django.db import models
@@ -28,6 +28,7 @@ AUDIENCE_NAMES = {
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _SEPARATORS = {"rate": ", ", "key": "+", "method": ", ", "path": "\n", "audience": "\n"}
 """What separates the values of columns that may contain several."""
+_DEFAULTS = {"mode": "enforce", "order": 0, "audience": "everyone"}
 _UNCHECKED = {"mode", "order", "description"}
 """Columns whose change cannot make a rule invalid."""
 
@@ -165,7 +166,7 @@ class RateLimitRule(AuditedModel):
         for column in COLUMNS:
             value = spec.get(column)
             if not _is_set(value):
-                value = self._meta.get_field(column).get_default()
+                value = _DEFAULTS.get(column, "")
             elif column in _SEPARATORS:
                 value = _SEPARATORS[column].join(dict.fromkeys(map(str, as_list(value))))
             setattr(self, column, value)
@@ -192,7 +193,7 @@ class RateLimitRule(AuditedModel):
                 values[column] = values[column][0]
         if isinstance(values["method"], str):
             values["method"] = as_list(values["method"] or ())
-        for column, default in (("mode", "enforce"), ("order", 0), ("audience", "everyone")):
+        for column, default in _DEFAULTS.items():
             if values[column] == default:
                 del values[column]
         values |= self._own_options()
@@ -216,13 +217,12 @@ class RateLimitRule(AuditedModel):
         """Return the rule in one sentence."""
         return reading(self.spec)
 
-    def save(
-        self, *args: Any, update_fields: Collection[str] | None = None, **kwargs: Any
-    ) -> None:
+    def save(self, *args: Any, **kwargs: Any) -> None:
         """Check the rule and save the row. Raises `RuleError`; see also `AuditedModel.save`."""
-        if update_fields is None or not _UNCHECKED.issuperset(update_fields):
+        changed = kwargs.get("update_fields")
+        if changed is None or not _UNCHECKED.issuperset(changed):
             self.compiled()
-        super().save(*args, update_fields=update_fields, **kwargs)
+        super().save(*args, **kwargs)
 
     def switch(self, mode: str) -> None:
         """Save only the mode: the other fields may be invalid if the row was edited by hand."""

@@ -9,8 +9,8 @@ from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
 from ..process.tasks import finish
 from ..publishing.publish import publish
+from ..rules import RuleError
 from ..rules.describe import reading
-from ..rules.errors import RuleError
 from .bans import ActiveBan, active_bans, lift_bans
 from .explain import Explanation, explain
 from .health import Health, ahealth, health

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from ..limits.rate import Rate
 from ..models import RateLimitRule
+from ..rules import RuleError
 from ..rules.callsite import CallSite, known_call_sites, limits_of
 from ..rules.describe import reading
 from ..rules.places import look_for_call_sites
-from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .rules_yaml import Built, build_rule
 

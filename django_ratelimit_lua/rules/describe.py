@@ -108,9 +108,9 @@ def _sentence(given: Declared) -> str:
         if given.get("key") == ALL_CALLERS:
             words = _("%(rate)s for %(client)s")
         place = ""
-        for word, option in annex_options().items():
-            if option.is_place and given.get(word):
-                place = _(option.label)
+        for word, added in annex_options().items():
+            if added.is_place and given.get(word):
+                place = _(added.label)
         parts.append(words % {"rate": rate, "client": key_label(given.get("key"), place)})
     for option, row in OPTIONS.items():
         if row.words and given.get(option):

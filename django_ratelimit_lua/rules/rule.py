@@ -20,14 +20,13 @@ from ..conf import conf
 from ..extension import FIELDS_OF_ANNEXES, annex_options, install
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
-from ..limits.call import MAX_COST
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Option, read_options
 from ..limits.rate import LimitError, Rate
 from ..limits.values import Whole
 from .errors import RuleError
 from .methods import parse_methods
-from .options import OPTIONS_OF_RULES, places, tier_list
+from .options import OPTIONS_OF_RULES, places
 from .paths import path_pattern
 from .template import (
     CompiledRate,
@@ -410,14 +409,11 @@ class _Reader:
                 f"{word} is {text!r}: must be text in one line, without control characters"
             )
         is_name = word in _NAMES
-        if self.plain and (is_name or word in ("path", "key")):
-            if text != text.strip() or (is_name and not text.isprintable()):
-                raise LimitError(
-                    _(
-                        "Enter the text without spaces at its ends, and without invisible "
-                        "characters."
-                    )
-                )
+        is_padded = text != text.strip() and (is_name or word in ("path", "key"))
+        if self.plain and (is_padded or (is_name and not text.isprintable())):
+            raise LimitError(
+                _("Enter the text without spaces at its ends, and without invisible characters.")
+            )
 
     def check_length(self, word: str, most: int) -> None:
         """Raise if the text of a field does not fit into its column."""
@@ -652,7 +648,7 @@ def refuse_absent(given: Declared, where: str) -> None:
             raise RuleError(word, text, where=where)
 
 
-def compile(spec: Declared, *, plain: bool = False, where: str = "RATELIMIT_RULES") -> Rule:
+def compile(spec: Any, *, plain: bool = False, where: str = "RATELIMIT_RULES") -> Rule:
     """Compile a rule from its spec.
 
     This is the only check of a rule, wherever it is written: a rule that it accepts can be applied

@@ -11,7 +11,7 @@ import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.utils.translation import gettext
 from django.utils.translation import gettext_noop as _

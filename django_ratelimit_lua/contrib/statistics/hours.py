@@ -57,7 +57,7 @@ def names_to_keep(using: str) -> dict[str, int]:
         For each name, the end of the hourly counts to copy, in seconds since 1970.
     """
     names = durable_names()
-    rules = RateLimitRule._base_manager.using(using).filter(extra__statistics__durable=True)
+    rules = RateLimitRule._base_manager.using(using).filter(options__durable=True)
     rule_names = set(rules.values_list("name", flat=True))
     rule_names |= {rule.name for rule in settings_rules() if (rule.given or {}).get("durable")}
     names |= dict.fromkeys(rule_names, int(time.time()) + HOUR)

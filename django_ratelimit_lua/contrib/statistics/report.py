@@ -33,9 +33,10 @@ from ...operations.curve import Between, Curve
 from ...operations.formatting import number_words, share_words
 from ...operations.plot import sparkline
 from ...publishing.publish import primary
+from ...rules import RuleError
 from ...rules.callsite import known_call_sites
 from ...rules.describe import period_words, reading
-from ...rules.rule import Rule, RuleError
+from ...rules.rule import Rule
 from ...rules.ruleset import settings_rules
 from . import reading as stats
 from .attempts import higher_limits
@@ -316,7 +317,7 @@ class Encoder(DjangoJSONEncoder):
 
 def named(name: str) -> NamedLimit:
     """Return the limits under a name."""
-    row = RateLimitRule.objects.using(primary()).filter(name=name).prefetch_related("tiers").first()
+    row = RateLimitRule.objects.using(primary()).filter(name=name).first()
     return _describe(name, row)
 
 
@@ -422,7 +423,7 @@ def overview(
     shown = Paginator(listed, size).get_page(page)
     # Other names may have characters that the database refuses.
     names_stored = [row.name for row in shown if row.name in rule_names]
-    rules = stored.prefetch_related("tiers").in_bulk(names_stored, field_name="name")
+    rules = stored.in_bulk(names_stored, field_name="name")
     names_read = [row.name for row in shown if row.name in courses]
     lately = _lately([SITE, *names_read])
     people = stats.people_refused(names_read, span)
@@ -572,7 +573,7 @@ def _other_limits(what: NamedLimit, span: Span) -> list[str]:
     reasons = {
         "changes": changes.exists(),
         "overrides": overrides.filter(rule=what.name).exists(),
-        "tiers": any("tiers" in row.spec for row in RateLimitRule.objects.filter(pk=what.rule)),
+        "tiers": RateLimitRule.objects.filter(pk=what.rule or 0, options__has_key="tiers").exists(),
     }
     return [reason for reason, holds in reasons.items() if holds]
 
