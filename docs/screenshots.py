@@ -42,7 +42,6 @@ from django_ratelimit_lua.models.audit import acting
 
 now = timezone.now()
 api = RateLimitRule.objects.get(name="api")
-tier = api.tiers.get()
 
 
 def record(user, hours, row, **values):
@@ -56,14 +55,15 @@ def record(user, hours, row, **values):
 
 
 record("alan", 170, api, description="Customers who pay get more.")
-record("alan", 27, tier, limit=300)
-record("grace", 26, tier, limit=600)
+(tier,) = api.options["tiers"]
+for user, hours, rate in (("alan", 27, "300/m"), ("grace", 26, "600/m")):
+    record(user, hours, api, options={**api.options, "tiers": [{**tier, "rate": rate}]})
 record("grace", 5, api, message="You may send 60 requests a minute.")
 until = now + datetime.timedelta(days=30)
 scraper = RateLimitOverride(network="192.0.2.0/24", effect="block", ends=until, reason="scraper")
 record("alan", 3, scraper, created_by="alan")
 partner = RateLimitOverride(
-    network="198.51.100.80", effect="limit", rule=api, limit=200, unit="m", reason="partner"
+    network="198.51.100.80", effect="limit", rule=api.name, rate="200/m", reason="partner"
 )
 record("grace", 2, partner, created_by="grace")
 print(api.pk)
@@ -143,7 +143,7 @@ def send_traffic(site: str) -> None:
 
 def rule_form(browser: Any) -> None:
     """Lower a limit in the form of a rule, and open its preview."""
-    fill(browser, limit="5", preview_burst="12", preview_flow="8")
+    fill(browser, rate="5/m", preview_burst="12", preview_flow="8")
     browser.find_element("name", "preview_unit").send_keys("second")
     browser.find_element("css selector", "[data-preview-button]").click()
     previewed(browser)

@@ -24,8 +24,7 @@ RULE: dict[str, Any] = {
     "name": "orders of the service",
     "path": "/orders/",
     "key": "ip",
-    "limit": 5,
-    "unit": "m",
+    "rate": "5/m",
 }
 PLACES = {"SITE_PORT": 8001, "SERVICE_PORT": 8002, "PORT": 8000}
 

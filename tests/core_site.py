@@ -99,7 +99,7 @@ def main(location: str, prefix: str) -> None:
 
     urlpatterns.append(path("admin/", admin.site.urls))
     call_command("migrate", verbosity=0)
-    RateLimitRule.objects.create(name="all", path="/", key="ip", limit=100, unit="h")
+    RateLimitRule.objects.create(name="all", path="/", key="ip", rate="100/h")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     client = Client()
     client.force_login(User.objects.create_superuser("grace"))

@@ -8,10 +8,11 @@ import math
 from typing import Any
 
 from django.db import models
+from django_ratelimit_lua.rules.options import Option, options
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
-from django_ratelimit_lua.models.rule import METHODS
+from django_ratelimit_lua.limits.values import Number, Whole
+from django_ratelimit_lua.models import RateLimitRule
 
 # What a form, a file or a colleague's script may put into a field.
 texts = st.sampled_from(
@@ -89,6 +90,17 @@ kinds = st.sampled_from(
 wrong_keys = (
     st.sampled_from(["", "header:X+Y", "header:", "os.system", "id", " ip", "ip+", "+"]) | texts
 )
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+RATES = ["0/m", "1/h", "2/m", "5/7m", "3/30s", "5/d", "9/7m", "3/w"]
+tiers = st.fixed_dictionaries(
+    {
+        "group": mostly(
+            st.sampled_from(["pro", "free"]), st.sampled_from([None, "", "x:"]) | texts
+        ),
+        "rate": mostly(st.sampled_from(RATES), st.sampled_from([None, 5, "5", ["5/m"]]) | texts),
+    },
+    optional={"burst": mostly(st.integers(1, 9), numbers)},
+)
 LIKELY: dict[str, Any] = {
     "name": mostly(st.sampled_from(["site", "search", "other", "x" * 200, "\u00f6 : /*"]), texts),
     "key": mostly(kinds | st.lists(kinds, min_size=2, max_size=3).map("+".join), wrong_keys),
@@ -118,20 +130,21 @@ LIKELY: dict[str, Any] = {
         st.sampled_from(["UTC", "Europe/Berlin", "Asia/Kathmandu"]),
         st.sampled_from(["Mars/Base", "../etc/passwd", "Europe"]) | texts,
     ),
-    "methods": mostly(
-        st.lists(st.sampled_from(METHODS), max_size=3),
-        st.sampled_from([None, "GET", 5, [5], ["PSOT"], {}, [[]]]),
+    "method": mostly(
+        st.lists(st.sampled_from(METHODS), max_size=3).map(", ".join),
+        st.sampled_from(["GET,", "PSOT", "get", "5"]) | texts,
     ),
-    "groups": mostly(
-        st.lists(st.sampled_from(["pro", "free", "nobody"]), max_size=2),
-        st.sampled_from([None, "pro", 5, [5], [""]]),
+    "audience": mostly(
+        st.sampled_from(
+            ["everyone", "anonymous", "authenticated", "staff", "group:pro\ngroup:free"]
+        ),
+        st.sampled_from(["", "group:", "nobody", "pro"]) | texts,
     ),
-    "limit": mostly(st.integers(0, 5), numbers),
-    "period": mostly(st.sampled_from([1, 7, 30]), numbers),
-    "more_rates": mostly(
-        st.lists(st.sampled_from(["5/d", "9/7m", "3/w"]), max_size=2, unique=True),
-        st.sampled_from([None, "5/h", 5, [5], ["5/moon"], {}, ["5/d"] * 2, [[]]]),
+    "rate": mostly(
+        st.lists(st.sampled_from(RATES), min_size=1, max_size=3, unique=True).map(", ".join),
+        st.sampled_from(["", "5/moon", "5/d, 5/d", "5", "-1/h", f"{10**13}/m", "5/0m"]) | texts,
     ),
+    "tiers": mostly(st.lists(tiers, max_size=2), st.sampled_from([None, {}, [5], ["pro"]])),
     "burst": mostly(st.integers(1, 9), numbers),
     "cost": mostly(st.integers(0, 3), numbers),
 }
@@ -153,21 +166,36 @@ def odd(field: models.Field[Any, Any]) -> st.SearchStrategy[Any]:
     return texts
 
 
-def rows(model: type[models.Model], often: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
-    """Rows of a model: some fields always, of the others a few, so that most rows make sense."""
-    fields = {
-        field.name: odd(field) for field in model._meta.concrete_fields if not field.primary_key
-    }
-    fields.pop("rule", None)
-    rest = {name: of for name, of in fields.items() if name not in often}
-    few = st.lists(st.sampled_from(sorted(rest)), max_size=3, unique=True)
-    chosen = few.flatmap(lambda names: st.fixed_dictionaries({name: rest[name] for name in names}))
-    return st.builds(
-        lambda one, two: {**two, **one},
-        st.fixed_dictionaries({name: fields[name] for name in often}),
-        chosen,
+def odd_option(name: str, option: Option) -> st.SearchStrategy[Any]:
+    """Values of an option: its names, what its check accepts, what is likely, and what is odd."""
+    if name in LIKELY:
+        return LIKELY[name]
+    if option.names:
+        return mostly(st.sampled_from([*option.names]), texts | st.none())
+    if isinstance(option.check, Number):
+        return mostly(moments, numbers)
+    if isinstance(option.check, Whole):
+        return numbers
+    return mostly(st.booleans() | st.sampled_from(["1h", "10m,1d"]), texts | numbers)
+
+
+def some(strategies: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """A few of these values by name, so that most rules make sense."""
+    few = st.lists(st.sampled_from(sorted(strategies)), max_size=3, unique=True)
+    return few.flatmap(
+        lambda names: st.fixed_dictionaries({name: strategies[name] for name in names})
     )
 
 
-rules = rows(RateLimitRule, ("name", "path", "key", "limit"))
-tiers = rows(RateLimitTier, ("group", "limit"))
+OFTEN = ("name", "path", "key", "rate")
+columns = {
+    field.name: odd(field)
+    for field in RateLimitRule._meta.concrete_fields
+    if not field.primary_key and field.name not in ("options", "revision")
+}
+rules = st.builds(
+    lambda often, few, given: {**few, **often, "options": given},
+    st.fixed_dictionaries({name: columns[name] for name in OFTEN}),
+    some({name: of for name, of in columns.items() if name not in OFTEN}),
+    some({name: odd_option(name, option) for name, option in options().items()}),
+)

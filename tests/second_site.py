@@ -40,10 +40,10 @@ breaker = CircuitBreaker("mail", failures=1)
 def fill() -> User:
     """Create rows, counts and a ban. Return an operator with all permissions."""
     RateLimitRule.objects.create(
-        name="all", path="/search/", key="ip", limit=1, unit="h", ban_after=1, ban_for="1h"
+        name="all", path="/search/", key="ip", rate="1/h", options={"ban_after": 1, "ban_for": "1h"}
     )
     RateLimitRule.objects.create(
-        name="held", path="/held/", key="ip", limit=3, unit="x", algorithm="concurrency"
+        name="held", path="/held/", key="ip", rate="3", options={"algorithm": "concurrency"}
     )
     RateLimitBreaker.objects.create(name="mail", forced="open")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")

@@ -119,7 +119,7 @@ def walks() -> tuple[Walk, Walk]:
         patch.object(listener, "start", lambda: None),
         patch.object(decide, "decision_hooks", ()),  # The core alone.
     ):
-        RateLimitRule.objects.create(name="first", key="ip", limit=5, period=60, path="/first")
+        RateLimitRule.objects.create(name="first", key="ip", rate="5/60m", path="/first")
         hit()
         hit()
         for walk in warm:
@@ -127,7 +127,7 @@ def walks() -> tuple[Walk, Walk]:
         for number, walk in enumerate(stale):
             known = provider.current()
             RateLimitRule.objects.create(
-                name=f"new-{number}", key="ip", limit=5, period=60, path=f"/new/{number}"
+                name=f"new-{number}", key="ip", rate="5/60m", path=f"/new/{number}"
             )
             provider._ruleset = known  # As in a process that did not make the change.
             hit(walk)

@@ -109,7 +109,6 @@ from django_ratelimit_lua.models import (  # noqa: E402
     RateLimitOverride,
     RateLimitRevision,  # noqa: F401
     RateLimitRule,
-    RateLimitTier,  # noqa: F401
 )
 from django_ratelimit_lua.operations import rules_yaml  # noqa: E402, F401
 from django_ratelimit_lua.operations.health import health  # noqa: E402, F401
@@ -119,6 +118,7 @@ from django_ratelimit_lua.publishing.publish import publish  # noqa: E402
 from django_ratelimit_lua.rules import provider  # noqa: E402
 from django_ratelimit_lua.rules.freshness import freshness  # noqa: E402
 from django_ratelimit_lua.store import Subscription, get_store  # noqa: E402
+from tests.tiers import add_tier  # noqa: E402, F401
 
 provider.COMPARE_SECONDS = GIVEN["compare_seconds"]
 
@@ -148,7 +148,7 @@ limiter = RateLimiter("limiter", "3/h")
 
 
 def rule(name: str = "site", **fields: Any) -> int:
-    given = {"path": "/", "key": "ip", "limit": 10**6, "unit": "h", **fields}
+    given = {"path": "/", "key": "ip", "rate": "1000000/h", **fields}
     return RateLimitRule.objects.create(name=name, **given).pk
 
 
@@ -161,7 +161,7 @@ def block(key: str | None = None, **fields: Any) -> int:
 
 
 def edit(limit: int, name: str = "site") -> int:
-    return RateLimitRule.objects.filter(name=name).update(limit=limit)
+    return RateLimitRule.objects.filter(name=name).update(rate=f"{limit}/h")
 
 
 direct = redis.Redis.from_url(GIVEN["url"])
@@ -287,7 +287,7 @@ def met() -> list[Any]:
 
 def due() -> list[Any]:
     """What they have to meet by what is in the database."""
-    limits = {rule.name: rule.limit for rule in RateLimitRule.objects.all()}
+    limits = {rule.name: int(rule.rate.partition("/")[0]) for rule in RateLimitRule.objects.all()}
     blocked = {one.network or "secret" for one in RateLimitOverride.objects.all()}
     return ["refused" if {*who.values()} & blocked else limits for who in WHO]
 

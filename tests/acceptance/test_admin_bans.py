@@ -152,7 +152,10 @@ def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
     """The block uses the digest, and lasts at most 30 days."""
     settings.RATELIMIT_SHOW_IDENTITIES = shows
     RateLimitRule.objects.create(
-        name="banned-by-both", rate="1/h", key="ip+post:username", ban_after=2, ban_for="10m"
+        name="banned-by-both",
+        rate="1/h",
+        key="ip+post:username",
+        options={"ban_after": 2, "ban_for": "10m"},
     )
     attack("/both/", username="Ada")
     (active,) = active_bans()
@@ -241,7 +244,7 @@ def test_bans_are_chosen_by_rule_and_listed_in_pages(
     """
     monkeypatch.setattr("django_ratelimit_lua.admin.bans.SHOWN", 3)
     rule = RateLimitRule.objects.create(
-        name="banned-by-ip", rate="1/h", key="ip", ban_after=2, ban_for="10m"
+        name="banned-by-ip", rate="1/h", key="ip", options={"ban_after": 2, "ban_for": "10m"}
     )
     for number in range(5):
         attack(address=f"203.0.113.{number}")

@@ -287,7 +287,7 @@ def test_a_preview_for_logged_out_users_is_labelled(browser: Any, demo: str) -> 
     """The preview shows a message instead of the login page, and the input is kept."""
     log_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
-    fill(browser, name="typed", limit="3")
+    fill(browser, name="typed", rate="3/m")
     previewed(browser)
     browser.execute_cdp_cmd("Network.deleteCookies", {"name": "sessionid", "url": demo})
     browser.find_element("css selector", "[data-preview-button]").click()
@@ -379,21 +379,21 @@ from django.db import transaction
 transaction.set_autocommit(False)  # One change, which is published once.
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
-from django_ratelimit_lua.models import RateLimitOverride as Override, RateLimitRule as Rule, RateLimitTier as Tier
+from django_ratelimit_lua.models import RateLimitOverride as Override, RateLimitRule as Rule
 user, group = User.objects.create(username="u" * 80), Group.objects.create(name="g" * 80)
 tomorrow = timezone.now() + datetime.timedelta(days=1)
 for number, name in enumerate(({LONG!r}, {DOTTED!r}, *(f"rule number {{n}}" for n in range(120)))):
     rule = Rule.objects.create(
-        name=name, limit=100, key="ip+post:username", path=f"/{{'p' * 80}}/{{number}}/", more_rates=["500/h", "5000/d"],
+        name=name, rate="100/m, 500/h, 5000/d", key="ip+post:username", path=f"/{{'p' * 80}}/{{number}}/",
         description="why " * 20, audience="groups", groups=[group.name],
     )
     if number == 0:
         Tier.objects.create(rule=rule, group=group.name, limit=5, more_rates=["50/h"])
-        Override.objects.create(user=user, rule=rule, effect="limit", limit=9, ends=tomorrow, reason="r" * 80)
+        Override.objects.create(user=user, rule=rule, effect="limit", rate="9/m", ends=tomorrow, reason="r" * 80)
         keyed = Override(field="header:X-" + "K" * 78, rule=rule, effect="block", created_by="c" * 80, reason="y " * 40)
         keyed.set_value("hush")
         keyed.save()
-        rule.limit, rule.description = 50, "d" * 80
+        rule.rate, rule.description = "50/m", "d" * 80
         rule.save()
 for number in range(110):
     Override.objects.create(network=f"10.{{number}}.0.0/16", effect="block", ends=tomorrow)
@@ -409,8 +409,8 @@ models.RateLimitChange.objects.all().delete()
 """
 LIMITED = """
 from django_ratelimit_lua.models import RateLimitRule as Rule
-Rule.objects.create(name="example_project.views.Login.dispatch", limit=3, unit="h", more_rates=["20/d"])
-Rule.objects.create(name="example_project.views.clock, slower", group="example_project.views.clock", key="ip", limit=1)
+Rule.objects.create(name="example_project.views.Login.dispatch", rate="3/h, 20/d")
+Rule.objects.create(name="example_project.views.clock, slower", group="example_project.views.clock", key="ip", rate="1/m")
 """  # noqa: E501
 OVERFLOWING = """
 const width = window.innerWidth, beyond = document.documentElement.scrollWidth - width;

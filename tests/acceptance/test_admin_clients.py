@@ -83,7 +83,7 @@ def test_the_page_shows_the_counts_of_every_limit_that_has_some(operator: Client
     """
     for name, limit in (("first", 2), ("second", 9), ("elsewhere", 9)):
         RateLimitRule.objects.create(
-            name=name, path="/else" if name == "elsewhere" else "/ok", key="ip", limit=limit
+            name=name, path="/else" if name == "elsewhere" else "/ok", key="ip", rate=f"{limit}/m"
         )
     assert statuses("/ok", 3, "203.0.113.1") == [200, 200, 429]
     client = of("ip", "203.0.113.1")
@@ -105,7 +105,7 @@ def test_a_block_keeps_the_counts_and_can_be_ended(operator: Client) -> None:
     """The end of the block is shown once, and the counts stay visible. *Unblock* applies to the
     next request.
     """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="9/m")
     assert statuses("/ok", 2, "203.0.113.1") == [200, 200]
     client = of("ip", "203.0.113.1")
     asked = page(operator, client, ask="block")
@@ -127,7 +127,7 @@ def test_a_block_keeps_the_counts_and_can_be_ended(operator: Client) -> None:
 
 def test_a_block_of_a_network_is_found_by_the_address(operator: Client) -> None:
     """The page knows the address only after a search. It then shows the override, and ends it."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="9/m")
     block = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
     client = of("ip", "203.0.113.1")
     assert "Blocked" not in page(operator, client)
@@ -161,7 +161,7 @@ def test_bans_are_shown_and_lifted(operator: Client) -> None:
 def test_a_search_shows_every_client_with_that_user_or_address(operator: Client) -> None:
     """There is one for each kind of key of the limits in force. Requests are counted under it."""
     ada = User.objects.create_user("ada")
-    RateLimitRule.objects.create(name="names", path="/ok", key="post:username", limit=1)
+    RateLimitRule.objects.create(name="names", path="/ok", key="post:username", rate="1/m")
     found = operator.get(CLIENT, {"q": "ada"})
     shown = {(row["words"], row["digest"]) for row in found.context["results"]}
     assert shown == {
@@ -203,7 +203,7 @@ def test_an_override_names_the_address_or_user_that_was_searched(
 
 def test_each_action_needs_its_permission(operator: Client) -> None:
     """Viewing and each action need separate permissions, and operators cannot block themselves."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="9/m")
     client = of("ip", "203.0.113.1")
     assert staff("view_ratelimitchange", name="other").get(CLIENT).status_code == 403
     reader = staff("view_ratelimitrule", name="reader")

@@ -23,7 +23,7 @@ FILE = f"{RULES}file/"
 @pytest.fixture(autouse=True)
 def rules(site: None) -> None:
     for name, limit in (("ok", 5), ("other", 7)):
-        RateLimitRule.objects.create(name=name, path=f"/{name}", key="ip", limit=limit, unit="h")
+        RateLimitRule.objects.create(name=name, path=f"/{name}", key="ip", rate=f"{limit}/h")
 
 
 def looked_at(client: Client, text: str | bytes, missing: str = "delete") -> Any:
@@ -144,7 +144,7 @@ def test_unexpected_effects_of_a_file_have_to_be_confirmed(operator: Client) -> 
 def test_a_file_is_shown_again_if_rules_have_changed_since_its_preview(operator: Client) -> None:
     """If another user has changed a rule in the meantime, the changes are shown again."""
     page = looked_at(operator, export().replace("5/h", "1/h"))
-    RateLimitRule.objects.filter(name="other").update(limit=8)
+    RateLimitRule.objects.filter(name="other").update(rate="8/h")
     answer = confirmed(operator, page)
     assert "The rules were changed in the meantime" in answer.content.decode()
     assert "rate: 8/h → 7/h" in answer.content.decode()

@@ -47,8 +47,8 @@ def shown(client: Client, **query: str) -> str:
 
 def test_the_title_of_the_app_leads_to_its_page(operator: Client) -> None:
     """It shows the state, the last changes with links, and the models."""
-    rule = RateLimitRule.objects.create(name="search <b>", path="/search", key="ip", limit=5)
-    rule.limit = 7
+    rule = RateLimitRule.objects.create(name="search <b>", path="/search", key="ip", rate="5/m")
+    rule.rate = "7/m"
     rule.save()
     assert f'href="{HOME}"' in operator.get("/admin/").content.decode()
     text = shown(operator)
@@ -78,7 +78,7 @@ def test_an_unavailable_redis_is_listed_first(operator: Client, settings: Any) -
 
 def test_rules_that_are_not_in_force_are_a_problem(operator: Client) -> None:
     """The page has the numbers of both revisions, and a link to the changes."""
-    RateLimitRule.objects.create(name="search", path="/search", key="ip", limit=5)
+    RateLimitRule.objects.create(name="search", path="/search", key="ip", rate="5/m")
     assert "Problems" not in shown(operator)
     # As a database that was written to while nothing could be published.
     RateLimitRevision.objects.update(revision=9)
@@ -88,7 +88,8 @@ def test_rules_that_are_not_in_force_are_a_problem(operator: Client) -> None:
 
 def test_a_rule_that_is_left_out_is_a_problem(operator: Client) -> None:
     """The page has the description of the problem, and a link to the rules."""
-    RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
+    row = RateLimitRule(name="broken", path="/", key="nonsense", rate="5/m")
+    RateLimitRule.objects.bulk_create([row])
     text = shown(operator)
     assert "broken" in text.partition("Problems")[2].partition("Last changes")[0]
     assert "View rules" in text
@@ -124,7 +125,7 @@ def test_users_see_only_what_their_permissions_allow() -> None:
     """Without the permission to see rules, a user sees only the list of models. The last changes
     need another permission.
     """
-    RateLimitRule.objects.create(name="search", path="/search", key="ip", limit=5)
+    RateLimitRule.objects.create(name="search", path="/search", key="ip", rate="5/m")
     models_only = staff("view_ratelimitoverride")
     assert "Redis is available" not in shown(models_only)
     assert "Overrides" in shown(models_only)
@@ -161,7 +162,7 @@ def test_the_number_of_queries_does_not_grow_with_the_rules(
     User.objects.create_user("ada")
     RateLimitRule.objects.bulk_create(
         [
-            RateLimitRule(name=f"rule {number}", path="/search", key="ip", limit=5)
+            RateLimitRule(name=f"rule {number}", path="/search", key="ip", rate="5/m")
             for number in range(100)
         ]
     )

@@ -23,11 +23,11 @@ from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
     RateLimitRule,
-    RateLimitTier,
 )
 from tests.acceptance.test_admin import NO_TIERS, errors, given
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 from tests.examples import examples
+from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APP = "django_ratelimit_lua"
@@ -76,16 +76,23 @@ def rows(operator: Client) -> None:
     written.
     """
     Group.objects.create(name="pro")
-    fits = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=5, mode="shadow")
-    RateLimitRule.objects.create(name="by session", path="/", key="session", limit=5)
-    broken = RateLimitRule.objects.create(name="broken", path="/", key="nonsense", limit=5)
-    day = RateLimitRule.objects.create(
-        name="day", path="/", key="ip", limit=5, unit="d", algorithm="fixed_window", align="day"
+    fits = RateLimitRule.objects.create(
+        name="site", path="/ok", key="ip", rate="5/m", mode="shadow"
     )
-    RateLimitTier.objects.create(rule=fits, group="pro", limit=50)
-    RateLimitTier.objects.create(rule=day, group="gone", limit=50, unit="m")
+    RateLimitRule.objects.create(name="by session", path="/", key="session", rate="5/m")
+    broken = RateLimitRule(name="broken", path="/", key="nonsense", rate="5/m")
+    RateLimitRule.objects.bulk_create([broken])
+    day = RateLimitRule.objects.create(
+        name="day",
+        path="/",
+        key="ip",
+        rate="5/d",
+        options={"algorithm": "fixed_window", "align": "day"},
+    )
+    add_tier(fits, "pro", "50/m")
+    add_tier(day, "gone", "50/m")
     forever = datetime.datetime(9999, 12, 31, 23, 59, tzinfo=datetime.UTC)
-    RateLimitOverride.objects.create(rule=broken, network="203.0.113.9", limit=5, ends=forever)
+    RateLimitOverride.objects.create(rule=broken, network="203.0.113.9", rate="5/m", ends=forever)
     RateLimitOverride.objects.create(
         network="2001:db8::/32", effect="block", starts=forever.replace(year=1)
     )
@@ -121,7 +128,7 @@ def rows(operator: Client) -> None:
         kind="rule",
         name="taken",
         action="changed",
-        after=day.declared(),
+        after=day.spec,
         object_id=fits.pk,
     )
     RateLimitChange.objects.create(revision=10, kind="rule", name="many", action="bulk")
@@ -330,16 +337,16 @@ def test_a_version_with_a_taken_name_is_not_restored(operator: Client) -> None:
     """The page reports it, and the other rule is not overwritten. A deleted rule is restored with
     its primary key.
     """
-    one = RateLimitRule.objects.create(name="first", path="/ok", key="ip", limit=5)
+    one = RateLimitRule.objects.create(name="first", path="/ok", key="ip", rate="5/m")
     first = RateLimitChange.objects.get()
     RateLimitRule.objects.filter(pk=one.pk).update(name="second")
-    other = RateLimitRule.objects.create(name="first", path="/other", key="ip", limit=7)
+    other = RateLimitRule.objects.create(name="first", path="/other", key="ip", rate="7/m")
     page = operator.post(f"{RULES}restore/{first.pk}/", follow=True).content.decode()
     assert "another rule has this name" in page
     one.delete()
     page = operator.post(f"{RULES}restore/{first.pk}/", follow=True).content.decode()
     assert "another rule has this name" in page
-    assert [rule.limit for rule in RateLimitRule.objects.all()] == [7]
+    assert [rule.rate for rule in RateLimitRule.objects.all()] == ["7/m"]
     other.delete()
     operator.post(f"{RULES}restore/{first.pk}/")
     assert (RateLimitRule.objects.get().pk, RateLimitRule.objects.get().limit) == (
@@ -353,30 +360,18 @@ def test_a_tier_that_does_not_fit_its_rule_is_refused_by_the_form(operator: Clie
     when both are valid.
     """
     Group.objects.create(name="pro")
-    tier = {
-        **NO_TIERS,
-        "tiers-TOTAL_FORMS": 1,
-        "tiers-0-group": "pro",
-        "tiers-0-limit": 50,
-        "tiers-0-period": 1,
-        "tiers-0-unit": "m",
-    }
-    day = given(path="/ok", key="ip", limit=5, unit="d", algorithm="fixed_window", align="day")
+    tier = {**NO_TIERS, "tiers-TOTAL_FORMS": 1, "tiers-0-group": "pro", "tiers-0-rate": "50/m"}
+    day = given(path="/ok", key="ip", rate="5/d", algorithm="fixed_window", align="day")
     assert "needs a rate for that period, such as 1000/d, not 50/m" in errors(
         operator.post(f"{RULES}add/", {**day, **tier})
     )
     assert not RateLimitRule.objects.exists()
-    operator.post(f"{RULES}add/", {**day, **tier, "tiers-0-unit": "d"})
-    saved = RateLimitTier.objects.get()
-    changed = {
-        **tier,
-        "tiers-INITIAL_FORMS": 1,
-        "tiers-0-id": saved.pk,
-        "tiers-0-rule": saved.rule_id,
-    }
-    plain = given(path="/ok", key="ip", limit=5, unit="m")
-    operator.post(f"{RULES}{saved.rule_id}/change/", {**plain, **changed})
-    assert RateLimitRule.objects.get().declared()["tiers"] == [{"group": "pro", "rate": "50/m"}]
+    operator.post(f"{RULES}add/", {**day, **tier, "tiers-0-rate": "50/d"})
+    saved = RateLimitRule.objects.get()
+    changed = {**tier, "tiers-INITIAL_FORMS": 1}
+    plain = given(path="/ok", key="ip", rate="5/m")
+    operator.post(f"{RULES}{saved.pk}/change/", {**plain, **changed})
+    assert RateLimitRule.objects.get().spec["tiers"] == [{"group": "pro", "rate": "50/m"}]
     assert "The window start “" in errors(
-        operator.post(f"{RULES}{saved.rule_id}/change/", {**day, **changed})
+        operator.post(f"{RULES}{saved.pk}/change/", {**day, **changed})
     )

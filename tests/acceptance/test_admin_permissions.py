@@ -62,13 +62,13 @@ def treated(operator: Client) -> Treated:
         visitor.get("/banning/")
         member.get("/users/")
     assert {user, address} <= {active.identity for active in active_bans()}
-    rule = RateLimitRule.objects.create(name="users", path="/users/", key="user", limit=5)
+    rule = RateLimitRule.objects.create(name="users", path="/users/", key="user", rate="5/m")
     RateLimitOverride.objects.create(user=lovelace, effect="block", reason="the office of lovelace")
-    RateLimitOverride.objects.create(user=lovelace, rule=rule.name, limit=7)
+    RateLimitOverride.objects.create(user=lovelace, rule=rule.name, rate="7/m")
     RateLimitOverride.objects.create(
         client_digest=address, effect="block", label="lovelace", ends="2099-01-01T00:00:00Z"
     )
-    RateLimitOverride.objects.create(network="203.0.113.77", rule=rule.name, limit=7)
+    RateLimitOverride.objects.create(network="203.0.113.77", rule=rule.name, rate="7/m")
     return Treated(user, address)
 
 

@@ -59,13 +59,13 @@ def test_the_admin_and_the_checks_support_the_key_all(settings: Any) -> None:
     """The admin describes the key, and the checks refuse invalid combinations. A block needs a
     client.
     """
-    rule = RateLimitRule(name="database", path="/ok", key="all", limit=500, unit="s")
+    rule = RateLimitRule(name="database", path="/ok", key="all", rate="500/s")
     rule.full_clean()
-    assert reading(rule.declared()) == "500 per second for all clients together, on /ok"
+    assert reading(rule.spec) == "500 per second for all clients together, on /ok"
     for wrong in ({"key": "all+ip"}, {"ban_after": 3, "ban_for": "1h"}):
         with pytest.raises(ValidationError):
             RateLimitRule(
-                **{"name": "x", "path": "/ok", "key": "all", "limit": 5, "unit": "s", **wrong}
+                **{"name": "x", "path": "/ok", "key": "all", "rate": "5/s", **wrong}
             ).full_clean()
     with pytest.raises(ValidationError):
         RateLimitOverride(field="all", effect="block").full_clean()

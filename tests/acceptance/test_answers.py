@@ -322,7 +322,7 @@ def test_a_permanent_block_is_described_as_permanent(
     settings.RATELIMIT_HEADERS = "draft-10"
     if has_rule:
         RateLimitRule.objects.create(
-            name="all", key="ip", limit=5, period=60, path="/", message="Ask sales."
+            name="all", key="ip", rate="5/60m", path="/", message="Ask sales."
         )
     block = RateLimitOverride.objects.create(network="127.0.0.0/8", effect="block")
     response = client.get("/plain", headers={"accept": "application/json"})

@@ -163,7 +163,12 @@ def test_a_shadow_ban_is_reported_as_shadow() -> None:
     enforced.
     """
     rule = RateLimitRule.objects.create(
-        name="login", rate="1/h", key="ip", mode="shadow", ban_after=1, ban_for="10m", group="login"
+        name="login",
+        rate="1/h",
+        key="ip",
+        mode="shadow",
+        group="login",
+        options={"ban_after": 1, "ban_for": "10m"},
     )
     assert visit(times=4) == 200
     (active,) = active_bans()
@@ -201,9 +206,7 @@ def test_rules_of_the_admin_can_ban() -> None:
         path="/",
         key="ip",
         rate="2/h",
-        ban_after=2,
-        ban_for="10m,30m,1d",
-        ban_window="1h",
+        options={"ban_after": 2, "ban_for": "10m,30m,1d", "ban_window": "1h"},
     )
     rule.full_clean()
     rule.save()

@@ -47,7 +47,7 @@ def said(*arguments: str) -> str:
 @pytest.mark.parametrize("policy", ["closed", "local", "open"])
 def test_rules_and_overrides_of_the_database_apply_without_redis(policy: str, begin: Any) -> None:
     """Each rule follows its policy. Blocks and exemptions apply under every policy."""
-    rule(on_store_error=policy)
+    rule(options={"on_store_error": policy})
     RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt")
     begin()
@@ -73,7 +73,7 @@ def test_a_thread_waits_for_a_slow_database(begin: Any, settings: Any, monkeypat
     the database.
     """
     settings.RATELIMIT_TIMEOUT = 0.05
-    rule(limit=0)
+    rule(rate="0/h")
     answers, asked = threading.Event(), triggers.snapshot_of
 
     def slowly(using: str) -> Any:
@@ -93,7 +93,7 @@ def test_a_thread_waits_for_a_slow_database(begin: Any, settings: Any, monkeypat
 
 def test_an_unavailable_database_is_tried_again(begin: Any, monkeypatch: Any) -> None:
     """It is tried again every few seconds while there are requests."""
-    rule(limit=0)
+    rule(rate="0/h")
 
     def away(using: str) -> Any:
         raise OSError("the database is away")
@@ -114,7 +114,7 @@ def test_an_unavailable_database_is_tried_again(begin: Any, monkeypatch: Any) ->
 def test_published_rules_and_overrides_apply_when_redis_is_back(begin: Any, settings: Any) -> None:
     """This includes rules that were edited and a block that was removed in the meantime."""
     working = settings.CACHES
-    saved = rule(limit=1)
+    saved = rule(rate="1/h")
     RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
     begin()
     assert get(REMOTE_ADDR="203.0.113.1") == [429]
@@ -122,7 +122,7 @@ def test_published_rules_and_overrides_apply_when_redis_is_back(begin: Any, sett
     assert ruleset is not None
     begun = ruleset.revision
     RateLimitOverride.objects.all().delete()
-    RateLimitRule.objects.filter(pk=saved.pk).update(limit=2)
+    RateLimitRule.objects.filter(pk=saved.pk).update(rate="2/h")
     settings.CACHES = working
     provider._ruleset = ruleset
     publish()  # As whoever saved goes on trying to.
@@ -144,7 +144,7 @@ def test_commands_report_saved_rules_that_are_not_published(begin: Any, tmp_path
         text = said(*command)
         assert "Saved, but not published yet: " in text, command
     assert "1 rule changed" in text
-    assert RateLimitRule.objects.get().limit == 3
+    assert RateLimitRule.objects.get().rate == "3/h"
     before = RateLimitRevision.read("default").database
     text = said("new-id")
     assert RateLimitRevision.read("default").database != before

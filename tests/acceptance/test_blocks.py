@@ -48,7 +48,7 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.RATELIMIT_HEADERS = "draft-10"
 
 
-FORM = {"effect": "block", "period": 1, "unit": "m", "duration": "3600"}
+FORM = {"effect": "block", "duration": "3600"}
 CLIENT = {"REMOTE_ADDR": "203.0.113.9"}
 
 
@@ -88,7 +88,7 @@ def test_a_403_block_has_no_retry_time(operator: Client) -> None:
 def test_a_403_block_without_a_message_has_a_default_text(operator: Client) -> None:
     """The text is the message of the rule or, without one, a default."""
     RateLimitRule.objects.create(
-        name="site", path="/ok", key="ip", limit=5, unit="h", message="Slower, please."
+        name="site", path="/ok", key="ip", rate="5/h", message="Slower, please."
     )
     operator.post(f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.0/24", "forbids": "on"})
     answer = Client(**CLIENT).get("/ok")
@@ -103,7 +103,7 @@ def test_a_403_block_is_a_403_in_drf_and_in_ratelimit_view(operator: Client, set
     operator.post(
         f"{OVERRIDES}add/", {**FORM, "network": "203.0.113.9", "forbids": "on", "message": "No."}
     )
-    RateLimitRule.objects.create(name="orders", path="/orders", key="ip", limit=5)
+    RateLimitRule.objects.create(name="orders", path="/orders", key="ip", rate="5/m")
     answer = Client(**CLIENT).get("/orders")
     assert (answer.status_code, answer.json()["detail"], "Retry-After" in answer) == (
         403,

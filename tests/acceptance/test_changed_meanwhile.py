@@ -9,9 +9,10 @@ import pytest
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
-from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, RULES, errors, given
+from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
@@ -27,7 +28,7 @@ def other() -> Client:
 @pytest.fixture
 def rule() -> RateLimitRule:
     return RateLimitRule.objects.create(
-        name="api", path="/ok\n/api/", key="ip", limit=100, methods=["GET", "POST"]
+        name="api", path="/ok\n/api/", key="ip", rate="100/m", method="GET, POST"
     )
 
 
@@ -74,7 +75,9 @@ def test_a_form_is_refused_if_the_rule_was_changed_since_it_was_opened(
     """Sending it again does not save it either. After a reload, it is saved."""
     url, stale = f"{RULES}{rule.pk}/change/", page_of(other, rule)
     assert (
-        operator.post(url, {**page_of(operator, rule), "limit": 70, "methods": ["GET"]}).status_code
+        operator.post(
+            url, {**page_of(operator, rule), "rate": "70/h", "method": ["GET"]}
+        ).status_code
         == 302
     )
     for _ in range(2):
@@ -83,19 +86,19 @@ def test_a_form_is_refused_if_the_rule_was_changed_since_it_was_opened(
         stale = {**fields(answer), **hidden(answer)}
         assert stale["description"] == "Mine."
     rule.refresh_from_db()
-    assert (rule.limit, rule.description) == (70, "")
+    assert (rule.rate, rule.description) == ("70/h", "")
     assert other.post(url, {**page_of(other, rule), "description": "Mine."}).status_code == 302
     rule.refresh_from_db()
-    assert (rule.limit, rule.description, rule.methods) == (70, "Mine.", ["GET"])
+    assert (rule.rate, rule.description, rule.method) == ("70/h", "Mine.", "GET")
 
 
 def test_a_form_without_concurrent_changes_is_saved(operator: Client, rule: RateLimitRule) -> None:
     """This includes the line breaks of browsers."""
     url = f"{RULES}{rule.pk}/change/"
-    answer = operator.post(url, {**page_of(operator, rule), "limit": 70})
+    answer = operator.post(url, {**page_of(operator, rule), "rate": "70/h"})
     assert answer.status_code == 302, errors(answer)
     rule.refresh_from_db()
-    assert rule.limit == 70
+    assert rule.rate == "70/h"
 
 
 def test_a_tier_changed_by_another_user_is_kept(
@@ -103,9 +106,11 @@ def test_a_tier_changed_by_another_user_is_kept(
 ) -> None:
     """Tiers are part of the rule's form and of its version."""
     Group.objects.create(name="pro")
-    tier = RateLimitTier.objects.create(rule=rule, group="pro", limit=1000)
+    tier = add_tier(rule, "pro", "1000/m")
     url, stale = f"{RULES}{rule.pk}/change/", page_of(other, rule)
-    assert operator.post(url, {**page_of(operator, rule), "tiers-0-limit": 700}).status_code == 302
+    assert (
+        operator.post(url, {**page_of(operator, rule), "tiers-0-rate": "700/h"}).status_code == 302
+    )
     answer = other.post(url, {**stale, "description": "Mine."})
     assert REFUSED in answer.content.decode()
     tier.refresh_from_db()
@@ -133,12 +138,12 @@ def test_the_list_is_refused_if_a_listed_rule_was_changed_since_it_was_opened(
     operator: Client, other: Client, rule: RateLimitRule
 ) -> None:
     """A change in a field that is not in the list is kept, and causes no refusal."""
-    second = RateLimitRule.objects.create(name="second", path="/ok", key="ip", limit=5)
+    second = RateLimitRule.objects.create(name="second", path="/ok", key="ip", rate="5/m")
     stale = rows(other)
-    operator.post(f"{RULES}{rule.pk}/change/", {**page_of(operator, rule), "limit": 70})
+    operator.post(f"{RULES}{rule.pk}/change/", {**page_of(operator, rule), "rate": "70/h"})
     assert other.post(RULES, {**stale, f"{of(stale, rule)}order": 7}).status_code == 302
     rule.refresh_from_db()
-    assert (rule.limit, rule.order) == (70, 7)
+    assert (rule.rate, rule.order) == ("70/h", 7)
     stale = rows(other)
     assert operator.post(RULES, {**stale, f"{of(stale, rule)}order": 8}).status_code == 302
     for changed in (f"{of(stale, rule)}order", f"{of(stale, second)}order"):
@@ -155,7 +160,7 @@ def test_the_list_is_refused_if_a_listed_rule_was_changed_since_it_was_opened(
 
 def test_a_form_without_a_version_is_saved(operator: Client, rule: RateLimitRule) -> None:
     """A script may send a form without the version."""
-    form = given(name="api", path="/ok", key="ip", limit=60)
+    form = given(name="api", path="/ok", key="ip", rate="60/h")
     assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
     rule.refresh_from_db()
-    assert rule.limit == 60
+    assert rule.rate == "60/h"

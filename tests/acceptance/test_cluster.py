@@ -252,7 +252,7 @@ def test_edited_rules_apply_in_a_cluster_within_a_second(cluster: Cluster) -> No
     """The rules are in another slot, so they are compared in a separate call once a second."""
     limiter = RateLimiter("mail", "100/h")
     assert limiter.hit("x").limits[0].limit == 100
-    RateLimitRule.objects.create(name="mail", limit=7, unit="h")
+    RateLimitRule.objects.create(name="mail", rate="7/h")
     limits = []
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
@@ -264,7 +264,7 @@ def test_edited_rules_apply_in_a_cluster_within_a_second(cluster: Cluster) -> No
     for _ in range(20):
         limiter.hit("y")
     assert sum(served().values()) <= 22
-    RateLimitRule.objects.update(limit=6)
+    RateLimitRule.objects.update(rate="6/h")
     assert limiter.hit("z").limits[0].limit == 6
     publish(rebuild=True)
     assert limiter.hit("z").revision > 0

@@ -38,11 +38,11 @@ def test_a_rule_that_limits_the_admin_has_to_be_confirmed(
     confirmation is needed.
     """
     settings.RATELIMIT_RULES = []
-    form = given(**{"key": "ip", "limit": 1000, **fields})
+    form = given(**{"key": "ip", "rate": "1000/h", **fields})
     answer = operator.post(f"{RULES}add/", form)
     assert "The rule also limits this admin" in errors(answer)
     assert not RateLimitRule.objects.exists()
-    exempt = RateLimitRule.objects.create(name="exempt", path="/admin/", exempt=True)
+    exempt = RateLimitRule.objects.create(name="exempt", path="/admin/", options={"exempt": True})
     assert operator.post(f"{RULES}add/", form).status_code == 302
     exempt.delete()
     rule = RateLimitRule.objects.get()
@@ -62,7 +62,7 @@ def test_a_rule_that_does_not_limit_the_admin_needs_no_confirmation(
 ) -> None:
     """This depends on the rule, and not on the form of its path."""
     settings.RATELIMIT_RULES = []
-    answer = operator.post(f"{RULES}add/", given(**{"key": "ip", "limit": 1000, **fields}))
+    answer = operator.post(f"{RULES}add/", given(**{"key": "ip", "rate": "1000/h", **fields}))
     assert answer.status_code == 302, errors(answer)
 
 
@@ -84,7 +84,7 @@ def test_a_block_of_a_known_proxy_has_to_be_confirmed(
     settings.RATELIMIT_TRUSTED_PROXIES = trusted
     client = Client(REMOTE_ADDR="192.0.2.1", headers={"x-forwarded-for": OPERATOR})
     client.force_login(User.objects.create_superuser("grace"))
-    form = {"network": network, "effect": "block", "period": 1, "unit": "m"}
+    form = {"network": network, "effect": "block"}
     answer = client.post(f"{OVERRIDES}add/", form)
     assert ("is a proxy of this site" in errors(answer)) is is_asked
     assert RateLimitOverride.objects.exists() is not is_asked
@@ -111,8 +111,8 @@ def test_an_unlikely_override_needs_a_confirmation(
     fields: dict[str, Any], problem: str, operator: Client
 ) -> None:
     """A temporary override needs it as well. After the confirmation it is saved."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
-    form = {"period": 1, "unit": "m", **fields}
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
+    form = {**fields}
     assert problem in errors(operator.post(f"{OVERRIDES}add/", form))
     assert not RateLimitOverride.objects.exists()
     assert confirmed(operator, f"{OVERRIDES}add/", form).status_code == 302
@@ -121,7 +121,7 @@ def test_an_unlikely_override_needs_a_confirmation(
 
 def test_a_network_of_a_usual_size_needs_no_confirmation(operator: Client) -> None:
     """The overrides are added without a question."""
-    form = {"effect": "block", "period": 1, "unit": "m", "network": "10.0.0.0/9 2001:db8::/32"}
+    form = {"effect": "block", "network": "10.0.0.0/9 2001:db8::/32"}
     assert operator.post(f"{OVERRIDES}add/", form).status_code == 302
 
 
@@ -132,13 +132,7 @@ def test_changing_an_ended_override_needs_no_confirmation(operator: Client) -> N
     )
     page = operator.get(f"{OVERRIDES}{row.pk}/change/")
     ends = page.context["adminform"].form["ends"].value()
-    form = {
-        "network": row.network,
-        "effect": "block",
-        "period": 1,
-        "unit": "m",
-        "reason": "scraper",
-    }
+    form = {"network": row.network, "effect": "block", "reason": "scraper"}
     form |= {
         "ends_0": f"{timezone.localtime(ends):%Y-%m-%d}",
         "ends_1": f"{timezone.localtime(ends):%H:%M:%S}",
@@ -154,13 +148,7 @@ def test_changing_an_ended_override_needs_no_confirmation(operator: Client) -> N
 
 def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
     """The form accepts either a duration or an end."""
-    form = {
-        "effect": "block",
-        "period": 1,
-        "unit": "m",
-        "network": "203.0.113.9",
-        "duration": "3600",
-    }
+    form = {"effect": "block", "network": "203.0.113.9", "duration": "3600"}
     answer = operator.post(f"{OVERRIDES}add/", {**form, "ends_0": "2099-01-01", "ends_1": "00:00"})
     assert "Choose either a duration or an end time" in errors(answer)
     assert not RateLimitOverride.objects.exists()
@@ -169,7 +157,9 @@ def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
 @pytest.mark.parametrize("hidden", ["\u200b", "\u202e", "\u2028", "\x07", "\ufeff"])
 def test_a_name_has_no_invisible_characters(hidden: str, operator: Client) -> None:
     """Two rules could look the same otherwise. The error names the reason."""
-    answer = operator.post(f"{RULES}add/", given(name=f"a{hidden}b", path="/ok", key="ip", limit=5))
+    answer = operator.post(
+        f"{RULES}add/", given(name=f"a{hidden}b", path="/ok", key="ip", rate="5/h")
+    )
     assert "Enter the text without spaces at its ends, and without invisible characters." in errors(
         answer
     )

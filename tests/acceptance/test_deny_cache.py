@@ -198,10 +198,10 @@ def test_an_edit_ends_cached_refusals_immediately_in_the_editing_process(setting
     """Other processes end them when they receive the message."""
     from django_ratelimit_lua.models import RateLimitRule
 
-    rule = RateLimitRule.objects.create(name="mail", limit=1, unit="h")
+    rule = RateLimitRule.objects.create(name="mail", rate="1/h")
     mail = RateLimiter("mail", "100/h")
     assert [mail.hit("ada").allowed for _ in range(3)] == [True, False, False]
-    rule.limit = 5
+    rule.rate = "5/h"
     rule.save()
     assert mail.hit("ada").allowed
 

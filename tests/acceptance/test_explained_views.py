@@ -339,7 +339,7 @@ def test_rules_are_explained_only_if_they_apply(has_middleware: bool, settings: 
     settings.MIDDLEWARE = (
         ["django_ratelimit_lua.middleware.RateLimitMiddleware"] if has_middleware else []
     )
-    RateLimitRule.objects.create(name="two", path="/", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="two", path="/", key="ip", rate="2/h")
     for place, is_limited in (("ok", has_middleware), ("ruled", True)):
         statuses = [Client(REMOTE_ADDR=ADDRESS).get(f"/{place}/").status_code for _ in range(3)]
         explanation = explain(build_request(f"/{place}/", address=ADDRESS))

@@ -51,7 +51,7 @@ assert limiter.hit("bob").allowed
 assert limiter.refund("ada").remaining == 1
 assert limiter.hit("ada").allowed
 
-rule = RateLimitRule(name="daily", path="/", key="ip", algorithm="clock_window", limit=3, unit="d")
+rule = RateLimitRule(name="daily", path="/", key="ip", rate="3/d", options={"algorithm": "clock_window"})
 rule.full_clean()
 assert "clock_window" in choices()["takes"]
 try:

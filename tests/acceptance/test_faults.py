@@ -354,7 +354,7 @@ def test_a_slow_database_delays_no_request(
     """Redis was emptied, so the rules have to be published again. The request that detects it
     waits no longer than the deadline, and uses the known rules. Other requests do not wait.
     """
-    RateLimitRule.objects.create(name="x", limit=7, unit="h")
+    RateLimitRule.objects.create(name="x", rate="7/h")
     limiter = RateLimiter("x", "100/h")
     assert limiter.hit("x").limits[0].limit == 7
     monkeypatch.setattr(triggers, "_publish", lambda *args, **options: time.sleep(1.5))

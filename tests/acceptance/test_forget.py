@@ -209,9 +209,9 @@ def test_a_user_is_forgotten_as_an_author_as_well(
     ada = User.objects.create(username="ada")
     with acting(ada):
         rule = RateLimitRule.objects.create(
-            name="login", path="/", key="ip", limit=5, unit="m", description="for ada"
+            name="login", path="/", key="ip", rate="5/m", description="for ada"
         )
-        RateLimitRule.objects.filter(pk=rule.pk).update(limit=6)
+        RateLimitRule.objects.filter(pk=rule.pk).update(rate="6/m")
         block = RateLimitOverride(
             effect="block", network=OTHER, reason="as ada says", created_by="ada"
         )
@@ -229,7 +229,7 @@ def test_a_user_is_forgotten_as_an_author_as_well(
     assert others == []
     first = RateLimitChange.objects.filter(kind="rule").earliest("pk")
     assert first.by == "(erased)"
-    assert restore(first).limit == 5
+    assert restore(first).rate == "5/m"
 
 
 def test_values_of_fields_and_combinations_are_forgotten(

@@ -71,7 +71,7 @@ class Histories(RuleBasedStateMachine):
     @rule(site=sites, process=processes, limit=st.integers(10**6, 10**6 + 9))
     def edit(self, site: str, process: int, limit: int) -> None:
         """Create or change a rule."""
-        self._process(site, process)(f"edit({limit}) or rule(limit={limit})")
+        self._process(site, process)(f"edit({limit}) or rule(rate='{limit}/h')")
         self._published(site)
 
     @rule(site=sites, process=processes, who=blocked)
@@ -100,7 +100,7 @@ class Histories(RuleBasedStateMachine):
     @rule(site=sites, process=processes, limit=st.integers(10**6, 10**6 + 9))
     def die_before_publishing(self, site: str, process: int, limit: int) -> None:
         """Kill a process between the commit and the publication."""
-        self._process(site, process)(f"die_after('edit({limit}) or rule(limit={limit})')")
+        self._process(site, process)(f"die_after('edit({limit}) or rule(rate=\"{limit}/h\")')")
         self.unseen.add(site)
 
     @rule()

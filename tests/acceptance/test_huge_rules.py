@@ -75,7 +75,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
     """A request waits no longer than leaves time for its decision. The new rules apply when a
     thread has compiled them.
     """
-    rule("first", limit=1)
+    rule("first", rate="1/h")
     put(direct, prefix, declared(6000, 1000))
     another_process()
     assert get() == [200]
@@ -109,7 +109,7 @@ def test_up_to_a_thousand_rules_apply_on_the_next_request(direct: redis.Redis, p
     """Up to a thousand rules are compiled without a thread. More rules apply immediately as well,
     if they are compiled in time.
     """
-    rule("first", limit=1)
+    rule("first", rate="1/h")
     for count in (provider.MANY, provider.MANY + 1):
         put(direct, prefix, declared(count, 1000))
         another_process()
@@ -124,7 +124,7 @@ def test_a_process_forked_during_loading_loads_the_rules_itself(
     direct: redis.Redis, prefix: str
 ) -> None:
     """The loading thread belongs to the parent."""
-    rule("first", limit=1)
+    rule("first", rate="1/h")
     put(direct, prefix, declared(provider.MANY + 1, 1000))
     another_process()
     assert get() == [200]
@@ -143,7 +143,7 @@ def test_a_process_without_threads_compiles_in_the_caller(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would use the old rules forever."""
-    rule("first", limit=1)
+    rule("first", rate="1/h")
     put(direct, prefix, declared(provider.MANY + 1, 1000))
     another_process()
     assert get() == [200]
@@ -157,7 +157,7 @@ def test_rules_compiled_under_other_settings_are_not_used(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The settings change while a thread is loading rules."""
-    rule("first", limit=1)
+    rule("first", rate="1/h")
     another_process()
     fetch = provider._fetch
 

@@ -97,9 +97,7 @@ def test_an_exemption_shows_the_limits_it_applies_to(operator: Client) -> None:
     exemption of the form's field applies.
     """
     User.objects.create(username="ada")
-    RateLimitRule.objects.create(
-        name="site", path="/posted/", key="user_or_ip", limit=100, unit="h"
-    )
+    RateLimitRule.objects.create(name="site", path="/posted/", key="user_or_ip", rate="100/h")
     assert [post() for _ in range(3)] == [200, 200, 429]
     description = {**POSTED, "user": "ada", "post": "username=ada"}
     page = pressed(operator, description, action="exempt", subject="user", duration="3600")
@@ -184,7 +182,7 @@ def test_a_value_stored_as_a_digest_may_have_a_label(operator: Client) -> None:
 
 def test_actions_in_the_inspector_are_logged(operator: Client) -> None:
     """Overrides, their ends and resets of counts are in the log, with the user."""
-    RateLimitRule.objects.create(name="site", path="/ok/", key="ip", limit=1, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok/", key="ip", rate="1/h")
     Client(REMOTE_ADDR=ADDRESS).get("/ok/")
     description = {"path": "/ok/", "address": ADDRESS}
     pressed(operator, description, action="reset:site")
@@ -249,7 +247,7 @@ def test_the_inspector_shows_a_blocked_network_at_refused_requests(
     overrides: list[tuple[str, Any]], blocked_by: str | None, operator: Client
 ) -> None:
     """The override with the highest precedence decides, as for a request under a rule."""
-    RateLimitRule.objects.create(name="site", path="/", key="ip", limit=100)
+    RateLimitRule.objects.create(name="site", path="/", key="ip", rate="100/m")
     for network, effect in overrides:
         RateLimitOverride.objects.create(network=network, effect=effect)
     page = shown(operator, NETWORK)
@@ -264,13 +262,12 @@ def test_the_reason_of_a_refusal_is_a_sentence(operator: Client) -> None:
         name="hourly",
         path="/posted/",
         key="ip",
-        limit=3,
-        unit="h",
-        algorithm="fixed_window",
+        rate="3/h",
         order=-1,
+        options={"algorithm": "fixed_window"},
     )
     RateLimitRule.objects.create(
-        name="bucket", path="/posted/", key="ip", limit=2, unit="d", algorithm="token_bucket"
+        name="bucket", path="/posted/", key="ip", rate="2/d", options={"algorithm": "token_bucket"}
     )
     client = Client(REMOTE_ADDR=ADDRESS)
     began = timezone.localtime()

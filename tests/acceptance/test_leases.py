@@ -333,10 +333,10 @@ def test_a_rule_with_a_lease_is_replaced_within_a_second() -> None:
     """Units that were taken under the old rule are not spent under the new one."""
     limiter = RateLimiter("hot", "5/h")
     RateLimitRule.objects.create(
-        name="hot", limit=1_000_000, unit="h", algorithm="fixed_window", lease=LEASE
+        name="hot", rate="1000000/h", options={"algorithm": "fixed_window", "lease": LEASE}
     )
     assert sources(limiter, 300)["lease"] > 200
-    RateLimitRule.objects.update(limit=10, lease=None)
+    RateLimitRule.objects.update(rate="10/h", options={"algorithm": "fixed_window"})
     until(lambda: not limiter.hit("x").allowed, "the edit holds", 2)
 
 

@@ -12,10 +12,11 @@ from django.test import Client
 from django.urls import path
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.models import RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import NO_TIERS, RULES, errors, staff
+from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMITS = f"{RULES}limits/"
@@ -80,8 +81,8 @@ def test_the_page_lists_all_limits_in_the_code(operator: Client) -> None:
     """Each limit has its rates, its key, its place in the code, and the rules that replace or
     extend it.
     """
-    RateLimitRule.objects.create(name="looks", limit=3, unit="s", more_rates=["500/h"])
-    RateLimitRule.objects.create(name="slower", group="looks", key="ip", limit=1)
+    RateLimitRule.objects.create(name="looks", rate="3/s, 500/h")
+    RateLimitRule.objects.create(name="slower", group="looks", key="ip", rate="1/m")
     page = operator.get(LIMITS).content.decode().replace("<wbr>", "")
     assert f"10 per second and 500 per hour per address and get:q, in {__name__}.looks" in page
     assert f"4 per second per key in the code, in {__name__}, line " in page
@@ -104,7 +105,7 @@ def test_a_rule_of_the_settings_is_copied_with_all_fields(operator: Client) -> N
     form = filled_in(operator.get(f"{RULES}add/?settings=everything"))
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
-    assert RateLimitRule.objects.get().declared() == {
+    assert RateLimitRule.objects.get().spec == {
         **SETTINGS,
         "key": ["ip", "path"],
         "method": ["GET", "POST"],
@@ -132,13 +133,13 @@ def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) ->
     form = filled_in(operator.get(f"{RULES}add/?instead=looks"))
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
-    assert RateLimitRule.objects.get().declared() == {
+    assert RateLimitRule.objects.get().spec == {
         "name": "looks",
         "group": "looks",
         "rate": ["10/s", "500/h"],
     }
     form = filled_in(operator.get(f"{RULES}add/?beside=looks"))
-    operator.post(f"{RULES}add/", {**form, "limit": 2})
+    operator.post(f"{RULES}add/", {**form, "rate": "2/h"})
     beside = RateLimitRule.objects.get(group="looks")
     assert (beside.name, beside.rate, beside.key) == ("looks, slower", "2/s", "ip+get:q")
     assert [Client().get("/looks").status_code for _ in range(3)] == [200, 200, 429]
@@ -181,20 +182,12 @@ def test_a_new_rule_starts_with_the_key_of_the_chosen_limit(operator: Client) ->
 
 def test_a_rule_without_a_key_uses_the_key_in_the_code(operator: Client) -> None:
     """This is the key of the outermost limit. The form names every other limit as lost."""
-    form = {
-        "name": "signs in",
-        "limit": 4,
-        "period": 15,
-        "unit": "m",
-        "mode": "enforce",
-        "order": 0,
-        **NO_TIERS,
-    }
+    form = {"name": "signs in", "rate": "4/15m", "mode": "enforce", "order": 0, **NO_TIERS}
     problems = errors(operator.post(f"{RULES}add/", {**form, "audience": "everyone"}))
     assert "30 per 15 minutes per address (" in problems
     assert "50 per hour per get:user" in problems
     assert "5 per 15 minutes" not in problems
-    RateLimitRule.objects.create(name="signs in", limit=1, period=15, unit="m")
+    RateLimitRule.objects.create(name="signs in", rate="1/15m")
     assert "1 per 15 minutes per address and get:user" in operator.get(RULES).content.decode()
     assert [Client().get(f"/signs-in?user={user}").status_code for user in "aab"] == [200, 429, 200]
 
@@ -202,15 +195,9 @@ def test_a_rule_without_a_key_uses_the_key_in_the_code(operator: Client) -> None
 def test_a_rule_is_duplicated_with_its_tiers(operator: Client) -> None:
     """The copy has another name, and the original is unchanged."""
     one = RateLimitRule.objects.create(
-        name="site",
-        path="/ok\n/no",
-        key="ip",
-        limit=5,
-        more_rates=["9/d"],
-        methods=["GET"],
-        mode="shadow",
+        name="site", path="/ok\n/no", key="ip", rate="5/m, 9/d", method="GET", mode="shadow"
     )
-    RateLimitTier.objects.create(rule=one, group="pro", limit=50)
+    add_tier(one, "pro", "50/m")
     assert (
         f'href="{RULES}add/?copy={one.pk}"'
         in operator.get(f"{RULES}{one.pk}/change/").content.decode()
@@ -219,8 +206,8 @@ def test_a_rule_is_duplicated_with_its_tiers(operator: Client) -> None:
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     copy = RateLimitRule.objects.get(name="site, copy")
-    assert copy.declared() == {
-        **RateLimitRule.objects.get(name="site").declared(),
+    assert copy.spec == {
+        **RateLimitRule.objects.get(name="site").spec,
         "name": "site, copy",
     }
     for odd in ("copy=x", "copy=99999", f"copy={'9' * 30}", "copy=²", "instead=nothing", "beside="):

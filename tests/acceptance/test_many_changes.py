@@ -27,7 +27,6 @@ from django_ratelimit_lua.models import (
     RateLimitRevision,
     RateLimitRule,
 )
-from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.models.audit import AuditedModel
 from django_ratelimit_lua.operations import rules_yaml
 from tests.acceptance.test_rules import get, rule
@@ -62,12 +61,10 @@ def users(count: int) -> list[User]:
 
 
 def rules(count: int) -> list[RateLimitRule]:
-    made = RateLimitRule.objects.bulk_create(
-        RateLimitRule(name=f"rule {number}", path=f"/{number}", key="ip", limit=5)
+    return RateLimitRule.objects.bulk_create(
+        RateLimitRule(name=f"rule {number}", path=f"/{number}", key="ip", rate="5/m")
         for number in range(count)
     )
-    Tier.objects.bulk_create(Tier(rule=one, group="staff", limit=50) for one in made)
-    return made
 
 
 def of_a_rule(count: int) -> None:
@@ -77,7 +74,7 @@ def of_a_rule(count: int) -> None:
 def of_rules_and_users(count: int) -> None:
     pairs = zip(rules(count), users(count), strict=True)
     RateLimitOverride.objects.bulk_create(
-        RateLimitOverride(rule=one.name, user=ada, limit=9) for one, ada in pairs
+        RateLimitOverride(rule=one.name, user=ada, rate="9/m") for one, ada in pairs
     )
 
 
@@ -90,8 +87,8 @@ def create_for_all_users() -> None:
 def update_by_hand() -> None:
     rows = list(RateLimitOverride.objects.all())
     for row in rows:
-        row.reason, row.limit = "late", row.pk
-    RateLimitOverride.objects.bulk_update(rows, ["reason", "limit"])
+        row.reason, row.rate = "late", f"{row.pk}/h"
+    RateLimitOverride.objects.bulk_update(rows, ["reason", "rate"])
 
 
 Some = Callable[[int], Any]
@@ -101,11 +98,7 @@ CASES: dict[str, tuple[Some, Callable[[], Any]]] = {
         of_a_rule,
         lambda: RateLimitRule.objects.update(name="another"),
     ),
-    "deleting rules with tiers": (
-        of_rules_and_users,
-        lambda: RateLimitRule.objects.all().delete(),
-    ),
-    "deleting tiers": (rules, lambda: Tier.objects.all().delete()),
+    "deleting rules": (of_rules_and_users, lambda: RateLimitRule.objects.all().delete()),
     "updating overrides": (
         of_rules_and_users,
         lambda: RateLimitOverride.objects.update(effect="block"),
@@ -114,8 +107,7 @@ CASES: dict[str, tuple[Some, Callable[[], Any]]] = {
         overrides,
         lambda: RateLimitOverride.objects.update(network="203.0.113.9"),
     ),
-    "updating rules": (rules, lambda: RateLimitRule.objects.update(limit=6)),
-    "updating tiers": (rules, lambda: Tier.objects.update(limit=6)),
+    "updating rules": (rules, lambda: RateLimitRule.objects.update(rate="6/h")),
     "creating": (users, create_for_all_users),
 }
 
@@ -158,7 +150,7 @@ def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(count: in
         assert RateLimitRevision.read("default")[0] == before + 1
         assert RateLimitChange.objects.count() == count
 
-    overrides(count, effect="limit", limit=10**6, rule="site")
+    overrides(count, effect="limit", rate="1000000/h", rule="site")
     one(update_by_hand)
     one(lambda: selected("end_now"))
     assert not RateLimitOverride.objects.active().exists()
@@ -169,7 +161,7 @@ def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(count: in
     text = rules_yaml.export()
     one(lambda: rules_yaml.apply(rules_yaml.plan("[]"), delete=True))
     one(lambda: rules_yaml.apply(rules_yaml.plan(text)))
-    assert RateLimitRule.objects.count() == Tier.objects.count() == count
+    assert RateLimitRule.objects.count() == count
 
 
 def test_too_many_changes_are_one_history_entry() -> None:
@@ -212,27 +204,18 @@ def test_the_queries_of_a_deletion_do_not_grow_with_each_override() -> None:
 
 
 def test_the_history_of_a_deletion_has_the_old_values() -> None:
-    """It has the values of a rule with its tiers, and of a tier that was deleted alone, whichever
-    fields were loaded.
-    """
-    one = rule("whole", limit=1)
-    other = rule("other", path="/other")
-    for group in ("free", "pro"):
-        Tier.objects.create(rule=one, group=group, limit=2, unit="h")
-        Tier.objects.create(rule=other, group=group, limit=3, unit="h")
+    """It has the stored values, whichever fields were loaded and changed without being saved."""
+    tiers = [{"group": "free", "rate": "2/h"}, {"group": "pro", "rate": "3/h"}]
+    one = rule("whole", rate="1/h", options={"tiers": tiers})
+    rule("other", path="/other")
     RateLimitChange.objects.all().delete()
-    Tier.objects.filter(group="free", rule=other).delete()
-    changed = RateLimitChange.objects.get()
-    assert (changed.name, changed.action) == ("other", "changed")
-    assert [tier["group"] for tier in changed.before["tiers"]] == ["free", "pro"]
-    assert [tier["group"] for tier in changed.after["tiers"]] == ["pro"]
-    one.limit = 77  # Never saved.
+    one.rate = "77/h"  # Never saved.
     one.delete()
     gone = {
         change.name: change.before for change in RateLimitChange.objects.filter(action="deleted")
     }
     assert gone["whole"]["rate"] == "1/h"
-    assert [tier["group"] for tier in gone["whole"]["tiers"]] == ["free", "pro"]
+    assert gone["whole"]["tiers"] == tiers
     RateLimitRule.objects.only("pk").delete()
     assert RateLimitChange.objects.first().before["key"] == "ip"
 
@@ -282,12 +265,12 @@ def test_other_models_of_the_site_are_not_affected() -> None:
 
 def test_changes_of_a_migration_without_signals_are_published() -> None:
     """Changes through historical models are published after all migrations."""
-    rule("search", path="", limit=50)
+    rule("search", path="", rate="50/h")
     historical = (
         MigrationExecutor(connection)
         .loader.project_state()
         .apps.get_model("django_ratelimit_lua", "RateLimitRule")
     )
-    historical.objects.update(limit=40)  # Which sends no signal.
+    historical.objects.update(rate="40/h")  # Which sends no signal.
     emit_post_migrate_signal(0, False, "default", plan=[(Migration("0001", "anything"), False)])
     assert Client().get("/search").content == b"search=40"

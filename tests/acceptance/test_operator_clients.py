@@ -18,7 +18,7 @@ import datetime
 from django.utils import timezone
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit=2, unit="h")
+RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", rate="2/h")
 of = lambda address: digest(("ip", address)).decode()
 ends = timezone.now() + datetime.timedelta(hours=1)
 RateLimitOverride.objects.create(client_digest=of("127.0.5.5"), effect="block", ends=ends)

@@ -19,9 +19,9 @@ from tests.operators import Hand, Site
 SCREEN = "phone"
 PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
-RateLimitRule.objects.create(name="orders", path="/api/", key="ip", limit=3, unit="h")
-RateLimitRule.objects.create(name="user", limit=3, unit="h")  # The scope of a DRF throttle.
-RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit=50, unit="h")
+RateLimitRule.objects.create(name="orders", path="/api/", key="ip", rate="3/h")
+RateLimitRule.objects.create(name="user", rate="3/h")  # The scope of a DRF throttle.
+RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", rate="50/h")
 """
 
 

@@ -19,11 +19,11 @@ PREPARED = """
 import datetime
 from django.utils import timezone
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
-rule = RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", limit=2, unit="h")
+rule = RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", rate="2/h")
 RateLimitChange.objects.filter(object_id=rule.pk).update(at=timezone.now() - datetime.timedelta(days=1))
 rule.limit = 100
 rule.save()
-RateLimitRule.objects.create(name="tried out", path="/clock/", key="ip", limit=2, unit="h", mode="shadow")
+RateLimitRule.objects.create(name="tried out", path="/clock/", key="ip", rate="2/h", mode="shadow")
 """  # noqa: E501
 
 

@@ -83,7 +83,7 @@ def row(said: Said, number: int, rule: RateLimitRule) -> RateLimitOverride:
     """Return the override for the visitor of this number, who shares no subject with any other."""
     made = RateLimitOverride(effect=said.effect, rule=rule.name if said.names_rule else "")
     if said.effect == "limit":
-        made.limit, made.period, made.unit = 77, 1, "h"
+        made.rate = "77/h"
     if said.subject == "user":
         made.user_id = number
     elif said.subject == "value":
@@ -102,7 +102,7 @@ def test_override_precedence_is_as_documented() -> None:
     """
     rules = {
         mode: RateLimitRule.objects.create(
-            name=mode, path=f"/{mode}/", key="ip", limit=5, unit="h", mode=mode_of
+            name=mode, path=f"/{mode}/", key="ip", rate="5/h", mode=mode_of
         )
         for mode, mode_of in (("enforced", "enforce"), ("shadow", "shadow"))
     }
@@ -143,9 +143,9 @@ def test_override_precedence_is_as_documented() -> None:
 
 def test_a_rule_named_block_is_not_a_block() -> None:
     """A block for all rules is recognized by its effect, and not by the name of a rule."""
-    RateLimitRule.objects.create(name="block", path="/free/", key="ip", limit=5, unit="h")
+    RateLimitRule.objects.create(name="block", path="/free/", key="ip", rate="5/h")
     RateLimitOverride.objects.create(network="10.0.0.7", effect="exempt", rule="block")
-    RateLimitOverride.objects.create(network="10.0.0.8", rule="block", limit=3, unit="h")
+    RateLimitOverride.objects.create(network="10.0.0.8", rule="block", rate="3/h")
     for address in ("10.0.0.6", "10.0.0.7", "10.0.0.8"):
         found = explain(build_request("/free/", address=address))
         assert found.block is None
@@ -159,9 +159,9 @@ def test_an_override_of_a_call_site_lifts_no_block_for_all_rules(effect: str) ->
     """The middleware refuses the request before the view is called, and the inspector shows the
     block.
     """
-    rule = RateLimitRule.objects.create(name="site", key="ip", limit=5, unit="h")
+    rule = RateLimitRule.objects.create(name="site", key="ip", rate="5/h")
     RateLimitOverride.objects.create(network="10.0.0.0/8", effect="block")
-    RateLimitOverride.objects.create(rule=rule.name, network="10.0.0.7", effect=effect, limit=3)
+    RateLimitOverride.objects.create(rule=rule.name, network="10.0.0.7", effect=effect, rate="3/m")
     assert Client(REMOTE_ADDR="10.0.0.7").get("/site/").status_code == 429
     found = explain(build_request("/site/", address="10.0.0.7"))
     assert not found.decision.allowed
@@ -172,12 +172,12 @@ def test_an_override_of_a_call_site_lifts_no_block_for_all_rules(effect: str) ->
 def test_an_override_that_does_not_fit_a_limit_is_shown_as_skipped() -> None:
     """A limit per minute does not fit calendar windows, which have a fixed period."""
     for name, fields in (
-        ("day", {"unit": "d", "algorithm": "fixed_window", "align": "day"}),
-        ("minute", {"unit": "m"}),
+        ("day", {"rate": "5/d", "options": {"algorithm": "fixed_window", "align": "day"}}),
+        ("minute", {"rate": "5/m"}),
     ):
-        RateLimitRule.objects.create(name=name, path="/", key="ip", limit=5, **fields)
+        RateLimitRule.objects.create(name=name, path="/", key="ip", **fields)
     for name in ("day", "minute"):
-        RateLimitOverride.objects.create(network="10.0.0.7", rule=name, limit=3, unit="m")
+        RateLimitOverride.objects.create(network="10.0.0.7", rule=name, rate="3/m")
     assert Client(REMOTE_ADDR="10.0.0.7").get("/free/").json() == {"day": 5, "minute": 3}
     found = explain(build_request("/free/", address="10.0.0.7"))
     assert {met.name: met.is_skipped for met in found.met} == {"day": True, "minute": False}

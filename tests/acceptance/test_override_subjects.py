@@ -112,7 +112,7 @@ def test_a_block_by_digest_applies_to_every_limit_that_counts_the_client() -> No
     """It applies at sync and async call sites, to rules and throttles, and to keys by functions. It
     does not apply to other clients, or without a limit that counts this client.
     """
-    RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", limit=1000, unit="h")
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", rate="1000/h")
     pair = (("ip", ADDRESS), ("post", "username", "ada"))
     block = override(client=pair)
     assert [post("/login/", username=name) for name in ("Ada", "bob")] == [429, 200]
@@ -139,8 +139,8 @@ def test_a_block_by_digest_applies_to_every_limit_that_counts_the_client() -> No
 
 def test_the_digest_of_a_missing_value_identifies_no_client() -> None:
     """Such a digest would block all visitors, and so would the digest of a path."""
-    RateLimitRule.objects.create(name="rule", path="/rule/", key="all", limit=1000, unit="h")
-    RateLimitRule.objects.create(name="path", path="/free/", key="path", limit=1000, unit="h")
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="all", rate="1000/h")
+    RateLimitRule.objects.create(name="path", path="/free/", key="path", rate="1000/h")
     override(client=("path", "/free/"))
     override(client=("user", None))
     override(client=None)
@@ -151,16 +151,14 @@ def test_an_exemption_by_digest_precedes_a_block_of_the_user_and_the_network() -
     """It names exactly the client that a limit counts. A limit applies to the rule that
     it names.
     """
-    rule = RateLimitRule.objects.create(
-        name="rule", path="/rule/", key="user+ip", limit=1, unit="h"
-    )
+    rule = RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", rate="1/h")
     ada = logged_in("ada")
     pk = str(User.objects.get().pk)
     override(network="203.0.113.0/24")
     override(user_id=pk)
     assert ada.get("/rule/").status_code == 429
     limit = override(
-        client=(("user", pk), ("ip", ADDRESS)), effect="limit", limit=2, unit="h", rule=rule.name
+        client=(("user", pk), ("ip", ADDRESS)), effect="limit", rate="2/h", rule=rule.name
     )
     assert [ada.get("/rule/").status_code for _ in range(3)] == [200, 200, 429]
     limit.effect = "exempt"
@@ -173,7 +171,7 @@ def test_a_digest_and_the_user_with_that_digest_are_two_subjects() -> None:
     """Publishing an override for one of them, alone or in a rebuild, does not replace that of the
     other.
     """
-    RateLimitRule.objects.create(name="rule", path="/rule/", key="user", limit=1000, unit="h")
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="user", rate="1000/h")
     ada = logged_in("ada")
     user = User.objects.get()
     override(client=("user", str(user.pk)), effect="exempt")
@@ -226,7 +224,7 @@ def test_field_names_may_contain_any_characters(name: str) -> None:
     assert [Client().get("/free/", {name: value}).status_code for value in ("v", "w")] == [429, 200]
 
 
-FORM = {"effect": "block", "period": 1, "unit": "m", "duration": "3600"}
+FORM = {"effect": "block", "duration": "3600"}
 ADA = {"field": "post:username", "value": "ada"}
 
 
@@ -333,7 +331,7 @@ def test_the_inspector_offers_the_clients_that_limits_count(
     if the key counts all visitors of a path.
     """
     User.objects.create(username="ada")
-    RateLimitRule.objects.create(name="rule", path="/rule/", key=key, limit=5, unit="h")
+    RateLimitRule.objects.create(name="rule", path="/rule/", key=key, rate="5/h")
     found = dict(operator.get(INSPECTOR, {"path": "/rule/", **asked}).context["subjects"])
     assert found.get(key) is None if whom is None else whom in found[key]
 
@@ -342,7 +340,7 @@ def test_the_inspector_prevents_operators_from_blocking_themselves(operator: Cli
     """This holds for the digest of the operator's user and address, but not for a value that the
     operator enters.
     """
-    RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", limit=5, unit="h")
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", rate="5/h")
     asked = {"path": "/rule/", "address": OPERATOR, "user": "grace"}
     page = pressed(operator, asked, action="block", subject="user+ip", duration="3600")
     assert "you would lock yourself out" in page

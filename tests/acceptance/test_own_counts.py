@@ -22,6 +22,7 @@ from django_ratelimit_lua.operations.clients import explain_client
 from django_ratelimit_lua.operations.explain import ExplainedLimit, explain, reset
 from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from django_ratelimit_lua.testing import move_clock
+from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "203.0.113.9"
@@ -55,11 +56,6 @@ def get(cookie: str = "", where: str = "/ok") -> int:
     return Client(REMOTE_ADDR=ADDRESS, HTTP_COOKIE=cookie).get(where).status_code
 
 
-def numbers(rate: str) -> dict[str, Any]:
-    limit, _slash, unit = rate.partition("/")
-    return {"limit": int(limit), "unit": unit}
-
-
 @pytest.mark.parametrize(
     ("algorithm", "rate", "other", "seconds", "most"),
     [
@@ -75,12 +71,12 @@ def test_a_client_that_chooses_between_two_limits_gets_at_most_the_sum(
 ) -> None:
     """Neither limit forgets what only the other remembers."""
     rule = RateLimitRule.objects.create(
-        name="own", path="/", key="ip", algorithm=algorithm, **numbers(rate)
+        name="own", path="/", key="ip", rate=rate, options={"algorithm": algorithm}
     )
     if kind == "tier":
-        rule.tiers.create(group="plan:pro", **numbers(other))
+        add_tier(rule, "plan:pro", other)
     else:
-        override = RateLimitOverride(field="cookie:plan", rule="own", **numbers(other))
+        override = RateLimitOverride(field="cookie:plan", rule="own", rate=other)
         override.set_value("pro")
         override.save()
     admitted = 0
@@ -94,13 +90,10 @@ def test_a_client_that_chooses_between_two_limits_gets_at_most_the_sum(
     assert admitted <= most
 
 
-def tiered(**fields: Any) -> RateLimitRule:
-    """Create a rule of 2 per hour, with a tier of 3 per minute."""
-    rule = RateLimitRule.objects.create(
-        name="own", path="/", key="ip", **{"limit": 2, "unit": "h", **fields}
-    )
-    rule.tiers.create(group="plan:pro", limit=3, unit="m")
-    return rule
+def tiered(rate: str = "3/m", **options: Any) -> RateLimitRule:
+    """Create a rule of 2 per hour, with a tier."""
+    options["tiers"] = [{"group": "plan:pro", "rate": rate}]
+    return RateLimitRule.objects.create(name="own", path="/", key="ip", rate="2/h", options=options)
 
 
 def met(client: str, address: str = "") -> list[ExplainedLimit]:
@@ -137,8 +130,8 @@ def test_a_tier_of_a_rule_in_place_of_code_has_a_count_of_its_own(settings: Any)
     """The rule continues the count of the code, and its tier does not."""
     settings.MIDDLEWARE = []
     assert [get("plan=pro", "/limited") for _ in range(2)] == [200, 200]
-    rule = RateLimitRule.objects.create(name="limited", limit=3, unit="h")
-    rule.tiers.create(group="plan:pro", limit=4, unit="m")
+    rule = RateLimitRule.objects.create(name="limited", rate="3/h")
+    add_tier(rule, "plan:pro", "4/m")
     assert [get("", "/limited") for _ in range(2)] == [200, 429]
     assert [get("plan=pro", "/limited") for _ in range(5)] == [200] * 4 + [429]
 
@@ -147,23 +140,24 @@ def test_an_edited_tier_keeps_its_count() -> None:
     """So does a tier whose place among the tiers changes."""
     rule = tiered()
     assert [get("plan=pro") for _ in range(2)] == [200, 200]
-    rule.tiers.create(group="plan:free", limit=1, unit="m")
-    rule.tiers.filter(group="plan:pro").update(limit=4)
+    tiers = [{"group": "plan:free", "rate": "1/m"}, {"group": "plan:pro", "rate": "4/m"}]
+    rule.options = {"tiers": tiers}
+    rule.save()
     assert used("plan=pro") == [2]
 
 
-@pytest.mark.parametrize("fields", [{}, {"limit": 5, "unit": "s", "more_rates": ["2/h"]}])
-def test_a_ban_holds_in_every_tier_and_under_every_override(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("rate", "tier"), [("2/h", "9/d"), ("5/s, 2/h", "9/s, 9/d")])
+def test_a_ban_holds_in_every_tier_and_under_every_override(rate: str, tier: str) -> None:
     """A client does not escape it by another cookie, and lifting it once lifts it in all."""
     rule = RateLimitRule.objects.create(
         name="own",
         path="/",
         key="ip",
-        **{"limit": 2, "unit": "h", "ban_after": 2, "ban_for": "1h", **fields},
+        rate=rate,
+        options={"ban_after": 2, "ban_for": "1h"},
     )
-    tier = {"limit": 9, "unit": "s", "more_rates": ["9/d"]} if fields else {"limit": 9, "unit": "d"}
-    rule.tiers.create(group="plan:pro", **tier)
-    override = RateLimitOverride(field="cookie:plan", rule="own", limit=9, unit="m")
+    add_tier(rule, "plan:pro", tier)
+    override = RateLimitOverride(field="cookie:plan", rule="own", rate="9/m")
     override.set_value("other")
     override.save()
     assert [get() for _ in range(4)] == [200, 200, 429, 429]
@@ -175,8 +169,7 @@ def test_a_ban_holds_in_every_tier_and_under_every_override(fields: dict[str, An
 
 def test_offences_in_all_tiers_lead_to_one_ban() -> None:
     """A client that offends in turn is banned as early as one that does not."""
-    rule = tiered(ban_after=4, ban_for="1h")
-    rule.tiers.update(limit=1)
+    tiered("1/m", ban_after=4, ban_for="1h")
     assert [get(cookie) for cookie in ("", "", "plan=pro")] == [200, 200, 200]
     assert [get(cookie) for cookie in ("", "plan=pro", "", "plan=pro")] == [429] * 4
     assert len(active_bans()) == 1
@@ -194,7 +187,7 @@ def test_a_tier_of_a_rule_that_bans_has_as_many_rates() -> None:
 def test_a_reset_deletes_the_counts_of_all_tiers_and_overrides() -> None:
     """A support engineer need not know the tier of the earlier requests."""
     tiered()
-    override = RateLimitOverride(field="cookie:plan", rule="own", limit=5, unit="m")
+    override = RateLimitOverride(field="cookie:plan", rule="own", rate="5/m")
     override.set_value("other")
     override.save()
     cookies = ("", "plan=pro", "plan=other")
@@ -215,7 +208,7 @@ def test_the_page_of_a_client_shows_and_resets_the_counts_of_all_tiers() -> None
         (reading, 1),
         (f"{reading} (tier plan:pro)", 2),
     ]
-    RateLimitOverride.objects.create(network=ADDRESS, rule="own", limit=5, unit="m")
+    RateLimitOverride.objects.create(network=ADDRESS, rule="own", rate="5/m")
     assert [get(), get("plan=pro")] == [200, 200]
     (_limit, _tier) = met(client, ADDRESS)
     assert reset(explain_client(client, address=ADDRESS).found) == ["own"]
@@ -228,7 +221,7 @@ def test_an_override_about_a_client_applies_instead_of_all_tiers() -> None:
     tiered()
     client = digest(("ip", ADDRESS)).decode()
     ends = timezone.now() + timedelta(days=1)
-    RateLimitOverride.objects.create(client_digest=client, rule="own", limit=2, unit="d", ends=ends)
+    RateLimitOverride.objects.create(client_digest=client, rule="own", rate="2/d", ends=ends)
     assert [get(cookie) for cookie in ("", "plan=pro", "", "plan=pro")] == [200, 200, 429, 429]
     (limit,) = met(client)
     assert limit.state is not None

@@ -23,7 +23,6 @@ from django_ratelimit_lua.models import (
     RateLimitOverride,
     RateLimitRevision,
     RateLimitRule,
-    RateLimitTier,
 )
 from django_ratelimit_lua.models.audit import one_change
 from django_ratelimit_lua.publishing import triggers
@@ -99,7 +98,7 @@ def test_no_request_after_a_save_is_decided_by_older_rules(
     """
     port, path = server
     with override_settings(RATELIMIT_TIMEOUT=10):
-        rule = RateLimitRule.objects.create(name="site", path="/", key="ip", limit=1_000_001)
+        rule = RateLimitRule.objects.create(name="site", path="/", key="ip", rate="1000001/m")
     saved = [RateLimitRevision.read("default")[0]]
     ended = threading.Event()
     seen: list[tuple[int, int, int, int]] = []
@@ -125,7 +124,7 @@ def test_no_request_after_a_save_is_decided_by_older_rules(
     )
     for edit in range(EDITS):
         # Revision n has limit 1,000,000 + n.
-        RateLimitRule.objects.filter(pk=rule.pk).update(limit=1_000_002 + edit)
+        RateLimitRule.objects.filter(pk=rule.pk).update(rate=f"{1_000_002 + edit}/m")
         saved[0] = edit + 2
         answered_before = len(seen)
         time.sleep(0.01)
@@ -163,7 +162,7 @@ def test_a_block_starts_and_ends_for_all_processes_at_once(server: tuple[int, st
     or not.
     """
     port, path = server
-    RateLimitRule.objects.create(name="site", path="/", key="ip", limit=10**9)
+    RateLimitRule.objects.create(name="site", path="/", key="ip", rate=f"{10**9}/m")
     other = RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
     # Four steps go round: it is not blocked, is being blocked, is blocked, is being unblocked.
     step = [0]
@@ -216,20 +215,20 @@ def test_a_block_starts_and_ends_for_all_processes_at_once(server: tuple[int, st
 def test_a_publication_is_consistent_if_others_commit_during_it(
     direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change of a rule and its tier is committed before each statement of another process's
-    publication. The published rule and tier belong to the published revision.
+    """A change of two rules is committed before each statement of another process's
+    publication. The published rules belong to the published revision.
     """
     monkeypatch.setattr(
         triggers, "_publish_committed", lambda: None
     )  # Each process is killed after its commit.
-    rule = RateLimitRule.objects.create(name="site", path="/", key="ip", limit=1)
-    tier = RateLimitTier.objects.create(rule=rule, group="staff", limit=1)
+    rule = RateLimitRule.objects.create(name="site", path="/", key="ip", rate="1/m")
+    other = RateLimitRule.objects.create(name="other", path="/other", key="ip", rate="1/m")
     texts: dict[bytes, int] = {}
 
     def edit(limit: int) -> None:
         with one_change("default"):
-            for row in (rule, tier):
-                row.limit = limit
+            for row in (rule, other):
+                row.rate = f"{limit}/m"
                 row.save()
         texts[RateLimitRevision.read("default").text] = limit
 
@@ -255,12 +254,8 @@ def test_a_publication_is_consistent_if_others_commit_during_it(
         with connection.execute_wrapper(interfere):
             publish()
         revision, snapshot = direct.hmget(f"{prefix}{{rules}}:1", "revision", "rules")
-        (published,) = json.loads(snapshot)["rules"]
-        limits = {
-            published["rate"].partition("/")[0],
-            published["tiers"][0]["rate"].partition("/")[0],
-        }
-        assert limits == {str(texts[revision])}, statement
+        rates = {each["rate"] for each in json.loads(snapshot)["rules"]}
+        assert rates == {f"{texts[revision]}/m"}, statement
         if next(numbers) <= statement:
             break
     assert statement > 10

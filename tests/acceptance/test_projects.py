@@ -62,7 +62,7 @@ from django.core.management import call_command
 from django.test import Client
 from django_ratelimit_lua.models import RateLimitRule
 
-RateLimitRule.objects.create(name="all", path="/", key="ip", limit=100, unit="h")
+RateLimitRule.objects.create(name="all", path="/", key="ip", rate="100/h")
 for command in {COMMANDS!r}:
     call_command("ratelimit", *command.split())
 headers = {{
@@ -150,7 +150,7 @@ def decide(**kwargs):
 pre_migrate.connect(decide)
 call_command("migrate", verbosity=0)
 decide()
-RateLimitRule.objects.create(name="all", path="/", key="ip", limit=0)
+RateLimitRule.objects.create(name="all", path="/", key="ip", rate="0/m")
 print(Client().get("/").status_code)
 """
 

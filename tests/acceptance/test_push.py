@@ -89,7 +89,7 @@ def lags(
 
 
 CHANGES = [
-    ("ask()", "rule(limit=0)", "an edit where no rule was"),
+    ("ask()", "rule(rate='0/h')", "an edit where no rule was"),
     ("ask()", "edit(10**6)", "an edit for who was just refused"),
     ("ask()", "edit(10**6 + 1)", "an edit"),
     ("ask()", "block(network='127.0.0.1')", "a block"),
@@ -218,7 +218,7 @@ def test_cached_decisions_are_not_used_while_the_listener_waits_for_its_turn(
     found = []
     for number in range(3):
         for change in (
-            "rule(algorithm='token_bucket', lease=10_000)",
+            "rule(options={'algorithm': 'token_bucket', 'lease': 10_000})",
             "edit(0)",
             f"edit({number} + 10**6)",
             f"edit({number} + 10**7)",
@@ -242,7 +242,7 @@ def test_an_idle_process_loads_new_rules_at_a_random_moment(start: Start) -> Non
     )
     before = workers[1](revision)
     for limit in (10, 11):  # The second time it knows already that there are others.
-        workers[0](f"edit({limit}) or rule(limit={limit})")
+        workers[0](f"edit({limit}) or rule(rate='{limit}/h')")
         for worker in workers[1:]:
             until(lambda worker=worker: worker("freshness._known is None"))
             assert worker(revision) == before
@@ -320,7 +320,7 @@ def test_the_listener_reconnects_after_redis_restarts(start: Start) -> None:
     """Changes during the restart apply, and later changes are pushed."""
     with Server() as server:
         workers = start(at=server.url)
-        workers[0]("rule(limit=5000)")
+        workers[0]("rule(rate='5000/h')")
         assert [worker("ask()") for worker in workers] == [{"site": 5000}] * len(workers)
         server.stop()
         until(lambda: not workers[1]("listener.is_listening"))
@@ -340,7 +340,7 @@ def test_missing_rules_are_not_requested_by_every_request(
     applies to the next request.
     """
     workers = start(2)
-    workers[0](f"rule(limit=5000, path={path!r}) ;; block(network='203.0.113.1')")
+    workers[0](f"rule(rate='5000/h', path={path!r}) ;; block(network='203.0.113.1')")
     question = "[ask('203.0.113.1'), *[ask() for _ in range(100)]][::100]"
     for worker in workers:
         assert worker(question) == ["refused", met]
@@ -364,7 +364,7 @@ def test_missing_rules_are_not_requested_by_every_request(
     )  # The program reads the revision once, and each process twice a second.
     database.rmdir()
     away.rename(database)
-    workers[0]("rule('new', limit=6000)")
+    workers[0]("rule('new', rate='6000/h')")
     for worker in workers:
         if not met:  # No call of these compares: it hears of it.
             until(lambda worker=worker: worker("ask()") == {"new": 6000})
@@ -383,7 +383,7 @@ def test_no_request_waits_while_the_listener_waits_for_the_database(
         "OPTIONS": {"timeout": 20},
     }
     (worker,) = start(1, DATABASES={"default": slow}, RATELIMIT_TIMEOUT=0.5)
-    assert worker("rule(limit=5000) ;; ask()") == {"site": 5000}
+    assert worker("rule(rate='5000/h') ;; ask()") == {"site": 5000}
     with sqlite3.connect(database, isolation_level=None) as writer:
         writer.execute("BEGIN EXCLUSIVE")
         direct.delete(*direct.keys(f"{prefix}*"))
@@ -402,7 +402,7 @@ def test_forged_messages_only_cause_a_comparison(
 ) -> None:
     """Any number of forged messages lifts no limit, and not each of them causes a call."""
     workers = start()
-    workers[0]("rule(limit=0)")
+    workers[0]("rule(rate='0/h')")
     until(lambda: workers[1]("ask()") == "refused")
     messages = [
         b"",
@@ -436,7 +436,7 @@ def test_in_a_cluster_messages_reach_processes_on_every_node(start: Start) -> No
     """A process may listen on any node. The node that has the rules may fail."""
     with clusters.cluster() as cluster:
         workers = start(CACHES=cluster.cache())
-        workers[0]("rule(limit=5000)")
+        workers[0]("rule(rate='5000/h')")
         found = [
             late
             for question, change, _ in CHANGES[1:]
@@ -451,7 +451,7 @@ def test_the_listener_follows_the_master_that_sentinels_name(start: Start) -> No
     """The master fails, and the listeners connect to the new one."""
     with clusters.watched() as watched:
         workers = start(CACHES=watched.cache(), RATELIMIT_TIMEOUT=1)
-        workers[0]("rule(limit=5000)")
+        workers[0]("rule(rate='5000/h')")
         assert median(edits(workers, 3)) < SOON
         old = watched.master()
         clusters.kill(old)

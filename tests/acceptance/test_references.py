@@ -171,12 +171,10 @@ def test_a_client_is_examined_by_its_digest(where: str, place: str) -> None:
 
 def test_a_reference_finds_the_current_rule() -> None:
     """It has the current text of the rule. A deleted rule is unknown."""
-    rule = RateLimitRule.objects.create(
-        name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
-    )
+    rule = RateLimitRule.objects.create(name="all", key="ip", rate="1/h", path="/plain")
     reference = refused("/plain")
     assert only(open_reference(reference)) == ("all", "admin")
-    rule.limit = 5
+    rule.rate = "5/h"
     rule.save()
     (limit, *_) = open_reference(reference).limits
     assert limit.rule is not None
@@ -201,7 +199,7 @@ def test_a_reference_finds_a_call_site_with_a_changed_rate() -> None:
 def test_a_reference_finds_a_block_with_its_override(has_rule: bool) -> None:
     """The override is found with or without a rule. A deleted override is reported."""
     if has_rule:
-        RateLimitRule.objects.create(name="all", key="ip", limit=5, period=60, path="/")
+        RateLimitRule.objects.create(name="all", key="ip", rate="5/60m", path="/")
     ends = timezone.now() + datetime.timedelta(hours=1)
     block = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block", ends=ends)
     reference = Client(REMOTE_ADDR="203.0.113.9").get("/plain")[HEADER]
@@ -270,9 +268,7 @@ def admin_site(settings: Any) -> None:
 @pytest.mark.usefixtures("admin_site")
 def test_the_inspector_opens_a_reference_and_resets_the_client() -> None:
     """It shows the rule and the time. The described request has its counts, and can be reset."""
-    rule = RateLimitRule.objects.create(
-        name="all", key="ip", limit=1, period=1, unit="h", path="/plain"
-    )
+    rule = RateLimitRule.objects.create(name="all", key="ip", rate="1/h", path="/plain")
     reference = refused("/plain", REMOTE_ADDR="203.0.113.9")
     client = desk("view_ratelimitrule", "block_identity")
     text = page(client, reference.replace("-", " ").lower())
@@ -295,7 +291,7 @@ def test_the_inspector_compares_the_client_of_a_reference(is_block: bool) -> Non
     """It compares the described client with the refused one, or with the one that met the block. No
     digest is shown.
     """
-    RateLimitRule.objects.create(name="all", key="ip", limit=1, period=1, unit="h", path="/plain")
+    RateLimitRule.objects.create(name="all", key="ip", rate="1/h", path="/plain")
     if is_block:
         RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     reference = (

@@ -23,7 +23,7 @@ from django_ratelimit_lua.checks import check_published, check_settings
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
 from django_ratelimit_lua.identity.names import shown
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import forgetting
 from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.request_builder import build_request
@@ -31,6 +31,7 @@ from tests.acceptance.test_admin import RULES, errors, given
 from tests.acceptance.test_forget import traces
 from tests.acceptance.test_inspector import pressed, text_of
 from tests.acceptance.test_inspector import shown as inspected
+from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "203.0.113.9"
@@ -104,7 +105,7 @@ def get(host: str, url: str = "/ok/", client: Client | None = None) -> int:
 
 def rule(**fields: Any) -> RateLimitRule:
     return RateLimitRule.objects.create(
-        **{"name": "api", "path": "/ok/", "key": "tenant", "limit": 2, **fields}
+        **{"name": "api", "path": "/ok/", "key": "tenant", "rate": "2/m", **fields}
     )
 
 
@@ -152,7 +153,7 @@ def test_a_key_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> 
     """
     with pytest.raises(LimitError, match=r"RATELIMIT_KEYS\['broken'\] returned a object"):
         ratelimit("broken", key="broken", rate="1/h")(ok)(rf.get("/"))
-    rule(key="broken", limit=0)
+    rule(key="broken", rate="0/m")
     assert get("acme") == 200
 
 
@@ -193,20 +194,20 @@ def test_the_rule_form_offers_registered_keys(operator: Client) -> None:
     assert '<option value="plan">Plan</option>' in page
     assert (
         operator.post(
-            f"{RULES}add/", given(name="form", path="/ok/", key="tenant", limit=1)
+            f"{RULES}add/", given(name="form", path="/ok/", key="tenant", rate="1/h")
         ).status_code
         == 302
     )
     assert get("acme") == 200
     assert get("acme") == 429
     assert "Unknown key" in str(
-        errors(operator.post(f"{RULES}add/", given(name="x", path="/", key="tenat", limit=1)))
+        errors(operator.post(f"{RULES}add/", given(name="x", path="/", key="tenat", rate="1/h")))
     )
 
 
 def test_a_tenant_can_be_blocked_and_exempt_by_overrides() -> None:
     """An override applies to rules with other keys, and without a rule."""
-    rule(key="ip", limit=100)
+    rule(key="ip", rate="100/m")
     block = RateLimitOverride(field="tenant", effect="block")
     block.set_value("acme")
     block.full_clean()
@@ -232,7 +233,7 @@ def test_keys_that_use_the_user_work_under_wsgi_and_asgi(field: str, value: str,
     """
     user = User.objects.create(username="pro")
     user.groups.add(Group.objects.create(name="gold"))
-    row = rule(key=field, path=url, limit=1)
+    row = rule(key=field, path=url, rate="1/m")
     client, aclient = Client(), AsyncClient()
     client.force_login(user)
 
@@ -241,7 +242,7 @@ def test_keys_that_use_the_user_work_under_wsgi_and_asgi(field: str, value: str,
 
     async_to_sync(aclient.aforce_login)(user)
     assert [client.get(url).status_code, asyncio.run(aget())] == [200, 429]
-    RateLimitTier.objects.create(rule=row, group=f"{field}:{value}", limit=2)
+    add_tier(row, f"{field}:{value}", "2/m")
     assert [client.get(url).status_code, asyncio.run(aget()), asyncio.run(aget())] == [
         200,
         200,
@@ -268,9 +269,9 @@ def test_an_override_by_plan_reports_a_missing_middleware(settings: Any, caplog:
 
 def test_a_plan_can_be_the_audience_of_a_tier() -> None:
     """A tier by a key needs no Django group, and works beside one."""
-    row = rule(key="user_or_ip", limit=1)
-    RateLimitTier.objects.create(rule=row, group="plan:pro", limit=3)
-    RateLimitTier.objects.create(rule=row, group="gold", limit=4)
+    row = rule(key="user_or_ip", rate="1/m")
+    add_tier(row, "plan:pro", "3/m")
+    add_tier(row, "gold", "4/m")
     clients = {}
     for name in ("free", "pro", "pro-gold"):
         clients[name] = Client(REMOTE_ADDR=ADDRESS)
@@ -287,8 +288,8 @@ def test_a_plan_can_be_the_audience_of_a_tier() -> None:
 def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
     """It needs no middleware for users, and works in async views."""
     settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
-    row = rule(key="ip", path="/aok/", limit=1)
-    RateLimitTier.objects.create(rule=row, group="tenant:acme", limit=3)
+    row = rule(key="ip", path="/aok/", rate="1/m")
+    add_tier(row, "tenant:acme", "3/m")
 
     async def admitted(host: str) -> int:
         client = AsyncClient()
@@ -298,14 +299,14 @@ def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
 
     assert asyncio.run(admitted("globex")) == 1
     row.delete()
-    row = rule(name="again", key="ip", path="/aok/", limit=1)
-    RateLimitTier.objects.create(rule=row, group="tenant:acme", limit=3)
+    row = rule(name="again", key="ip", path="/aok/", rate="1/m")
+    add_tier(row, "tenant:acme", "3/m")
     assert asyncio.run(admitted("acme")) == 3
 
 
 def test_the_inspector_accepts_the_value_of_a_key(operator: Client) -> None:
     """A block of the value applies. Without a value, the page names the key."""
-    rule(limit=1)
+    rule(rate="1/m")
     get("acme")
     asked = {"path": "/ok/", "keys": "tenant=acme"}
     assert "would be refused" in inspected(operator, asked)
@@ -331,7 +332,7 @@ def test_commands_accept_a_tenant(
         return output.getvalue()
 
     monkeypatch.setattr(forgetting, "IN_FLIGHT_SECONDS", 0.0)
-    rule(limit=1)
+    rule(rate="1/m")
     assert get("acme") == 200
     assert "would be refused" in said("rules", "explain", "--path=/ok/", "--key", "tenant=acme")
     said("block", "--key", "tenant=globex", "--for", "1h")
@@ -360,7 +361,7 @@ def test_rules_with_a_removed_key_are_skipped_and_reported(
 ) -> None:
     """Other rules apply, and the log names the unknown key."""
     rule()
-    rule(name="plain", key="ip", limit=1)
+    rule(name="plain", key="ip", rate="1/m")
     settings.RATELIMIT_KEYS = {}
     assert [get("acme"), get("acme")] == [200, 429]
     assert "Unknown key 'tenant'" in caplog.text
@@ -371,9 +372,7 @@ def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -
     left out, but its rule is not.
     """
     rule()
-    RateLimitTier.objects.create(
-        rule=rule(name="plain", key="ip", limit=1), group="plan:pro", limit=5
-    )
+    add_tier(rule(name="plain", key="ip", rate="1/m"), "plan:pro", "5/m")
     block = RateLimitOverride(field="tenant", effect="block")
     block.set_value("acme")
     block.save()

@@ -26,7 +26,7 @@ NAME = "all of it's"
 def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     test_admin.site.__wrapped__(settings, monkeypatch)  # type: ignore[attr-defined]
     settings.RATELIMIT_RULES = []
-    RateLimitRule.objects.create(name=NAME, path="/", key="ip", limit=0)
+    RateLimitRule.objects.create(name=NAME, path="/", key="ip", rate="0/m")
 
 
 @pytest.mark.parametrize("accept", ["text/html", "*/*"])

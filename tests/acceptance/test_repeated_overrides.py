@@ -20,7 +20,7 @@ from tests.acceptance.test_reset_and_block import said
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
 ADDRESS = "203.0.113.9"
-FORM = {"effect": "block", "period": 1, "unit": "m", "network": ADDRESS, "duration": "3600"}
+FORM = {"effect": "block", "network": ADDRESS, "duration": "3600"}
 
 
 def test_a_form_sent_twice_adds_one_override(operator: Client) -> None:
@@ -50,7 +50,7 @@ def test_a_form_sent_twice_adds_one_override(operator: Client) -> None:
     [
         {"network": "203.0.113.10"},
         {"effect": "exempt"},
-        {"effect": "limit", "limit": 5, "rule": "site"},
+        {"effect": "limit", "rate": "5/m", "rule": "site"},
         {"forbids": "on"},
         {"duration": "86400"},
         {"duration": ""},
@@ -62,7 +62,7 @@ def test_a_form_sent_twice_adds_one_override(operator: Client) -> None:
 )
 def test_different_overrides_are_added(fields: dict[str, str], operator: Client) -> None:
     """They differ in their subject, their effect or their duration."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
     operator.post(f"{OVERRIDES}add/", FORM)
     operator.post(f"{OVERRIDES}add/", {**FORM, **fields})
     assert RateLimitOverride.objects.count() == 2

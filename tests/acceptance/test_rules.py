@@ -27,15 +27,16 @@ from django_ratelimit_lua.models import (
     RateLimitRevision,
     RateLimitRule,
 )
-from django_ratelimit_lua.models import RateLimitTier as Tier
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.freshness import freshness
+from django_ratelimit_lua.rules.rule import RuleError
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.store import get_store
+from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,7 +77,7 @@ def site(settings: Any) -> None:
 
 
 def rule(name: str = "site", **fields: Any) -> RateLimitRule:
-    given = {"path": "/", "key": "ip", "limit": 2, "unit": "h", **fields}
+    given = {"path": "/", "key": "ip", "rate": "2/h", **fields}
     return RateLimitRule.objects.create(name=name, **given)
 
 
@@ -132,24 +133,24 @@ def test_every_kind_of_change_applies_to_the_next_request(kind: str) -> None:
 
     def bulk_update() -> None:
         one = RateLimitRule.objects.get()
-        one.limit = 60
-        RateLimitRule.objects.bulk_update([one], ["limit"])
+        one.rate = "60/h"
+        RateLimitRule.objects.bulk_update([one], ["rate"])
 
     def saved(number: int) -> None:
         one = RateLimitRule.objects.get()
-        one.limit = number
+        one.rate = f"{number}/h"
         one.save()
 
     default = "search:*:ip:100/m=100"
     assert limit() == default
     steps = [
-        (lambda: rule("search", path="", limit=50), "search=50"),
+        (lambda: rule("search", path="", rate="50/h"), "search=50"),
         (lambda: saved(40), "search=40"),
-        (lambda: RateLimitRule.objects.update(limit=30), "search=30"),
+        (lambda: RateLimitRule.objects.update(rate="30/h"), "search=30"),
         (bulk_update, "search=60"),
         (lambda: RateLimitRule.objects.all().delete(), default),
         (
-            lambda: RateLimitRule.objects.bulk_create([RateLimitRule(name="search", limit=7)]),
+            lambda: RateLimitRule.objects.bulk_create([RateLimitRule(name="search", rate="7/m")]),
             "search=7",
         ),
         (lambda: RateLimitRule.objects.get().delete(), default),
@@ -164,7 +165,7 @@ def test_every_kind_of_change_applies_to_the_next_request(kind: str) -> None:
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_fixtures_are_published_as_changes(tmp_path: Any, direct: redis.Redis, prefix: str) -> None:
     """Rules loaded by `loaddata` apply. Our migrations can be reversed and applied again."""
-    rule("search", path="", limit=50)
+    rule("search", path="", rate="50/h")
     fixture = tmp_path / "rules.json"
     call_command("dumpdata", "django_ratelimit_lua.ratelimitrule", output=str(fixture))
     RateLimitRule.objects.all().delete()
@@ -172,20 +173,20 @@ def test_fixtures_are_published_as_changes(tmp_path: Any, direct: redis.Redis, p
     assert Client().get("/search").content == b"search=50"
     call_command("migrate", "django_ratelimit_lua", "zero", verbosity=0)
     call_command("migrate", "django_ratelimit_lua", verbosity=0)
-    rule("search", path="", limit=40)
+    rule("search", path="", rate="40/h")
     assert Client().get("/search").content == b"search=40"
 
 
 @pytest.mark.usefixtures("quiet")  # It has not heard of the change.
 def test_a_rolled_back_change_has_no_effect(direct: redis.Redis, prefix: str) -> None:
     """The database, Redis and the decisions are unchanged."""
-    rule("search", path="", limit=50)
+    rule("search", path="", rate="50/h")
     before = direct.hgetall(f"{prefix}{{rules}}:1")
 
     def fails() -> None:
         def edit() -> None:
             with transaction.atomic():
-                RateLimitRule.objects.update(limit=1)
+                RateLimitRule.objects.update(rate="1/h")
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -213,7 +214,7 @@ def test_an_older_publication_never_wins(direct: redis.Redis, prefix: str) -> No
     """If another process has published since a process read the database, it reads the database
     again.
     """
-    one = rule("search", path="", limit=50)
+    one = rule("search", path="", rate="50/h")
     from django_ratelimit_lua.publishing import parts
 
     read_rules = parts.read_rules
@@ -222,13 +223,13 @@ def test_an_older_publication_never_wins(direct: redis.Redis, prefix: str) -> No
         part = read_rules(using, row)
         if row.revision == 2:
             parts.READERS["rules"] = read_rules
-            RateLimitRule.objects.filter(pk=one.pk).update(limit=10)
+            RateLimitRule.objects.filter(pk=one.pk).update(rate="10/h")
             publish()
         return part
 
     parts.READERS["rules"] = slow
     try:
-        one.limit = 40
+        one.rate = "40/h"
         one.save()
     finally:
         parts.READERS["rules"] = read_rules
@@ -242,7 +243,7 @@ def test_an_emptied_redis_is_restored_by_the_next_request(
 ) -> None:
     """The rules and the overrides are published from the database."""
     settings.RATELIMIT_DENY_CACHE_SECONDS = 0  # Which would remember that the second was refused.
-    rule(limit=1)
+    rule(rate="1/h")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt")
     assert get(times=2) == [200, 429]
     direct.delete(*direct.keys(f"{prefix}*"))
@@ -259,7 +260,7 @@ def test_rules_stay_in_force_without_the_database(
     once.
     """
     settings.RATELIMIT_RULES = [{"name": "other", "path": "/other", "key": "ip", "rate": "1/h"}]
-    rule(limit=2)
+    rule(rate="2/h")
     assert get() == [200]
 
     def away(*args: Any, **kwargs: Any) -> Any:
@@ -292,11 +293,11 @@ def test_an_unpublished_change_is_published_as_soon_as_possible(
     from django_ratelimit_lua.publishing import triggers as module
 
     working = settings.CACHES
-    rule("search", path="", limit=50)
+    rule("search", path="", rate="50/h")
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
     nowhere = {"default": {**working["default"], "LOCATION": "redis://127.0.0.1:1/0"}}
     settings.CACHES = nowhere
-    RateLimitRule.objects.update(limit=40)
+    RateLimitRule.objects.update(rate="40/h")
     assert "saved, but not published yet" in caplog.text
     settings.CACHES = working
     for _ in range(200):
@@ -309,24 +310,23 @@ def test_an_unpublished_change_is_published_as_soon_as_possible(
 def test_unreadable_rows_and_parts_are_skipped_and_logged(
     caplog: Any, direct: redis.Redis, prefix: str
 ) -> None:
-    """Examples are a field with invalid JSON, an override of an unknown kind or unit, and an
+    """Examples are invalid options, an override of an unknown kind or with an invalid rate, and an
     invalid part of the snapshot. Everything else applies.
     """
-    rule("broken", limit=1)
-    rule("whole", path="/other", limit=1)
+    rule("broken", rate="1/h")
+    rule("whole", path="/other", rate="1/h")
     RateLimitOverride.objects.create(network="203.0.113.1", effect="exempt")
-    RateLimitOverride.objects.create(network="203.0.113.2", rule="whole", limit=5)
+    RateLimitOverride.objects.create(network="203.0.113.2", rule="whole", rate="5/m")
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE django_ratelimit_lua_ratelimitrule SET audience = 'groups', groups = '5' "
-            "WHERE name = 'broken'"
+            "UPDATE django_ratelimit_lua_ratelimitrule SET options = '5' WHERE name = 'broken'"
         )
         cursor.execute(
             "UPDATE django_ratelimit_lua_ratelimitoverride SET kind = 'os.system', network = '', "
             "field = 'os.system' WHERE effect = 'exempt'"
         )
         cursor.execute(
-            "UPDATE django_ratelimit_lua_ratelimitoverride SET unit = 'y' WHERE effect = 'limit'"
+            "UPDATE django_ratelimit_lua_ratelimitoverride SET rate = '5/y' WHERE effect = 'limit'"
         )
     call_command("ratelimit", "rules", "publish", verbosity=0)
     assert get("/other", 2) == [200, 429]
@@ -357,7 +357,7 @@ def test_requests_without_a_matching_rule_make_no_call(
     direct.config_resetstat()
     get("/other", 3)
     assert "cmdstat_evalsha" not in direct.info("commandstats")
-    known = stale_process(lambda: rule(limit=0))
+    known = stale_process(lambda: rule(rate="0/h"))
     freshness.confirm(
         known.fence, known.revision, time.monotonic()
     )  # By whoever asked just before.
@@ -376,15 +376,15 @@ def test_a_rule_can_limit_a_view_with_rate_none() -> None:
 
     request = RequestFactory().get("/")
     assert view(request).status_code == 200
-    stale_process(lambda: rule("hook", path="", limit=0))
+    stale_process(lambda: rule("hook", path="", rate="0/h"))
     assert view(RequestFactory().get("/")).status_code == 429
 
 
 def test_changes_by_raw_sql_are_published_by_a_command() -> None:
     """The documentation names this exception."""
-    rule("search", path="", limit=50)
+    rule("search", path="", rate="50/h")
     with connection.cursor() as cursor:
-        cursor.execute('UPDATE django_ratelimit_lua_ratelimitrule SET "limit" = 20')
+        cursor.execute("UPDATE django_ratelimit_lua_ratelimitrule SET rate = '20/h'")
     assert Client().get("/search").content == b"search=50"
     call_command("ratelimit", "rules", "publish", verbosity=0)
     assert Client().get("/search").content == b"search=20"
@@ -392,7 +392,10 @@ def test_changes_by_raw_sql_are_published_by_a_command() -> None:
 
 def test_a_rule_of_the_admin_never_runs_code_that_it_names() -> None:
     """Users who may edit rules may not call code that can be imported."""
-    rule(key="os.system", limit=0)
+    with pytest.raises(RuleError):
+        rule(key="os.system", rate="0/h")
+    row = RateLimitRule(name="site", path="/", key="os.system", rate="0/h")
+    RateLimitRule.objects.bulk_create([row])
     assert get() == [200]
 
 
@@ -400,12 +403,12 @@ def test_a_rule_replaces_a_call_site() -> None:
     """It uses its own key and methods, or those of the call site. A rule that is off lifts the
     limit.
     """
-    rule("upload", path="", key="", limit=5)
+    rule("upload", path="", key="", rate="5/h")
     assert Client().get("/upload").content == b"upload=5"
     assert Client().post("/upload?who=ada").content == b"upload=5"
     RateLimitRule.objects.update(mode="off")
     assert Client().get("/upload").content == b""
-    RateLimitRule.objects.update(mode="enforce", limit=0)
+    RateLimitRule.objects.update(mode="enforce", rate="0/h")
     assert get("/upload") == [429]
 
 
@@ -462,9 +465,9 @@ def test_a_rule_that_replaces_a_call_site_continues_its_count(algorithm: str, ta
     """
     take = taking(algorithm, "500/h")
     assert take(450).allowed
-    one = rule("exports", path="", key="", limit=300)
+    one = rule("exports", path="", key="", rate="300/h")
     assert not take(1).allowed
-    one.limit = 600
+    one.rate = "600/h"
     one.save()
     assert take(40).remaining == 110
     one.delete()
@@ -478,13 +481,13 @@ def test_a_rule_continues_only_counts_of_the_same_period(taking: Any) -> None:
     """
     take = taking("sliding_window", ["20/m", "500/h"])
     assert take(15).allowed
-    one = rule("exports", path="", key="", limit=300, more_rates=["18/m", "1000/d"])
+    one = rule("exports", path="", key="", rate="300/h, 18/m, 1000/d")
     assert [(state.limit, state.remaining) for state in take(2).limits] == [
         (300, 283),
         (18, 1),
         (1000, 998),
     ]
-    RateLimitRule.objects.update(more_rates=[], limit=12, unit="d")
+    RateLimitRule.objects.update(rate="12/d")
     assert take(10).remaining == 0
     one.delete()
     assert [(state.limit, state.remaining) for state in take(1).limits] == [(20, 2), (500, 482)]
@@ -492,7 +495,7 @@ def test_a_rule_continues_only_counts_of_the_same_period(taking: Any) -> None:
 
 def test_a_rule_applies_in_addition_to_a_call_site() -> None:
     """With `group`, both are decided in one call."""
-    rule("search daily", path="", group="search", limit=9, unit="d")
+    rule("search daily", path="", group="search", rate="9/d")
     assert Client().get("/search").content == b"search:*:ip:100/m=100,search daily=9"
 
 
@@ -501,13 +504,13 @@ def test_a_rule_with_the_name_of_a_limiter_replaces_its_rate() -> None:
     """It also applies outside of views, for example to a Celery task."""
     mail = RateLimiter("mail", "100/h")
     assert mail.peek("ada").limits[0].limit == 100
-    stale_process(lambda: rule("mail", path="", key="", limit=3))
+    stale_process(lambda: rule("mail", path="", key="", rate="3/h"))
     assert [mail.hit("ada").allowed for _ in range(4)] == [True, True, True, False]
 
     async def hit() -> Any:
         return await mail.ahit("ada")
 
-    stale_process(lambda: RateLimitRule.objects.update(limit=4))
+    stale_process(lambda: RateLimitRule.objects.update(rate="4/h"))
     assert asyncio.run(hit()).allowed
     RateLimitRule.objects.update(mode="off")
     assert mail.hit("ada").limits == ()
@@ -519,9 +522,9 @@ def test_a_rule_with_the_name_of_a_limiter_replaces_its_rate() -> None:
 
 def test_tiers_set_other_limits_for_groups_the_most_favourable_first() -> None:
     """Users without a tier have the limit of the rule. Each tier has a count of its own."""
-    one = rule("search", path="", limit=1)
-    Tier.objects.create(rule=one, group="free", limit=2, unit="h")
-    Tier.objects.bulk_create([Tier(rule=one, group="pro", limit=5, unit="h")])
+    one = rule("search", path="", rate="1/h")
+    add_tier(one, "free", "2/h")
+    add_tier(one, "pro", "5/h")
     ada, bob, eve = (User.objects.create(username=name) for name in ("ada", "bob", "eve"))
     free, pro = Group.objects.create(name="free"), Group.objects.create(name="pro")
     ada.groups.add(free, pro)
@@ -529,7 +532,8 @@ def test_tiers_set_other_limits_for_groups_the_most_favourable_first() -> None:
     answers = [as_user(User.objects.get(pk=user.pk)).content for user in (ada, bob, eve)]
     assert answers == [b"search=5", b"search=2", b"search=1"]
     assert as_user(AnonymousUser()).status_code == 429
-    Tier.objects.filter(group="pro").update(limit=1000)
+    one.options["tiers"][1]["rate"] = "1000/h"
+    one.save()
     assert as_user(User.objects.get(pk=ada.pk)).content == b"search=1000"
     assert [change.after["tiers"] for change in RateLimitChange.objects.order_by("pk")[1:3]] == [
         [{"group": "free", "rate": "2/h"}],
@@ -539,9 +543,9 @@ def test_tiers_set_other_limits_for_groups_the_most_favourable_first() -> None:
 
 def test_overrides_by_address_apply() -> None:
     """They are another limit, an exemption and a block. A smaller network precedes a larger one."""
-    one = rule(limit=1)
+    one = rule(rate="1/h")
     other = "198.51.100.7"
-    RateLimitOverride.objects.create(rule=one.name, network="203.0.113.0/24", limit=3, unit="h")
+    RateLimitOverride.objects.create(rule=one.name, network="203.0.113.0/24", rate="3/h")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="exempt")
     RateLimitOverride.objects.create(network="203.0.113.10", effect="block")
     RateLimitOverride.objects.create(network="2001:db8::/32", effect="block")
@@ -558,7 +562,7 @@ def test_overrides_by_address_apply() -> None:
 
 def test_an_override_applies_to_the_next_request_and_ends_by_itself() -> None:
     """It is added, changed, ended and deleted. Refusals have `Retry-After` until its end."""
-    rule(limit=100)
+    rule(rate="100/h")
     soon = timezone.now() + datetime.timedelta(seconds=3600)
     assert get() == [200]
     block = RateLimitOverride.objects.create(network="127.0.0.1", effect="block", ends=soon)
@@ -583,12 +587,10 @@ def test_an_override_applies_to_the_next_request_and_ends_by_itself() -> None:
 
 def test_overrides_by_user_and_by_header_combine(direct: redis.Redis, prefix: str) -> None:
     """Only a digest of the value of the header is stored."""
-    one = rule("search", path="", limit=1)
+    one = rule("search", path="", rate="1/h")
     ada, bob = (User.objects.create(username=name) for name in ("ada", "bob"))
     RateLimitOverride.objects.create(rule=one.name, user=ada, effect="exempt")
-    key = RateLimitOverride(
-        rule="search", field="header:X-API-Key", label="Bob's", limit=1000, unit="h"
-    )
+    key = RateLimitOverride(rule="search", field="header:X-API-Key", label="Bob's", rate="1000/h")
     key.set_value("very-secret")
     key.save()
     assert as_user(bob).content == b"search=1"
@@ -619,7 +621,7 @@ def test_an_address_matches_in_every_spelling(network: str, kept: str, settings:
     """An IPv4-mapped IPv6 address is the IPv4 client: in overrides, as the peer, and behind
     proxies.
     """
-    rule(limit=1000)
+    rule(rate="1000/h")
     block = RateLimitOverride(network=network, effect="block")
     block.full_clean(exclude=["subject", "kind"])
     block.save()
@@ -636,8 +638,8 @@ def test_an_address_matches_in_every_spelling(network: str, kept: str, settings:
 @pytest.mark.usefixtures("quiet")  # It counts what Redis is asked.
 def test_a_request_with_overrides_makes_one_call(direct: redis.Redis) -> None:
     """A process finds overrides in memory."""
-    rule(limit=1000)
-    RateLimitOverride.objects.create(network="203.0.113.9", rule="site", limit=500)
+    rule(rate="1000/h")
+    RateLimitOverride.objects.create(network="203.0.113.9", rule="site", rate="500/m")
     for address in ("203.0.113.9", "203.0.113.10"):
         get(REMOTE_ADDR=address)
         direct.config_resetstat()
@@ -652,7 +654,7 @@ def test_shadow_rules_never_refuse(settings: Any) -> None:
     """A signal reports the requests that the rule would have refused. Changing the mode enforces
     it.
     """
-    one = rule(limit=1, mode="shadow")
+    one = rule(rate="1/h", mode="shadow")
     sent: list[dict[str, Any]] = []
 
     def receive(**kwargs: Any) -> None:
@@ -673,8 +675,8 @@ def test_shadow_rules_never_refuse(settings: Any) -> None:
 def test_the_history_records_each_change_and_its_author() -> None:
     """It contains the old and the new values of rules and overrides."""
     with acting("ada"):
-        one = rule(limit=100)
-        one.limit = 50
+        one = rule(rate="100/h")
+        one.rate = "50/h"
         one.save()
         one.save()
     changes = list(RateLimitChange.objects.order_by("pk"))

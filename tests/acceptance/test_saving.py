@@ -32,7 +32,7 @@ def test_a_change_is_published_whatever_other_on_commit_callbacks_do() -> None:
     """Django runs no callback after one that raises. The change is published nevertheless, and
     never before the commit.
     """
-    saved = rule(limit=100)
+    saved = rule(rate="100/h")
     assert get() == [200]
 
     def fail() -> None:
@@ -41,16 +41,16 @@ def test_a_change_is_published_whatever_other_on_commit_callbacks_do() -> None:
     @transaction.atomic
     def edit() -> None:
         transaction.on_commit(fail)
-        RateLimitRule.objects.filter(pk=saved.pk).update(limit=0)
+        RateLimitRule.objects.filter(pk=saved.pk).update(rate="0/h")
         assert get() == [200]
 
     @transaction.atomic
     def edit_after_a_savepoint() -> None:
         transaction.on_commit(fail)
         with contextlib.suppress(KeyError), transaction.atomic():
-            RateLimitRule.objects.filter(pk=saved.pk).update(limit=200)
+            RateLimitRule.objects.filter(pk=saved.pk).update(rate="200/h")
             raise KeyError
-        RateLimitRule.objects.filter(pk=saved.pk).update(limit=300)
+        RateLimitRule.objects.filter(pk=saved.pk).update(rate="300/h")
 
     with pytest.raises(RuntimeError, match="another app's"):
         edit()

@@ -27,9 +27,7 @@ INSPECT = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
 FORM = {
     "name": "downloads",
     "mode": "enforce",
-    "limit": "2",
-    "period": "1",
-    "unit": "x",
+    "rate": "2",
     "algorithm": "concurrency",
     "key": "ip",
     "path": "/export/",
@@ -94,13 +92,13 @@ def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -
 @pytest.mark.parametrize(
     "changed",
     [
-        {"unit": "m"},
+        {"rate": "2/m"},
         {"algorithm": "fixed_window"},
         {"max_wait": "3"},
         {"lease": "5"},
         {"split": "on"},
-        {"more_rates": "100/h"},
-        {"limit": "200000"},
+        {"rate": "2, 100/h"},
+        {"rate": "200000"},
         {"count_denied": "on"},
     ],
 )

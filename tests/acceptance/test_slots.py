@@ -359,7 +359,7 @@ def test_a_rule_changes_the_number_of_slots() -> None:
     `hit` takes its units.
     """
     rule = RateLimitRule(
-        name="exports", group="exports", limit=1, unit="x", algorithm="concurrency"
+        name="exports", group="exports", rate="1", options={"algorithm": "concurrency"}
     )
     rule.full_clean()
     rule.save()
@@ -367,7 +367,7 @@ def test_a_rule_changes_the_number_of_slots() -> None:
     limiter = exports("5")
     with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada"):
         pass
-    rule.limit = 2
+    rule.rate = "2"
     rule.save()
     with limiter.slot("ada"), limiter.slot("ada"):
         assert used(limiter) == 2

@@ -130,7 +130,9 @@ def test_health_and_its_command_list_the_processes() -> None:
 def test_a_split_in_a_rule_applies_immediately() -> None:
     """The split is in YAML and in the published rules."""
     limiter = RateLimiter("search", "5/h")
-    rule = RateLimitRule(name="search", limit=100, unit="h", algorithm="token_bucket", split=True)
+    rule = RateLimitRule(
+        name="search", rate="100/h", options={"algorithm": "token_bucket", "split": True}
+    )
     rule.full_clean()
     rule.save()
     decision = limiter.hit("ada")

@@ -126,10 +126,10 @@ def test_edited_split_rules_apply_within_a_second() -> None:
     """The rules are compared once a second although no limit is stored in Redis."""
     limiter = RateLimiter("x", "5/h")
     RateLimitRule.objects.create(
-        name="x", limit=900, unit="h", algorithm="fixed_window", split=True
+        name="x", rate="900/h", options={"algorithm": "fixed_window", "split": True}
     )
     assert sum(limiter.hit("x").allowed for _ in range(500)) == 300
-    RateLimitRule.objects.update(limit=2000)
+    RateLimitRule.objects.update(rate="2000/h")
     until(lambda: limiter.hit("x").limits[0].limit == 2000, "the edit holds", 2)
 
 

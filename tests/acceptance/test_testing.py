@@ -178,7 +178,7 @@ class Publishes(Counts):
         assert RateLimitRule.objects.count() == 0
         assert [self.client.get("/nowhere").status_code for _ in range(2)] == [404, 404]
         with TestCase.captureOnCommitCallbacks(execute=True):
-            RateLimitRule.objects.create(name="site", path="/", key="ip", limit=1, unit="h")
+            RateLimitRule.objects.create(name="site", path="/", key="ip", rate="1/h")
         assert [self.client.get("/nowhere").status_code for _ in range(2)] == [404, 429]
 
 

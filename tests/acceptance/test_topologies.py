@@ -176,7 +176,7 @@ def test_a_redis_user_with_minimal_rights_can_decide(least: redis.Redis, prefix:
         for act in (limiter.hit, limiter.peek, limiter.refund, limiter.charge):
             assert act("someone").source == "redis"
         limiter.reset("someone")
-    RateLimitRule.objects.create(name="where", limit=1, unit="h")
+    RateLimitRule.objects.create(name="where", rate="1/h")
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block").delete()
     publish(rebuild=True)
     assert RateLimiter("where", "100/h").hit("someone").limits[0].limit == 1

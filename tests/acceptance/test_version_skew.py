@@ -22,7 +22,6 @@ from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import (
     RateLimitOverride,
     RateLimitRule,
-    RateLimitTier,
 )
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
@@ -99,7 +98,7 @@ def test_an_invalid_snapshot_leaves_the_last_valid_rules_in_force(
     fields: dict[str, Any], published: Published, caplog: Any
 ) -> None:
     """It is logged once, and requests cost the same. A new process reads the database."""
-    rule("good", path="/good", limit=2)
+    rule("good", path="/good", rate="2/h")
     assert get("/good", 1) == [200]
     published.put(**fields)
     assert get("/good", 2) == [200, 429]
@@ -113,7 +112,7 @@ def test_an_invalid_snapshot_leaves_the_last_valid_rules_in_force(
     assert len([record for record in caplog.records if "cannot be read" in record.message]) == 1
     another_process()
     assert get("/good", 3, "203.0.113.2") == [200, 200, 429]
-    RateLimitRule.objects.update(limit=1)
+    RateLimitRule.objects.update(rate="1/h")
     assert get("/good", 2, "203.0.113.3") == [200, 200 if "format" in fields else 429]
 
 
@@ -122,7 +121,7 @@ def test_an_invalid_snapshot_leaves_the_last_valid_rules_in_force(
 )
 def test_damaged_data_is_published_again(fields: dict[str, Any], published: Published) -> None:
     """A block that is made afterwards acts on the next request, and `rules publish` works."""
-    rule("good", path="/good", limit=2)
+    rule("good", path="/good", rate="2/h")
     assert get("/good", 1) == [200]
     published.direct.hset(published.key, mapping=fields)
     RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
@@ -139,10 +138,10 @@ def test_an_older_version_never_overwrites_a_newer_snapshot(
     """It saves its edits without retrying, and a newer version publishes them. After a return to
     the older version, one publication takes over.
     """
-    rule("good", path="/good", limit=2)
+    rule("good", path="/good", rate="2/h")
     published.put(format=99, rules=json.dumps({"rules": {"good": 2}}))
     before = published.direct.hgetall(published.key)
-    RateLimitRule.objects.update(limit=1)
+    RateLimitRule.objects.update(rate="1/h")
     another_process()
     assert get("/good", 2) == [200, 429]
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
@@ -161,7 +160,7 @@ def test_a_late_reply_of_the_database_is_used(
     until the reply.
     """
     settings.RATELIMIT_TIMEOUT = 0.05
-    rule("good", path="/good", limit=2)
+    rule("good", path="/good", rate="2/h")
     RateLimitOverride.objects.create(network=FIRST, effect="block")
     published.put(format=99)
     answers, read = threading.Event(), triggers.snapshot_of
@@ -206,7 +205,7 @@ def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, 
     """
     older, newer = processes
     newer(f"begin({prefix!r}) ;; RateLimitOverride.objects.all().delete()")
-    newer("RateLimitRule.objects.all().delete() ;; rule(limit=50, more_rates=['30/m'])")
+    newer("RateLimitRule.objects.all().delete() ;; rule(rate='50/h, 30/m')")
     older(f"begin({prefix!r}) ;; said.clear() ;; triggers._mended()")
     return older, newer
 
@@ -237,7 +236,7 @@ def test_a_new_field_raises_the_snapshot_format() -> None:
     """If this test fails, the database or the snapshot has a field that an older version would
     omit. Raise `FORMAT`, so that no older version publishes, and update both values here.
     """
-    published = (RateLimitRule, RateLimitTier, RateLimitOverride)
+    published = (RateLimitRule, RateLimitOverride)
     words = [
         f"{model.__name__}.{field.name}"
         for model in published

@@ -50,7 +50,7 @@ def fill() -> None:
     RateLimitRule.objects.all().delete()
     User.objects.all().delete()
     RateLimitRule.objects.bulk_create(
-        RateLimitRule(name=f"rule {number}", path=f"/app{number}/", key="ip", limit=10**9)
+        RateLimitRule(name=f"rule {number}", path=f"/app{number}/", key="ip", rate=f"{10**9}/m")
         for number in range(RULES)
     )
     users = User.objects.bulk_create(

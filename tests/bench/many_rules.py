@@ -113,7 +113,7 @@ def open_page(client: Client, name: str) -> None:
 def save_rule(client: Client, limit: int) -> None:
     """Save a rule with another limit, as the form does."""
     rule = RateLimitRule.objects.get(name="rule 00001")
-    form = given(name=rule.name, path=rule.path, key=rule.key, unit=rule.unit, limit=limit)
+    form = given(name=rule.name, path=rule.path, key=rule.key, rate=f"{limit}/{rule.unit}")
     response = client.post(reverse(RULE_PAGE, args=[rule.pk]), form)
     assert response.status_code == 302, response.content.decode()
 

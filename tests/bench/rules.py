@@ -34,10 +34,10 @@ def _rules(count: int) -> list[RateLimitRule]:
     places."""
     paths = [f"/app{n}/" if n % 3 else f"/shop{n}/*/items/**" for n in range(8, 7 + count)]
     others = [
-        RateLimitRule(name=f"rule {n}", path=path, key="ip", limit=10**9)
+        RateLimitRule(name=f"rule {n}", path=path, key="ip", rate=f"{10**9}/m")
         for n, path in enumerate(paths)
     ]
-    return [*others, RateLimitRule(name="met", path="/app7/", key="ip", limit=10**9)]
+    return [*others, RateLimitRule(name="met", path="/app7/", key="ip", rate=f"{10**9}/m")]
 
 
 def _setting(prefix: str, rules: int, overrides: int) -> tuple[Any, Ruleset]:
@@ -51,7 +51,8 @@ def _setting(prefix: str, rules: int, overrides: int) -> tuple[Any, Ruleset]:
         RateLimitRule.objects.bulk_create(_rules(rules))
         networks = (f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n in range(overrides))
         RateLimitOverride.objects.bulk_create(
-            RateLimitOverride(network=network, rule="met", limit=10**8) for network in networks
+            RateLimitOverride(network=network, rule="met", rate=f"{10**8}/m")
+            for network in networks
         )
         publish()
         return setting, provider.reload()

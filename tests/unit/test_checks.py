@@ -566,8 +566,8 @@ def test_a_rule_by_a_body_field_without_a_method_is_a_warning(
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_of_the_admin_by_a_body_field_without_a_method_is_a_warning() -> None:
     """It is reported together with the other problems of stored rules."""
-    for number, fields in enumerate(({}, {"methods": ["POST"]}, {"mode": "off"}, {"key": "ip"})):
-        values = {"name": f"form {number}", "path": "/", "key": "int:post:account", "limit": 5}
+    for number, fields in enumerate(({}, {"method": "POST"}, {"mode": "off"}, {"key": "ip"})):
+        values = {"name": f"form {number}", "path": "/", "key": "int:post:account", "rate": "5/m"}
         RateLimitRule.objects.create(**{**values, **fields})
     messages = [
         message

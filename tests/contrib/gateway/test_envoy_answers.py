@@ -245,13 +245,11 @@ def test_overrides_apply_to_descriptors() -> None:
     """A block, a limit and an exemption apply to an address, a user or a header. A block applies
     even if no rule matches.
     """
-    extra = {"gateway": {"descriptor": ["generic_key=login", "remote_address", "header:x-api-key"]}}
-    RateLimitRule.objects.create(name="login", extra=extra, limit=1, unit="h")
+    entries = ["generic_key=login", "remote_address", "header:x-api-key"]
+    RateLimitRule.objects.create(name="login", rate="1/h", options={"descriptor": entries})
     RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     RateLimitOverride.objects.create(network="198.51.100.0/24", effect="exempt")
-    gold = RateLimitOverride(
-        field="header:X-API-Key", rule="login", effect="limit", limit=3, unit="h"
-    )
+    gold = RateLimitOverride(field="header:X-API-Key", rule="login", effect="limit", rate="3/h")
     gold.set_value("gold")
     gold.save()
     key = ("header:x-api-key", "tin")

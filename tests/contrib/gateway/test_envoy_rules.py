@@ -19,7 +19,7 @@ site = test_admin.site  # A fixture that serves the admin.
 FORM = {
     "name": "edge login",
     "descriptor": "domain=edge\r\n generic_key=login \r\n\r\nremote_address",
-    "limit": 1,
+    "rate": "1/h",
 }
 DECLARED = ["domain=edge", "generic_key=login", "remote_address"]
 
@@ -30,7 +30,7 @@ def test_a_rule_for_descriptors_is_edited_and_restored_in_the_form(operator: Cli
     """
     assert operator.post(f"{RULES}add/", given(**FORM)).status_code == 302
     rule = RateLimitRule.objects.get()
-    assert rule.declared()["descriptor"] == DECLARED
+    assert rule.spec["descriptor"] == DECLARED
     assert [code([LOGIN, ADA]), code([LOGIN, ADA]), code([LOGIN, ADA], domain="other")] == [
         OK,
         OVER,
@@ -42,7 +42,7 @@ def test_a_rule_for_descriptors_is_edited_and_restored_in_the_form(operator: Cli
     assert code([LOGIN, ADA]) == OK
     first = RateLimitChange.objects.earliest("pk")
     operator.post(f"{RULES}restore/{first.pk}/")
-    assert RateLimitRule.objects.get().declared()["descriptor"] == DECLARED
+    assert RateLimitRule.objects.get().spec["descriptor"] == DECLARED
     assert code([LOGIN, ADA]) == OVER
     page = operator.get(RULES).content.decode()
     assert (
@@ -59,13 +59,13 @@ def test_a_rule_for_descriptors_is_edited_and_restored_in_the_form(operator: Cli
     assert "for Envoy&#x27;s descriptor domain=edge, generic_key=login, remote_address" in seen
 
 
-TIER = {"group": "pro", "limit": 50, "period": 1, "unit": "h"}
+TIER = {"group": "pro", "rate": "50/h"}
 
 
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"methods": ["POST"]}, "A rule with a descriptor only has no method or audience"),
+        ({"method": ["POST"]}, "A rule with a descriptor only has no method or audience"),
         ({"audience": "staff"}, "A rule with a descriptor only has no method or audience"),
         (
             {"tiers-TOTAL_FORMS": 1, **{f"tiers-0-{name}": value for name, value in TIER.items()}},
@@ -90,8 +90,6 @@ def test_a_descriptor_survives_yaml_export_and_import(operator: Client) -> None:
     assert "descriptor:\n  - domain=edge\n  - generic_key=login\n  - remote_address\n" in text
     assert plan(text) == []
     apply(plan(text.replace("generic_key=login", "generic_key=log*")))
-    stored = RateLimitRule.objects.get().extra
-    assert stored == {
-        "gateway": {"descriptor": ["domain=edge", "generic_key=log*", "remote_address"]}
-    }
+    stored = RateLimitRule.objects.get().options
+    assert stored == {"descriptor": ["domain=edge", "generic_key=log*", "remote_address"]}
     assert [code([LOGIN, ADA]), code([LOGIN, ADA])] == [OK, OVER]

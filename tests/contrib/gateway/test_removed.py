@@ -24,7 +24,7 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, given, visits
 
 site = test_admin.site
-EDGE = {"gateway": {"descriptor": ["generic_key=edge"]}}
+EDGE = {"descriptor": ["generic_key=edge"]}
 LINE = 'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'
 
 
@@ -68,10 +68,8 @@ def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> N
     """Other fields can be edited and restored in the meantime. A check warns, and the sentence of
     the rule names the line to add.
     """
-    edge = RateLimitRule.objects.create(name="edge", extra=EDGE, limit=1, unit="h")
-    site = RateLimitRule.objects.create(
-        name="site", extra=EDGE, path="/ok", key="ip", limit=1, unit="h"
-    )
+    edge = RateLimitRule.objects.create(name="edge", rate="1/h", options=EDGE)
+    site = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h", options=EDGE)
     first = RateLimitChange.objects.get(object_id=edge.pk)
     assert warnings() == []
     with removed():
@@ -80,25 +78,21 @@ def test_a_field_is_kept_when_its_optional_app_is_removed(operator: Client) -> N
         assert LINE in hint
         for rule in (edge, site):
             form = given(
-                name=rule.name, path=rule.path, key=rule.key, limit=2, description="now for 2"
+                name=rule.name, path=rule.path, key=rule.key, rate="2/h", description="now for 2"
             )
             assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
         assert f"descriptor ({LINE})" in RateLimitRule.objects.get(pk=edge.pk).reading()
-        assert RateLimitRule.objects.get(pk=edge.pk).extra == EDGE
+        assert RateLimitRule.objects.get(pk=edge.pk).options == EDGE
         operator.post(f"{RULES}restore/{first.pk}/")
     edge.refresh_from_db()
-    assert (edge.limit, edge.extra, edge.declared()["descriptor"]) == (
-        1,
-        EDGE,
-        ["generic_key=edge"],
-    )
-    assert RateLimitRule.objects.get(pk=site.pk).extra == EDGE
+    assert (edge.rate, edge.options) == ("1/h", EDGE)
+    assert RateLimitRule.objects.get(pk=site.pk).options == EDGE
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_rule_that_loses_its_only_place_applies_nowhere() -> None:
     """It limits no request and no call site. A rule with a path still applies."""
-    words = {"limit": 1, "unit": "h", "extra": EDGE}
+    words = {"rate": "1/h", "options": EDGE}
     for name in ("ok", "edge"):
         RateLimitRule.objects.create(**words, name=name)
     RateLimitRule.objects.create(**words, name="site", path="/ok", key="ip")
@@ -112,7 +106,7 @@ def test_a_rule_that_loses_its_only_place_applies_nowhere() -> None:
 @pytest.mark.django_db
 def test_fields_of_a_missing_app_are_errors_in_settings_and_yaml(settings: Any) -> None:
     """Each error names the line to add. An exported row can be imported unchanged."""
-    RateLimitRule.objects.create(name="edge", extra=EDGE, limit=1, unit="h")
+    RateLimitRule.objects.create(name="edge", rate="1/h", options=EDGE)
     text = export()
     assert plan(text) == []
     settings.RATELIMIT_RULES = [{"name": "edge", "descriptor": ["generic_key=edge"], "rate": "1/h"}]

@@ -53,7 +53,7 @@ from tests.worker import Worker, migrated
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
 HOUR = 3600
-KEPT = {"statistics": {"durable": True}}
+KEPT = {"durable": True}
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def test_only_durable_rules_and_limiters_are_stored(moved: Callable[[float], Non
     """Every hour in Redis of a durable rule or limiter is stored with all its columns. No hour of
     another limit is stored.
     """
-    RateLimitRule.objects.create(name="kept", path="/ok", key="ip", limit=3, unit="h", extra=KEPT)
-    RateLimitRule.objects.create(name="not", path="/ok", key="ip", limit=3, unit="h")
+    RateLimitRule.objects.create(name="kept", path="/ok", key="ip", rate="3/h", options=KEPT)
+    RateLimitRule.objects.create(name="not", path="/ok", key="ip", rate="3/h")
     mail = RateLimiter("mail.kept", "2/h", algorithm="fixed_window", durable=True)
     moved(-80 * 86_400)
     assert visits(2, "203.0.113.9") == [200] * 2
@@ -180,7 +180,7 @@ def test_one_process_at_a_time_copies_hours(tmp_path: Path, prefix: str) -> None
             worker("from django_ratelimit_lua.contrib.statistics.models import RateLimitHour")
             worker("from django_ratelimit_lua.contrib.statistics import hours")
             worker("hours.KEEP_SECONDS = 1")
-        one(f"rule(extra={KEPT})")
+        one(f"rule(options={KEPT})")
         one(rename.format(table, "away"))
 
         def work() -> bool:
@@ -214,7 +214,7 @@ def test_the_last_hours_of_a_quiet_site_are_copied_without_a_further_request(
         worker("from django_ratelimit_lua.contrib.statistics.models import RateLimitHour")
         worker("from django_ratelimit_lua.contrib.statistics import hours")
         worker("hours.KEEP_SECONDS = 0.2")
-        worker(f"rule(extra={KEPT})")
+        worker(f"rule(options={KEPT})")
         total = 0
         for _ in range(2):
             before = total
@@ -475,16 +475,11 @@ def test_the_field_durable_works_in_settings_yaml_and_admin(settings: Any, clien
     ]
     assert visits(1) == [200]
     assert keep_hours() == 1
-    RateLimitRule.objects.create(name="row", path="/x", key="ip", limit=3, extra=KEPT)
+    RateLimitRule.objects.create(name="row", path="/x", key="ip", rate="3/m", options=KEPT)
     assert "durable: true" in export()
-    given = RateLimitRule.objects.get().declared()
-    assert given["durable"] is True
-    assert (
-        RateLimitRule.objects.create(name="other", path="/x", key="ip", limit=3)
-        .declared()
-        .get("durable")
-        is None
-    )
+    assert RateLimitRule.objects.get().spec["durable"] is True
+    other = RateLimitRule.objects.create(name="other", path="/x", key="ip", rate="3/m")
+    assert "durable" not in other.spec
 
 
 def command(*arguments: str) -> str:

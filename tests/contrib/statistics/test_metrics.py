@@ -132,9 +132,7 @@ def test_metrics_count_decisions() -> None:
     """
     mail = RateLimiter("mail", "10/h")
     assert [mail.hit("ada", cost=4).allowed for _ in range(3)] == [True, True, False]
-    RateLimitRule.objects.create(
-        name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
-    )
+    RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", rate="1/h", mode="shadow")
     RateLimitOverride.objects.create(network="203.0.113.3", effect="block")
     visits(3, "203.0.113.1")
     visits(2, "203.0.113.3")

@@ -25,7 +25,7 @@ for name, path, mode in (
     ("tried out", "/trial/", "shadow"),
     ("logged", "/export/", "enforce"),
 ):
-    RateLimitRule.objects.create(name=name, path=path, key="ip", limit=10, unit="m", mode=mode)
+    RateLimitRule.objects.create(name=name, path=path, key="ip", rate="10/m", mode=mode)
 """
 
 

@@ -51,7 +51,7 @@ def test_refusals_are_counted_by_the_mode_of_the_rule() -> None:
     """Refusals of a limiter under a rule count as shadow refusals before the rule is enforced, and
     as refusals after.
     """
-    rule = RateLimitRule.objects.create(name="mail", limit=1, unit="h", mode="shadow")
+    rule = RateLimitRule.objects.create(name="mail", rate="1/h", mode="shadow")
     mail = RateLimiter("mail", "100/h")
     assert [mail.hit("ada").allowed for _ in range(3)] == [True] * 3
     assert total("mail", Span.last(3600, 60)).counts == {"h": 1, "s": 2}

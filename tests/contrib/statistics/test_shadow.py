@@ -29,8 +29,7 @@ def rule(**fields: object) -> RateLimitRule:
             "name": "site",
             "path": "/ok",
             "key": "ip",
-            "limit": 2,
-            "unit": "h",
+            "rate": "2/h",
             "mode": "shadow",
             **fields,
         }
@@ -41,15 +40,13 @@ def test_shadow_mode_counts_requests_refusals_and_identities() -> None:
     """A request counts once, whatever number of rates the rule has. Requests under an enforced rule
     are not counted.
     """
-    one = rule(more_rates=["2/d"])
+    one = rule(rate="2/h, 2/d")
     for address, times in (("203.0.113.1", 4), ("203.0.113.2", 1), ("203.0.113.3", 3)):
         assert visits(times, address) == [200] * times
-    assert shadow_numbers(one.declared()) == ShadowNumbers(
-        seen=8, refused=3, people=3, refused_people=2
-    )
+    assert shadow_numbers(one.spec) == ShadowNumbers(seen=8, refused=3, people=3, refused_people=2)
     one.switch("enforce")
     assert visits(2, "203.0.113.9") == [200, 200]
-    assert shadow_numbers(one.declared()).seen == 8
+    assert shadow_numbers(one.spec).seen == 8
 
 
 def test_another_version_of_a_rule_starts_with_new_counts() -> None:
@@ -61,20 +58,20 @@ def test_another_version_of_a_rule_starts_with_new_counts() -> None:
     one.description, one.order, one.message = "Better.", 5, "Slower."
     one.save()
     assert visits() == [200]
-    assert shadow_numbers(one.declared()).seen == 4
-    one.limit = 50
+    assert shadow_numbers(one.spec).seen == 4
+    one.rate = "50/h"
     one.save()
     assert visits() == [200]
-    assert shadow_numbers(one.declared()) == ShadowNumbers(1, 0, 1, 0)
-    one.limit = 2
-    assert shadow_numbers(one.declared()).refused == 2
+    assert shadow_numbers(one.spec) == ShadowNumbers(1, 0, 1, 0)
+    one.rate = "2/h"
+    assert shadow_numbers(one.spec).refused == 2
 
 
 def test_shadow_requests_of_a_replaced_limiter_are_counted() -> None:
     """The limiter's identities are counted as clients."""
-    one = rule(name="shadow.parcels", path="", key="", limit=1)
+    one = rule(name="shadow.parcels", path="", key="", rate="1/h")
     assert [parcels.hit(who).allowed for who in ("ada", "ada", "grace")] == [True] * 3
-    assert shadow_numbers(one.declared()) == ShadowNumbers(3, 1, 2, 1)
+    assert shadow_numbers(one.spec) == ShadowNumbers(3, 1, 2, 1)
 
 
 def test_the_enforce_button_shows_the_numbers_and_asks_for_confirmation(operator: Client) -> None:
@@ -147,7 +144,7 @@ def test_only_the_version_that_was_shown_is_enforced(operator: Client) -> None:
     ):
         RateLimitRule.objects.filter(pk=one.pk).update(mode="shadow")
         asked = operator.get(url) if sent is None else operator.post(target, sent)
-        RateLimitRule.objects.filter(pk=one.pk).update(limit=10 + number)
+        RateLimitRule.objects.filter(pk=one.pk).update(rate=f"{10 + number}/h")
         again = pressed(operator, asked, target)
         assert f"{10 + number} per hour per address" in again.content.decode()
         assert RateLimitRule.objects.get().mode == "shadow"
@@ -163,13 +160,13 @@ def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
     """
     one = rule()
     assert visits(3) == [200] * 3
-    form = given(name="site", path="/ok", key="ip", limit=2, unit="h", mode="enforce")
+    form = given(name="site", path="/ok", key="ip", rate="2/h", mode="enforce")
     url = f"{RULES}{one.pk}/change/"
     assert "has seen 3 requests, from about 1 client. Would have refused: 1" in errors(
         operator.post(url, form)
     )
     assert "has seen no request in shadow mode yet" in errors(
-        operator.post(url, {**form, "limit": 1})
+        operator.post(url, {**form, "rate": "1/h"})
     )
     assert visits() == [200]
     assert confirmed(operator, url, form).status_code == 302
@@ -185,10 +182,12 @@ def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
 def test_enforcing_a_new_rule_or_an_exemption_needs_no_confirmation(operator: Client) -> None:
     """The mode of a new rule was chosen in its form, and an exemption refuses no request."""
     assert (
-        operator.post(f"{RULES}add/", given(name="site", path="/ok", key="ip", limit=2)).status_code
+        operator.post(
+            f"{RULES}add/", given(name="site", path="/ok", key="ip", rate="2/h")
+        ).status_code
         == 302
     )
-    exempt = rule(name="exempt", exempt=True, limit=None)
+    exempt = rule(name="exempt", rate="", options={"exempt": True})
     form = given(name="exempt", path="/ok", exempt="on", mode="enforce")
     assert operator.post(f"{RULES}{exempt.pk}/change/", form).status_code == 302
 

@@ -84,9 +84,7 @@ def test_a_request_counts_once_for_the_site_however_many_limits_it_has() -> None
     under its own name.
     """
     for name, mode in (("first", "enforce"), ("second", "enforce"), ("rehearsal", "shadow")):
-        RateLimitRule.objects.create(
-            name=name, path="/report", key="ip", limit=1000, unit="h", mode=mode
-        )
+        RateLimitRule.objects.create(name=name, path="/report", key="ip", rate="1000/h", mode=mode)
     RateLimitOverride.objects.create(network="203.0.113.66", effect="block")
     site = RateLimitMiddleware(Report.as_view())
 
@@ -212,10 +210,8 @@ def test_every_kind_of_result_is_counted() -> None:
     """Counted are rules of the middleware, shadow mode, exemptions, and blocks with and without a
     rule.
     """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
-    RateLimitRule.objects.create(
-        name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
-    )
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
+    RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", rate="1/h", mode="shadow")
     assert visits(3, "203.0.113.1") == [200, 200, 429]
     assert counts("site") == {"a": 2, "r": 1}
     assert counts("quiet") == {"h": 1, "s": 2}
@@ -307,7 +303,7 @@ def test_the_number_of_names_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 def test_hits_of_users_are_counted_under_their_ids(client: Client) -> None:
     """A user is shown by the primary key, which is not secret and leads to the account."""
     user = User.objects.create_user("ada")
-    RateLimitRule.objects.create(name="users", path="/ok", key="user", limit=1, unit="h")
+    RateLimitRule.objects.create(name="users", path="/ok", key="user", rate="1/h")
     client.force_login(user)
     assert [client.get("/ok").status_code for _ in range(2)] == [200, 429]
     assert top("users", day())[0].name == [("user", str(user.pk))]

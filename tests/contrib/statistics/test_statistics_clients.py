@@ -26,7 +26,7 @@ def client_of(address: str) -> str:
 
 @pytest.fixture
 def rule() -> RateLimitRule:
-    return RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    return RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
 
 
 def words(page: str) -> str:
@@ -53,7 +53,7 @@ def test_ten_clients_of_a_network_are_distinguished_and_blocked_separately(
     (link,) = set(re.findall(rf'href="([^"]*{client_of(victim)}[^"]*ask=block)"', page))
     asked = text(operator, unescape(link))
     assert client_of(victim) in asked
-    RateLimitRule.objects.update(limit=100)
+    RateLimitRule.objects.update(rate="100/h")
     RateLimitRule.objects.first().save()
     assert visits(1, victim) == [200]
     sent = {"action": "block", "duration": "3600"}
@@ -73,7 +73,7 @@ def test_the_page_shows_what_refused_the_client_and_when(operator: Client) -> No
     """Refusals and units are listed by hour and limit. The page of another client has
     none of them.
     """
-    RateLimitRule.objects.create(name="all", path="/", key="ip", limit=50, unit="h", mode="shadow")
+    RateLimitRule.objects.create(name="all", path="/", key="ip", rate="50/h", mode="shadow")
     visits(9, "203.0.113.1")
     visits(5, "203.0.113.2")
     page = words(text(operator, CLIENT, digest=client_of("203.0.113.1")))

@@ -19,7 +19,7 @@ def test_the_page_shows_what_was_refused(operator: Client) -> None:
     """For each period, it shows the site's requests and refusals, the limits that refuse, and the
     clients.
     """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
     RateLimiter("idle", "5/h").hit("ada")
     statuses = visits(5, "203.0.113.1") + visits(3, "203.0.113.2")
     assert statuses.count(429) == 4
@@ -44,7 +44,7 @@ def test_an_unknown_period_stands_for_a_day(operator: Client, period: str) -> No
 
 def test_names_of_clients_need_a_permission() -> None:
     """The numbers are shown without the permission to see identities."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
     assert visits(3, "203.0.113.1").count(429) == 2
     text = shown(staff("view_ratelimitrule"))
     assert "refused 2 67%" in text

@@ -35,7 +35,6 @@ from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
     RateLimitRule,
-    RateLimitTier,
 )
 from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.process.tasks import stop
@@ -44,6 +43,7 @@ from example_project import sample
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import given, site, staff, visits  # noqa: F401 - a fixture
 from tests.bench.many_rules import rules_text
+from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 STATISTICS = "/admin/ratelimit_statistics/statistics/"
@@ -86,10 +86,8 @@ def test_the_pages_show_exact_counts(operator: Client) -> None:
     """Allowed, refused, shadow-refused and blocked requests are each counted once, in every period
     and in their sum.
     """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
-    RateLimitRule.objects.create(
-        name="quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
-    )
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
+    RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", rate="1/h", mode="shadow")
     statuses = Counter(visits(5, "203.0.113.1") + visits(2, "203.0.113.2"))
     assert statuses == {200: 4, 429: 3}
     of = row(operator, "site")
@@ -109,7 +107,7 @@ def test_the_pages_show_exact_counts(operator: Client) -> None:
 
 def test_a_page_and_its_json_show_the_same_numbers(operator: Client) -> None:
     """Requests, refusals, clients and curves are equal."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
     visits(5, "203.0.113.1")
     page = text(operator, ONE, name="site")
     json_page = told(operator, ONE, name="site")
@@ -136,7 +134,7 @@ def test_refused_clients_are_shown_to_permitted_users() -> None:
     """The permission to view rules is enough for the numbers. Names need another permission, in
     JSON as well.
     """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
     visits(5, "203.0.113.1")
     viewer, other = (
         staff("view_ratelimitrule", name="viewer"),
@@ -183,7 +181,11 @@ def test_the_curve_shows_what_other_limits_would_have_refused(operator: Client) 
     above it.
     """
     RateLimitRule.objects.create(
-        name="site", path="/ok", key="ip", limit=9, unit="d", algorithm="fixed_window", align="day"
+        name="site",
+        path="/ok",
+        key="ip",
+        rate="9/d",
+        options={"algorithm": "fixed_window", "align": "day"},
     )
     asked = {f"203.0.113.{number}": number for number in range(1, 14)}
     refused = sum(visits(times, address).count(429) for address, times in asked.items())
@@ -216,7 +218,7 @@ def test_the_effect_of_any_limit_is_shown(operator: Client, mode: str) -> None:
     """This includes limits above the current one, and shadow mode. Of 12 requests, 9 per hour would
     have refused at most 3.
     """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=4, unit="h", mode=mode)
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="4/h", mode=mode)
     refused = visits(12).count(429)
     assert refused == (8 if mode == "enforce" else 0)
     for limit, answer in (("9", "at most 3"), ("4", "8"), ("12", "0"), ("9" * 13, "0")):
@@ -230,13 +232,13 @@ def test_a_curve_says_that_the_limit_was_changed(operator: Client) -> None:
     all of it, and the page explains that.
     """
     rule = RateLimitRule.objects.create(
-        name="site", path="/ok", key="ip", limit=6, unit="d", algorithm="fixed_window"
+        name="site", path="/ok", key="ip", rate="6/d", options={"algorithm": "fixed_window"}
     )
     assert visits(9, "203.0.113.1").count(429) == 3
     curve = told(operator, ONE, name="site")["curves"][0]
     assert curve["others"] == []
     assert "what this limit alone would have refused" not in text(operator, ONE, name="site")
-    rule.limit = 4
+    rule.rate = "4/d"
     rule.save()
     assert visits(7, "203.0.113.2").count(429) == 3
     curve = told(operator, ONE, name="site")["curves"][0]
@@ -255,11 +257,9 @@ def test_a_curve_with_tiers_explains_its_difference_from_the_counts(operator: Cl
         name="site",
         path="/ok",
         key="user",
-        limit=6,
-        unit="d",
-        algorithm="token_bucket",
-        burst=3,
+        rate="6/d",
         audience="authenticated",
+        options={"algorithm": "token_bucket", "burst": 3},
     )
     plain = Client()
     plain.force_login(User.objects.create_user("ada"))
@@ -268,7 +268,7 @@ def test_a_curve_with_tiers_explains_its_difference_from_the_counts(operator: Cl
     assert (of["today"], of["others"]) == (3, [])
     page = unescape(text(operator, ONE, name="site"))
     assert "what this limit alone would have refused" not in page
-    RateLimitTier.objects.create(rule=rule, group="pro", limit=60, unit="d", burst=50)
+    add_tier(rule, "pro", "60/d", burst=50)
     user = User.objects.create_user("carol")
     user.groups.add(Group.objects.create(name="pro"))
     paying = Client()
@@ -286,7 +286,7 @@ def test_a_curve_with_tiers_explains_its_difference_from_the_counts(operator: Cl
 def test_a_curve_explains_why_other_limits_applied(operator: Client) -> None:
     """The reasons are changes of the rule, overrides and tiers during the period."""
     rule = RateLimitRule.objects.create(
-        name="site", path="/ok", key="ip", limit=6, unit="h", algorithm="fixed_window"
+        name="site", path="/ok", key="ip", rate="6/h", options={"algorithm": "fixed_window"}
     )
     RateLimitChange.objects.all().delete()
     assert visits(9, "203.0.113.1").count(429) == 3
@@ -300,7 +300,7 @@ def test_a_curve_explains_why_other_limits_applied(operator: Client) -> None:
     assert others() == []
     minute = datetime.timedelta(minutes=1)
     override = RateLimitOverride.objects.create(
-        rule=rule.name, network="203.0.113.9", effect="limit", limit=99, unit="h"
+        rule=rule.name, network="203.0.113.9", effect="limit", rate="99/h"
     )
     moments = RateLimitOverride.objects.filter(pk=override.pk)
     for starts, ends, created, found in (
@@ -312,13 +312,13 @@ def test_a_curve_explains_why_other_limits_applied(operator: Client) -> None:
         moments.update(starts=starts, ends=ends, created_at=created)
         assert others() == found, (starts, ends)
     override.delete()
-    rule.limit = 7
+    rule.rate = "7/h"
     rule.save()
     RateLimitChange.objects.update(at=start - minute)
     assert others() == ["changes"]
     RateLimitChange.objects.update(at=start - 15 * minute)
     assert others() == []
-    RateLimitTier.objects.create(rule=rule, group="pro", limit=60, unit="h")
+    add_tier(rule, "pro", "60/h")
     assert "tiers" in others()
 
 
@@ -331,7 +331,7 @@ def test_a_curve_includes_counts_of_the_call_site_that_a_rule_replaced(operator:
     of = told(operator, ONE, name="of.code")["curves"][0]
     assert (of["today"], of["others"]) == (3, [])
     rule = RateLimitRule.objects.create(
-        name="of.code", limit=30, unit="h", algorithm="fixed_window"
+        name="of.code", rate="30/h", options={"algorithm": "fixed_window"}
     )
     of = told(operator, ONE, name="of.code")["curves"][0]
     assert (of["today"], of["others"]) == (30, ["changes"])
@@ -344,12 +344,12 @@ def test_a_curve_includes_counts_of_the_call_site_that_a_rule_replaced(operator:
 def test_a_curve_takes_overrides_into_account(operator: Client) -> None:
     """They are mentioned for rules and for limits in code."""
     RateLimitRule.objects.create(
-        name="site", path="/ok", key="ip", limit=2, unit="h", algorithm="fixed_window"
+        name="site", path="/ok", key="ip", rate="2/h", options={"algorithm": "fixed_window"}
     )
     RateLimitChange.objects.all().delete()
     for name in ("site", "of.code"):
         RateLimitOverride.objects.create(
-            network="203.0.113.1", rule=name, effect="limit", limit=30, unit="h"
+            network="203.0.113.1", rule=name, effect="limit", rate="30/h"
         )
     assert visits(5, "203.0.113.1").count(429) == 0
     RateLimiter("of.code", "2/h").hit("ada")
@@ -359,9 +359,7 @@ def test_a_curve_takes_overrides_into_account(operator: Client) -> None:
 
 def test_shadow_mode_reports_no_refusal(operator: Client) -> None:
     """The page reports refusals that would have happened, and no actual ones."""
-    RateLimitRule.objects.create(
-        name="site", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
-    )
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h", mode="shadow")
     assert visits(3) == [200] * 3
     page = text(operator, ONE, name="site")
     assert "clients that would be refused" in page
@@ -388,9 +386,7 @@ def test_a_limit_chosen_on_the_curve_fills_in_the_form(operator: Client) -> None
     """The link opens the form of the rule, or of a new rule for a limit in code. The operator saves
     it, and the history records the change.
     """
-    rule = RateLimitRule.objects.create(
-        name="site", path="/ok", key="ip", limit=9, more_rates=["50/h"]
-    )
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="9/m, 50/h")
     visits(3, "203.0.113.1")
     shown = text(operator, ONE, name="site", limit0="4")
     (link, further) = [
@@ -406,7 +402,7 @@ def test_a_limit_chosen_on_the_curve_fills_in_the_form(operator: Client) -> None
         text(operator, further.replace("further_limit=50", "further_limit=62")),
     )
     assert RateLimitRule.objects.get().limit == 9
-    changed = given(key="ip", path="/ok", limit=4, unit="m", more_rates="50/h")
+    changed = given(key="ip", path="/ok", rate="4/m, 50/h")
     assert operator.post(link, changed).status_code == 302
     assert RateLimitChange.objects.first().after["rate"] == ["4/m", "50/h"]
     assert LogEntry.objects.latest("pk").get_change_message() == "Changed Limit."
@@ -432,9 +428,9 @@ def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
     identified by its key, and a masked address by its digest.
     """
     user = User.objects.create_user("ada")
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
     RateLimitRule.objects.create(
-        name="users", path="/ok", key="user", limit=1, unit="h", audience="authenticated"
+        name="users", path="/ok", key="user", rate="1/h", audience="authenticated"
     )
     visits(3, "203.0.113.1")
     ada = Client(REMOTE_ADDR="203.0.113.9")
@@ -473,7 +469,7 @@ def test_the_inspect_link_leads_to_exactly_that_client(
     only this client.
     """
     settings.RATELIMIT_SHOW_IDENTITIES = shows
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
     assert visits(9, "203.0.113.77") == [200] * 2 + [429] * 7
     assert visits(1, "203.0.113.1") == [200]
     url, page = inspected(operator, "site")
@@ -492,7 +488,7 @@ def test_the_inspect_link_leads_to_exactly_that_client(
 
 def test_the_pages_report_that_redis_is_unavailable(operator: Client, settings: Any) -> None:
     """Both pages report it, and the JSON has a status of 503 with the reason."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=9)
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="9/m")
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     }
@@ -545,7 +541,7 @@ def test_a_thousand_names_are_read_in_few_round_trips(
 
 def test_every_query_gets_a_page(operator: Client) -> None:
     """Invalid periods, sort orders, pages and limits cause no error."""
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
     visits(1, "203.0.113.1")
     for query in (
         {"page": "x"},
@@ -565,7 +561,7 @@ def test_every_query_gets_a_page(operator: Client) -> None:
     response = operator.get(ONE, {"name": "never", "format": "json"})
     assert response.status_code == 404
     assert "it has no counts" in response.json()["error"]
-    RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", limit=1)
+    RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", rate="1/m")
     assert "No requests in this period." in text(operator, ONE, name="unused")
     assert urlencode({"name": "site"}) in "name=site"
 
@@ -575,11 +571,9 @@ def test_lists_show_the_last_day_with_a_link_to_the_statistics(operator: Client)
     shadow mode. Rules of the settings and limits in the code have it on their page. Blocked
     requests are not counted as refused by a rule.
     """
-    rule = RateLimitRule.objects.create(name="site & all", path="/ok", key="ip", limit=2, unit="h")
-    RateLimitRule.objects.create(
-        name="tried", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
-    )
-    RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", limit=1, unit="h")
+    rule = RateLimitRule.objects.create(name="site & all", path="/ok", key="ip", rate="2/h")
+    RateLimitRule.objects.create(name="tried", path="/ok", key="ip", rate="1/h", mode="shadow")
+    RateLimitRule.objects.create(name="unused", path="/nowhere", key="ip", rate="1/h")
     mail = RateLimiter("mail.lists", "2/h")
     assert [mail.hit("ada").allowed for _ in range(3)] == [True, True, False]
     assert visits(3, "203.0.113.9") == [200, 200, 429]
@@ -606,7 +600,7 @@ def test_lists_work_without_redis_and_link_only_for_permitted_users(
     """A user who may change rules but not view them gets no link. While Redis is unavailable, the
     lists omit the counts.
     """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
     assert visits(3) == [200, 200, 429]
     page = staff("change_ratelimitrule").get(RULES).content.decode()
     assert "ratelimit-spark" in page
@@ -753,9 +747,9 @@ def test_clients_are_added_up_over_all_limits(operator: Client) -> None:
     are not counted.
     """
     for name in ("first", "second"):
-        RateLimitRule.objects.create(name=name, path="/search", key="ip", limit=3, unit="h")
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
-    RateLimitRule.objects.create(name="quiet", path="/", key="ip", limit=1, unit="h", mode="shadow")
+        RateLimitRule.objects.create(name=name, path="/search", key="ip", rate="3/h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
+    RateLimitRule.objects.create(name="quiet", path="/", key="ip", rate="1/h", mode="shadow")
     statuses = visits(5, "203.0.113.1", "/search") + visits(4, "203.0.113.1")
     assert Counter(visits(3, "203.0.113.2")) == {200: 1, 429: 2}
     found = told(operator, period="hour")["identities"]
@@ -784,7 +778,7 @@ def test_a_site_without_time_zones_has_the_same_pages(
 ) -> None:
     """With `USE_TZ = False`, HTML and JSON work in every period."""
     settings.USE_TZ, settings.TIME_ZONE = False, zone
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=1, unit="h")
+    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
     assert visits(2, "203.0.113.1") == [200, 429]
     assert told(operator)["site"]["requests"] == 2
     for period in PERIODS:
@@ -794,7 +788,7 @@ def test_a_site_without_time_zones_has_the_same_pages(
 
 def test_the_pages_of_rules_link_to_their_statistics(operator: Client) -> None:
     """The form of a rule has a link, for operators who may view the statistics."""
-    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", limit=2, unit="h")
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
     link = f'<a href="{ONE}?name=site">'
     assert link in text(operator, f"{RULES}{rule.pk}/change/")
     assert link not in text(staff("change_ratelimitrule"), f"{RULES}{rule.pk}/change/")

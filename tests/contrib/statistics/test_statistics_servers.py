@@ -24,13 +24,13 @@ nodes, cluster, least = test_cluster.nodes, test_cluster.cluster, test_topologie
 @pytest.mark.django_db(transaction=True)
 def test_a_redis_user_with_minimal_rights_can_count(least: redis.Redis, prefix: str) -> None:
     """The documented rights are enough to write and to read the statistics."""
-    RateLimitRule.objects.create(name="where", limit=1, unit="h")
+    RateLimitRule.objects.create(name="where", rate="1/h")
     assert [RateLimiter("where", "100/h").hit("someone").allowed for _ in range(2)] == [True, False]
     recorder.flush()
     assert total("where", reading.Span.last(86_400, 3600)).counts["r"] == 1
-    RateLimitRule.objects.create(name="shadow", limit=1, unit="h", mode="shadow")
+    RateLimitRule.objects.create(name="shadow", rate="1/h", mode="shadow")
     RateLimiter("shadow", "100/h").hit("someone")
-    assert shadow_numbers(RateLimitRule.objects.get(name="shadow").declared()) == (1, 0, 1, 0)
+    assert shadow_numbers(RateLimitRule.objects.get(name="shadow").spec) == (1, 0, 1, 0)
     RateLimiter("durable", "100/h", durable=True).hit("someone")
     assert not recorder.flush()
     day = reading.Span.last(86_400, 3600)

@@ -104,10 +104,8 @@ def test_requests_and_durations_are_reported_by_rule_and_result() -> None:
 
 def test_shadow_refusals_blocks_and_exemptions_are_reported() -> None:
     """They have the same results as in the statistics, without data of the request."""
-    RateLimitRule.objects.create(name="otel.site", path="/ok", key="ip", limit=2, unit="h")
-    RateLimitRule.objects.create(
-        name="otel.quiet", path="/ok", key="ip", limit=1, unit="h", mode="shadow"
-    )
+    RateLimitRule.objects.create(name="otel.site", path="/ok", key="ip", rate="2/h")
+    RateLimitRule.objects.create(name="otel.quiet", path="/ok", key="ip", rate="1/h", mode="shadow")
     RateLimitOverride.objects.create(network="203.0.113.2", effect="exempt")
     RateLimitOverride.objects.create(network="203.0.113.3", effect="block")
     visits(2, "203.0.113.1")

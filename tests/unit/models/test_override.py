@@ -89,9 +89,9 @@ def test_only_the_digest_of_a_field_value_is_stored() -> None:
         ({"client_digest": "0F" * 16, "ends": MONDAY}, "client_digest"),
         ({"client_digest": "0f" * 16, "ends": MONDAY}, None),
         ({"network": "nowhere"}, "network"),
-        ({"network": "203.0.113.9", "effect": "limit", "rule": "api"}, "limit"),
-        ({"network": "203.0.113.9", "effect": "limit", "limit": 5}, "rule"),
-        ({"network": "203.0.113.9", "effect": "limit", "limit": 5, "rule": "api"}, None),
+        ({"network": "203.0.113.9", "effect": "limit", "rule": "api"}, "rate"),
+        ({"network": "203.0.113.9", "effect": "limit", "rate": "5/m"}, "rule"),
+        ({"network": "203.0.113.9", "effect": "limit", "rate": "5/m", "rule": "api"}, None),
         ({"network": "203.0.113.9", "starts": MONDAY, "ends": MONDAY}, "ends"),
         ({"network": "203.0.113.9", "ends": MONDAY.replace(year=9999)}, "ends"),
     ],
@@ -111,16 +111,14 @@ def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None
 def test_another_limit_without_a_rule_is_not_saved() -> None:
     """It would also raise the limit of a login."""
     with pytest.raises(ValueError, match="Another limit is for one rule"):
-        RateLimitOverride(network="203.0.113.9", effect="limit", limit=5).prepare()
+        RateLimitOverride(network="203.0.113.9", effect="limit", rate="5/m").prepare()
 
 
 def test_a_row_is_converted_for_the_rules() -> None:
     """Times are converted to microseconds. A rate and a burst are included only if the effect is
     another limit.
     """
-    row = RateLimitOverride(
-        pk=3, rule="api", effect="limit", limit=5, unit="h", burst=9, starts=MONDAY
-    )
+    row = RateLimitOverride(pk=3, rule="api", effect="limit", rate="5/h", burst=9, starts=MONDAY)
     row.subject, row.kind = "0f" * 16, "user"
     starts = 1_767_571_200_000_000
     limit = Override(3, "api", "limit", Rate.parse("5/h"), 9, starts)

@@ -10,20 +10,21 @@ from django.db import transaction
 from django.utils import timezone
 
 from django_ratelimit_lua.identity import digest, key_id
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule, RateLimitTier
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publishing.publish import (
     is_in_transaction,
     snapshot_of,
     values_by_key,
 )
 from django_ratelimit_lua.rules.ruleset import Ruleset
+from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db
 
 
 def rule(name: str, **fields: Any) -> RateLimitRule:
     return RateLimitRule.objects.create(
-        name=name, **{"path": "/", "key": "ip", "limit": 5, **fields}
+        name=name, **{"path": "/", "key": "ip", "rate": "5/m", **fields}
     )
 
 
@@ -31,12 +32,12 @@ def test_a_snapshot_contains_all_rules_and_overrides() -> None:
     """It has each rule as it is declared, with its primary key, and the overrides of each client.
     It lists the values of requests that overrides refer to, by rule.
     """
-    api = rule("api", unit="h")
-    RateLimitTier.objects.create(rule=api, group="pro", limit=50, unit="h")
+    api = rule("api", rate="5/h")
+    add_tier(api, "pro", "50/h")
     ada = User.objects.create(username="ada")
     block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
     exempt = RateLimitOverride.objects.create(network="203.0.113.0/24", effect="exempt", rule="api")
-    faster = RateLimitOverride.objects.create(user=ada, limit=9, rule="api")
+    faster = RateLimitOverride.objects.create(user=ada, rate="9/m", rule="api")
     RateLimitOverride.objects.create(user=ada, effect="block", ends=timezone.now())
     snapshot = snapshot_of("default")
     assert snapshot.rules["rules"] == [

@@ -1,0 +1,138 @@
+"""A rule as a row: its columns, its options, and the dict that contains both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.models import Conflict, RateLimitRule
+from django_ratelimit_lua.rules.rule import RuleError
+
+COLUMNS: dict[str, Any] = {
+    "name": "api",
+    "mode": "shadow",
+    "order": 3,
+    "description": "Two lines.\nSecond.",
+    "rate": "10/s, 500/h",
+    "key": "ip+post:username",
+    "path": "/api/\n/v2/*",
+    "route": "shop:detail",
+    "group": "search",
+    "method": "GET, POST",
+    "audience": "group:pro\ngroup:free",
+    "message": "Slower, please.",
+    "options": {
+        "tiers": [{"group": "gold", "rate": ["50/s", "1000/h"], "burst": 5}],
+        "cost": 2,
+        "algorithm": "token_bucket",
+        "burst": 9,
+    },
+}
+SPEC: dict[str, Any] = {
+    "name": "api",
+    "description": "Two lines.\nSecond.",
+    "order": 3,
+    "path": ["/api/", "/v2/*"],
+    "route": "shop:detail",
+    "group": "search",
+    "method": ["GET", "POST"],
+    "audience": ["group:pro", "group:free"],
+    "key": ["ip", "post:username"],
+    "rate": ["10/s", "500/h"],
+    "tiers": [{"group": "gold", "rate": ["50/s", "1000/h"], "burst": 5}],
+    "cost": 2,
+    "message": "Slower, please.",
+    "mode": "shadow",
+    "algorithm": "token_bucket",
+    "burst": 9,
+}
+
+
+def columns(row: RateLimitRule) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in COLUMNS}
+
+
+def test_the_spec_of_a_row_has_its_columns_and_options_in_the_notation_of_rules() -> None:
+    """Values are in the order of an exported file. A list of one value is the value alone."""
+    assert [*RateLimitRule(**COLUMNS).spec.items()] == [*SPEC.items()]
+    short = {"name": "site", "path": "/", "key": "ip", "rate": "5/m", "method": "GET"}
+    assert RateLimitRule(**short, audience="staff").spec == {
+        "name": "site",
+        "path": "/",
+        "method": ["GET"],
+        "audience": "staff",
+        "key": "ip",
+        "rate": "5/m",
+    }
+
+
+def test_a_row_is_made_from_its_spec() -> None:
+    """Neither way compiles the rule. Columns that the spec does not have get their defaults."""
+    row = RateLimitRule.from_spec(SPEC)
+    assert columns(row) == COLUMNS
+    assert row.pk is None
+    row.assign({"name": "site", "path": "/", "key": "nonsense", "rate": "5/m"})
+    assert columns(row) == columns(RateLimitRule(name="site", path="/", key="nonsense", rate="5/m"))
+
+
+@pytest.mark.parametrize("rate", ["100/m", "5/15m", "5/60s", "0/h", "5"])
+def test_a_rate_keeps_its_unit(rate: str) -> None:
+    """60 seconds do not become a minute."""
+    spec = {"name": "site", "path": "/", "key": "ip", "rate": rate}
+    assert RateLimitRule.from_spec(spec).spec == spec
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"name": " a"}, "name"),
+        ({"route": "a "}, "route"),
+        ({"rate": "-1/h"}, "rate"),
+        ({"rate": "5/0m"}, "rate"),
+        ({"rate": "5/moon"}, "rate"),
+        ({"rate": ""}, "rate"),
+        ({"method": "PSOT"}, "method"),
+        ({"audience": "group:"}, "audience"),
+        ({"options": {"burst": 0}}, "burst"),
+        ({"options": {"burst": 5}}, "burst"),
+        ({"options": {"tiers": [{"group": "pro"}]}}, "tiers"),
+    ],
+)
+def test_a_save_raises_the_error_of_the_invalid_field(fields: dict[str, Any], field: str) -> None:
+    """A save of other fields of a row that was invalid before does not."""
+    row = RateLimitRule(**{"name": "api", "path": "/", "key": "ip", "rate": "5/m", **fields})
+    with pytest.raises(RuleError) as raised:
+        row.save()
+    assert raised.value.field == field
+    assert not RateLimitRule.objects.exists()
+    RateLimitRule.objects.bulk_create([row])
+    stored = RateLimitRule.objects.get()
+    stored.mode = "off"
+    stored.save(update_fields=["mode"])
+    with pytest.raises(RuleError):
+        stored.save(update_fields=["mode", "rate"])
+
+
+@pytest.mark.django_db
+def test_the_second_of_two_editors_gets_the_stored_row() -> None:
+    """Every save raises the revision of the row, and one that expects an earlier one is refused."""
+    row = RateLimitRule.objects.create(name="api", path="/", key="ip", rate="5/m")
+    first, second, third = (RateLimitRule.objects.get() for _ in range(3))
+    begun = row.revision
+    first.rate = "6/m"
+    first.save(expected=begun)
+    assert RateLimitRule.objects.get().revision == begun + 1
+    second.rate = "7/m"
+    with pytest.raises(Conflict) as raised:
+        second.save(expected=begun)
+    assert raised.value.stored is not None
+    assert (raised.value.stored.rate, raised.value.stored.revision) == ("6/m", begun + 1)
+    second.save(expected=begun + 1)
+    assert RateLimitRule.objects.get().rate == "7/m"
+    RateLimitRule.objects.all().delete()
+    with pytest.raises(Conflict) as raised:
+        third.save(expected=begun + 2)
+    assert raised.value.stored is None
+    assert not RateLimitRule.objects.exists()
