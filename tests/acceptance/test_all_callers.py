@@ -11,8 +11,8 @@ from django.core.management import CommandError, call_command
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.exceptions import LimitError
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.describe import reading
-from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 
 
 def test_a_limiter_without_an_identity_counts_all_callers_together(settings: Any) -> None:
@@ -43,7 +43,7 @@ def test_a_limiter_without_an_identity_counts_all_callers_together(settings: Any
 def test_the_key_all_cannot_be_combined_or_banned(given: dict[str, Any], problem: str) -> None:
     """The code and the settings raise the same error."""
     with pytest.raises(RuleError, match=problem):
-        compile_rule({"name": "x", "path": "/", "rate": "1/m", **given})
+        compile({"name": "x", "path": "/", "rate": "1/m", **given})
     with pytest.raises(LimitError, match=problem):
         ratelimit(
             rate="1/m",

@@ -26,8 +26,7 @@ from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.models.rule import METHODS
 from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.rule import RuleError, compile_rule
+from django_ratelimit_lua.rules import RuleError, compile, provider
 from django_ratelimit_lua.rules.snapshot import FORMAT
 from tests.acceptance.test_command import said
 from tests.examples import examples
@@ -269,7 +268,7 @@ def test_settings_and_files_are_checked_by_the_same_code(
 ) -> None:
     """The error names the field, for values of any type."""
     with pytest.raises(RuleError) as caught:
-        compile_rule({"name": "site", "key": "ip", "rate": "5/m", **fields}, plain=plain)
+        compile({"name": "site", "key": "ip", "rate": "5/m", **fields}, plain=plain)
     assert caught.value.field == problem
 
 

@@ -31,8 +31,8 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
 )
 from django_ratelimit_lua.operations.rules_yaml import apply, dump, export, load, plan
-from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
+from django_ratelimit_lua.rules import RuleError, compile, provider
+from django_ratelimit_lua.rules.rule import FIELDS
 from tests.examples import examples
 from tests.odd import rules as odd_rules
 from tests.odd import texts as odd_texts
@@ -383,7 +383,7 @@ def test_every_rule_survives_yaml_export_and_import(rules: list[dict[str, Any]])
     assert sorted(exported, key=key) == json.loads(json.dumps(sorted(rules, key=key)))
     assert plan(export()) == []
     for one in exported:
-        compile_rule(one, plain=True)
+        compile(one, plain=True)
 
 
 @pytest.mark.parametrize("name", ["everyone", "anonymous", "authenticated", "staff"])

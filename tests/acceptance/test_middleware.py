@@ -16,7 +16,7 @@ from django.urls import include, path
 
 from django_ratelimit_lua import Ratelimited, RateLimiter, ratelimit, ratelimit_exempt
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.rules.rule import compile_rule
+from django_ratelimit_lua.rules import compile
 from django_ratelimit_lua.rules.ruleset import compile_rules
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -307,7 +307,7 @@ def test_an_invalid_rule_is_an_error(
 ) -> None:
     """The error names the rule and the field, in `check` and when the rule is used."""
     with pytest.raises(ImproperlyConfigured, match=message):
-        compile_rule(rule)
+        compile(rule)
     settings.RATELIMIT_RULES = [rule]
     assert [found.id for found in run_checks(tags=["caches"])] == ["django_ratelimit_lua.E004"]
 

@@ -20,7 +20,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans
 from django_ratelimit_lua.operations.clients import explain_client
 from django_ratelimit_lua.operations.explain import ExplainedLimit, explain, reset
-from django_ratelimit_lua.rules.rule import RuleError, compile_rule
+from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.testing import move_clock
 from tests.tiers import add_tier
 
@@ -179,9 +179,9 @@ def test_a_tier_of_a_rule_that_bans_has_as_many_rates() -> None:
     """Each rate has bans of its own, so a client of another number could escape one of them."""
     given = {"name": "own", "path": "/", "key": "ip", "rate": "2/h"}
     tiers = [{"group": "pro", "rate": ["9/s", "50/d"]}]
-    compile_rule({**given, "tiers": tiers})
+    compile({**given, "tiers": tiers})
     with pytest.raises(RuleError, match="tier of 'pro': A ban holds in every tier"):
-        compile_rule({**given, "ban_after": 2, "ban_for": "1h", "tiers": tiers})
+        compile({**given, "ban_after": 2, "ban_for": "1h", "tiers": tiers})
 
 
 def test_a_reset_deletes_the_counts_of_all_tiers_and_overrides() -> None:

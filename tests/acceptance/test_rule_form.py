@@ -12,9 +12,8 @@ from django.contrib.auth.models import Group
 from django.test import Client
 from django.utils import translation
 
-from django_ratelimit_lua import LimitError
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.models.rate_fields import problem_text
+from django_ratelimit_lua.rules import RuleError
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, confirmed, errors, given
 from tests.tiers import add_tier
@@ -163,11 +162,10 @@ def test_all_errors_are_reported_together(operator: Client) -> None:
     answer = operator.post(f"{RULES}add/", {**form, "name": ""})
     assert sorted(answer.context["adminform"].form.errors) == ["burst", "key", "name", "path"]
     with translation.override("de"):
-        problem = LimitError(
-            "%(option)s needs %(other)s as well", option="ban_after", other="ban_for"
-        )
-        assert problem_text(problem) != str(problem)
-        assert "„" in problem_text(problem) or "“" in problem_text(problem)
+        params = {"option": "ban_after", "other": "ban_for"}
+        problem = RuleError("ban_after", "%(option)s needs %(other)s as well", params)
+        assert problem.words() != str(problem)
+        assert "„" in problem.words() or "“" in problem.words()
 
 
 @pytest.mark.parametrize(

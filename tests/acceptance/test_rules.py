@@ -31,9 +31,8 @@ from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules import RuleError, provider
 from django_ratelimit_lua.rules.freshness import freshness
-from django_ratelimit_lua.rules.rule import RuleError
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.store import get_store
 from tests.tiers import add_tier

@@ -15,7 +15,7 @@ from django.views import View
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
-from django_ratelimit_lua.rules.rule import RuleError
+from django_ratelimit_lua.rules import RuleError
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import NO_TIERS, RULES, confirmed, errors, given
 

@@ -35,8 +35,8 @@ from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.options import OPTIONS
-from django_ratelimit_lua.rules import callsite
-from django_ratelimit_lua.rules.rule import FIELDS, RuleError, compile_rule
+from django_ratelimit_lua.rules import RuleError, callsite, compile
+from django_ratelimit_lua.rules.rule import FIELDS
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 
 MAIL = LimitState("mail", False, 5, 5, 0, 12.0, 60.0, 0.0)
@@ -98,7 +98,7 @@ def test_an_unknown_option_is_named(option: str) -> None:
         assert all(known in str(caught.value) for known in OPTIONS)
         assert caught.value.field == option
     with pytest.raises(RuleError) as refused:
-        compile_rule({"name": "x", "key": "ip", "rate": "5/m", **unknown})
+        compile({"name": "x", "key": "ip", "rate": "5/m", **unknown})
     assert f"unknown {option}; known fields: {', '.join(FIELDS)}" in str(refused.value)
 
 
@@ -115,7 +115,7 @@ def test_unknown_names_get_a_suggestion(wrong: str, meant: str) -> None:
         with pytest.raises(LimitError, match=f"unknown option '{wrong}'; did you mean '{meant}'"):
             way()
     with pytest.raises(RuleError, match=f"did you mean {meant}"):
-        compile_rule({"name": "x", "key": "ip", "rate": "5/m", wrong: 5})
+        compile({"name": "x", "key": "ip", "rate": "5/m", wrong: 5})
     with pytest.raises(LimitError, match="did you mean 'count_if'"):
         ratelimit(key="ip", rate="5/m", countif=len)  # type: ignore[call-arg]
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from django_ratelimit_lua.contrib.gateway.descriptors import DescriptorPattern, rule_for
 from django_ratelimit_lua.contrib.gateway.envoy.question import DescriptorCharge, DescriptorRequest
 from django_ratelimit_lua.identity.keys import compile_key
+from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.describe import reading
-from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
+from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 
 LOGIN = {"name": "login", "descriptor": ["generic_key=login", "remote_address"], "rate": "5/m"}
@@ -123,7 +124,7 @@ def test_errors_name_their_field(words: dict[str, Any], field: str, settings: An
     """
     settings.RATELIMIT_KEYS = {"plan": lambda request: None}
     with pytest.raises(RuleError) as raised:
-        compile_rule({**LOGIN, **words})
+        compile({**LOGIN, **words})
     assert raised.value.field == field
 
 
@@ -141,7 +142,7 @@ def test_errors_name_their_field(words: dict[str, Any], field: str, settings: An
 )
 def test_a_key_reads_the_entry_of_the_same_name(key: Any, entries: list[str]) -> None:
     """The key `ip` reads Envoy's entry `remote_address`."""
-    rule = compile_rule({**LOGIN, "key": key, "descriptor": entries})
+    rule = compile({**LOGIN, "key": key, "descriptor": entries})
     assert rule.extra["descriptor"] == DescriptorPattern.parse(entries)
 
 
@@ -151,8 +152,8 @@ def test_a_rule_lists_its_descriptors() -> None:
         reading(LOGIN)
         == "5 per minute per descriptor, for Envoy's descriptor generic_key=login, remote_address"
     )
-    assert isinstance(compile_rule({**LOGIN, "descriptor": "generic_key=login"}), Rule)
-    assert compile_rule({**LOGIN, "exempt": True, "rate": None}).template is None
+    assert isinstance(compile({**LOGIN, "descriptor": "generic_key=login"}), Rule)
+    assert compile({**LOGIN, "exempt": True, "rate": None}).template is None
 
 
 def test_an_entry_provides_the_value_of_a_registered_key(settings: Any) -> None:
@@ -164,10 +165,10 @@ def test_an_entry_provides_the_value_of_a_registered_key(settings: Any) -> None:
     asked = DescriptorCharge("edge", (("generic_key", "api"), ("tenant", "acme")))
     assert compile_key("tenant").read("", DescriptorRequest(asked), None) == ("tenant", "acme")
     with pytest.raises(RuleError, match="needs an entry tenant"):
-        compile_rule({**rule, "descriptor": ["generic_key=api"]})
+        compile({**rule, "descriptor": ["generic_key=api"]})
 
 
 def test_a_descriptor_cannot_hold_a_slot() -> None:
     """Envoy reports no reliable end of a request, so a rule with a concurrency limit is refused."""
     with pytest.raises(RuleError, match="cannot hold slots"):
-        compile_rule({**LOGIN, "rate": "5", "algorithm": "concurrency"})
+        compile({**LOGIN, "rate": "5", "algorithm": "concurrency"})

@@ -25,7 +25,7 @@ from django_ratelimit_lua.contrib.gateway.proxy_rules import LACKS
 from django_ratelimit_lua.contrib.gateway.views import check as check_view
 from django_ratelimit_lua.identity.keys import Key
 from django_ratelimit_lua.models import RateLimitOverride
-from django_ratelimit_lua.rules.rule import compile_rule
+from django_ratelimit_lua.rules import compile
 from tests.contrib.gateway.asgi import ask
 from tests.contrib.gateway.proxies import SECRET, Answer
 from tests.examples import examples
@@ -396,9 +396,7 @@ def test_errors_are_reported_by_the_system_check(
 
 def test_the_rule_form_reports_a_rule_that_is_not_for_proxies(settings: Any) -> None:
     """It does so only if the site has a gateway."""
-    rule = compile_rule(
-        {"name": "a", "path": "/", "key": "post:name", "method": "POST", "rate": "1/d"}
-    )
+    rule = compile({"name": "a", "path": "/", "key": "post:name", "method": "POST", "rate": "1/d"})
     extension = GatewayExtension()
     assert [*extension.notices(rule)] == [LACKS]
     settings.RATELIMIT_GATEWAY_DIALECT = None

@@ -17,8 +17,7 @@ from django_ratelimit_lua import extension
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import export, plan
 from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.rule import RuleError
+from django_ratelimit_lua.rules import RuleError, provider
 from django_ratelimit_lua.rules.ruleset import settings_rules
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, given, visits

@@ -24,7 +24,7 @@ from django_ratelimit_lua.identity.text import (
     number_spelling,
 )
 from django_ratelimit_lua.models import RateLimitOverride
-from django_ratelimit_lua.rules.rule import compile_rule
+from django_ratelimit_lua.rules import compile
 
 NAMES = ["ada", "émile", "straße", "αγις", "ﬁona"]
 SPACES = [character for character in map(chr, range(0x110000)) if character.isspace()]
@@ -264,6 +264,6 @@ def test_a_long_number_is_read_in_bounded_time() -> None:
 )
 def test_rules_may_use_keys_with_a_prefix(key: Any) -> None:
     """A rule that may not refer to code can use such a key, alone or in a list."""
-    rule = compile_rule({"name": "n", "path": "/", "key": key, "rate": "1/m"}, plain=True)
+    rule = compile({"name": "n", "path": "/", "key": key, "rate": "1/m"}, plain=True)
     assert rule.key is not None
     assert rule.key.name == (key if isinstance(key, str) else "+".join(key))

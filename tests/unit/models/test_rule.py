@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua.models import Conflict, RateLimitRule
-from django_ratelimit_lua.rules.rule import RuleError
+from django_ratelimit_lua.rules import RuleError
 
 COLUMNS: dict[str, Any] = {
     "name": "api",

@@ -10,7 +10,7 @@ from django_ratelimit_lua.operations.rules_yaml import (
     build_rule,
     load,
 )
-from django_ratelimit_lua.rules.rule import RuleError
+from django_ratelimit_lua.rules import RuleError
 
 RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
 

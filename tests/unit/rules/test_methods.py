@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import LimitError, ratelimit
 from django_ratelimit_lua.core import is_ratelimited
+from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.methods import ALL, METHODS, UNSAFE, methods_label, parse_methods
-from django_ratelimit_lua.rules.rule import RuleError, compile_rule
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 
 
@@ -46,7 +46,7 @@ def test_an_unknown_method_is_refused_everywhere(name: str) -> None:
             is_ratelimited(RequestFactory().get("/"), "g", None, "ip", "5/m", method)
         if name:
             with pytest.raises(RuleError, match=r"is not an HTTP method|must be text in one line"):
-                compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})
+                compile({"name": "x", "key": "ip", "rate": "5/m", "method": method})
     if name != "*":
         with pytest.raises(ImproperlyConfigured, match="is not an HTTP method"):
             type("Wrong", (ByMethod,), {"rate": {name: "5/m"}})()
@@ -101,7 +101,7 @@ def test_a_rule_counts_its_methods(rf: RequestFactory) -> None:
     every request.
     """
     rules = [
-        compile_rule({"name": "x", "key": "ip", "rate": "5/m", "method": method})
+        compile({"name": "x", "key": "ip", "rate": "5/m", "method": method})
         for method in (None, "GET")
     ]
     asked = [rf.get("/"), rf.head("/"), rf.post("/"), rf.options("/")]

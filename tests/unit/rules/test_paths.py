@@ -9,9 +9,10 @@ from django.test import RequestFactory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_ratelimit_lua.rules import compile
 from django_ratelimit_lua.rules.paths import MAX_LENGTH, PathIndex, PathPattern
 from django_ratelimit_lua.rules.paths import MAX_LENGTH as MAX_PATH_LENGTH
-from django_ratelimit_lua.rules.rule import Rule, compile_rule
+from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 
 
@@ -85,7 +86,7 @@ patterns = (
 )
 rules = st.lists(st.lists(patterns, max_size=3), max_size=6).map(
     lambda lists: [
-        compile_rule({"name": f"r{number}", "path": paths, "key": "ip", "rate": "1/s"})
+        compile({"name": f"r{number}", "path": paths, "key": "ip", "rate": "1/s"})
         for number, paths in enumerate(lists)
     ]
 )

@@ -11,9 +11,9 @@ from django.test import RequestFactory
 from django.urls import include, path, resolve
 from django.views import View
 
-from django_ratelimit_lua.rules import exempt
+from django_ratelimit_lua.rules import compile, exempt
 from django_ratelimit_lua.rules.exempt import is_exempt, ratelimit_exempt
-from django_ratelimit_lua.rules.rule import Rule, compile_rule
+from django_ratelimit_lua.rules.rule import Rule
 
 
 def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:
@@ -45,7 +45,7 @@ def site(settings: Any) -> None:
 
 
 def rule(**words: Any) -> Rule:
-    return compile_rule({"name": "x", "key": "ip", "rate": "5/m", **words})
+    return compile({"name": "x", "key": "ip", "rate": "5/m", **words})
 
 
 @pytest.mark.parametrize(

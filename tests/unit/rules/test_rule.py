@@ -14,14 +14,15 @@ from django_ratelimit_lua import ALL, UNSAFE, LimitError, RateLimiter
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.options import OPTIONS
+from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.callsite import call_site, known_call_sites
-from django_ratelimit_lua.rules.rule import Rule, RuleError, compile_rule
+from django_ratelimit_lua.rules.rule import Rule
 
 API = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
 
 
 def declared(**words: Any) -> Rule:
-    return compile_rule({**API, **words})
+    return compile({**API, **words})
 
 
 def limit_name(rule: Rule, group: str = "app.view") -> str:
@@ -93,24 +94,22 @@ def test_a_rule_of_the_admin_may_not_refer_to_code(words: dict[str, Any]) -> Non
     the code that runs.
     """
     with pytest.raises(RuleError):
-        compile_rule({**API, **words}, plain=True)
+        compile({**API, **words}, plain=True)
 
 
-def test_only_a_contradicting_tier_is_left_out() -> None:
-    """A rule that is already in force keeps its valid tiers, the most favourable first. A new rule
-    with an invalid tier is an error.
-    """
-    tiers = [
-        {"group": "a", "rate": "2/s"},
-        {"group": "b", "rate": "9/s"},
-        {"group": "c", "rate": "1/century"},
-    ]
-    rule = compile_rule({**API, "tiers": tiers}, strict=False)
+def test_tiers_are_ordered_and_each_invalid_tier_is_an_error() -> None:
+    """The most favourable tier is the first. An error has the group of its tier."""
+    tiers = [{"group": "a", "rate": "2/s"}, {"group": "b", "rate": "9/s"}]
+    rule = declared(tiers=tiers)
     assert rule.template is not None
     assert [group for group, _ in rule.template.tiers] == ["b", "a"]
-    assert "tier of 'c'" in rule.problems[0]
-    with pytest.raises(RuleError, match="tier of 'c'"):
-        compile_rule({**API, "tiers": tiers})
+    wrong = [{"group": "c", "rate": "1/century"}, {"group": "d", "rate": "5"}]
+    with pytest.raises(RuleError, match="tier of 'c'") as raised:
+        declared(tiers=[*tiers, *wrong])
+    assert [(error.field, error.tier) for error in raised.value.each] == [
+        ("tiers", "c"),
+        ("tiers", "d"),
+    ]
 
 
 def test_a_call_site_is_a_rule_without_a_name() -> None:
@@ -149,7 +148,7 @@ def test_a_rule_that_replaces_call_sites_uses_their_key_and_cost() -> None:
 
     first = call_site("search", "user", "5/m", "GET", 3, {}, block=False, count_if=count_if)
     second = call_site("search", "ip", "9/m", "POST", 1, {})
-    silent = compile_rule({"name": "search", "group": "search", "rate": "1/s"}).in_place_of(
+    silent = compile({"name": "search", "group": "search", "rate": "1/s"}).in_place_of(
         [first, second]
     )
     assert silent.template is not None
@@ -160,7 +159,7 @@ def test_a_rule_that_replaces_call_sites_uses_their_key_and_cost() -> None:
     )
     assert (silent.block, silent.count_if, silent.replaces) == (False, count_if, (first, second))
     assert limit_name(silent) == "search"
-    plain = compile_rule({**API, "name": "search", "method": "PUT", "cost": 1}).in_place_of(
+    plain = compile({**API, "name": "search", "method": "PUT", "cost": 1}).in_place_of(
         [first, second]
     )
     assert plain.template is not None
@@ -203,7 +202,7 @@ def test_a_rule_continues_only_matching_counts_of_limits_in_code(
         "group": "g",
         "rate": [f"{limit}/{unit}" for unit, limit in rates.items()],
     }
-    compiled = compile_rule(declared | ({"key": key} if key else {}))
+    compiled = compile(declared | ({"key": key} if key else {}))
     replacing = compiled.in_place_of(sites).template
     assert replacing is not None
     of_key = [site for site in sites if site.key.name == (key or sites[0].key.name)]
@@ -290,7 +289,7 @@ def in_place(code: dict[str, Any], code_rate: object = "7/d", **words: Any) -> I
     """Return the limits of a rule that replaces a call site with these options."""
     site = call_site("g", "ip", code_rate, ALL, 1, code)  # type: ignore[arg-type]
     given = {"name": "g", "group": "g", "rate": "5/d", **words}
-    template = compile_rule(given).in_place_of([site]).template
+    template = compile(given).in_place_of([site]).template
     assert template is not None
     for each in (template, *(tier for _, tier in template.tiers)):
         yield from each.limits("g")
@@ -314,7 +313,7 @@ def test_an_option_that_a_rule_omits_stays_as_in_code(option: str) -> None:
     for limit in in_place(code, **tiers, **{**with_it, option: in_rule}):
         assert getattr(limit, option) == in_rule
     limiter = RateLimiter("g", "7/d", **code)
-    rule = compile_rule({"name": "g", "group": "g", "rate": "5/d"})
+    rule = compile({"name": "g", "group": "g", "rate": "5/d"})
     assert rule.template is not None
     (limit,) = rule.template.in_place_of(limiter.limits).limits("g")
     assert getattr(limit, option) == in_code
@@ -349,7 +348,7 @@ def test_slots_take_no_options_of_the_rates_in_code() -> None:
         ({"rate": "2", "algorithm": "concurrency"}, None),
         ({"rate": "5/d"}, 2),
     ):
-        rule = compile_rule({"name": "g", "group": "g", **words})
+        rule = compile({"name": "g", "group": "g", **words})
         assert rule.template is not None
         (limit,) = rule.template.in_place_of(limiter.limits).limits("g")
         assert limit.burst == burst

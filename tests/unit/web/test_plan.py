@@ -18,9 +18,10 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge, Revision
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.rules import compile
 from django_ratelimit_lua.rules.callsite import call_site
 from django_ratelimit_lua.rules.overrides import EVERY_RULE
-from django_ratelimit_lua.rules.rule import Rule, compile_rule
+from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.rules.snapshot import Snapshot
 from django_ratelimit_lua.signals import limit_exceeded
@@ -157,7 +158,7 @@ def test_groups_are_loaded_only_if_a_rule_needs_them(
     """A rule applies only to its audience. The groups are loaded at most once per request, and only
     if the result depends on them.
     """
-    rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "audience": audience})
+    rule = compile({"name": "x", "key": "ip", "rate": "5/h", "audience": audience})
     groups = getattr(who, "groups", Groups())
     before, request = groups.asked, asked_by(who)
     assert bool(gathered([rule], kind, request)) is is_met
@@ -352,7 +353,7 @@ def test_a_blocked_client_is_peeked_and_not_counted(mode: str) -> None:
     """The call is a peek, which Redis answers, so that it reports when the block has ended.
     A block of a limit in shadow mode refuses no request, so the call stays a hit.
     """
-    rule = compile_rule({"name": "x", "key": "ip", "rate": "5/h", "mode": mode})
+    rule = compile({"name": "x", "key": "ip", "rate": "5/h", "mode": mode})
     planner = RequestPlanner(asked_by(), [rule], operation="hit")
     gather(planner, WITH_BLOCKS)
     call = planner.plan(WITH_BLOCKS)
