@@ -34,8 +34,7 @@ class Tickets(extension.Extension):
 def ticket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the entry to the core's table, or to the options of an extension."""
     if request.param == "core":
-        table = {**options.OPTIONS_OF_RULES, "ticket": TICKET}
-        monkeypatch.setattr(options, "OPTIONS_OF_RULES", table)
+        monkeypatch.setitem(options.OPTIONS_OF_RULES, "ticket", TICKET)  # type: ignore[index]
     else:
         monkeypatch.setattr(extension, "extensions", [*extension.extensions, Tickets()])
 
