@@ -43,9 +43,9 @@ SPEC: dict[str, Any] = {
     "tiers": [{"group": "gold", "rate": ["50/s", "1000/h"], "burst": 5}],
     "cost": 2,
     "message": "Slower, please.",
-    "mode": "shadow",
     "algorithm": "token_bucket",
     "burst": 9,
+    "mode": "shadow",
 }
 
 
