@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from ..limits.rate import Rate
 from ..models import RateLimitRule
-from ..rules import RuleError
+from ..rules import RuleError, compile
 from ..rules.callsite import CallSite, known_call_sites, limits_of
 from ..rules.describe import reading
 from ..rules.places import look_for_call_sites
 from ..rules.ruleset import settings_rules
-from .rules_yaml import Built, build_rule
 
 SETTINGS = "RATELIMIT_RULES"
 
@@ -37,11 +36,11 @@ def rule_words(rule: RateLimitRule) -> str:
 
     If the rule has no key, the sentence names the key of a call site with its name.
     """
-    declared = rule.spec
-    if "rate" in declared and "key" not in declared:
+    spec = rule.spec
+    if "rate" in spec and "key" not in spec:
         key = next((site.key for site in call_sites_of(rule.name)), "")
-        declared["key"] = [*filter(None, key.split("+"))]
-    return reading(declared)
+        spec = {**spec, "key": [*filter(None, key.split("+"))]}
+    return reading(spec)
 
 
 class LimitInCode(NamedTuple):
@@ -98,19 +97,20 @@ def rule_names() -> list[str]:
     return sorted({*RateLimitRule.objects.values_list("name", flat=True), *names_in_code()})
 
 
-def taken_over(name: str) -> Built:
-    """Return a rule of the settings as a row and its tiers, not saved.
+def taken_over(name: str) -> RateLimitRule:
+    """Return a rule of the settings as an unsaved row.
 
     Raises:
         RuleError: That is impossible.
     """
     for rule in settings_rules():
         if rule.name == name:
-            given = {word: _as_json(value) for word, value in (rule.given or {}).items()}
+            spec = {word: _as_json(value) for word, value in (rule.given or {}).items()}
             rates = rule.template and rule.template.rates
             if rates and all(isinstance(rate, Rate) for rate in rates):
-                given["rate"] = [*map(str, rates)]
-            return build_rule(given, SETTINGS)
+                spec["rate"] = [*map(str, rates)]
+            compile(spec, plain=True, where=SETTINGS)
+            return RateLimitRule.from_spec(spec)
     raise RuleError("name", f"there is no rule {name!r}", where=SETTINGS)
 
 

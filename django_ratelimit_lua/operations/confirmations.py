@@ -15,14 +15,16 @@ from ..limits import algorithms
 from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..models import RateLimitRule
+from ..rules import RuleError
 from ..rules.callsite import LIMITER, CallSite, limits_of, losses
 from ..rules.describe import key_label, rate_words
 from ..rules.paths import path_pattern
 from ..rules.places import place_problems
-from ..rules.rule import Declared, Rule, RuleError
+from ..rules.rule import Declared, Rule
 from ..rules.ruleset import settings_rules
+from ..rules.template import as_list
 from .call_sites import SETTINGS, call_sites_of
-from .rules_yaml import RuleChange, build_rule
+from .rules_yaml import RuleChange
 
 WIDE = {4: 8, 6: 16}
 """By version of IP: the prefix length up to which a network is a large part of the internet."""
@@ -68,7 +70,7 @@ def _refuses_all(rule: Rule) -> str:
     rates = [rate for rate in template.rates if isinstance(rate, Rate)]
     capacity = min(algorithm.capacity(rate, template.options) for rate in rates)
     if not capacity:
-        return "limit"
+        return "rate"
     if isinstance(template.cost, int) and capacity < template.cost:
         return "cost"
     return ""
@@ -105,7 +107,7 @@ def admin_pages() -> list[str]:
 def exempt_paths(without: Collection[str] = ()) -> list[str]:
     """Return the paths that rules exempt, ignoring the admin's rules of these names."""
     paths = [path for rule in settings_rules() if rule.template is None for path in rule.paths]
-    rows = RateLimitRule.objects.filter(exempt=True).exclude(name__in=without)
+    rows = RateLimitRule.objects.filter(options__exempt=True).exclude(name__in=without)
     for path in rows.values_list("path", flat=True):
         paths += filter(None, map(str.strip, path.splitlines()))
     return paths
@@ -125,7 +127,7 @@ def _lost_of_call_sites(row: RateLimitRule, rule: Rule) -> list[tuple[str, str]]
     for site, rate in losses(replaced_call_sites(row.name, row.group), _key_name(rule), rates):
         client = key_label(site.key.split("+"))
         values = {"rate": rate_words(str(rate)), "client": client, "place": site.place}
-        found.append(("limit", text % values))
+        found.append(("rate", text % values))
     return found
 
 
@@ -200,7 +202,7 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, str]]:
 
     It contains what the rule would have refused so far.
     """
-    if rule.exempt:
+    if rule.options.get("exempt"):
         return []
     warning = _("If the rule is enforced, it refuses every client over its limit.")
     return [("mode", f"{warning} {rehearsal(rule)}".rstrip())]
@@ -221,41 +223,41 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
     """
     exempt_before = exempt_paths()
     exempt = exempt_paths(without=[change.name for change in changes])
-    rows = [(change, change.built[0]) for change in changes if change.built is not None]
-    for _change, row in rows:
-        if row.exempt:
-            exempt += row.compiled().paths
+    for change in changes:
+        if change.after and change.after.get("exempt"):
+            exempt += as_list(change.after.get("path", ()))
     found = {}
-    for change, row in rows:
-        before = _row(change.before)
-        known = set()
-        if before is not None:
-            known = {text for _field, text in confirmations(before, exempt_before)}
-        new = [text for _field, text in confirmations(row, exempt) if text not in known]
+    for change in changes:
+        known = _texts(change.before, exempt_before)
+        new = [text for text in _texts(change.after, exempt) if text not in known]
         if new:
             found[change.name] = new
     return found
 
 
+def _texts(spec: Declared | None, exempt: Sequence[str]) -> list[str]:
+    if spec is None:
+        return []
+    try:
+        found = confirmations(RateLimitRule.from_spec(spec), exempt)
+    except RuleError:  # The row was broken by hand.
+        return []
+    return [text for _field, text in found]
+
+
 def changed_notices(changes: Sequence[RuleChange]) -> dict[str, list[str]]:
     """Return the notices about changes, by the names of the rules."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for change in changes:
-        texts: list[str] = []
-        if change.built is not None:
-            texts = notices(change.built[0], _row(change.before))
+        if change.after is None:
+            continue
+        before = None
+        if change.before is not None:
+            before = RateLimitRule.from_spec(change.before)
+        texts = notices(RateLimitRule.from_spec(change.after), before)
         if texts:
             found[change.name] = texts
     return found
-
-
-def _row(declared: Declared | None) -> RateLimitRule | None:
-    if declared is None:
-        return None
-    try:
-        return build_rule(declared)[0]
-    except RuleError:
-        return None  # The row was broken by hand.
 
 
 def override_confirmations(networks: Iterable[str], peer: str | None = None) -> list[str]:

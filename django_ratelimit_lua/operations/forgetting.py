@@ -238,11 +238,7 @@ def _kept(identity: ForgottenIdentity) -> Iterator[tuple[str, int, str]]:
     """Yield what mentions the identity but is not erased: its kind, its number and the remedy."""
     own = identity.overrides().values("pk")
     yield "overrides about the identity", own.count(), "--overrides deletes them"
-    rules = [
-        rule.name
-        for rule in RateLimitRule.objects.all()
-        if identity.is_in(rule.spec, rule.description)
-    ]
+    rules = [rule.name for rule in RateLimitRule.objects.all() if identity.is_in(rule.spec)]
     yield "rules that mention the identity", len(rules), f"edit them: {', '.join(rules)}"
     changes = RateLimitChange.objects.using(primary()).exclude(kind__in=_KINDS).iterator()
     number = sum(identity.is_in(change.name, change.before, change.after) for change in changes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from django.core.management.base import CommandError
@@ -37,9 +36,10 @@ from ..arguments import (
 )
 from . import Printer, VerbOptions, argument, verb
 
+MAX_LENGTH = 4 * 1024 * 1024
+"""Maximum number of characters in a file of rules."""
 MAX_LINES = 50
 """Maximum number of changes, and of warnings, that an import lists."""
-PROGRESS_STEP = 1000
 _COMPARED = {
     True: "The request is from the same client as the refused one.",
     False: "The request is from another client than the refused one.",
@@ -197,8 +197,7 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     for line in [*warnings, *_some(_lines(changed_notices(changes)), options)]:
         command.warn(line)
     if not dry_run:
-        progress = partial(_show_progress, command)
-        rules_yaml.apply(changes, delete=options["delete"], on_progress=progress)
+        rules_yaml.apply(changes, delete=options["delete"])
     for line in _some(["\n".join(change.words()) for change in changes], options):
         command.say(line)
     command.say(rules_yaml.summary(changes, "would be " if dry_run else ""))
@@ -206,12 +205,9 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
         if changes:
             command.warn_if_unpublished()
         return
-    deleted = rules_yaml.deletions(changes)
-    if deleted and not options["delete"]:
-        command.warn(
-            f"Not in the file: {count_words(len(deleted), 'rule')}. Use --merge to keep or "
-            f"--delete to delete: {rules_yaml.labels(deleted)}"
-        )
+    lacking = rules_yaml.lacking(changes)
+    if lacking and not options["delete"]:
+        command.warn(lacking)
     if warnings and not options["confirm"]:
         command.warn("Use --confirm to change the rules despite these warnings.")
 
@@ -222,12 +218,6 @@ def _some(lines: list[str], options: VerbOptions) -> list[str]:
         return lines
     more = f"… and {len(lines) - MAX_LINES} more; --all lists them"
     return [*lines[:MAX_LINES], more]
-
-
-def _show_progress(command: Printer, saved: int, total: int) -> None:
-    """Print the number of changes that are saved, if there are many."""
-    if saved and saved % PROGRESS_STEP == 0:
-        command.stderr.write(f"{saved} of {total} saved")
 
 
 def _lines(texts: Mapping[str, Sequence[str]]) -> list[str]:
@@ -293,10 +283,16 @@ def _words(state: LimitState) -> str:
 
 def _read(file: str) -> tuple[str, str]:
     """Return the text of a file, and its name in errors."""
+    source = file
     try:
         if file == "-":
-            return sys.stdin.read(rules_yaml.MAX_TEXT_LENGTH + 1), "standard input"
-        with Path(file).open(encoding="utf-8") as opened:
-            return opened.read(rules_yaml.MAX_TEXT_LENGTH + 1), file
+            source = "standard input"
+            text = sys.stdin.read(MAX_LENGTH + 1)
+        else:
+            with Path(file).open(encoding="utf-8") as opened:
+                text = opened.read(MAX_LENGTH + 1)
     except (OSError, ValueError) as error:
         raise CommandError(f"{file}: {error}") from error
+    if len(text) > MAX_LENGTH:
+        raise CommandError(f"{source}: more than {MAX_LENGTH} characters")
+    return text, source

@@ -1,4 +1,4 @@
-"""A file with every field of rules, exported before rules had options, imports and exports unchanged."""
+"""A file with every field, exported before rules had options, is imported and exported unchanged."""
 
 from __future__ import annotations
 
