@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
-from ..models.audit import acting
+from ..models.audit import Conflict, acting
 from ..publishing import triggers
 
 View = Callable[..., HttpResponse]
@@ -42,15 +42,26 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             pattern.callback = audited(pattern.callback)
         return patterns
 
+    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        """Show or save a form. If the row has changed since it was read, it is read again."""
+        try:
+            return super().changeform_view(request, *args, **kwargs)
+        except Conflict:  # The form shows both versions.
+            return super().changeform_view(request, *args, **kwargs)
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save a row, unless another user has changed it since it was read."""
+        expected = None
+        if change:
+            expected = obj.revision
+        obj.save(expected=expected)
+
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Open the folded sections that have values, and the tiers of a rule that has some."""
+        """Open the folded sections that have values."""
         adminform = context["adminform"]
         adminform.fieldsets = list(_shown_sections(adminform.form, adminform.fieldsets))
-        for inline in context["inline_admin_formsets"]:
-            if inline.formset.forms:
-                inline.classes = ""
         return super().render_change_form(request, context, *args, **kwargs)
 
 
@@ -79,7 +90,7 @@ def _has_value(form: ModelForm[Model], name: str) -> bool:
     if form.is_bound and name in form.fields:
         return form.fields[name].has_changed(default, form[name].value())
     value = form.initial.get(name, vars(form.instance).get(name))
-    return value not in (default, None, "")
+    return value not in (default, None, "", [])
 
 
 def audited(view: View) -> View:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,22 +14,25 @@ from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils import timezone
-from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
-from ..extension import rule_fields
 from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
-from ..identity.keys import registered_keys
-from ..limits.algorithms import ALGORITHMS
-from ..limits.rate import LimitError
-from ..models import RateLimitOverride, RateLimitRule, RateLimitTier
-from ..models.rate_fields import problem_text, written
+from ..limits.options import OPTIONS
+from ..models import RateLimitOverride, RateLimitRule
 from ..models.rule import METHODS
 from ..operations.call_sites import rule_names
 from ..operations.confirmations import confirmations, enforcing, notices, override_confirmations
-from .versioned import Values, VersionedForm, fingerprint
+from ..rules import RuleError
+from ..rules.describe import value_words
+from ..rules.options import COLUMNS, NAMES, options
+from .fields import NamesField, is_set, option_field, split
+from .revisions import RevisionForm, Values
+
+GROUP = "group:"
+"""The prefix of an audience that is a group."""
+AUDIENCES = [(name, _(words)) for name, words in NAMES["audience"].items()]
 
 
 def group_names() -> list[str]:
@@ -35,41 +40,7 @@ def group_names() -> list[str]:
     return list(Group.objects.order_by("name").values_list("name", flat=True))
 
 
-class RatesField(forms.CharField):
-    """A field for further rates, one per line."""
-
-    widget = forms.Textarea(attrs={"rows": 2, "cols": 20})
-
-    def prepare_value(self, value: object) -> object:
-        """Return lines for a list, and any other value unchanged.
-
-        Other values were sent by a browser, or were edited by hand.
-        """
-        if isinstance(value, list):
-            return "\n".join(map(str, value))
-        return value
-
-    def to_python(self, value: object) -> Any:
-        """Return a list of rates in the notation of rules.
-
-        Raises `ValidationError`, which names the line.
-        """
-        lines = map(str.strip, (super().to_python(value) or "").splitlines())
-        try:
-            return [written(line) for line in lines if line]
-        except LimitError as error:
-            raise ValidationError(problem_text(error)) from None
-
-
-SENTENCE = {"period": _("requests per"), "unit": _("unit of time")}
-"""Labels in a row that reads as a sentence: Limit [100] requests per [1] [minutes]."""
-
-
-def _further() -> RatesField:
-    return RatesField(required=False)
-
-
-class AskingForm(VersionedForm):
+class AskingForm(RevisionForm):
     """A form with warnings to confirm.
 
     The value of its checkbox is a digest of the warnings shown, so that no others are confirmed.
@@ -91,7 +62,8 @@ class AskingForm(VersionedForm):
             warnings: Fields and texts.
             subject: Texts for which the confirmation is valid. Default: the texts of the warnings.
         """
-        confirmed = fingerprint(subject or [text for _field, text in warnings])
+        shown = "\n".join(subject or [text for _field, text in warnings])
+        confirmed = hashlib.sha256(shown.encode()).hexdigest()[:16]
         if not warnings or self.data.get("confirm") == confirmed:
             return
         self.asks = True
@@ -101,35 +73,44 @@ class AskingForm(VersionedForm):
             self.add_error(field if field in self.fields else None, problem)
 
 
+def form_values(rule: RateLimitRule) -> Values:
+    """Return the values of the form's fields for a rule."""
+    values: Values = {name: getattr(rule, name) for name in COLUMNS}
+    names = rule.audience.splitlines()
+    values["groups"] = [name.removeprefix(GROUP) for name in names if name.startswith(GROUP)]
+    if values["groups"]:
+        values["audience"] = "groups"
+    return {**own_options(rule), **values}
+
+
+def own_options(rule: RateLimitRule) -> Mapping[str, Any]:
+    """Return the options of a rule, which may have been edited by hand."""
+    if isinstance(rule.options, Mapping):
+        return rule.options
+    return {}
+
+
 class RuleForm(AskingForm):
-    """The form of a rule. An effect on all clients has to be confirmed."""
+    """The form of a rule: its columns, and a field for each entry of the table of options.
+
+    An effect on all clients has to be confirmed.
+    """
 
     is_asking = True
     """Whether it asks for confirmations."""
-    more_columns = ("extra",)
-    has_tiers = False
-    """Whether its tiers are edited in the same form."""
     notices: Sequence[str] = ()
     """What to show once the rule is saved."""
     filled: Mapping[str, object] = {}
     """Unsaved values in the fields of an existing rule, in place of its own."""
 
-    more_rates = _further()
-    methods = forms.MultipleChoiceField(
+    method = NamesField(
         label=_("Methods"),
         required=False,
-        choices=dict.fromkeys(METHODS),
-        widget=forms.CheckboxSelectMultiple,
         help_text=_("None selected: all methods. GET includes HEAD."),
     )
-    algorithm = forms.ChoiceField(
-        label=_("Algorithm"),
-        required=False,
-        choices=lambda: [
-            ("", "---------"),
-            *((name, _(kind.label)) for name, kind in ALGORITHMS.items()),
-        ],
-        help_text=_("Empty: as in the settings."),
+    audience = forms.ChoiceField(
+        label=_("Audience"),
+        choices=[*AUDIENCES, ("groups", _("members of the groups below"))],
     )
     groups = forms.MultipleChoiceField(
         label=_("Groups"),
@@ -142,63 +123,59 @@ class RuleForm(AskingForm):
         """The model and its fields."""
 
         model = RateLimitRule
-        fields = "__all__"
-        labels = SENTENCE
+        fields = tuple(COLUMNS)
         widgets = {  # noqa: RUF012 - Django's way
             "path": forms.Textarea(attrs={"rows": 3}),
             "description": forms.Textarea(attrs={"rows": 2}),
             "message": forms.Textarea(attrs={"rows": 2}),
         }
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, initial: Values | None = None, **kwargs: Any) -> None:
+        row = kwargs.get("instance") or RateLimitRule()
+        values = form_values(row)
+        super().__init__(*args, initial={**values, **(initial or {}), **self.filled}, **kwargs)
         self.is_editable = "path" in self.fields  # Otherwise the rule may only be viewed.
-        for word, added in rule_fields().items():
-            value = self.instance.annexed().get(word)
-            self.initial.setdefault(word, value)
-            self.fields[word] = added.form_field()
-            self.fields[word].label = capfirst(added.label)
+        for name, option in options().items():
+            self.fields[name] = option_field(option)
             if not self.is_editable:  # Django's page reads an attribute.
-                text = (value and added.describe(value)) or value or "—"
-                setattr(self.instance, word, text)
-        self.initial.update(self.filled)
-        self.instance.to_check = "without tiers" if self.has_tiers else "all"
+                setattr(self.instance, name, value_words(name, values.get(name)))
         if self.is_editable:
-            self._set_choices()
+            self._set_choices(values)
 
-    def _set_choices(self) -> None:
+    def _set_choices(self, values: Values) -> None:
+        fields: dict[str, Any] = self.fields
         for field in ("name", "group"):
-            self.fields[field].widget.attrs["list"] = "ratelimit-names"
-        self.fields["route"].widget.attrs["list"] = "ratelimit-routes"
+            fields[field].widget.attrs["list"] = "ratelimit-names"
+        fields["route"].widget.attrs["list"] = "ratelimit-routes"
         if self.instance.pk is None:
-            self.fields["name"].widget.attrs["data-focus"] = "first"
+            fields["name"].widget.attrs["data-focus"] = "first"
         # Methods that the rule has already stay: WebDAV and other clients use more than these.
-        for field, names in (("groups", group_names()), ("methods", METHODS)):
-            own = getattr(self.instance, field)
-            added = []
-            if isinstance(own, list):  # Otherwise it was edited by hand.
-                added = [name for name in own if isinstance(name, str)]
-            choices = [(name, name) for name in dict.fromkeys([*names, *added])]
-            self.fields[field].choices = choices  # type: ignore[attr-defined]
+        fields["method"].offer([*METHODS, *split(values["method"])])
+        groups = group_names()
+        names = dict.fromkeys([*groups, *values["groups"]])
+        fields["groups"].choices = [(name, name) for name in names]
+        fields["tiers"].offer(groups, values.get("tiers"))
 
     def clean(self) -> Values:
-        """Check the fields together, and convert a browser's line breaks.
-
-        Raises `ValidationError` for contradictions.
-        """
+        """Set the options of the rule, and convert values to those of the columns."""
         given = super().clean()
         if not self.is_editable:
             return given
-        for name in {"description", "message"} & given.keys():
+        for name in {"description", "message", "path"} & given.keys():  # As a browser sends them.
             given[name] = given[name].replace("\r\n", "\n")
-        if given.get("audience") == "groups" and not given.get("groups"):
-            self.add_error("groups", _("Select at least one group."))
+        if given.get("audience") == "groups":
+            given["audience"] = "\n".join(f"{GROUP}{name}" for name in given.get("groups", ()))
+            if not given["audience"]:
+                del given["audience"]
+                self.add_error("groups", _("Select at least one group."))
+        table = options()
+        row = self.instance  # It keeps the options of apps that are not installed.
+        kept = {name: value for name, value in own_options(row).items() if name not in table}
+        row.options = kept | {name: given[name] for name in table if is_set(given.get(name))}
         return given
 
     def _post_clean(self) -> None:
-        for word in self.cleaned_data.keys() & rule_fields().keys():
-            self.instance.annex(word, self.cleaned_data[word])
-        super()._post_clean()  # type: ignore[misc]
+        super()._post_clean()
         if self.errors or not (self.is_editable and self.is_asking):
             return  # No warnings until the form is valid.
         rule = self.instance  # As it would be saved.
@@ -210,8 +187,27 @@ class RuleForm(AskingForm):
         self.ask(found, subject)
         self.notices = notices(rule, RateLimitRule.objects.filter(pk=rule.pk).first())
 
+    def check_row(self) -> None:
+        """Compile the rule, and add its errors to fields that have none yet."""
+        if not self.is_editable:
+            return
+        row = copy.copy(self.instance)
+        row.name = row.name or "?"  # Already reported. The rest is checked nevertheless.
+        try:
+            row.compiled()
+        except RuleError as error:
+            reported = {*self.errors}
+            tiers: Any = self.fields["tiers"]
+            for each in error.each:
+                if each.field in reported:
+                    continue
+                text = each.words()
+                if each.tier:
+                    tiers.add_error(each.tier, each.field, text)
+                self.add_error(each.field if each.field in self.fields else None, text)
 
-class RowForm(VersionedForm):
+
+class RowForm(RevisionForm):
     """The fields of a rule that can be edited in the list.
 
     Their labels contain the name of the rule, for screen readers.
@@ -223,75 +219,14 @@ class RowForm(VersionedForm):
             field.help_text = ""
             field.widget.attrs["aria-label"] = f"{field.label}: {self.instance}"
 
-    def _post_clean(self) -> None:
-        # A rule that is broken already does not lock the others.
-        self.instance.to_check = "nothing"
-        super()._post_clean()  # type: ignore[misc]
-
 
 CONFIRMED = "enforce_confirmed"
 """The answer to the question whether rules are to be enforced: the versions that were shown."""
 
 
 def versions_of(rules: Sequence[RateLimitRule]) -> str:
-    """Return a digest of the current versions of these rules, to be confirmed."""
-    return fingerprint([rule.declared() for rule in sorted(rules, key=lambda rule: rule.pk)])
-
-
-class TierFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]
-    """The tiers of a rule, which must fit the rule in the form, not the saved one."""
-
-    def _construct_form(self, i: int, **kwargs: object) -> Any:
-        form = super()._construct_form(i, **kwargs)  # type: ignore[misc]
-        form.instance.rule = self.instance
-        return form
-
-    def clean(self) -> None:
-        """Add an error for tiers that were deleted in the meantime, which Django would not show."""
-        super().clean()
-        gone = [form.cleaned_data.get("group", "") for form in self.forms if "id" in form.errors]
-        if gone:
-            problem = _(
-                "Tiers were deleted while you were editing: %(groups)s. Reload the rule, and add "
-                "them again if "
-                "necessary."
-            )
-            raise ValidationError(problem % {"groups": ", ".join(gone)})
-
-
-class TierForm(VersionedForm):
-    """A tier of a rule."""
-
-    more_rates = _further()
-
-    class Meta:
-        """The model and its fields."""
-
-        model = RateLimitTier
-        fields = ("group", "limit", "period", "unit", "more_rates", "burst")
-        labels = SENTENCE
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.groups = [*group_names(), self.instance.group]
-        if registered_keys():
-            self.fields["group"].help_text = _(
-                "The name of a group, or a key of this site and a value: plan:pro."
-            )
-        else:
-            names = dict.fromkeys(["", *self.groups])
-            choices = [(name, name or "—") for name in names]
-            self.fields["group"] = forms.ChoiceField(label=_("Django group"), choices=choices)
-
-    def clean_group(self) -> str:
-        """Return the name of a group, or KEY:VALUE, which the model validates.
-
-        Raises `ValidationError` if there is no such group.
-        """
-        name: str = self.cleaned_data["group"]
-        if ":" not in name and name not in self.groups:
-            raise ValidationError(_("There is no such group."))
-        return name
+    """Return the current revisions of these rules, to be confirmed."""
+    return " ".join(sorted(f"{rule.pk}-{rule.revision}" for rule in rules))
 
 
 DURATIONS = {
@@ -332,18 +267,17 @@ class OverrideForm(AskingForm):
 
         model = RateLimitOverride
         fields = "__all__"
-        labels = SENTENCE
-        help_texts = {  # noqa: RUF012 - Django's way
-            "burst": _("Only for token buckets. Empty: the burst of the rule.")
-        }
 
-    more_columns = ("subject",)  # A value is kept as that.
     request: HttpRequest
     MAX_NETWORKS = 1000
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.networks: list[str] = []
+        if "burst" in self.fields:
+            burst = option_field(OPTIONS["burst"])
+            burst.help_text = _("Only for token buckets. Empty: the burst of the rule.")
+            self.fields["burst"] = burst
         if "network" in self.fields and self.instance.pk is None:
             self.fields["network"] = forms.CharField(
                 label=self.fields["network"].label,

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
 from django.contrib import admin
-from django.db import models, router, transaction
+from django.db import models
 from django.http import HttpRequest, HttpResponse
-from django.utils import formats
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.text import capfirst
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, gettext_noop, ngettext
 from django.utils.translation import gettext_lazy as _
 
-from ..extension import rule_fields
 from ..models import RateLimitChange, RateLimitRule
-from ..models.audit import AUDITED
+from ..models.audit import AUDITED, Spec
 from ..operations.formatting import moment_element, moment_words
 from ..operations.history_names import MAX_NAMED
-from ..operations.rules_yaml import build_rule, save_rule
-from ..rules.describe import rate_words, reading
-from ..rules.rule import Declared, RuleError
+from ..rules import RuleError
+from ..rules.describe import difference, rate_words, reading
 from .identities import WHO, client_words, identity_words, may_see_names, numbered_override
 from .pages import Context, ReadOnlyAdmin, may
 
-COLUMNS = {"rate": "limit", "method": "methods"}
-"""Names in declarations that differ from the columns in forms."""
 DIGESTS = {"subject", "digests"}
 NAMING = {"client", "reason"}
 """Fields of an override that name its client."""
@@ -64,7 +59,7 @@ def change_name(change: RateLimitChange) -> str:
 def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list[str]:
     """Describe a change field by field, old and new, in the words of the forms.
 
-    Digests are left out, unless the name of the client is hidden.
+    Digests are left out.
 
     Args:
         change: Any entry of the history. For a created or deleted row, all values are listed.
@@ -74,44 +69,51 @@ def changed_words(change: RateLimitChange, *, may_see_who: bool = False) -> list
     after = _mapping(change.after)
     if change.kind == RateLimitChange.Kind.IDENTITY:
         return _action_words(change.action, after, may_see_who=may_see_who)
-    model = AUDITED.get(change.kind)
+    hidden = {"client"} if change.name in (before.get("client"), after.get("client")) else set()
+    if change.kind == RateLimitChange.Kind.OVERRIDE and not may_see_who:
+        hidden = NAMING
+    return difference_of(change.kind, before, after, hidden)
+
+
+def difference_of(kind: str, before: Spec, after: Spec, hidden: Collection[str] = ()) -> list[str]:
+    """Return the fields in which two versions of a row differ, with their values in words.
+
+    Args:
+        kind: The kind of the row, see `RateLimitChange.kind`.
+        before: The older version; empty if the row was created.
+        after: The newer version; empty if the row was deleted.
+        hidden: Fields to leave out, in addition to digests.
+    """
+    if kind == RateLimitChange.Kind.RULE:
+        return difference(before, after)
+    model = AUDITED.get(kind)
     fields = () if model is None else model._meta.concrete_fields  # An optional app may be gone.
     columns = {column.name: column for column in fields}
-    labels = {
-        "client": _("client"),
-        **{name: column.verbose_name for name, column in columns.items()},
-        "tiers": _("tiers"),
-        **{name: added.label for name, added in rule_fields().items()},
-    }
-    hidden = DIGESTS
-    if change.kind == RateLimitChange.Kind.OVERRIDE and not may_see_who:
-        hidden = DIGESTS | NAMING
-    names = {COLUMNS.get(name, name): name for name in {*before, *after} - hidden}
+    labels = {"client": _("client"), **{name: row.verbose_name for name, row in columns.items()}}
     lines = []
-    for own in (*labels, *sorted(names.keys() - labels.keys())):
-        name = names.get(own, "")
+    for name in dict.fromkeys((*labels, *sorted({*before, *after} - DIGESTS))):
         both = (before.get(name), after.get(name))
-        if both[0] == both[1] or (own == "client" and change.name in both):
+        if both[0] == both[1] or name in {*DIGESTS, *hidden}:
             continue
         values = [
-            _value(name, columns.get(own), side.get(name)) for side in (before, after) if side
+            _value(name, columns.get(name), side.get(name)) for side in (before, after) if side
         ]
         if name in MOMENTS and len(set(values)) < len(values):  # Within one minute.
             values = [
                 f"{value}:{str(moment)[17:19]}" for value, moment in zip(values, both, strict=True)
             ]
-        lines.append(f"{capfirst(str(labels.get(own, own)))}: {' → '.join(values)}")
+        lines.append(f"{capfirst(str(labels.get(name, name)))}: {' → '.join(values)}")
     return lines
 
 
-def _mapping(declared: object) -> Declared:
-    """Return the fields of a stored declaration, or no fields if it is not a mapping."""
-    if isinstance(declared, Mapping):
-        return declared
+def _mapping(spec: object) -> Spec:
+    """Return the fields of a stored version, or no fields if it is not a mapping."""
+    if isinstance(spec, dict):
+        return spec
     return {}
 
 
-def _action_words(action: str, after: Declared, *, may_see_who: bool) -> list[str]:
+def _action_words(action: str, after: Spec, *, may_see_who: bool) -> list[str]:
     """Describe an operator's action on a client."""
     reason = list(filter(None, [may_see_who and after.get("why")]))
     if action == RateLimitChange.Action.ENDED:
@@ -138,19 +140,13 @@ def _value(name: str, column: Any, value: Any) -> str:
     if value is None and (
         getattr(column, "flatchoices", None) or isinstance(column, models.BooleanField)
     ):
-        value = column.get_default()  # Declarations leave it out.
+        value = column.get_default()  # Specs leave it out.
     if value in (None, ""):
         return "—"
     if name == "rate":
         return rate_words(value)
     if isinstance(value, bool):
         return gettext("yes") if value else gettext("no")
-    if isinstance(value, float):
-        return str(formats.number_format(f"{value:.15g}"))
-    if isinstance(value, list):
-        return ", ".join(_value(name, column, one) for one in value)
-    if isinstance(value, Mapping):  # A tier.
-        return " ".join(_value(key, None, part) for key, part in value.items())
     if name in MOMENTS:
         with suppress(TypeError, ValueError):
             return moment_words(datetime.datetime.fromisoformat(value))
@@ -158,22 +154,45 @@ def _value(name: str, column: Any, value: Any) -> str:
     return str(choices.get(str(value), value))
 
 
-def restore(change: RateLimitChange) -> RateLimitRule:
-    """Restore a rule to its version after a change, or before its deletion.
+def undo(change: RateLimitChange) -> RateLimitRule:
+    """Bring a rule back to what it was before a change, also if it was deleted since.
 
     Raises:
-        RuleError: The version is invalid today, or another rule has its name.
+        RuleError: That version is invalid today, or another rule has its name.
     """
-    rule, tiers = build_rule(change.after or change.before or {})
-    with transaction.atomic(router.db_for_write(RateLimitRule)):
-        if RateLimitRule.objects.filter(name=rule.name).exclude(pk=change.object_id or 0).exists():
-            problem = _("another rule has this name; rename or delete it first")
-            raise RuleError(repr(rule.name), "name", str(problem))
-        return save_rule(rule, tiers, change.object_id)
+    row = rule_of(change) or RateLimitRule(pk=change.object_id)
+    row.assign(change.before or {})
+    if RateLimitRule.objects.filter(name=row.name).exclude(pk=row.pk).exists():
+        text = gettext_noop("Another rule has this name. Rename or delete it first.")
+        raise RuleError("name", text)
+    row.save()
+    return row
 
 
-def may_restore(request: HttpRequest) -> bool:
-    """Return whether the user may restore versions of rules, including deleted rules."""
+def rule_of(change: RateLimitChange) -> RateLimitRule | None:
+    """Return the rule that a change is about, if it exists."""
+    return RateLimitRule.objects.filter(pk=change.object_id or 0).first()
+
+
+def undo_label(change: RateLimitChange, row: RateLimitRule | None) -> str:
+    """Return the label of the button that undoes a change of a rule.
+
+    It is empty if there is nothing to undo: the rule was created, or is as before the change.
+
+    Args:
+        change: The change.
+        row: The rule as it is now, if it exists.
+    """
+    current = row and row.spec
+    if change.kind != RateLimitChange.Kind.RULE or change.before in (None, current):
+        return ""
+    if change.after == current:
+        return gettext("Undo this change")
+    return gettext("Undo this and all later changes")
+
+
+def may_undo(request: HttpRequest) -> bool:
+    """Return whether the user may undo changes of rules, including deletions."""
     return may(request, "change_ratelimitrule") and may(request, "add_ratelimitrule")
 
 
@@ -232,10 +251,6 @@ class ChangeAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, context: Context, *args: Any, **kwargs: Any
     ) -> HttpResponse:
         change = kwargs.get("obj")
-        context["may_restore"] = (
-            change is not None
-            and change.kind == RateLimitChange.Kind.RULE
-            and (change.before or change.after)
-            and may_restore(request)
-        )
+        if isinstance(change, RateLimitChange) and may_undo(request):
+            context["undo_label"] = undo_label(change, rule_of(change))
         return super().render_change_form(request, context, *args, **kwargs)

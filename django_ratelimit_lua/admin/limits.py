@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.options import InlineModelAdmin
-from django.core.exceptions import PermissionDenied, ValidationError
-from django.db.models import Model
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
@@ -18,12 +14,13 @@ from ..extension import Column, extensions
 from ..limits.algorithms import OF_SLOTS
 from ..limits.rate import LimitError, Rate
 from ..models import RateLimitRule
-from ..models.rate_fields import problem_text
 from ..operations.admin_urls import admin_url
 from ..operations.call_sites import LimitInCode, call_sites_of, limits_in_code, taken_over
-from ..rules.rule import RuleError
+from ..rules import RuleError
+from .fields import split
+from .forms import form_values
 from .pages import page_response
-from .versioned import Values
+from .revisions import Values
 
 
 class ListColumn:
@@ -52,54 +49,33 @@ def list_columns() -> list[ListColumn]:
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
-def copied(request: HttpRequest) -> tuple[Values, list[Values]]:
-    """Return the initial values of a new rule and its tiers, from the parameters of a link.
-
-    The parameter is one of these: `copy` (a rule of the admin), `settings` (a rule of the
-    settings), `instead` (a call site that the rule replaces), or `beside` (a call site to which the
-    rule is added; `which` is the number of the limit, if there are several).
-    """
-    query = request.GET
-    if query.get("copy", "").isdecimal():
-        row = RateLimitRule.objects.filter(pk=query["copy"]).first()
-        if row is None:
-            return {}, []
-        tiers = list(row.tiers.all())
-        row.name = _("%(name)s, copy") % {"name": row.name}
-    elif query.get("settings"):
-        try:
-            row, tiers = taken_over(query["settings"])
-        except RuleError:
-            return {"name": query["settings"]}, []
-    else:
-        return _of_code(query), []
-    values = row.values()
-    values.pop("id", None)
-    return values, [{"group": tier.group, **tier.numbers()} for tier in tiers]
-
-
-def filled_in(request: HttpRequest, more_rates: Any) -> Values:
+def filled_in(request: HttpRequest, rule: RateLimitRule) -> Values:
     """Return the values that a link from the refusal curve sets in the form of a rule.
 
-    The parameters are `limit` or `burst`, or `further_limit` for the limit with the period
-    `further` among the further limits.
+    The parameters are `limit` and the `period` of the rate that has it, or `burst`.
     """
     query = request.GET
     values: Values = {}
-    for name in ("limit", "burst"):
-        field: Any = RateLimitRule._meta.get_field(name)
-        if query.get(name):
-            with suppress(ValidationError):
-                values[name] = field.clean(query[name], None)
-    with suppress(LimitError, TypeError):  # Rates may have been edited by hand.
-        further = Rate.parse(f"{query.get('further_limit')}/{query.get('further')}")
-        rates = {rate.period_us: str(rate) for rate in map(Rate.parse, more_rates or ())}
-        rates[further.period_us] = str(further)
-        values["more_rates"] = list(rates.values())
-    return values
+    if query.get("burst"):
+        values["burst"] = query["burst"]
+    try:
+        chosen = Rate.parse(f"{query.get('limit')}/{query.get('period')}")
+        rates = {rate.period_us: rate for rate in map(Rate.parse, split(rule.rate))}
+    except LimitError:
+        return values
+    return {**values, "rate": _joined({**rates, chosen.period_us: chosen})}
+
+
+def _joined(rates: Mapping[int, Rate]) -> str:
+    return ", ".join(map(str, rates.values()))
 
 
 def _of_code(query: Mapping[str, str]) -> Values:
+    """Return the values of a new rule for a call site.
+
+    The parameter is `instead`, if the rule replaces the call site, or `beside`, if it is added;
+    `which` is the number of the limit, if there are several.
+    """
     beside = query.get("beside", "")
     name = query.get("instead") or beside
     if not name:
@@ -110,27 +86,23 @@ def _of_code(query: Mapping[str, str]) -> Values:
         return values
     numbered = {str(number): site for number, site in enumerate(sites)}
     site = numbered.get(query.get("which", ""), sites[0])
-    by_period: dict[int, Rate] = {}
+    rates: dict[int, Rate] = {}
     for other in (site, *sites):
         for rate in other.rates:
             if other.key == site.key and isinstance(rate, Rate):
-                by_period.setdefault(rate.period_us, rate)
-    rates = list(by_period.values())
-    if beside:
-        values = {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
-        rates = rates[:1]
-    elif len({other.key for other in sites}) > 1:
-        values["key"] = site.key
+                rates.setdefault(rate.period_us, rate)
     if rates:
-        is_slots = rates[0].is_slots
-        row = RateLimitRule()
         # A rule has one kind of limit. The form names the others, which are dropped.
-        row.rate = [str(rate) for rate in rates if rate.is_slots == is_slots]
-        values |= row.numbers()
-        del values["burst"]
+        is_slots = next(iter(rates.values())).is_slots
+        rates = {period: rate for period, rate in rates.items() if rate.is_slots == is_slots}
         if is_slots:
             values["algorithm"] = OF_SLOTS
-    return values
+    if beside:
+        values |= {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
+        rates = dict([*rates.items()][:1])
+    elif len({other.key for other in sites}) > 1:
+        values["key"] = site.key
+    return {**values, "rate": _joined(rates)}
 
 
 class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -157,21 +129,20 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
         return page_response(self, request, "ratelimitrule/limits.html", context)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> Values:
-        """Return the initial values in a link, including all values of a rule that it names."""
-        if request.GET.get("settings"):
-            try:
-                taken_over(request.GET["settings"])
-            except RuleError as error:
-                problem = _("This rule of the settings cannot be taken over: %(problem)s")
-                messages.warning(request, problem % {"problem": problem_text(error.problem)})
-        filled = super().get_changeform_initial_data(request)
-        values = copied(request)[0]
-        return {**filled, **values, **filled_in(request, values.get("more_rates"))}
+        """Return the initial values in a link, including all values of a rule that it names.
 
-    def get_formset_kwargs(
-        self, request: HttpRequest, obj: object, inline: InlineModelAdmin[Model, Model], prefix: str
-    ) -> Values:
-        kwargs = super().get_formset_kwargs(request, obj, inline, prefix)
-        if getattr(obj, "pk", None) is None:
-            kwargs["initial"] = copied(request)[1]
-        return kwargs
+        The parameter `settings` names a rule of the settings; for those of call sites, see
+        `_of_code`.
+        """
+        name = request.GET.get("settings")
+        values = _of_code(request.GET)
+        if name:
+            try:
+                values = form_values(taken_over(name))
+            except RuleError as error:
+                values = {"name": name}
+                problem = _("This rule of the settings cannot be taken over: %(problem)s")
+                messages.warning(request, problem % {"problem": error.words()})
+        rule = RateLimitRule(rate=values.get("rate", ""))
+        filled = super().get_changeform_initial_data(request)
+        return {**filled, **values, **filled_in(request, rule)}

@@ -62,6 +62,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     actions = ("end_now",)
     readonly_fields = ("created_by", "created")
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
+    change_form_template = "admin/django_ratelimit_lua/change_form.html"
     fieldsets = (
         (
             gettext_lazy("Client (fill in one of these)"),
@@ -72,8 +73,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
             {
                 "fields": (
                     "effect",
-                    ("limit", "period", "unit"),
-                    "burst",
+                    ("rate", "burst"),
                     ("forbids", "message"),
                     "rule",
                 )
@@ -83,7 +83,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
             gettext_lazy("Duration and reason"),
             {"fields": ("duration", ("starts", "ends"), "reason")},
         ),
-        (None, {"fields": (("created_by", "created"), "version")}),
+        (None, {"fields": (("created_by", "created"),)}),
         (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
 
@@ -197,9 +197,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     def has_module_permission(self, request: HttpRequest) -> bool:
         return super().has_module_permission(request) or self.has_block_permission(request)
 
-    def save_model(
-        self, request: HttpRequest, obj: RateLimitOverride, form: OverrideForm, change: bool
-    ) -> None:
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         if change:
             super().save_model(request, obj, form, change)
             return

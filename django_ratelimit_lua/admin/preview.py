@@ -6,44 +6,39 @@ from django.http import QueryDict
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
-from ..limits.options import OPTIONS
 from ..limits.rate import Rate
-from ..models import RateLimitRule
-from ..models.rate_fields import problem_text
 from ..operations.confirmations import replaced_call_sites
 from ..operations.plot import Plot, labels, ticks
 from ..operations.simulate import Simulation, simulate
-from ..rules.rule import RuleError, compile_rule
+from ..rules import RuleError, compile
+from ..rules.options import options
 from .forms import PreviewForm
-from .versioned import Values
+from .revisions import Values
 
-FIELDS = (
-    *("limit", "period", "unit", "more_rates", "cost", "exempt"),
-    *(option for option in OPTIONS if option not in ("mode", "on_store_error", "lease", "split")),
-)
-"""The fields of a rule that a preview uses."""
+IGNORED = {"tiers", "on_store_error", "lease", "split"}
+"""Options that a preview ignores."""
 
 
 def previewed(posted: QueryDict) -> dict[str, object]:
     """Return the context of the preview's template, from a form that may be incomplete."""
-    if not posted.get("limit") and not posted.get("exempt"):
+    if not posted.get("rate") and not posted.get("exempt"):
         return {"hint": _("Enter a limit to see what it would do.")}
     form = PreviewForm({**posted.dict(), "name": posted.get("name") or "preview"})
     form.is_valid()
     given = form.cleaned_data
-    values = {name: given[name] for name in FIELDS if name in given}
-    rule = RateLimitRule(name="preview", key="ip", **values)
+    used = {"rate", *options()} - IGNORED
+    spec = {name: value for name, value in form.instance.spec.items() if name in used}
     problems = [
         f"{form.fields[name].label}: {errors[0]}"
         for name, errors in form.errors.items()
-        if name in FIELDS or name.startswith("preview_")
+        if name in used or name.startswith("preview_")
     ]
-    if rule.exempt and not problems:
+    if spec.get("exempt") and not problems:
         problems = [_("The rule exempts requests: every request is allowed, and none is counted.")]
-    if problems or rule.limit is None or not rule.period:
+    if problems:
         return {"problems": problems}
     try:
-        template = compile_rule({**rule.declared(), "id": 0}, plain=True).template
+        template = compile({**spec, "name": "preview", "key": "ip"}, plain=True).template
         assert template is not None
         for site in replaced_call_sites(given.get("name", ""), given.get("group", ""))[:1]:
             template = template.in_place_of(site.limits)
@@ -64,10 +59,9 @@ def previewed(posted: QueryDict) -> dict[str, object]:
         elif given["preview_flow"]:
             unit = given["preview_unit"] or "m"
             flow = Rate.parse(f"{given['preview_flow']}/{unit}")
-        cost = 1 if rule.cost is None else rule.cost
-        simulation = simulate(limits, burst, flow, cost)
+        simulation = simulate(limits, burst, flow, spec.get("cost", 1))
     except RuleError as error:
-        return {"problems": [problem_text(each.problem) for each in error.each]}
+        return {"problems": [each.words() for each in error.each]}
     except StoreError as error:
         return {"problems": [_("Redis is unavailable: %s") % error]}
     left_out = notes(given)

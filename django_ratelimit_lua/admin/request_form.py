@@ -20,7 +20,7 @@ from ..models.rule import METHODS
 from ..operations.reference import BadReferenceError, OpenedReference, open_reference
 from ..operations.request_builder import Fields, build_request, find_user
 from ..operations.subjects import NetworkOverride, Subject, subjects
-from .versioned import Values
+from .revisions import Values
 
 
 class Lines(forms.CharField):

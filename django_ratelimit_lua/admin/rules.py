@@ -10,7 +10,6 @@ from django.contrib.admin.options import IS_POPUP_VAR
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
 from django.db.models import Model, QuerySet
 from django.forms import ModelForm
 from django.http import Http404, HttpRequest, HttpResponse
@@ -20,35 +19,30 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
-from ..extension import FIELDS_OF_ANNEXES, PLACES, extensions, rule_fields
-from ..limits.options import OPTIONS
-from ..models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
+from ..extension import extensions
+from ..limits.algorithms import ALGORITHMS
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ..operations.admin_urls import admin_url
 from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
 from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
+from ..rules import RuleError
 from ..rules.describe import reading
+from ..rules.options import options
 from ..rules.places import meant_by
 from ..rules.problems import problems
 from ..rules.provider import load_published
-from ..rules.rule import RuleError
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin, View
 from .choices import choices
-from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
-from .history import changed_words, may_restore, restore
+from .forms import AUDIENCES, CONFIRMED, GROUP, PreviewForm, RowForm, RuleForm, versions_of
+from .history import changed_words, may_undo, undo, undo_label
 from .inspector import may_inspect
-from .limits import LimitsInCode, ListColumn, copied, filled_in, list_columns
-from .pages import Context, may, page_response
+from .limits import LimitsInCode, ListColumn, filled_in, list_columns
+from .pages import Context, page_response
 from .preview import previewed
 from .rules_file import RulesFile
 
-_BANS = tuple(option for option in OPTIONS if option.startswith("ban_"))
-_OF_ALGORITHMS = ("algorithm", "burst", "queue", "max_wait", "segments", "align", "time_zone")
-_PLACED = ("mode", *_OF_ALGORITHMS, *_BANS)
-"""Options that have their places in the form; the others follow them."""
-_CONDITIONS = gettext_lazy("Methods, audience and call site")
-_ADVANCED = gettext_lazy("Advanced")
 MAX_PROBLEMS = 5
 """Maximum number of problems of published rules on the list of rules."""
 _TOKEN = "csrfmiddlewaretoken"
@@ -59,93 +53,96 @@ MODES = {
 }
 
 
-class TierInline(admin.StackedInline):  # type: ignore[type-arg]
-    """The tiers of a rule: other limits for Django groups, or for values of registered keys."""
+def sections() -> list[tuple[Any, dict[str, Any]]]:
+    """Return the sections of the form. The table of options decides where each option is."""
+    table = options()
+    places = [name for name, option in table.items() if option.is_place]
+    of_algorithms = frozenset[str]().union(*(kind.options for kind in ALGORITHMS.values()))
+    algorithm = [name for name in table if name == "algorithm" or name in of_algorithms]
+    bans = [name for name in table if name.startswith("ban_")]
+    placed = {"exempt", "tiers", "cost", *places, *algorithm, *bans}
+    folded = {"classes": ("collapse",)}
+    return [
+        (None, {"fields": ["name"]}),
+        (
+            gettext_lazy("Limit"),
+            {"classes": ("ratelimit-limit",), "fields": ["rate", "key"]},
+        ),
+        (gettext_lazy("Where it applies"), {"fields": ["path", "route"]}),
+        (
+            gettext_lazy("Methods, audience and call site"),
+            {**folded, "fields": ["method", "audience", "groups", "exempt", "group", *places]},
+        ),
+        (
+            gettext_lazy("Tiers"),
+            {
+                **folded,
+                "description": gettext_lazy(
+                    "Other limits for Django groups, or for values of a key of this site. The most "
+                    "generous one applies."
+                ),
+                "fields": ["tiers"],
+            },
+        ),
+        (
+            gettext_lazy("Mode, description and message"),
+            {**folded, "fields": ["mode", "description", "message", "order", "dependents"]},
+        ),
+        (gettext_lazy("Algorithm and cost"), {**folded, "fields": [*algorithm, "cost"]}),
+        (
+            gettext_lazy("Bans"),
+            {
+                **folded,
+                "description": gettext_lazy(
+                    "A client that is refused too often is banned for a time. For example: "
+                    "after 10 refusals within 10m, "
+                    "ban for 10m,1h,1d: the second ban is for an hour, each further one for a day."
+                ),
+                "fields": [*bans],
+            },
+        ),
+        (
+            gettext_lazy("Advanced"),
+            {**folded, "fields": [name for name in table if name not in placed]},
+        ),
+        (gettext_lazy("Confirm"), {"fields": ["confirm"]}),
+    ]
 
-    model = RateLimitTier
-    form = TierForm
-    formset = TierFormSet
-    fields = ("group", ("limit", "period", "unit"), "more_rates", "burst")
-    classes = ("collapse",)
-    verbose_name_plural = gettext_lazy(
-        "tiers: other limits for Django groups or plans; the most generous one applies"
-    )
 
-    def get_extra(self, request: HttpRequest, obj: object = None, **kwargs: object) -> int:
-        """Return as many empty forms as a copied rule has tiers."""
-        if obj is not None:
-            return 0
-        return len(copied(request)[1])
+class AudienceFilter(admin.SimpleListFilter):
+    """Filters rules by their audience. Those for groups are one choice."""
+
+    title = gettext_lazy("audience")
+    parameter_name = "audience"
+
+    def lookups(self, request: HttpRequest, model_admin: object) -> list[tuple[str, Any]]:
+        return [*AUDIENCES, (GROUP, _("groups"))]
+
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[RateLimitRule]
+    ) -> QuerySet[RateLimitRule]:
+        if self.value() is None:
+            return queryset
+        if self.value() == GROUP:
+            return queryset.filter(audience__startswith=GROUP)
+        return queryset.filter(audience=self.value())
 
 
 class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     """The admin of rules, with their preview, modes and versions."""
 
     form = RuleForm
-    inlines = (TierInline,)
     list_display = ("name", "sentence", "mode", "order")
     list_editable = ("order",)
-    list_filter = ("mode", "audience")
+    list_filter = ("mode", AudienceFilter)
     search_fields = ("name", "description", "path", "route", "key", "group")
     actions = ("enforce", "shadow", "switch_off")
+    save_as = True
     save_on_top = True
     readonly_fields = ("dependents",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitrule/change_list.html"
     change_form_template = "admin/django_ratelimit_lua/ratelimitrule/change_form.html"
     object_history_template = "admin/django_ratelimit_lua/history.html"
-    fieldsets = (
-        (None, {"fields": ("name",)}),
-        (
-            gettext_lazy("Limit"),
-            {
-                "description": gettext_lazy(
-                    "For example 100 requests per 1 minute. If a request costs more than 1, the "
-                    "limit is in units."
-                ),
-                "classes": ("ratelimit-limit",),
-                "fields": (("limit", "period", "unit"), "more_rates", "key"),
-            },
-        ),
-        (gettext_lazy("Where it applies"), {"fields": ("path", "route")}),
-        (
-            _CONDITIONS,
-            {
-                "classes": ("collapse",),
-                "fields": ("methods", "audience", "groups", "exempt", "group"),
-            },
-        ),
-        (
-            gettext_lazy("Mode, description and message"),
-            {
-                "classes": ("collapse",),
-                "fields": ("mode", "description", "message", "order", "dependents"),
-            },
-        ),
-        (
-            gettext_lazy("Algorithm and cost"),
-            {"classes": ("collapse",), "fields": (*_OF_ALGORITHMS, "cost")},
-        ),
-        (
-            gettext_lazy("Bans"),
-            {
-                "classes": ("collapse",),
-                "description": gettext_lazy(
-                    "A client that is refused too often is banned for a time. For example: "
-                    "after 10 refusals within 10m, "
-                    "ban for 10m,1h,1d: the second ban is for an hour, each further one for a day."
-                ),
-                "fields": (("ban_after", "ban_window"), *_BANS[2:]),
-            },
-        ),
-        (
-            _ADVANCED,
-            {
-                "classes": ("collapse",),
-                "fields": tuple(option for option in OPTIONS if option not in _PLACED),
-            },
-        ),
-        (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
-    )
 
     class Media:
         """The scripts of the form."""
@@ -160,11 +157,8 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
             ("call-site/", self.call_site_view, "call_site"),
             ("preview/", self.preview_view, "preview"),
             ("<int:pk>/mode/<str:mode>/", self.mode_view, "mode"),
-            ("restore/<int:pk>/", self.restore_view, "restore"),
+            ("undo/<int:pk>/", self.undo_view, "undo"),
         )
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[RateLimitRule]:
-        return super().get_queryset(request).prefetch_related("tiers")
 
     @admin.action(
         description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"]
@@ -189,31 +183,16 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     def switch_off(self, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> None:
         self.switch(request, queryset, "off")
 
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Model | None:
-        """Return a rule. If it is to be saved, its row is locked until then."""
-        rule = super().get_object(request, object_id, from_field)
-        is_saving = (
-            request.method == "POST" and transaction.get_connection(primary()).in_atomic_block
-        )
-        if rule is None or not is_saving:
-            return rule
-        locked = self.get_queryset(request).using(primary()).select_for_update()
-        return locked.filter(pk=rule.pk).first()
-
-    def save_model(
-        self, request: HttpRequest, obj: RateLimitRule, form: RowForm | RuleForm, change: bool
-    ) -> None:
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save a rule. For a row of the list, save only the changed fields."""
         if isinstance(form, RowForm):
-            obj.save(update_fields=[name for name in form.changed_data if name in form.columns])
-        else:
-            super().save_model(request, obj, form, change)
-            for notice in form.notices:
-                messages.warning(request, notice)
-            for text in _notices(obj):
-                messages.info(request, text)
+            obj.save(update_fields=form.changed_data)
+            return
+        super().save_model(request, obj, form, change)
+        for notice in form.notices:
+            messages.warning(request, notice)
+        for text in _notices(obj):
+            messages.info(request, text)
 
     @admin.display(description=gettext_lazy("summary"))
     def sentence(self, rule: RateLimitRule) -> str:
@@ -222,32 +201,20 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
 
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
-        kwargs["fields"] = [name for name in names if name not in rule_fields()]
+        kwargs["fields"] = [name for name in names if name not in options()]
         form = super().get_form(request, obj, *args, **kwargs)
-        attributes: Context = {"has_tiers": may(request, "change_ratelimittier")}
         # When the form is sent, its values are compared with those of the row.
         if obj is not None and request.method == "GET":
-            attributes["filled"] = filled_in(request, obj.more_rates)
-        return type(form.__name__, (form,), attributes)
+            return type(form.__name__, (form,), {"filled": filled_in(request, obj)})
+        return form
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
-        """Add the fields of optional apps.
-
-        Fields in `PLACES` are added to the conditions, and all others to the advanced fields.
-        """
-        added: dict[object, list[str]] = {_CONDITIONS: [], _ADVANCED: []}
-        for word in rule_fields():
-            added[_CONDITIONS if word in PLACES else _ADVANCED].append(word)
-        return [
-            (title, {**section, "fields": (*section["fields"], *added.get(title, ()))})
-            for title, section in super().get_fieldsets(request, obj)
-        ]
+        return sections()
 
     def get_search_fields(self, request: HttpRequest) -> tuple[str, ...]:
         """Return the search fields, including the places that optional apps add."""
-        places = [name for name in rule_fields() if name in PLACES]
-        stored = [f"extra__{FIELDS_OF_ANNEXES[name]}__{name}" for name in places]
-        return (*self.search_fields, *stored)
+        places = [f"options__{name}" for name, option in options().items() if option.is_place]
+        return (*self.search_fields, *places)
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: object) -> type[ModelForm[Model]]:
         return super().get_changelist_form(request, **{"form": RowForm, **kwargs})
@@ -398,28 +365,33 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         )
         context = {
             "versions": [
-                (change, changed_words(change), reading(change.after or {})) for change in changes
+                (
+                    change,
+                    changed_words(change),
+                    reading(change.after or {}),
+                    may_undo(request) and undo_label(change, rule),
+                )
+                for change in changes
             ],
-            "may_restore": may_restore(request),
             **(extra_context or {}),
         }
         return super().history_view(request, object_id, context)
 
-    def restore_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Restore a rule to its version after a change, or before the change if that deleted it."""
+    def undo_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """Bring a rule back to what it was before a change."""
         change = get_object_or_404(
             RateLimitChange.objects.using(primary()), pk=pk, kind=RateLimitChange.Kind.RULE
         )
-        if request.method != "POST" or not may_restore(request):
+        if request.method != "POST" or not may_undo(request) or not change.before:
             raise PermissionDenied
         try:
-            rule = restore(change)
+            rule = undo(change)
         except RuleError as error:
-            messages.error(request, str(error))
+            messages.error(request, error.words())
             return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist"))
-        message = _("Restored revision %(revision)d.") % {"revision": change.revision}
+        message = _("Undone: revision %(revision)d and later.") % {"revision": change.revision}
         self.log_change(request, rule, message)
-        text = _("“%(rule)s” is restored: %(reading)s.")
+        text = _("“%(rule)s” is as it was before the change: %(reading)s.")
         messages.success(request, text % {"rule": rule, "reading": rule.reading()})
         return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_change", rule.pk))
 

@@ -17,9 +17,9 @@ from ..operations import rules_yaml
 from ..operations.admin_urls import admin_url
 from ..operations.confirmations import changed_confirmations, changed_notices
 from ..publishing.publish import primary
-from ..rules.rule import RuleError
+from ..rules import RuleError
 from .pages import Context, page_response
-from .versioned import Values
+from .revisions import Values
 
 MAX_SHOWN = 200
 """Maximum number of changes on the page. Those with warnings come first, then deletions."""
@@ -115,7 +115,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         merge = given["missing"] != "delete"
         changes = rules_yaml.plan(given["text"], merge=merge)
         to_confirm = changed_confirmations(changes)
-        deleted = rules_yaml.deletions(changes)
+        deleted = [change for change in changes if change.after is None]
         may_delete = self.has_delete_permission(request)
         is_confirmed = "confirm" in request.POST
         if is_confirmed and given["revision"] != revision:

@@ -10,8 +10,6 @@ from .host import RateLimitHost
 from .override import RateLimitOverride
 from .rule import RateLimitRule
 
-RateLimitTier = None  # Transitional: goes with its last importer.
-
 __all__ = [
     "Conflict",
     "RateLimitChange",
@@ -19,7 +17,6 @@ __all__ = [
     "RateLimitOverride",
     "RateLimitRevision",
     "RateLimitRule",
-    "RateLimitTier",
     "audit",
     "override",
 ]

@@ -11,20 +11,13 @@ from django.utils.translation import gettext_lazy as _
 from .. import rules
 from ..limits.algorithms import SYNONYMS
 from ..rules.describe import reading
-from ..rules.options import COLUMNS, options
+from ..rules.options import COLUMNS, NAMES, options
 from ..rules.rule import FIELDS, MAX_LENGTHS
 from ..rules.snapshot import WHERE
 from ..rules.template import as_list
 from .audit import AuditedModel, AuditedQuerySet, Spec
 from .change import RateLimitChange
 
-MODE_NAMES = {"enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off")}
-AUDIENCE_NAMES = {
-    "everyone": _("everyone"),
-    "anonymous": _("not logged in"),
-    "authenticated": _("logged in"),
-    "staff": _("staff"),
-}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _SEPARATORS = {"rate": ", ", "key": "+", "method": ", ", "path": "\n", "audience": "\n"}
 """What separates the values of columns that may contain several."""
@@ -47,7 +40,7 @@ class RateLimitRule(AuditedModel):
     CHANGE_KIND = RateLimitChange.Kind.RULE
 
     name = models.CharField(
-        _("name"),
+        _(COLUMNS["name"]),
         max_length=MAX_LENGTHS["name"],
         unique=True,
         help_text=_(
@@ -57,22 +50,22 @@ class RateLimitRule(AuditedModel):
         ),
     )
     mode = models.CharField(
-        _("mode"),
+        _(COLUMNS["mode"]),
         max_length=8,
         default="enforce",
-        choices=[*MODE_NAMES.items()],
+        choices=[(mode, _(words)) for mode, words in NAMES["mode"].items()],
         help_text=_("Shadow mode counts but does not refuse."),
     )
     order = models.IntegerField(
-        _("order"),
+        _(COLUMNS["order"]),
         default=0,
         help_text=_("Rules are listed and applied in this order, smallest first."),
     )
     description = models.TextField(
-        _("description"), blank=True, help_text=_("For colleagues: why this rule exists.")
+        _(COLUMNS["description"]), blank=True, help_text=_("For colleagues: why this rule exists.")
     )
     rate = models.CharField(
-        _("rate"),
+        _(COLUMNS["rate"]),
         max_length=MAX_LENGTHS["rate"],
         blank=True,
         help_text=_(
@@ -81,7 +74,7 @@ class RateLimitRule(AuditedModel):
         ),
     )
     key = models.CharField(
-        _("count by"),
+        _(COLUMNS["key"]),
         max_length=MAX_LENGTHS["key"],
         blank=True,
         help_text=_(
@@ -92,7 +85,7 @@ class RateLimitRule(AuditedModel):
         ),
     )
     path = models.TextField(
-        _("paths"),
+        _(COLUMNS["path"]),
         blank=True,
         help_text=_(
             "One per line: a prefix such as /api/, or a pattern. In patterns, * is any text "
@@ -103,13 +96,13 @@ class RateLimitRule(AuditedModel):
         ),
     )
     route = models.CharField(
-        _("route"),
+        _(COLUMNS["route"]),
         max_length=MAX_LENGTHS["route"],
         blank=True,
         help_text=_("The name of a URL pattern, for example shop:detail."),
     )
     group = models.CharField(
-        _("call site"),
+        _(COLUMNS["group"]),
         max_length=MAX_LENGTHS["group"],
         blank=True,
         help_text=_(
@@ -119,19 +112,19 @@ class RateLimitRule(AuditedModel):
         ),
     )
     method = models.CharField(
-        _("methods"),
+        _(COLUMNS["method"]),
         max_length=MAX_LENGTHS["method"],
         blank=True,
         help_text=_("Empty: all methods. GET includes HEAD."),
     )
     audience = models.CharField(
-        _("audience"),
+        _(COLUMNS["audience"]),
         max_length=MAX_LENGTHS["audience"],
         default="everyone",
         help_text=_("For members of groups: group:NAME, one per line."),
     )
     message = models.CharField(
-        _("message"),
+        _(COLUMNS["message"]),
         max_length=MAX_LENGTHS["message"],
         blank=True,
         help_text=_("The text for refused clients."),

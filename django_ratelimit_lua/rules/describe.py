@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.utils.formats import number_format
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -12,7 +14,7 @@ from ..extension import FIELDS_OF_ANNEXES, annex_options, install
 from ..identity.keys import ALL_CALLERS, FIELDS, label_of
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
-from .options import places
+from .options import COLUMNS, NAMES, options, places
 from .rule import Declared
 from .template import as_list
 
@@ -152,16 +154,21 @@ def where(given: Declared) -> str:
             "authenticated": _("logged-in users"),
             "anonymous": _("visitors without a login"),
         }
-        # A group may be called like an audience, and is not the same.
-        words = []
-        for name in as_list(audience):
-            _kind, is_group, group = name.partition("group:")
-            if is_group:
-                words.append(_("group %(name)s") % {"name": group})
-            else:
-                words.append(known.get(name, name))
-        parts.append(_("for %(audience)s") % {"audience": _joined(words)})
+        words = _joined(_audience_names(audience, known))
+        parts.append(_("for %(audience)s") % {"audience": words})
     return " ".join(filter(None, parts))
+
+
+def _audience_names(audience: Any, known: Mapping[str, str]) -> list[str]:
+    """Return the names of an audience. A group may be called like another audience."""
+    names = []
+    for name in as_list(audience):
+        _kind, is_group, group = name.partition("group:")
+        if is_group:
+            names.append(_("group %(name)s") % {"name": group})
+        else:
+            names.append(known.get(name, name))
+    return names
 
 
 def _joined(words: object) -> str:
@@ -169,25 +176,59 @@ def _joined(words: object) -> str:
 
 
 def difference(before: Declared | None, after: Declared | None) -> list[str]:
-    """Return the changed fields, each with its old and its new value.
+    """Return the fields in which two versions of a rule differ, by their labels.
 
-    >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m"})
-    ['mode: shadow → —', 'rate: 100/m → 50/m']
+    Each line has the old and the new value in words, or only one if there is no other version.
+
+    >>> difference({"rate": "100/m", "mode": "shadow"}, {"rate": "50/m", "burst": 5})
+    ['Rate: 100 per minute → 50 per minute', 'Mode: shadow mode → enforce', 'Burst: — → 5']
+    >>> difference(None, {"key": ["ip", "post:username"]})
+    ['Count by: address and post:username']
     """
-    old = before or {}
-    new = after or {}
-    return [
-        f"{field}: {_value(old.get(field))} → {_value(new.get(field))}"
-        for field in sorted({*old, *new} - {"subject"})
-        if old.get(field) != new.get(field)
-    ]
+    versions = [version for version in (before, after) if version]
+    table = options()
+    labels = {**COLUMNS, **{name: option.label for name, option in table.items()}}
+    lines = []
+    for field in dict.fromkeys([*labels, *(name for version in versions for name in version)]):
+        if (before or {}).get(field) != (after or {}).get(field):
+            words = [value_words(field, version.get(field)) for version in versions]
+            lines.append(f"{capfirst(_(labels.get(field, field)))}: {' → '.join(words)}")
+    return lines
 
 
-def _value(value: object) -> str:
-    if value is None:
+def value_words(field: str, value: Any) -> str:
+    """Return the value of a field of a rule in words, with the labels of choices.
+
+    >>> value_words("tiers", [{"group": "pro", "rate": "9/m", "burst": 3}])
+    'pro: 9 per minute, burst 3'
+    >>> value_words("audience", None), value_words("exempt", True), value_words("burst", None)
+    ('everyone', 'yes', '—')
+    """
+    option = options().get(field)
+    if field in NAMES:
+        names = {name: _(words) for name, words in NAMES[field].items()}
+        return ", ".join(_audience_names(value or next(iter(names)), names))
+    if option is not None and option.default is False:
+        return _("yes") if value else _("no")
+    if value in (None, "", []):
         return "—"
+    if field == "rate":
+        return rate_words(value)
+    if field == "key":
+        return key_label(value)
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_value, value))
-    if isinstance(value, Mapping):
-        return " ".join(f"{part}" for part in value.values())
+        return ", ".join(map(_item_words, value))
+    if isinstance(value, float):
+        return str(number_format(f"{value:.15g}"))
+    if option is not None and value in option.names:
+        return _(option.names[value])
     return str(value)
+
+
+def _item_words(item: object) -> str:
+    if not (isinstance(item, Mapping) and {"group", "rate"} <= item.keys()):
+        return str(item)
+    text = f"{item['group']}: {rate_words(item['rate'])}"
+    if item.get("burst"):
+        text += f", {_(OPTIONS['burst'].label)} {item['burst']}"
+    return text

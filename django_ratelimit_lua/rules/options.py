@@ -15,21 +15,31 @@ from ..limits.options import OPTIONS, Option
 from ..limits.values import Whole, flag
 from ..limits.values import gettext_noop as _
 
-COLUMNS = (
-    "name",
-    "description",
-    "order",
-    "path",
-    "route",
-    "group",
-    "method",
-    "audience",
-    "key",
-    "rate",
-    "message",
-    "mode",
-)
-"""The fields of a rule that are columns of its row. All others are options."""
+COLUMNS: Mapping[str, str] = {
+    "name": _("name"),
+    "description": _("description"),
+    "order": _("order"),
+    "path": _("paths"),
+    "route": _("route"),
+    "group": _("call site"),
+    "method": _("methods"),
+    "audience": _("audience"),
+    "key": _("count by"),
+    "rate": _("rate"),
+    "message": _("message"),
+    "mode": _("mode"),
+}
+"""The fields of a rule that are columns of its row, with their labels. All others are options."""
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "mode": {"enforce": _("enforce"), "shadow": _("shadow mode"), "off": _("off")},
+    "audience": {
+        "everyone": _("everyone"),
+        "anonymous": _("not logged in"),
+        "authenticated": _("logged in"),
+        "staff": _("staff"),
+    },
+}
+"""The values of columns that are choices, with their labels; the first one is the default."""
 
 
 def tier_list(value: object) -> Sequence[object]:

@@ -269,12 +269,10 @@ class StatisticsPages(Page):
                 query["which"] = str(places[0])
         else:
             return ""
-        field = "limit"
-        if curve.is_burst:
-            field = "burst"
-        elif page.limits and page.limits[0].rate.period_us != curve.period_us:
-            query["further"] = Rate(1, curve.period_us).per
-            field = "further_limit"
+        field = "burst"
+        if not curve.is_burst:
+            query["period"] = Rate(1, curve.period_us).per
+            field = "limit"
         return f"{url}?{urlencode({**query, field: ''})}"
 
 

@@ -35,8 +35,7 @@ document.addEventListener("DOMContentLoaded", () => {
   }
   function soon() {
     clearTimeout(timer);
-    box.hidden = form.elements.unit?.value === "x";  // So many at once: there is no curve in time.
-    if (!box.hidden) timer = setTimeout(() => show().catch(() => {}), 250);
+    timer = setTimeout(() => show().catch(() => {}), 250);
   }
   form.addEventListener("input", soon);
   form.addEventListener("change", soon);

@@ -90,28 +90,18 @@ document.addEventListener("DOMContentLoaded", () => {
     read();
   }
 
-  // So many at once are of no time: such a limit has no period, and goes with its algorithm.
-  const unit = field("unit"), form = document.getElementById("ratelimitrule_form");
-  if (unit && form) {
-    const atOnce = "x", keeps = field("algorithm");
-    const fitPeriods = () => {
-      for (const each of form.querySelectorAll("select[name='unit'], select[name$='-unit']")) {
-        const period = form.querySelector(`input[name='${each.name.replace(/unit$/, "period")}']`);
-        const box = period?.closest(".fieldBox");
-        if (!box || box.classList.contains("errors")) continue;
-        box.hidden = each.value === atOnce;
-        if (box.hidden) period.value = 1;
-      }
-    };
-    form.addEventListener("change", (event) => {
-      if (keeps && event.target === keeps && (keeps.value === "concurrency") !== (unit.value === atOnce)) {
-        unit.value = keeps.value === "concurrency" ? atOnce : "m";
-      } else if (keeps && event.target === unit && (keeps.value === "concurrency") !== (unit.value === atOnce)) {
-        keeps.value = unit.value === atOnce ? "concurrency" : "";
-      }
-      fitPeriods();
+  // A further row of tiers.
+  const add = document.querySelector("[data-add-tier]"), rows = document.querySelector(".ratelimit-tiers");
+  if (add && rows) {
+    const total = document.querySelector("[name=tiers-TOTAL_FORMS]");
+    add.hidden = false;
+    add.addEventListener("click", () => {
+      const row = document.createElement("template");
+      row.innerHTML = rows.querySelector("template").innerHTML.replaceAll("__prefix__", total.value);
+      total.value = Number(total.value) + 1;
+      rows.append(row.content);
+      rows.lastElementChild.querySelector("input").focus();
     });
-    fitPeriods();
   }
 
   // Only what the algorithm takes; and what has a value, so that nothing is kept unseen.

@@ -1,0 +1,199 @@
+"""Form fields for the options of rules, built from their table, and for lists of names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from ..limits.options import OPTIONS, Option
+from ..limits.values import Choice, Lines, Number, Whole, flag
+from ..rules.options import tier_list
+
+
+def option_field(option: Option) -> forms.Field:
+    """Return a form field for an option, by the type of its check."""
+    words: dict[str, Any] = {
+        "label": capfirst(_(option.label)),
+        "help_text": _(option.help),
+        "required": False,
+    }
+    check = option.check
+    if check is tier_list:
+        return TiersField(**words)
+    if check is flag:
+        return forms.BooleanField(**words)
+    if option.names or isinstance(check, Choice):
+        names = option.names or {name: name for name in check.values}  # type: ignore[attr-defined]
+        choices = [("", "---------"), *((name, _(label)) for name, label in names.items())]
+        return forms.ChoiceField(choices=choices, **words)
+    if isinstance(check, Whole):
+        return forms.IntegerField(min_value=check.least, max_value=check.most, **words)
+    if isinstance(check, Number):
+        return forms.FloatField(min_value=check.least, max_value=check.most, **words)
+    if isinstance(check, Lines):
+        return LinesField(**words)
+    return forms.CharField(**words)
+
+
+class LinesField(forms.CharField):
+    """A list of texts, one per line."""
+
+    widget = forms.Textarea(attrs={"rows": 3})
+
+    def prepare_value(self, value: object) -> object:
+        if isinstance(value, list):
+            return "\n".join(map(str, value))
+        return value
+
+    def to_python(self, value: object) -> Any:
+        lines = map(str.strip, (super().to_python(value) or "").splitlines())
+        return list(filter(None, lines))
+
+    def has_changed(self, initial: object, data: object) -> bool:
+        return super().has_changed(initial or [], data)
+
+
+class NamesField(forms.MultipleChoiceField):
+    """Names that are stored as one text, with commas between them."""
+
+    widget = forms.CheckboxSelectMultiple
+
+    def offer(self, names: Iterable[str]) -> None:
+        """Set the names to choose from."""
+        self.choices = [(name, name) for name in dict.fromkeys(names)]
+
+    def prepare_value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return split(value)
+        return value
+
+    def clean(self, value: object) -> Any:
+        return ", ".join(super().clean(value))
+
+    def has_changed(self, initial: object, data: Any) -> bool:
+        return super().has_changed(self.prepare_value(initial), data)
+
+
+def is_set(value: object) -> bool:
+    """Return whether a field has a value: 0 is one."""
+    return value not in (None, "", []) and value is not False
+
+
+def split(text: str) -> list[str]:
+    """Return the parts of a text between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+class TierForm(forms.Form):
+    """A tier of a rule, as a row. An empty row is no tier."""
+
+    group = forms.CharField(
+        label=gettext_lazy("Group"), widget=forms.TextInput({"list": "ratelimit-groups"})
+    )
+    rate = forms.CharField(
+        label=gettext_lazy("Limit"), widget=forms.TextInput({"placeholder": "1000/m"})
+    )
+
+    def __init__(self, *args: Any, groups: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.groups = groups
+        self.fields["burst"] = option_field(OPTIONS["burst"])
+
+    def clean_group(self) -> str:
+        """Return the name of a group, or KEY:VALUE, which `compile` checks.
+
+        Raises `ValidationError` if there is no such group.
+        """
+        name: str = self.cleaned_data["group"]
+        if ":" not in name and name not in self.groups:
+            raise ValidationError(_("There is no such group."))
+        return name
+
+    def tier(self) -> dict[str, object]:
+        """Return the tier in the notation of rules."""
+        given = self.cleaned_data
+        rates = split(given["rate"])
+        tier: dict[str, object] = {"group": given["group"], "rate": rates}
+        if len(rates) == 1:
+            tier["rate"] = rates[0]
+        if given["burst"] is not None:
+            tier["burst"] = given["burst"]
+        return tier
+
+
+class TiersWidget(forms.Widget):
+    """The rows of tiers, which are forms themselves."""
+
+    use_fieldset = True
+    groups: Sequence[str] = ()
+    """The names of groups that a tier may have."""
+    formset: Any = None
+    """The rows that were sent."""
+
+    def rows(self, data: Any = None, name: str = "tiers", **kwargs: Any) -> Any:
+        """Return a formset of tiers."""
+        made = forms.formset_factory(TierForm, extra=1)
+        own = {"groups": self.groups, "empty_permitted": True, "label_suffix": ""}
+        return made(data, prefix=name, form_kwargs=own, **kwargs)
+
+    def value_from_datadict(self, data: Any, files: object, name: str) -> Any:
+        if self.formset is None:
+            self.formset = self.rows(data, name)
+        return self.formset
+
+    def value_omitted_from_data(self, data: object, files: object, name: str) -> bool:
+        return False
+
+    def render(self, name: str, value: Any, *args: object, **kwargs: object) -> SafeString:
+        rows = self.formset
+        if rows is None:
+            rows = self.rows(name=name, initial=[_initial(tier) for tier in _mappings(value)])
+        context = {"rows": rows, "groups": self.groups}
+        return render_to_string("admin/django_ratelimit_lua/tiers.html", context)
+
+
+def _mappings(value: object) -> list[Mapping[str, Any]]:
+    """Return the tiers of a rule; those that are no mappings were edited by hand."""
+    if not isinstance(value, (list, tuple)):
+        return []
+    return [tier for tier in value if isinstance(tier, Mapping)]
+
+
+def _initial(tier: Mapping[str, Any]) -> dict[str, object]:
+    rate = tier.get("rate")
+    if isinstance(rate, (list, tuple)):
+        rate = ", ".join(map(str, rate))
+    return {**tier, "rate": rate}
+
+
+class TiersField(forms.Field):
+    """The tiers of a rule, as a list in the notation of rules."""
+
+    widget = TiersWidget
+
+    def offer(self, groups: Sequence[str], tiers: object) -> None:
+        """Set the names of groups that a tier may have, besides those of these tiers."""
+        stored = [str(tier.get("group")) for tier in _mappings(tiers)]
+        self.widget.groups = list(dict.fromkeys([*groups, *stored]))
+
+    def clean(self, value: Any) -> list[dict[str, object]]:
+        if not value.is_valid():
+            raise ValidationError(_("Correct the marked tiers."))
+        return [row.tier() for row in value if row.has_changed()]
+
+    def has_changed(self, initial: object, data: Any) -> bool:
+        return not data.is_valid() or self.clean(data) != (initial or [])
+
+    def add_error(self, group: str, field: str, text: str) -> None:
+        """Show an error in the row of a group."""
+        for row in self.widget.formset:
+            if row.cleaned_data.get("group") == group:
+                row.add_error(field if field in row.fields else "rate", text)
