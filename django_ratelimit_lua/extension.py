@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.utils.functional import Promise
 
-    from .limits.options import Option
-
 ANNEXES = ("statistics", "breakers", "replay", "gateway")
 SETTINGS_OF_ANNEXES = {
     "METRICS_TOKEN": "statistics",
@@ -126,9 +124,9 @@ class Extension:
     """The name of its folder in `contrib/`."""
     verbs: Sequence[str] = ()
     """Modules that declare verbs of `manage.py ratelimit`."""
-    options: Mapping[str, Option] = MappingProxyType({})
-    """Options that it adds to rules, by name; see `FIELDS_OF_ANNEXES`. An empty or false value
-    counts as missing.
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Options that it adds to rules: a `limits.options.Option` by name, see `FIELDS_OF_ANNEXES`. An
+    empty or false value counts as missing.
     """
     columns: Sequence[Column] = ()
     """Columns that it adds to lists."""
@@ -295,13 +293,9 @@ def is_installed(name: str) -> bool:
     return apps.is_installed(f"django_ratelimit_lua.contrib.{name}")
 
 
-def annex_options() -> dict[str, Option]:
+def annex_options() -> dict[str, Any]:
     """Return the options that installed optional apps add to rules, by name."""
     return {name: option for each in extensions for name, option in each.options.items()}
-
-
-rule_fields = annex_options  # Transitional: goes with its last importer.
-PLACES = PLACES_OF_ANNEXES
 
 
 def install(name: str) -> str:

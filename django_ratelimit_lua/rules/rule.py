@@ -689,6 +689,3 @@ def compile(spec: Any, *, plain: bool = False, where: str = "RATELIMIT_RULES") -
             text += f"; did you mean {', '.join(meant)}?"
         raise RuleError("name", text, where=where)
     return _Reader(spec, where, plain=plain).rule(name)
-
-
-compile_rule = compile  # Transitional: goes with its last importer.
