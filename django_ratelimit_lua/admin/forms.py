@@ -80,7 +80,7 @@ def form_values(rule: RateLimitRule) -> Values:
     values["groups"] = [name.removeprefix(GROUP) for name in names if name.startswith(GROUP)]
     if values["groups"]:
         values["audience"] = "groups"
-    return {**own_options(rule), **values}
+    return {**dict.fromkeys(options()), **own_options(rule), **values}
 
 
 def own_options(rule: RateLimitRule) -> Mapping[str, Any]:

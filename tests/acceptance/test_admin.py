@@ -51,6 +51,8 @@ APP = "django_ratelimit_lua"
 RULES = "/admin/django_ratelimit_lua/ratelimitrule/"
 OVERRIDES = "/admin/django_ratelimit_lua/ratelimitoverride/"
 CHANGES = "/admin/django_ratelimit_lua/ratelimitchange/"
+UNDO = "Undo this change"
+UNDO_ALL = "Undo this and all later changes"
 NO_TIERS = {
     "tiers-TOTAL_FORMS": 0,
     "tiers-INITIAL_FORMS": 0,
@@ -451,32 +453,38 @@ def test_the_inspector_finds_users_headers_and_call_sites(operator: Client) -> N
     assert operator.post(url, {**asked, "action": "explode"}).status_code == 403
 
 
-def test_the_history_shows_and_restores_changes(operator: Client) -> None:
-    """The history shows old and new values and the operator. An earlier version and a deleted rule
-    can be restored.
+def test_the_history_shows_and_undoes_changes(operator: Client) -> None:
+    """The history shows old and new values in words, and the operator. Undoing a change brings back
+    what was before it, also if the rule was deleted. What would change nothing is not offered.
     """
     operator.post(f"{RULES}add/", given(path="/ok", key="ip", rate="5/h"))
     rule = RateLimitRule.objects.get()
-    operator.post(
-        f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", rate="1/h", name="renamed")
-    )
+    for fields in ({"rate": "1/h", "name": "renamed"}, {"rate": "1/h", "method": ["GET"]}):
+        operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", **fields))
     page = operator.get(f"{RULES}{rule.pk}/history/").content.decode()
-    assert "Limit: 5 per hour → 1 per hour" in page
+    assert "Rate: 5 per hour → 1 per hour" in page
+    assert "Methods: — → GET" in page
     assert "grace" in page
-    first = RateLimitChange.objects.order_by("pk")[0]
-    assert operator.get(f"{RULES}restore/{first.pk}/").status_code == 403
-    operator.post(f"{RULES}restore/{first.pk}/")
+    assert [page.count(f">{label}<") for label in (UNDO, UNDO_ALL)] == [1, 1], "not the creation"
+    created, renamed, _restricted = RateLimitChange.objects.order_by("pk")
+    assert UNDO not in operator.get(f"{CHANGES}{created.pk}/change/").content.decode()
+    assert operator.post(f"{RULES}undo/{created.pk}/").status_code == 403
+    assert operator.get(f"{RULES}undo/{renamed.pk}/").status_code == 403
+    undone = operator.post(f"{RULES}undo/{renamed.pk}/", follow=True).content.decode()
+    assert "“site” is as it was before the change: 5 per hour per address, on /ok." in undone
     rule.refresh_from_db()
-    assert (rule.name, rule.rate) == ("site", "5/h")
+    assert (rule.name, rule.rate, rule.method) == ("site", "5/h", "")
     assert visits(6) == [200] * 5 + [429]
     operator.post(f"{RULES}{rule.pk}/delete/", {"post": "yes"})
     assert visits() == [200]
     deleted = RateLimitChange.objects.order_by("-pk")[0]
-    assert "Restore this version" in operator.get(f"{CHANGES}{deleted.pk}/change/").content.decode()
-    operator.post(f"{RULES}restore/{deleted.pk}/")
+    assert UNDO in operator.get(f"{CHANGES}{deleted.pk}/change/").content.decode()
+    operator.post(f"{RULES}undo/{deleted.pk}/")
     assert visits() == [429]
+    assert RateLimitRule.objects.get().pk == rule.pk
+    assert UNDO not in operator.get(f"{CHANGES}{deleted.pk}/change/").content.decode()
     assert operator.get(f"{CHANGES}add/").status_code == 403
-    assert operator.post(f"{CHANGES}{first.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert operator.post(f"{CHANGES}{created.pk}/delete/", {"post": "yes"}).status_code == 403
     assert "5 per hour per address" in operator.get(CHANGES).content.decode()
 
 
@@ -487,7 +495,9 @@ def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
     rule = RateLimitRule.objects.create(
         name="site", path="/ok", key="ip", rate="2/h", mode="shadow"
     )
-    change = RateLimitChange.objects.get()
+    rule.order = 1
+    rule.save()
+    change = RateLimitChange.objects.order_by("-pk")[0]
     url = reverse("admin:django_ratelimit_lua_inspect")
     block = {
         "address": "203.0.113.9",
@@ -499,11 +509,11 @@ def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
     looks = staff("view_ratelimitrule", "view_ratelimitchange", name="looks")
     assert looks.get(RULES).status_code == looks.get(f"{RULES}{rule.pk}/change/").status_code == 200
     assert looks.post(f"{RULES}{rule.pk}/mode/enforce/").status_code == 403
-    assert looks.post(f"{RULES}restore/{change.pk}/").status_code == 403
+    assert looks.post(f"{RULES}undo/{change.pk}/").status_code == 403
     assert looks.post(f"{RULES}add/", given(path="/x", key="ip", rate="1/h")).status_code == 403
     assert looks.get(url).status_code == 200
     assert looks.post(url, {**block, "duration": "3600"}).status_code == 403
-    assert "Restore" not in looks.get(f"{CHANGES}{change.pk}/change/").content.decode()
+    assert "Undo" not in looks.get(f"{CHANGES}{change.pk}/change/").content.decode()
     blocks = staff("block_identity", name="blocks")
     assert blocks.post(url, {**block, "duration": "3600"}).status_code == 302
     assert visits() == [429]
@@ -522,7 +532,7 @@ def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
     for target in (
         url,
         f"{RULES}{rule.pk}/mode/enforce/",
-        f"{RULES}restore/{change.pk}/",
+        f"{RULES}undo/{change.pk}/",
         f"{RULES}preview/",
     ):
         assert careless.post(target, block).status_code == 403
@@ -544,14 +554,11 @@ def test_pages_offer_only_permitted_actions(permissions: tuple[str, ...]) -> Non
         is (client.get(f"{OVERRIDES}inspect/").status_code == 200)
         is ("view" in permissions)
     )
-    change = RateLimitChange.objects.order_by("pk").first()
-    assert change is not None
+    change = RateLimitChange.objects.order_by("-pk")[0]
     history = client.get(f"{RULES}{rule.pk}/history/")
-    restorable = (
-        "Restore this version" in history.content.decode() if history.status_code == 200 else False
-    )
-    restored = client.post(f"{RULES}restore/{change.pk}/").status_code
-    assert restorable is (restored == 302) is ({"add", "change"} <= set(permissions))
+    undoable = UNDO in history.content.decode() if history.status_code == 200 else False
+    undone = client.post(f"{RULES}undo/{change.pk}/").status_code
+    assert undoable is (undone == 302) is ({"add", "change"} <= set(permissions))
 
 
 def test_multiline_texts_are_kept_by_form_and_file_alike(operator: Client) -> None:
