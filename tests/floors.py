@@ -29,7 +29,7 @@ FLOORS = [
     ["contrib", "templatetags"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.
-GROUND = ["version", "extension", "process", "limits", "exceptions", "signals", "conf"]
+GROUND = ["version", "process", "limits", "extension", "exceptions", "signals", "conf"]
 
 
 def room_of(path: Path) -> str:

@@ -4,4 +4,4 @@ This package defines limits and the results of decisions. It imports only from f
 package (see `tests/floors.py`), and does not know Django, Redis, requests or rules.
 """
 
-__all__ = ["algorithms", "call", "decision", "limit", "program", "rate", "values"]
+__all__ = ["algorithms", "call", "decision", "limit", "options", "program", "rate", "values"]

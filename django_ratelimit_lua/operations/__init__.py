@@ -9,7 +9,6 @@ from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
 from ..process.tasks import finish
 from ..publishing.publish import publish
-from ..rules import RuleError
 from ..rules.describe import reading
 from .bans import ActiveBan, active_bans, lift_bans
 from .explain import Explanation, explain
@@ -24,7 +23,6 @@ __all__ = [
     "Health",
     "KnownLimit",
     "OpenedReference",
-    "RuleError",
     "active_bans",
     "admin_urls",
     "ahealth",

@@ -302,7 +302,7 @@ def test_a_compiled_translation_is_used(catalogue: Path) -> None:
         assert str(RateLimitRule._meta.verbose_name) != "rule"
         assert (
             reading({"name": "x", "key": "ip", "rate": "5/15m", "mode": "shadow"})
-            == "5 je 15 Minuten je Adresse, Schattenmodus"
+            == "5 je 15 Minuten je Adresse, an der Aufrufstelle x, Schattenmodus"
         )
 
 
