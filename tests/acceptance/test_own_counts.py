@@ -146,8 +146,8 @@ def test_an_edited_tier_keeps_its_count() -> None:
     assert used("plan=pro") == [2]
 
 
-@pytest.mark.parametrize(("rate", "tier"), [("2/h", "9/d"), ("5/s, 2/h", "9/s, 9/d")])
-def test_a_ban_holds_in_every_tier_and_under_every_override(rate: str, tier: str) -> None:
+@pytest.mark.parametrize(("rate", "tier"), [("2/h", "9/d"), ("5/s, 2/h", ["9/s", "9/d"])])
+def test_a_ban_holds_in_every_tier_and_under_every_override(rate: str, tier: Any) -> None:
     """A client does not escape it by another cookie, and lifting it once lifts it in all."""
     rule = RateLimitRule.objects.create(
         name="own",

@@ -81,8 +81,8 @@ EDITS = [
         {"site": 52},
     ),
     (
-        "restore(RateLimitChange.objects.using('default').filter(name='site', "
-        "after__rate='40/h').first())",
+        "undo(RateLimitChange.objects.using('default').filter(name='site', "
+        "before__rate='40/h').first()) and None",
         {"site": 40},
     ),
     (

@@ -6,25 +6,16 @@ import pytest
 from django_ratelimit_lua.rules.options import COLUMNS, options
 
 from django_ratelimit_lua import Limit
-from django_ratelimit_lua.admin import preview
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_of_a_limit_is_an_attribute_and_an_option_of_rules(name: str) -> None:
-    """An option of a limit is a column or an option of rules, and of the preview if it changes
-    which requests are allowed.
-    """
+    """A rule has the options of limits, as columns or in its table of options."""
     row = OPTIONS[name]
     assert getattr(Limit("x", "5/m"), name) == row.default
     assert name in {*COLUMNS, *options()}
-    assert name in preview.FIELDS or name in (
-        "mode",
-        "on_store_error",
-        "lease",
-        "split",
-    )
     assert {*row.excludes, *filter(None, [row.needs])} < set(OPTIONS)
 
 
