@@ -29,9 +29,13 @@ urlpatterns = [
     path("api/", include(([path("things/", view, name="things")], "api"), namespace="v1")),
     path("", view),
 ]
-RULE: dict[str, Any] = {"name": "api", "path": "/api/", "key": "ip", "limit": 5}
+RULE: dict[str, Any] = {"name": "api", "path": "/api/", "key": "ip", "rate": "5/m"}
 SEARCH = CallSite("@ratelimit", "app.search", (Rate.parse("10/s"), Rate.parse("500/h")), "ip")
 IN_PLACE = {"path": "", "name": "search", "key": ""}
+
+
+def rule(**fields: Any) -> RateLimitRule:
+    return RateLimitRule.from_spec({**RULE, **fields})
 
 
 @pytest.fixture(autouse=True)
@@ -54,20 +58,20 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"path": "/"}, []),
         ({"path": "/", "exempt": True}, ["path"]),
         ({"path": "/api/", "exempt": True}, []),
-        ({"limit": 0}, ["limit"]),
-        ({"limit": 0, "mode": "off"}, []),
-        ({"more_rates": ["0/h"]}, ["limit"]),
+        ({"rate": "0/m"}, ["rate"]),
+        ({"rate": "0/m", "mode": "off"}, []),
+        ({"rate": ["5/m", "0/h"]}, ["rate"]),
         ({"cost": 6}, ["cost"]),
         ({"cost": 5}, []),
         ({"cost": 6, "algorithm": "token_bucket", "burst": 6}, []),
         ({"cost": 6, "algorithm": "token_bucket", "burst": 5}, ["cost"]),
         ({"cost": 6, "algorithm": "leaky_bucket", "queue": 5}, []),
         ({"cost": 6, "algorithm": "leaky_bucket", "queue": 4}, ["cost"]),
-        ({**IN_PLACE, "unit": "s", "more_rates": ["500/h"]}, []),
-        ({**IN_PLACE, "unit": "s", "limit": 11, "more_rates": ["500/h"]}, []),
-        ({**IN_PLACE, "unit": "s"}, ["limit"]),
-        ({**IN_PLACE, "unit": "s", "more_rates": ["500/h"], "key": "path"}, ["limit", "limit"]),
-        ({**IN_PLACE, "unit": "s", "more_rates": ["500/h"], "mode": "off"}, ["limit", "limit"]),
+        ({**IN_PLACE, "rate": ["5/s", "500/h"]}, []),
+        ({**IN_PLACE, "rate": ["11/s", "500/h"]}, []),
+        ({**IN_PLACE, "rate": "5/s"}, ["rate"]),
+        ({**IN_PLACE, "rate": ["5/s", "500/h"], "key": "path"}, ["rate", "rate"]),
+        ({**IN_PLACE, "rate": ["5/s", "500/h"], "mode": "off"}, ["rate", "rate"]),
         ({"path": "", "name": "slow", "group": "search"}, []),
     ],
 )
@@ -77,7 +81,7 @@ def test_rules_that_refuse_or_admit_all_clients_have_to_be_confirmed(
     """The confirmation is shown at the field that causes it. Rules without such an effect need
     none.
     """
-    assert [field for field, _ in confirmations(RateLimitRule(**{**RULE, **words}))] == fields
+    assert [field for field, _ in confirmations(rule(**words))] == fields
 
 
 @pytest.mark.django_db
@@ -104,7 +108,7 @@ def test_rules_without_effect_get_a_notice(words: dict[str, Any], notice: str) -
     """The notice says why the rule has no effect, or an unexpected one. It does not have to be
     confirmed.
     """
-    found = " ".join(notices(RateLimitRule(**{**RULE, **words}), None))
+    found = " ".join(notices(rule(**words), None))
     assert found.startswith(notice) if notice[:2] == "No" else notice in found
     assert bool(found) is bool(notice)
 
@@ -113,16 +117,16 @@ def test_rules_without_effect_get_a_notice(words: dict[str, Any], notice: str) -
 @pytest.mark.parametrize(
     ("before", "after", "restarts"),
     [
-        ({}, {"limit": 9}, False),
-        ({}, {"unit": "h"}, False),
+        ({}, {"rate": "9/m"}, False),
+        ({}, {"rate": "5/h"}, False),
         ({}, {"key": "user_or_ip"}, True),
         ({}, {"algorithm": "fixed_window"}, True),
         ({"key": "path"}, {"key": "path", "algorithm": "sliding_window"}, False),
         ({}, {"algorithm": "fixed_window", "mode": "off"}, False),
         (None, {}, False),
-        (None, {**IN_PLACE, "limit": 100, "unit": "h"}, False),
-        (None, {**IN_PLACE, "limit": 100, "unit": "h", "key": "path"}, True),
-        (None, {**IN_PLACE, "limit": 100, "unit": "h", "algorithm": "fixed_window"}, True),
+        (None, {**IN_PLACE, "rate": "100/h"}, False),
+        (None, {**IN_PLACE, "rate": "100/h", "key": "path"}, True),
+        (None, {**IN_PLACE, "rate": "100/h", "algorithm": "fixed_window"}, True),
     ],
 )
 def test_counts_that_start_again_are_reported_in_a_notice(
@@ -134,10 +138,10 @@ def test_counts_that_start_again_are_reported_in_a_notice(
     """The counts start again if a rule is changed to another key or algorithm, or replaces a limit
     of the code that has another key or algorithm.
     """
-    rule = call_site("search", "ip", "500/h", ALL, 1, {})
-    monkeypatch.setattr(known_call_sites, "_by_name", {"search": (CallSite.of(rule, "search"),)})
-    was = None if before is None else RateLimitRule(**{**RULE, **before})
-    found = notices(RateLimitRule(**{**RULE, **after}), was)
+    site = call_site("search", "ip", "500/h", ALL, 1, {})
+    monkeypatch.setattr(known_call_sites, "_by_name", {"search": (CallSite.of(site, "search"),)})
+    was = None if before is None else rule(**before)
+    found = notices(rule(**after), was)
     assert any("the counts of this limit start again" in text for text in found) is restarts, found
 
 

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from django_ratelimit_lua.operations.rules_yaml import (
-    MAX_TEXT_LENGTH,
-    RuleChange,
-    build_rule,
-    load,
-)
+from django_ratelimit_lua.operations.rules_yaml import RuleChange, load
 from django_ratelimit_lua.rules import RuleError
 
 RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
-
-
-def test_a_rule_is_built_with_its_tiers() -> None:
-    """The tiers are rows of the rule and are not saved either."""
-    rule, tiers = build_rule({**RULE, "tiers": [{"group": "pro", "rate": "500/m"}]})
-    assert (rule.pk, [(tier.group, tier.rate, tier.rule) for tier in tiers]) == (
-        None,
-        [("pro", "500/m", rule)],
-    )
 
 
 @pytest.mark.parametrize(
@@ -33,7 +19,7 @@ def test_a_rule_is_built_with_its_tiers() -> None:
         ("- tiers: [{rate: 1/m}, {rate: 2/m}, {rate: 1/s, rate: 2/s}]", "'rate' is given twice"),
         ("- name: rate\n  key: rate", "rule 'rate'"),
         ("- &a {name: api}\n- *a", "line 2: not YAML: aliases (*) are not supported"),
-        ("[" * 10_000, "nested too deeply"),
+        ("[" * 10_000, "maximum recursion depth"),
         (
             "\n- {name: a, path: /, key: ip, rate: 5/m}\n- {name: b, path: /, key: ip, rate: "
             "5/moon}",
@@ -43,7 +29,7 @@ def test_a_rule_is_built_with_its_tiers() -> None:
         ("- {name: a, path: /, key: app.key, rate: 5/m}", "rule 'a'"),
         (
             "- {name: a, path: /, key: ip, rate: 5/m}\n" * 2,
-            "Rules, line 2: two rules have the name a; the other is on line 1",
+            "Rules, line 2: two rules have the name a",
         ),
         ("- 2026-99-99", "'2026-99-99' is not a rule"),
         ("- {name: 5}", "line 1: name is 5; write text: '5'"),
@@ -60,7 +46,6 @@ def test_a_rule_is_built_with_its_tiers() -> None:
         ),
         ("- {name: a, path: /, key: ip, rate: 5/m, method: all}", "leave method out"),
         ("- \x01", "not YAML"),
-        ("#" * (MAX_TEXT_LENGTH + 1), "more than"),
     ],
 )
 def test_an_error_contains_the_line_in_the_file(text: str, problem: str) -> None:
@@ -117,9 +102,7 @@ def test_an_unknown_word_gets_a_suggestion() -> None:
     assert second.endswith("did you mean path?")
 
 
-@pytest.mark.parametrize(
-    "text", ["- {name: a, path: /", "{}", "", "- \x01", "- 2026-99-99", "#" * (MAX_TEXT_LENGTH + 1)]
-)
+@pytest.mark.parametrize("text", ["- {name: a, path: /", "{}", "", "- \x01", "- 2026-99-99"])
 def test_an_error_in_yaml_text_contains_the_name_of_its_file(text: str) -> None:
     """Errors of the YAML parser contain the file name too."""
     with pytest.raises(RuleError) as raised:
@@ -144,16 +127,14 @@ def test_a_change_is_shown_in_words() -> None:
 @pytest.mark.parametrize("name", ["yes", "NO", "off", "on", "2026-01-01", "1:30", "010", "0x1f"])
 def test_only_true_and_false_and_decimal_numbers_are_no_text(name: str) -> None:
     """YAML 1.1 reads these as booleans, dates and numbers."""
-    (item,) = load(f"- {{name: {name}, path: /, key: ip, rate: 5/m, mode: off}}")
-    assert item.after is not None
-    assert (item.after["name"], item.after["mode"]) == (name, "off")
+    (spec,) = load(f"- {{name: {name}, path: /, key: ip, rate: 5/m, mode: off}}").values()
+    assert (spec["name"], spec["mode"]) == (name, "off")
 
 
 def test_a_number_of_slots_may_be_a_number() -> None:
     """It is read like the text of the same digits."""
-    (item,) = load(
+    spec = load(
         "- {name: a, path: /, key: ip, rate: 5, algorithm: concurrency, "
         "tiers: [{group: pro, rate: 9}]}"
-    )
-    assert item.after is not None
-    assert (item.after["rate"], item.after["tiers"][0]["rate"]) == ("5", "9")
+    )["a"]
+    assert (spec["rate"], spec["tiers"][0]["rate"]) == ("5", "9")
