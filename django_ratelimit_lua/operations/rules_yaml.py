@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.db import router
 
@@ -175,7 +175,3 @@ def apply(changes: Sequence[RuleChange], *, delete: bool = False) -> None:
         rules.bulk_update([row for row in rows if row.pk], [*COLUMNS, "options"])
         rules.bulk_create([row for row in rows if row.pk is None])
         rules.filter(name__in=stored).delete()
-
-
-build_rule: Any = None  # Transitional: goes with its last importer.
-save_rule: Any = None

@@ -166,8 +166,8 @@ FILE = """\
 
 
 def test_a_file_with_every_field_imports_and_exports_unchanged(settings: Any) -> None:
-    """The file was exported when each field of a rule was a column, and tiers were rows. Since then,
-    the call site of a rule that replaces it is not written: it is the name of the rule.
+    """It is from when each field of a rule was a column, and tiers were rows. The call site that a
+    rule replaces is not written any more: it is the name of the rule.
     """
     settings.RATELIMIT_KEYS = {"plan": "example_project.keys.plan"}
     apply(plan(FILE))
