@@ -8,11 +8,11 @@ import math
 from typing import Any
 
 from django.db import models
-from django_ratelimit_lua.rules.options import Option, options
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.limits.values import Number, Whole
 from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.rules.options import Option, options
 
 # What a form, a file or a colleague's script may put into a field.
 texts = st.sampled_from(

@@ -225,7 +225,7 @@ def test_rules_of_the_admin_can_ban() -> None:
     assert plan(text) == []
     assert (
         plan(text.replace("ban_for: 10m,", "ban_for: 20m,"))[0].words()[1].strip()
-        == "ban_for: 10m,30m,1d → 20m,30m,1d"
+        == "Ban for: 10m,30m,1d → 20m,30m,1d"
     )
 
 

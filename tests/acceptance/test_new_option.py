@@ -45,7 +45,7 @@ def test_a_new_option_is_in_the_form_the_file_and_the_history(operator: Client) 
     """
     page = operator.get(f"{RULES}add/").content.decode()
     assert 'name="ticket"' in page
-    assert "Ticket:" in page
+    assert ">Ticket</label>" in page
     assert TICKET.help in page
     form: dict[str, Any] = given(path="/ok", key="ip", rate="2/h")
     answer = operator.post(f"{RULES}add/", {**form, "ticket": "10000"})
@@ -62,7 +62,7 @@ def test_a_new_option_is_in_the_form_the_file_and_the_history(operator: Client) 
     assert "ticket: 7\n" in text
     assert plan(text) == []
     (change,) = plan(text.replace("ticket: 7", "ticket: 8"))
-    assert change.words() == ["~ site", "    ticket: 7 → 8"]
+    assert change.words() == ["~ site", "    Ticket: 7 → 8"]
     apply([change])
     assert RateLimitRule.objects.get().options == {"ticket": 8}
     with pytest.raises(RuleError, match="ticket is 10000"):

@@ -87,14 +87,14 @@ def test_tiers_can_have_several_rates(operator: Client) -> None:
 def test_several_rates_survive_export_import_and_restore() -> None:
     """Importing an export changes nothing. A restored version has all its rates."""
     text = (
-        '- {name: site, path: /ok, key: ip, rate: ["10/s", "500/hour"], tiers: [{group: a, '
+        '- {name: site, path: /ok, key: ip, rate: ["10/s", "500/h"], tiers: [{group: a, '
         'rate: ["20/s", "9/m"]}]}'
     )
     apply(plan(text))
     assert "rate:\n  - 10/s\n  - 500/h\n" in export()
     assert plan(export()) == []
-    (change,) = plan(text.replace('"10/s", "500/hour"', "10/s"))
-    assert change.words() == ["~ site", "    rate: 10/s, 500/h → 10/s"]
+    (change,) = plan(text.replace('"10/s", "500/h"', "10/s"))
+    assert change.words() == ["~ site", "    Rate: 10/s, 500/h → 10/s"]
     RateLimitRule.objects.update(rate="10/s")
     latest = RateLimitChange.objects.first()
     assert latest is not None

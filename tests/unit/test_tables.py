@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from django_ratelimit_lua.rules.options import COLUMNS, options
 
 from django_ratelimit_lua import Limit
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
+from django_ratelimit_lua.rules.options import COLUMNS, options
 
 
 @pytest.mark.parametrize("name", OPTIONS)
