@@ -91,6 +91,19 @@ class Number:
         return float(value)
 
 
+class Text:
+    """Check for text. The error contains `what` it is."""
+
+    def __init__(self, what: str, *, may_be_empty: bool = False) -> None:
+        self.what = what
+        self.may_be_empty = may_be_empty
+
+    def __call__(self, value: object) -> str:
+        if not isinstance(value, str) or not (value or self.may_be_empty):
+            raise ValueError(f"must be {self.what}")
+        return value
+
+
 class Lines:
     """Check for a list of texts, which a form shows one per line.
 
@@ -110,9 +123,9 @@ class Lines:
 
 def flag(value: object) -> bool:
     """Check for true or false."""
-    if value not in (True, False):
+    if not isinstance(value, bool):
         raise ValueError("must be true or false")
-    return bool(value)
+    return value
 
 
 def or_none(check: Check[T]) -> Check[T | None]:

@@ -20,7 +20,7 @@ from ..rules.callsite import LIMITER, CallSite, limits_of, losses
 from ..rules.describe import key_label, rate_words
 from ..rules.paths import path_pattern
 from ..rules.places import place_problems
-from ..rules.rule import Declared, Rule
+from ..rules.rule import Rule, Spec
 from ..rules.ruleset import settings_rules
 from ..rules.template import as_list
 from .call_sites import SETTINGS, call_sites_of
@@ -235,7 +235,7 @@ def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]
     return found
 
 
-def _texts(spec: Declared | None, exempt: Sequence[str]) -> list[str]:
+def _texts(spec: Spec | None, exempt: Sequence[str]) -> list[str]:
     if spec is None:
         return []
     try:

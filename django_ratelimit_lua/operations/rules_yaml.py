@@ -14,7 +14,7 @@ from ..models.audit import one_change
 from ..rules import RuleError, compile
 from ..rules.describe import difference, reading
 from ..rules.options import COLUMNS
-from ..rules.rule import Declared, refuse_absent
+from ..rules.rule import Spec, refuse_absent
 from .formatting import count_words
 
 MARKS = {"added": "+", "changed": "~", "deleted": "-"}
@@ -25,8 +25,8 @@ class RuleChange(NamedTuple):
     """A change of a rule: its spec before and after. None stands for no rule."""
 
     name: str
-    before: Declared | None
-    after: Declared | None
+    before: Spec | None
+    after: Spec | None
 
     @property
     def action(self) -> str:
@@ -45,7 +45,7 @@ class RuleChange(NamedTuple):
         return [f"{mark} {self.name}", *lines]
 
 
-def dump(rules: Sequence[Declared]) -> str:
+def dump(rules: Sequence[Spec]) -> str:
     """Return rules as YAML.
 
     >>> print(dump([{"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}]), end="")
@@ -64,11 +64,11 @@ def export() -> str:
     return dump([*_stored().values()])
 
 
-def _stored() -> dict[str, Declared]:
+def _stored() -> dict[str, Spec]:
     return {rule.name: rule.spec for rule in RateLimitRule.objects.all()}
 
 
-def load(text: str, source: str = "Rules") -> dict[str, Declared]:
+def load(text: str, source: str = "Rules") -> dict[str, Spec]:
     """Return the rules in a YAML text, as an export would write them, by name.
 
     Args:
@@ -80,7 +80,7 @@ def load(text: str, source: str = "Rules") -> dict[str, Declared]:
     """
     from .yaml_text import read_items
 
-    specs: dict[str, Declared] = {}
+    specs: dict[str, Spec] = {}
     problems: list[RuleError] = []
     for where, given in read_items(text, source):
         try:

@@ -15,7 +15,7 @@ from ..identity.keys import ALL_CALLERS, FIELDS, label_of
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
 from .options import COLUMNS, NAMES, options, places
-from .rule import Declared
+from .rule import Spec
 from .template import as_list
 
 
@@ -85,7 +85,7 @@ def field_words(field: str) -> str:
     return label_of(field)
 
 
-def reading(given: Declared) -> str:
+def reading(given: Spec) -> str:
     """Return a rule in one sentence.
 
     >>> rule = {"name": "api", "key": "user", "rate": "100/m", "burst": 20, "path": "/api/"}
@@ -100,7 +100,7 @@ def reading(given: Declared) -> str:
         return str(given)
 
 
-def _sentence(given: Declared) -> str:
+def _sentence(given: Spec) -> str:
     parts: list[str] = []
     if given.get("exempt"):
         parts.append(_("no limits"))
@@ -128,7 +128,7 @@ def _sentence(given: Declared) -> str:
     return ", ".join(filter(None, parts))
 
 
-def where(given: Declared) -> str:
+def where(given: Spec) -> str:
     """Return the requests that a rule applies to, in words."""
     parts: list[str] = []
     if given.get("method"):
@@ -175,7 +175,7 @@ def _joined(words: object) -> str:
     return _(" and ").join(as_list(words))
 
 
-def difference(before: Declared | None, after: Declared | None) -> list[str]:
+def difference(before: Spec | None, after: Spec | None) -> list[str]:
     """Return the fields in which two versions of a rule differ, by their labels.
 
     Each line has the old and the new value in words, or only one if there is no other version.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import NoneType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from django.http import HttpRequest
 from django.utils.translation import gettext_noop as _
@@ -23,7 +23,7 @@ from ..identity.routes import resolved
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Option, read_options
 from ..limits.rate import LimitError, Rate
-from ..limits.values import Whole
+from ..limits.values import Check, Choice, Text, Whole
 from .errors import RuleError
 from .methods import parse_methods
 from .options import OPTIONS_OF_RULES, places
@@ -75,7 +75,6 @@ MAX_LENGTHS = {
     "message": 300,
 }
 """The maximum lengths of the columns of a row."""
-_ORDER = Whole(-(2**31), 2**31 - 1)
 _NAMES = ("name", "route", "group")
 _CONTROL = "[\x00-\x1f\x7f-\x9f\u2028\u2029]"
 """What breaks a line, or cannot be seen."""
@@ -87,8 +86,8 @@ AUDIENCES = (EVERYONE, "anonymous", "authenticated", "staff")
 WRONG = (ValueError, TypeError, ArithmeticError)
 """Errors that the parts of a rule raise."""
 
-Declared = Mapping[str, Any]
-"""A rule as it is written: values by the words of `FIELDS`."""
+Spec = Mapping[str, Any]
+"""A rule as it is written: values by the names of `FIELDS`."""
 Outcome = Callable[[HttpRequest, Any], object]
 """Called with the request and its response, or the exception that was raised instead of one; may be
 `async`.
@@ -139,7 +138,7 @@ class Rule:
     reset_if: Outcome | None = None
     cost_after: Outcome | None = None
     replaces: tuple[Rule, ...] = ()
-    given: Declared | None = None
+    given: Spec | None = None
 
     @property
     def source(self) -> str:
@@ -289,23 +288,17 @@ class Rule:
         return list(dict.fromkeys(limit.name for limit in limits))
 
 
-def _is_text(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_some_text(value: object) -> bool:
-    return _is_text(value) and value != ""
-
-
-_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "route": (_is_some_text, "; write the name of a URL pattern, such as 'shop:detail'"),
-    "group": (_is_some_text, "; write the group of a decorator or the scope of a throttle"),
-    "description": (_is_text, "; write text"),
-    "message": (_is_some_text, "; write a sentence for refused clients"),
-    "mode": (MODES.__contains__, f"; choose one of: {', '.join(MODES)}"),
-    "exempt": (lambda value: value is None or isinstance(value, bool), "; write true or false"),
+_CHECKS: Mapping[str, Check[Any]] = {
+    "route": Text("the name of a URL pattern, such as 'shop:detail'"),
+    "group": Text("the group of a decorator or the scope of a throttle"),
+    "description": Text("text", may_be_empty=True),
+    "message": Text("a sentence for refused clients"),
+    "mode": Choice(MODES),
+    "order": Whole(-(2**31), 2**31 - 1),
+    "exempt": OPTIONS_OF_RULES["exempt"].check,
+    "tiers": OPTIONS_OF_RULES["tiers"].check,
 }
-"""Fields with plain values: the check of a value, and what would be right."""
+"""Fields with values that need no other field."""
 T = TypeVar("T")
 _Compile = Callable[[object, object], LimitTemplate]
 
@@ -316,7 +309,7 @@ class _Reader:
     If `plain` is true, the spec may not refer to code, and must fit into a row.
     """
 
-    def __init__(self, given: Declared, where: str, *, plain: bool) -> None:
+    def __init__(self, given: Spec, where: str, *, plain: bool) -> None:
         self.given = given
         self.where = where
         self.plain = plain
@@ -333,8 +326,17 @@ class _Reader:
             self.problems.append(RuleError.of(word, error, where=self.where))
             return None
 
-    def refuse(self, word: str, right: str) -> NoReturn:
-        raise LimitError(f"{word} is {self.given.get(word)!r}{right}", word)
+    def checked(self, word: str, check: Check[Any]) -> Any:
+        """Return the value of a field as its check returns it, or None."""
+        value = self.given.get(word)
+        if value is None:
+            return None
+        try:
+            return check(value)
+        except LimitError:
+            raise
+        except ValueError as error:
+            raise LimitError(f"{word} is {value!r}: {error}") from None
 
     def rule(self, name: str) -> Rule:
         given = self.given
@@ -345,13 +347,11 @@ class _Reader:
                 continue
             for text in _texts(value):
                 self.read(word, self.check_text, word, text)
-        for word, (check, right) in _FIELDS.items():
-            if word in given and not check(given[word]):
-                self.read(word, self.refuse, word, right)
+        for word, check in _CHECKS.items():
+            self.read(word, self.checked, word, check)
         if self.plain:
             for word, most in MAX_LENGTHS.items():
                 self.read(word, self.check_length, word, most)
-        order = self.read("order", self.order)
         paths = self.read("path", self.paths) or ()
         audience = self.read("audience", self.audience) or (EVERYONE,)
         methods = self.read("method", parse_methods, given.get("method"))
@@ -374,6 +374,9 @@ class _Reader:
                 if given.get("rate") is not None:
                     self.read("rate", self.rates, given["rate"])
                 self.read("tiers", self.tiers, lambda rates, _burst: LimitTemplate(None, rates))
+                for word, option in OPTIONS.items():
+                    if word not in _CHECKS:
+                        self.read(word, self.checked, word, option.check)
         else:
             if is_bare and not is_elsewhere:
                 group = name
@@ -388,8 +391,8 @@ class _Reader:
             audience=audience,
             extra=extra,
             is_elsewhere=is_elsewhere,
-            mode=given.get("mode", "enforce"),
-            order=order or 0,
+            mode=given.get("mode") or "enforce",
+            order=given.get("order") or 0,
             message=given.get("message") or "",
             pk=given.get("id"),
             given=given,
@@ -423,12 +426,6 @@ class _Reader:
                 _("At most %(most)d characters fit; these are %(length)d"), most=most, length=length
             )
 
-    def order(self) -> int:
-        try:
-            return _ORDER(self.given.get("order", 0))
-        except ValueError as error:
-            raise LimitError(f"order is {self.given['order']!r}: {error}") from None
-
     def paths(self) -> tuple[str, ...]:
         value = self.given.get("path")
         if value in (None, ""):
@@ -450,30 +447,16 @@ class _Reader:
 
     def extra(self, word: str, option: Option) -> object:
         """Return the compiled value of an option that an optional app adds."""
-        return option.compile(self.checked(word, option))
-
-    def checked(self, word: str, option: Option) -> Any:
-        """Return the value of an option that is not one of a limit, as its check returns it."""
-        value = self.given[word]
-        try:
-            return option.check(value)
-        except LimitError:
-            raise
-        except ValueError as error:
-            raise LimitError(f"{word} is {value!r}: {error}") from None
+        return option.compile(self.checked(word, option.check))
 
     def audience(self) -> tuple[str, ...]:
         names = as_list(self.given.get("audience", EVERYONE))
         if not names or not all(map(_is_audience, names)):
-            self.refuse(
-                "audience",
-                f"; choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups",
-            )
+            right = f"choose one of: {', '.join(AUDIENCES)}, group:NAME, or a list of groups"
+            raise LimitError(f"audience is {names!r}; {right}")
         if self.plain and len(names) > 1 and not all(name.startswith(_GROUP) for name in names):
-            self.refuse(
-                "audience",
-                "; a rule of the admin is for one audience, or for groups: make a rule for each",
-            )
+            right = "a rule of the admin is for one audience, or for groups: make a rule for each"
+            raise LimitError(f"audience is {names!r}; {right}")
         return tuple(names)
 
     def key(self, needs_key: bool) -> Key | None:
@@ -490,14 +473,13 @@ class _Reader:
 
     def check_plain_key(self, part: object) -> None:
         if not isinstance(part, str):
-            self.refuse("key", "; write a key such as 'ip', or a list of keys")
+            raise LimitError(f"key is {part!r}; write a key such as 'ip', or a list of keys")
         if "." in part and ":" not in part:
             text = _("key is %(key)r: callables are only allowed in the settings")
             raise LimitError(text, key=part)
         if "+" in part:
-            self.refuse(
-                "key", "; + joins keys: a name that contains + is only allowed in the settings"
-            )
+            right = "+ joins keys: a name that contains + is only allowed in the settings"
+            raise LimitError(f"key is {part!r}; {right}")
 
     def template(self, name: str, *, needs_key: bool) -> LimitTemplate | None:
         """Return the limits, or None if they are invalid."""
@@ -537,10 +519,9 @@ class _Reader:
         return template.with_tiers(tiers)
 
     def cost(self) -> int | CostFunction | None:
-        value = self.given.get("cost")
-        if self.plain and value is not None:
-            self.checked("cost", OPTIONS_OF_RULES["cost"])
-        return compile_cost(value)
+        if self.plain:
+            self.checked("cost", OPTIONS_OF_RULES["cost"].check)
+        return compile_cost(self.given.get("cost"))
 
     def rates(self, value: object) -> list[CompiledRate]:
         """Return the rates, which are decided together. Raises also `LimitError`.
@@ -575,9 +556,10 @@ class _Reader:
     def tiers(self, compiled: _Compile) -> tuple[tuple[str, LimitTemplate], ...]:
         """Return the templates of the tiers, by Django group or key, the most favourable first."""
         tiers: dict[str, LimitTemplate] = {}
-        if not self.given.get("tiers"):
-            return ()
-        for tier in self.checked("tiers", OPTIONS_OF_RULES["tiers"]):
+        given = self.given.get("tiers") or ()
+        if not isinstance(given, (list, tuple)):
+            return ()  # Already reported.
+        for tier in given:
             group = ""
             if isinstance(tier, Mapping):
                 group = str(tier.get("group"))
@@ -639,7 +621,7 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(part)
 
 
-def refuse_absent(given: Declared, where: str) -> None:
+def refuse_absent(given: Spec, where: str) -> None:
     """Raise `RuleError` if a spec has an option of an optional app that is not installed."""
     installed = annex_options()
     for word, annex in FIELDS_OF_ANNEXES.items():

@@ -17,7 +17,7 @@ from ..extension import Extension, extensions
 from .errors import RuleError
 from .overrides import Overrides
 from .paths import PathIndex
-from .rule import Declared, Rule, compile
+from .rule import Rule, Spec, compile
 from .snapshot import NO_SNAPSHOT, ReadRule, Snapshot, read_rule
 
 
@@ -37,7 +37,7 @@ def settings_problems() -> list[str]:
     return []
 
 
-def compile_rules(given: Sequence[Declared]) -> tuple[Rule, ...]:
+def compile_rules(given: Sequence[Spec]) -> tuple[Rule, ...]:
     """Compile declared rules, in their order.
 
     Raises `RuleError` with all invalid rules, and `ImproperlyConfigured` if two have the same name.

@@ -136,3 +136,40 @@ def test_the_second_of_two_editors_gets_the_stored_row() -> None:
         third.save(expected=begun + 2)
     assert raised.value.stored is None
     assert not RateLimitRule.objects.exists()
+
+
+def test_a_rule_with_the_name_of_a_call_site_needs_no_group() -> None:
+    """A rule without a place replaces the limits of its name, with and without that as its group.
+    At a path, the group is kept, because it restricts the rule to the call site.
+    """
+    bare = {"name": "login", "rate": "5/m"}
+    assert RateLimitRule.from_spec({**bare, "group": "login"}).spec == bare
+    at_path = {"name": "login", "path": "/", "group": "login", "rate": "5/m"}
+    assert RateLimitRule.from_spec(at_path).spec == at_path
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [([1], "unknown options"), ({"rate": "9/m"}, r"unknown options\.rate"), ({"moon": 1}, "moon")],
+)
+def test_options_that_were_edited_by_hand_are_reported(options: Any, text: str) -> None:
+    """They neither raise other errors nor replace columns."""
+    row = RateLimitRule(name="api", key="ip", path="/", rate="5/m", options=options)
+    with pytest.raises(RuleError, match=text):
+        row.compiled()
+
+
+@pytest.mark.django_db
+def test_every_way_to_save_raises_the_revision() -> None:
+    """It is raised in the database, also by a save of some fields and by bulk changes."""
+    row = RateLimitRule.objects.create(name="api", path="/", key="ip", rate="5/m")
+    revisions = [row.revision]
+    row.switch("off")
+    revisions.append(row.revision)
+    RateLimitRule.objects.update(order=3)
+    revisions.append(RateLimitRule.objects.get().revision)
+    RateLimitRule.objects.bulk_update([row], ["mode"])
+    revisions.append(row.revision)
+    row.save()  # It was read before.
+    revisions.append(RateLimitRule.objects.get().revision)
+    assert revisions == [1, 2, 3, 4, 5]

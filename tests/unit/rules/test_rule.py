@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.test import RequestFactory
+from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,6 +78,8 @@ def test_a_rule_is_compiled_as_declared() -> None:
         ({"rates": "5/m"}, "name"),
         ({"tiers": [{"group": "pro", "rate": "1/s"}] * 2}, "tiers"),
         ({"description": 5}, "description"),
+        ({"route": ""}, "route"),
+        ({"group": ""}, "group"),
     ],
 )
 def test_errors_name_their_field(words: dict[str, Any], field: str) -> None:
@@ -110,6 +113,37 @@ def test_tiers_are_ordered_and_each_invalid_tier_is_an_error() -> None:
         ("tiers", "c"),
         ("tiers", "d"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ({"name": " a"}, "without spaces"),
+        ({"route": "a\u200b"}, "without invisible"),
+        ({"name": "a" * 201}, "At most 200"),
+        ({"audience": [f"group:{'g' * 100}{number}" for number in range(10)]}, "At most 1000"),
+        ({"order": 2**31}, "2147483647"),
+        ({"exempt": True, "rate": "5/moon"}, "5/moon"),
+    ],
+)
+def test_what_does_not_fit_into_a_row_is_an_error(words: dict[str, Any], text: str) -> None:
+    """A rule of the admin or of YAML is checked before it reaches the database."""
+    with pytest.raises(RuleError, match=text) as raised:
+        compile({**API, **words}, plain=True)
+    assert raised.value.field in words
+
+
+def test_an_error_is_shown_in_the_words_of_the_form() -> None:
+    """The text for operators has labels in place of names, and their language; the English text
+    has names and the place.
+    """
+    with pytest.raises(RuleError) as raised:
+        declared(ban_after=3)
+    assert str(raised.value) == "RATELIMIT_RULES: rule 'api': ban_after needs ban_for as well"
+    assert raised.value.params == {"option": "ban_after", "other": "ban_for"}
+    with translation.override("de"):
+        words = raised.value.words()
+    assert words != raised.value.words() == "“Ban after” needs “Ban for” as well."
 
 
 def test_a_call_site_is_a_rule_without_a_name() -> None:
