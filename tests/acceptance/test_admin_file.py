@@ -57,7 +57,7 @@ def test_a_file_is_applied_after_its_changes_are_confirmed(operator: Client) -> 
     names the operator.
     """
     page = looked_at(operator, export().replace("5/h", "1/h"))
-    assert "rate: 5/h → 1/h" in page.content.decode()
+    assert "Rate: 5 per hour → 1 per hour" in page.content.decode()
     assert visits(2) == [200, 200]
     assert "It applies to the next request" in confirmed(operator, page).content.decode()
     assert visits() == [429]
@@ -147,7 +147,7 @@ def test_a_file_is_shown_again_if_rules_have_changed_since_its_preview(operator:
     RateLimitRule.objects.filter(name="other").update(rate="8/h")
     answer = confirmed(operator, page)
     assert "The rules were changed in the meantime" in answer.content.decode()
-    assert "rate: 8/h → 7/h" in answer.content.decode()
+    assert "Rate: 8 per hour → 7 per hour" in answer.content.decode()
     assert "rate: 5/h" in export()
     confirmed(operator, answer)
     assert "rate: 1/h" in export()

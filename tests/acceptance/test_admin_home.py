@@ -55,7 +55,7 @@ def test_the_title_of_the_app_leads_to_its_page(operator: Client) -> None:
     assert "Problems" not in text
     assert "Redis is available Rules up to date (revision 2)" in text
     assert "Last changes" in text
-    assert "search &lt;b&gt; (rule, changed) : Limit: 5 per minute → 7 per minute" in text
+    assert "search &lt;b&gt; (rule, changed) : Rate: 5 per minute → 7 per minute" in text
     assert text.index("Last changes") < text.index("Overrides")
     links = re.findall(rf'href="({HOME}ratelimitchange/\d+/change/)"', _html(operator))
     assert [operator.get(link).status_code for link in links] == [200, 200]

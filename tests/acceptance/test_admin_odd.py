@@ -81,16 +81,14 @@ def rows(operator: Client) -> None:
     )
     RateLimitRule.objects.create(name="by session", path="/", key="session", rate="5/m")
     broken = RateLimitRule(name="broken", path="/", key="nonsense", rate="5/m")
-    RateLimitRule.objects.bulk_create([broken])
-    day = RateLimitRule.objects.create(
-        name="day",
-        path="/",
-        key="ip",
-        rate="5/d",
-        options={"algorithm": "fixed_window", "align": "day"},
-    )
+    day = RateLimitRule(name="day", path="/", key="ip", rate="5/d")
+    tiers = [{"group": "gone", "rate": "50/m"}]
+    day.options = {"algorithm": "fixed_window", "align": "day", "tiers": tiers}
+    strange = RateLimitRule(name="strange", path="/", audience="group:", method="{}", rate="y")
+    strange.options = {"tiers": [5, {"rate": []}], "burst": {}, "cost": "x", "other": 1, "name": 2}
+    listed = RateLimitRule(name="listed", options=[5])
+    RateLimitRule.objects.bulk_create([broken, day, strange, listed])
     add_tier(fits, "pro", "50/m")
-    add_tier(day, "gone", "50/m")
     forever = datetime.datetime(9999, 12, 31, 23, 59, tzinfo=datetime.UTC)
     RateLimitOverride.objects.create(rule=broken, network="203.0.113.9", rate="5/m", ends=forever)
     RateLimitOverride.objects.create(
@@ -102,11 +100,7 @@ def rows(operator: Client) -> None:
     key.save()
     RateLimitRule.objects.filter(pk=fits.pk).update(name="renamed")
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"UPDATE {APP}_ratelimitrule SET groups = '5', methods = '{{}}', unit = 'y' WHERE "
-            "name = 'broken'"
-        )
-        cursor.execute(f"UPDATE {APP}_ratelimitoverride SET unit = 'y' WHERE effect = 'limit'")
+        cursor.execute(f"UPDATE {APP}_ratelimitoverride SET rate = 'y' WHERE effect = 'limit'")
     for declared in (
         {},
         {"name": "renamed"},
@@ -333,26 +327,23 @@ def test_an_override_for_a_missing_rule_is_an_error(action: str, operator: Clien
     assert not RateLimitOverride.objects.exists()
 
 
-def test_a_version_with_a_taken_name_is_not_restored(operator: Client) -> None:
-    """The page reports it, and the other rule is not overwritten. A deleted rule is restored with
+def test_a_change_of_a_name_that_is_taken_since_is_not_undone(operator: Client) -> None:
+    """The page reports it, and the other rule is not overwritten. A deleted rule comes back with
     its primary key.
     """
     one = RateLimitRule.objects.create(name="first", path="/ok", key="ip", rate="5/m")
-    first = RateLimitChange.objects.get()
     RateLimitRule.objects.filter(pk=one.pk).update(name="second")
+    renamed = RateLimitChange.objects.order_by("-pk")[0]
     other = RateLimitRule.objects.create(name="first", path="/other", key="ip", rate="7/m")
-    page = operator.post(f"{RULES}restore/{first.pk}/", follow=True).content.decode()
-    assert "another rule has this name" in page
-    one.delete()
-    page = operator.post(f"{RULES}restore/{first.pk}/", follow=True).content.decode()
-    assert "another rule has this name" in page
+    for _ in range(2):
+        page = operator.post(f"{RULES}undo/{renamed.pk}/", follow=True).content.decode()
+        assert "Another rule has this name." in page
+        RateLimitRule.objects.filter(pk=one.pk).delete()
     assert [rule.rate for rule in RateLimitRule.objects.all()] == ["7/m"]
     other.delete()
-    operator.post(f"{RULES}restore/{first.pk}/")
-    assert (RateLimitRule.objects.get().pk, RateLimitRule.objects.get().limit) == (
-        first.object_id,
-        5,
-    )
+    operator.post(f"{RULES}undo/{renamed.pk}/")
+    rule = RateLimitRule.objects.get()
+    assert (rule.pk, rule.rate) == (renamed.object_id, "5/m")
 
 
 def test_a_tier_that_does_not_fit_its_rule_is_refused_by_the_form(operator: Client) -> None:

@@ -16,6 +16,7 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import NO_TIERS, RULES, errors, staff
+from tests.forms import sent_by
 from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,26 +58,6 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Group.objects.create(name="pro")
 
 
-def filled_in(page: Any) -> dict[str, Any]:
-    """Return the data that a browser sends for an unchanged form."""
-    form = page.context["adminform"].form
-    sent: dict[str, Any] = {}
-    for bound in form:
-        value = bound.value()
-        value = bound.field.prepare_value(value) if hasattr(bound.field, "prepare_value") else value
-        if value is not False and value not in (None, "", []):
-            sent[bound.name] = value
-    sent |= NO_TIERS
-    for formset in page.context["inline_admin_formsets"]:
-        sent["tiers-TOTAL_FORMS"] = len(formset.formset.forms)
-        for number, tier in enumerate(formset.formset.forms):
-            for bound in tier:
-                if bound.value() not in (None, "", []):
-                    value = bound.field.prepare_value(bound.value())
-                    sent[f"tiers-{number}-{bound.name}"] = value
-    return sent
-
-
 def test_the_page_lists_all_limits_in_the_code(operator: Client) -> None:
     """Each limit has its rates, its key, its place in the code, and the rules that replace or
     extend it.
@@ -102,7 +83,7 @@ def test_a_rule_of_the_settings_is_copied_with_all_fields(operator: Client) -> N
     """Saving the copied values changes no limit."""
     assert f'href="{RULES}add/?settings=everything"' in operator.get(LIMITS).content.decode()
     assert f'href="{RULES}add/?settings=everything"' in operator.get(RULES).content.decode()
-    form = filled_in(operator.get(f"{RULES}add/?settings=everything"))
+    form = sent_by(operator.get(f"{RULES}add/?settings=everything"))
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     assert RateLimitRule.objects.get().spec == {
@@ -130,16 +111,12 @@ def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) ->
     """A rule that replaces the call site has all its rates, so it needs no confirmation. A rule in
     addition has its key.
     """
-    form = filled_in(operator.get(f"{RULES}add/?instead=looks"))
+    form = sent_by(operator.get(f"{RULES}add/?instead=looks"))
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
-    assert RateLimitRule.objects.get().spec == {
-        "name": "looks",
-        "group": "looks",
-        "rate": ["10/s", "500/h"],
-    }
-    form = filled_in(operator.get(f"{RULES}add/?beside=looks"))
-    operator.post(f"{RULES}add/", {**form, "rate": "2/h"})
+    assert RateLimitRule.objects.get().spec == {"name": "looks", "rate": ["10/s", "500/h"]}
+    form = sent_by(operator.get(f"{RULES}add/?beside=looks"))
+    operator.post(f"{RULES}add/", {**form, "rate": "2/s"})
     beside = RateLimitRule.objects.get(group="looks")
     assert (beside.name, beside.rate, beside.key) == ("looks, slower", "2/s", "ip+get:q")
     assert [Client().get("/looks").status_code for _ in range(3)] == [200, 200, 429]
@@ -155,16 +132,16 @@ def test_a_new_rule_starts_with_the_key_of_the_chosen_limit(operator: Client) ->
     ):
         assert page.index(words) < page.index(f"?beside=signs%20in&amp;which={number}")
         assert f"?instead=signs%20in&amp;which={number}" in page
-    numbers = [("5", "15", "ip+get:user"), ("30", "15", "ip"), ("50", "1", "get:user")]
+    values = [(["5/15m"], ["ip+get:user"]), (["30/15m"], ["ip"]), (["50/h"], ["get:user"])]
     for way in ("instead", "beside"):
         forms = [
-            filled_in(operator.get(f"{RULES}add/?{way}=signs+in&which={number}"))
+            sent_by(operator.get(f"{RULES}add/?{way}=signs+in&which={number}"))
             for number in range(3)
         ]
-        assert [(str(form["limit"]), str(form["period"]), form["key"]) for form in forms] == numbers
+        assert [(form["rate"], form["key"]) for form in forms] == values
     problems = errors(
         operator.post(
-            f"{RULES}add/", filled_in(operator.get(f"{RULES}add/?instead=signs+in&which=1"))
+            f"{RULES}add/", sent_by(operator.get(f"{RULES}add/?instead=signs+in&which=1"))
         )
     )
     assert "The code has 5 per 15 minutes per address and get:user" in problems
@@ -192,25 +169,21 @@ def test_a_rule_without_a_key_uses_the_key_in_the_code(operator: Client) -> None
     assert [Client().get(f"/signs-in?user={user}").status_code for user in "aab"] == [200, 429, 200]
 
 
-def test_a_rule_is_duplicated_with_its_tiers(operator: Client) -> None:
-    """The copy has another name, and the original is unchanged."""
+def test_a_rule_is_saved_as_a_new_one_with_its_tiers(operator: Client) -> None:
+    """The new rule has the entered name, and the original is unchanged. The name has to differ."""
     one = RateLimitRule.objects.create(
         name="site", path="/ok\n/no", key="ip", rate="5/m, 9/d", method="GET", mode="shadow"
     )
     add_tier(one, "pro", "50/m")
-    assert (
-        f'href="{RULES}add/?copy={one.pk}"'
-        in operator.get(f"{RULES}{one.pk}/change/").content.decode()
-    )
-    form = filled_in(operator.get(f"{RULES}add/?copy={one.pk}"))
-    answer = operator.post(f"{RULES}add/", form)
+    url = f"{RULES}{one.pk}/change/"
+    form = {**sent_by(operator.get(url)), "_saveasnew": "Save as new"}
+    assert "Rule with this Name already exists." in errors(operator.post(url, form))
+    answer = operator.post(url, {**form, "name": "site, copy"})
     assert answer.status_code == 302, errors(answer)
     copy = RateLimitRule.objects.get(name="site, copy")
-    assert copy.spec == {
-        **RateLimitRule.objects.get(name="site").spec,
-        "name": "site, copy",
-    }
-    for odd in ("copy=x", "copy=99999", f"copy={'9' * 30}", "copy=²", "instead=nothing", "beside="):
+    original = RateLimitRule.objects.get(name="site")
+    assert copy.spec == {**original.spec, "name": "site, copy"}
+    for odd in ("settings=x", "instead=nothing", "beside="):
         assert operator.get(f"{RULES}add/?{odd}").status_code == 200
 
 

@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 rule = RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", rate="2/h")
 RateLimitChange.objects.filter(object_id=rule.pk).update(at=timezone.now() - datetime.timedelta(days=1))
-rule.limit = 100
+rule.rate = "100/h"
 rule.save()
 RateLimitRule.objects.create(name="tried out", path="/clock/", key="ip", rate="2/h", mode="shadow")
 """  # noqa: E501
@@ -126,22 +126,16 @@ def test_an_operator_takes_over_a_rule_of_the_settings(
     assert site.statuses("/", 3, "127.0.7.8") == [200] * 3
 
 
-def test_an_operator_restores_yesterdays_version(
-    site: Site, hand_for: Callable[[str], Hand]
-) -> None:
-    """The version is found by its date, and applies to the next request."""
+def test_an_operator_undoes_a_change(site: Site, hand_for: Callable[[str], Hand]) -> None:
+    """The change is found in the history. What was before it applies to the next request."""
     assert site.statuses("/address/", 3) == [200] * 3
-    hand = hand_for("restore the version of yesterday")
+    hand = hand_for("undo a change of a rule")
     hand.press(".model-ratelimitchange th a")
     rows = hand.browser.find_elements("css selector", "#result_list tbody tr")
-    (yesterday,) = [
-        row
-        for row in rows
-        if "addresses" in row.text and "2 per hour" in row.text and "→" not in row.text
-    ]
-    hand.press_on(yesterday.find_element("css selector", "th a"))
+    (raised,) = [row for row in rows if "2 per hour → 100 per hour" in row.text]
+    hand.press_on(raised.find_element("css selector", "th a"))
     hand.press(".ratelimit-tool button")
-    assert "is restored: 2 per hour" in hand.text(".messagelist")
+    assert "is as it was before the change: 2 per hour" in hand.text(".messagelist")
     hand.is_done()
     assert site.statuses("/address/", 1) == [429]
 
