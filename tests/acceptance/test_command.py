@@ -32,6 +32,7 @@ from django_ratelimit_lua.models import (
 )
 from django_ratelimit_lua.operations.rules_yaml import apply, dump, export, load, plan
 from django_ratelimit_lua.rules import RuleError, compile, provider
+from django_ratelimit_lua.rules.describe import reading
 from django_ratelimit_lua.rules.rule import FIELDS
 from tests.examples import examples
 from tests.odd import rules as odd_rules
@@ -149,7 +150,7 @@ def test_export_and_import_are_inverse(tmp_path: Path, settings: Any) -> None:
     }
     file.write_text(dump(rules[1:]))
     text = said("import", str(file), "--delete")
-    assert "    rate: 60/m → 30/m" in text
+    assert "    Rate: 60 per minute → 30 per minute" in text
     assert "- exports of a day" in text
     assert RateLimitOverride.objects.get() == override
     assert {change.by for change in RateLimitChange.objects.all()} <= {"ratelimit rules import", ""}
@@ -203,9 +204,7 @@ def test_an_import_deletes_rules_only_with_the_option(tmp_path: Path) -> None:
     assert said("export") == whole
     dry = said("import", str(file), "--dry-run")
     assert "- second" in dry
-    assert (
-        "Not in the file: 2 rules. Use --merge to keep or --delete to delete: second, third" in dry
-    )
+    assert "the file lacks 2 rules, which would be deleted: second, third" in dry
     for empty in ("", "\n# nothing\n", "[]"):
         file.write_text(empty)
         with pytest.raises(CommandError, match=r"is empty|would be deleted"):
@@ -225,7 +224,7 @@ def test_an_import_keeps_the_rules_that_the_file_does_not_name(tmp_path: Path) -
         "- {name: second, path: /, key: user, rate: 4 per minute}\n"
         "- {name: third, path: /third, key: ip, rate: 5/m}\n"
     )
-    with pytest.raises(CommandError, match="use --merge to keep them, or --delete to delete them"):
+    with pytest.raises(CommandError, match="Use --merge to keep them, or --delete to delete them"):
         said("import", str(file))
     with pytest.raises(CommandError, match="use one of them"):
         said("import", str(file), "--merge", "--delete")
@@ -235,7 +234,7 @@ def test_an_import_keeps_the_rules_that_the_file_does_not_name(tmp_path: Path) -
     text = said("import", str(file), "--merge")
     assert text.splitlines()[-1] == "1 rule added, 1 rule changed"
     rules = RateLimitRule.objects.order_by("name").values_list("name", "rate")
-    assert list(rules) == [("first", 500), ("second", 4), ("third", 5)]
+    assert list(rules) == [("first", "500/m"), ("second", "4 per minute"), ("third", "5/m")]
     assert said("import", str(file), "--merge") == "0 rules changed\n"
 
 
@@ -374,13 +373,14 @@ declared = st.fixed_dictionaries(
 @given(st.lists(declared, max_size=4, unique_by=lambda one: one["name"]))
 def test_every_rule_survives_yaml_export_and_import(rules: list[dict[str, Any]]) -> None:
     """The exported YAML equals the imported YAML."""
+    rules = json.loads(json.dumps(rules))  # Examples share lists, which YAML would refer to.
     for one in rules:
-        if not {"path", "route", "group"} & set(one):
-            one["group"] = one["name"]
+        if not {"path", "route"} & set(one) and one.get("group") == one["name"]:
+            del one["group"]
     apply(plan(dump(rules)), delete=True)
     exported = yaml.safe_load(export()) or []
     key = lambda one: one["name"]  # noqa: E731
-    assert sorted(exported, key=key) == json.loads(json.dumps(sorted(rules, key=key)))
+    assert sorted(exported, key=key) == sorted(rules, key=key)
     assert plan(export()) == []
     for one in exported:
         compile(one, plain=True)
@@ -393,11 +393,11 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
         f"- {{name: x, path: /x, key: ip, rate: 1/s, audience: [{name}]}}\n"
         f"- {{name: y, path: /y, key: ip, rate: 1/s, audience: ['group:{name}']}}"
     )
-    made, of_groups = (item.built[0] for item in load(text))
-    assert made.audience == name
-    assert of_groups.audience == f"group:{name}"
-    assert f"for group {name}" in of_groups.reading()
-    assert "group" not in made.reading()
+    made, of_groups = load(text).values()
+    assert made.get("audience", "everyone") == name
+    assert of_groups["audience"] == [f"group:{name}"]
+    assert f"for group {name}" in reading(of_groups)
+    assert "group" not in reading(made)
 
 
 @pytest.mark.parametrize(
@@ -416,24 +416,22 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
         ("\n\n- {name: x, path: /, key: 5, rate: 1/s}", "line 3: rule 'x': key is 5"),
         (
             "- {name: 'x ', path: /, key: ip, rate: 1/s}",
-            "line 1: rule 'x ': name: Enter the text without spaces",
+            "line 1: rule 'x ': Enter the text without spaces",
         ),
-        ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "not YAML"),
+        ("- {name: x, path: /, key: ip, rate: 1/s, order: " + "9" * 5000 + "}", "order is '9"),
         (
             "- {name: x, path: /, key: ip, rate: 1/s, order: 9999999999999999999999}",
-            "line 1: rule 'x': order: ",
+            "line 1: rule 'x': order is 9",
         ),
         (
             "- {name: " + "x" * 201 + ", path: /, key: ip, rate: 1/s}",
-            "name: Ensure this value has at most 200",
+            "At most 200 characters fit; these are 201",
         ),
-        ("- name: x\n- ? [a, b]\n  : 1", "line 2: not YAML: a key must be a name"),
-        ('- name: x\n  order: !!int ""', r"line 2: not YAML: tags \(!\) are not supported"),
-        ('- name: x\n  order: !!float ""', "line 2: not YAML: tags"),
-        ("- name: x\n  exempt: !!bool maybe", "line 2: not YAML: tags"),
-        ("- name: x\n  order: !!timestamp soon", "line 2: not YAML: tags"),
+        ("- name: x\n- ? [a, b]\n  : 1", "line 2: not YAML: found unhashable key"),
+        ('- name: x\n  order: !!int "x"', "order is 'x'"),
+        ("- name: x\n  exempt: !!bool maybe", "exempt is 'maybe'"),
         ("- name: x\n- {name: y, order: 0b_}", "line 2: rule 'y': order is '0b_'"),
-        ("- name: x\n- {name: y, order: =}", "line 2: not YAML: could not"),
+        ("- name: x\n- {name: y, order: =}", "line 2: rule 'y': order is '='"),
         ("- {name: x, path: /, exempt: true, audience: 5}", "audience is 5"),
         ("- {name: x, path: /, exempt: 'no'}", "exempt is 'no'"),
     ],
