@@ -9,9 +9,10 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .. import rules
+from ..extension import FIELDS_OF_ANNEXES
 from ..limits.algorithms import SYNONYMS
 from ..rules.describe import reading
-from ..rules.options import COLUMNS, NAMES, options
+from ..rules.options import COLUMNS, NAMES
 from ..rules.rule import FIELDS, MAX_LENGTHS
 from ..rules.snapshot import WHERE
 from ..rules.template import as_list
@@ -180,17 +181,15 @@ class RateLimitRule(AuditedModel):
         """Return the rule in the notation of `RATELIMIT_RULES`, without defaults."""
         values: Spec = {column: getattr(self, column) for column in COLUMNS}
         for column, separator in _SEPARATORS.items():
-            parts = str(values[column]).split(separator.strip(" "))
-            values[column] = [part.strip() for part in parts if part.strip()]
+            values[column] = _parts(values[column], separator.strip(" "))
+        for column in ("rate", "key", "path", "audience"):
             if len(values[column]) == 1 and not values[column][0].startswith("group:"):
                 values[column] = values[column][0]
-        if isinstance(values["method"], str):
-            values["method"] = as_list(values["method"] or ())
         for column, default in _DEFAULTS.items():
             if values[column] == default:
                 del values[column]
         values |= self._own_options()
-        ordered = dict.fromkeys((*FIELDS, *options(), *values))
+        ordered = dict.fromkeys((*FIELDS, *FIELDS_OF_ANNEXES, *values))
         return {field: values[field] for field in ordered if _is_set(values.get(field))}
 
     def _own_options(self) -> Spec:
@@ -228,6 +227,10 @@ class RateLimitRule(AuditedModel):
             overrides: Any = self._meta.apps.get_model(self._meta.app_label, "RateLimitOverride")
             named = overrides.objects.using(using).filter(rule=before["name"])
             named.update(rule=after["name"])
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    return [part.strip() for part in text.split(separator) if part.strip()]
 
 
 def _is_set(value: object) -> bool:

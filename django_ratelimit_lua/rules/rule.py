@@ -348,10 +348,12 @@ class _Reader:
             for text in _texts(value):
                 self.read(word, self.check_text, word, text)
         for word, check in _CHECKS.items():
-            self.read(word, self.checked, word, check)
+            if word in given:
+                self.read(word, self.checked, word, check)
         if self.plain:
-            for word, most in MAX_LENGTHS.items():
-                self.read(word, self.check_length, word, most)
+            for word in MAX_LENGTHS:
+                if given.get(word):
+                    self.read(word, self.check_length, given[word], MAX_LENGTHS[word])
         paths = self.read("path", self.paths) or ()
         audience = self.read("audience", self.audience) or (EVERYONE,)
         methods = self.read("method", parse_methods, given.get("method"))
@@ -418,9 +420,9 @@ class _Reader:
                 _("Enter the text without spaces at its ends, and without invisible characters.")
             )
 
-    def check_length(self, word: str, most: int) -> None:
+    def check_length(self, value: object, most: int) -> None:
         """Raise if the text of a field does not fit into its column."""
-        length = len(", ".join(map(str, as_list(self.given.get(word) or ""))))
+        length = len(", ".join(map(str, as_list(value))))
         if length > most:
             raise LimitError(
                 _("At most %(most)d characters fit; these are %(length)d"), most=most, length=length

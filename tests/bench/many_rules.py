@@ -44,7 +44,14 @@ SITE = {
 RULE_LIST = "admin:django_ratelimit_lua_ratelimitrule_changelist"
 OVERVIEW = "admin:ratelimit_statistics_statistics_changelist"
 RULE_PAGE = "admin:django_ratelimit_lua_ratelimitrule_change"
-AIMS = {"list of rules": 1, "statistics": 1, "save of a rule": 1, "import of all rules": 15}
+AIMS = {
+    "list of rules": 1,
+    "statistics": 1,
+    "form of a rule": 1,
+    "save of a rule": 1,
+    "request": 1,
+    "import of all rules": 15,
+}
 """Maximum number of seconds."""
 
 
@@ -110,10 +117,23 @@ def open_page(client: Client, name: str) -> None:
     assert response.status_code == 200, response.status_code
 
 
+def open_form(client: Client) -> None:
+    """Request the form of a rule."""
+    pk = RateLimitRule.objects.get(name="rule 00001").pk
+    response = client.get(reverse(RULE_PAGE, args=[pk]))
+    assert response.status_code == 200, response.status_code
+
+
+def send_request(client: Client) -> None:
+    """Send a request to which one of the rules applies, after the rules have changed."""
+    provider.reload()
+    assert client.get("/app1/").status_code == 404
+
+
 def save_rule(client: Client, limit: int) -> None:
     """Save a rule with another limit, as the form does."""
     rule = RateLimitRule.objects.get(name="rule 00001")
-    form = given(name=rule.name, path=rule.path, key=rule.key, rate=f"{limit}/{rule.unit}")
+    form = given(name=rule.name, path=rule.path, key=rule.key, rate=f"{limit}/m")
     response = client.post(reverse(RULE_PAGE, args=[rule.pk]), form)
     assert response.status_code == 302, response.content.decode()
 
@@ -155,6 +175,8 @@ def _costs(text: str) -> dict[str, Cost]:
     pages: Sequence[tuple[str, Callable[[int], None]]] = (
         ("list of rules", lambda number: open_page(client, RULE_LIST)),
         ("statistics", lambda number: open_page(client, OVERVIEW)),
+        ("form of a rule", lambda number: open_form(client)),
+        ("request", lambda number: send_request(client)),
         ("save of a rule", lambda number: save_rule(client, 100 + number)),
     )
     costs = {name: measured(name, work, ROUNDS) for name, work in pages}
