@@ -27,7 +27,6 @@ TABLES = {
         "ratelimitoverride",
         "ratelimitrevision",
         "ratelimitrule",
-        "ratelimittier",
     )
 }
 

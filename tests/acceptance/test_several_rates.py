@@ -94,7 +94,7 @@ def test_several_rates_survive_export_import_and_restore() -> None:
     assert "rate:\n  - 10/s\n  - 500/h\n" in export()
     assert plan(export()) == []
     (change,) = plan(text.replace('"10/s", "500/h"', "10/s"))
-    assert change.words() == ["~ site", "    Rate: 10/s, 500/h → 10/s"]
+    assert change.words() == ["~ site", "    Rate: 10 per second and 500 per hour → 10 per second"]
     RateLimitRule.objects.update(rate="10/s")
     latest = RateLimitChange.objects.first()
     assert latest is not None
