@@ -99,7 +99,7 @@ class TierForm(forms.Form):
         label=gettext_lazy("Group"), widget=forms.TextInput({"list": "ratelimit-groups"})
     )
     rate = forms.CharField(
-        label=gettext_lazy("Limit"), widget=forms.TextInput({"placeholder": "1000/m"})
+        label=gettext_lazy("Rate"), widget=forms.TextInput({"placeholder": "1000/m"})
     )
 
     def __init__(self, *args: Any, groups: Sequence[str] = (), **kwargs: Any) -> None:

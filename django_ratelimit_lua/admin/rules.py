@@ -77,10 +77,6 @@ def sections() -> list[tuple[Any, dict[str, Any]]]:
             gettext_lazy("Tiers"),
             {
                 **folded,
-                "description": gettext_lazy(
-                    "Other limits for Django groups, or for values of a key of this site. The most "
-                    "generous one applies."
-                ),
                 "fields": ["tiers"],
             },
         ),

@@ -53,7 +53,10 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
     "tiers": Option(
         tier_list,
         _("tiers"),
-        _("Other limits for Django groups, or for values of a key of this site (plan:pro)."),
+        _(
+            "Other limits for Django groups, or for values of a key of this site (plan:pro). The "
+            "most generous one applies. A row without a value is left out."
+        ),
     ),
     "cost": Option(
         Whole(0, MAX_COST),

@@ -91,16 +91,17 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // A further row of tiers.
-  const add = document.querySelector("[data-add-tier]"), rows = document.querySelector(".ratelimit-tiers");
-  if (add && rows) {
+  const tiers = document.querySelector(".ratelimit-tiers");
+  if (tiers) {
+    const add = tiers.querySelector("button"), rows = tiers.getElementsByClassName("ratelimit-tier");
     const total = document.querySelector("[name=tiers-TOTAL_FORMS]");
     add.hidden = false;
     add.addEventListener("click", () => {
       const row = document.createElement("template");
-      row.innerHTML = rows.querySelector("template").innerHTML.replaceAll("__prefix__", total.value);
+      row.innerHTML = tiers.querySelector("template").innerHTML.replaceAll("__prefix__", total.value);
       total.value = Number(total.value) + 1;
-      rows.append(row.content);
-      rows.lastElementChild.querySelector("input").focus();
+      add.before(row.content);
+      rows[rows.length - 1].querySelector("input").focus();
     });
   }
 
