@@ -12,6 +12,7 @@ from django_ratelimit_lua.conf import SETTINGS
 from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
+from django_ratelimit_lua.rules.options import OPTIONS_OF_RULES
 
 FOLDER = Path(__file__).parent / "reference"
 
@@ -31,7 +32,7 @@ def settings_rows() -> list[tuple[str, ...]]:
 
 
 def option_rows() -> list[tuple[str, ...]]:
-    """The options of a limit: name, algorithms that accept it, and meaning."""
+    """The options of limits and rules: name, algorithms that accept it, and meaning."""
     rows = [("Option", "Algorithms", "Meaning")]
     for name, row in OPTIONS.items():
         takers = [
@@ -43,6 +44,7 @@ def option_rows() -> list[tuple[str, ...]]:
         values = ", ".join(f'``"{value}"`` ({called})' for value, called in row.names.items())
         meaning = row.help + (f" One of: {values}." if values else "")
         rows.append((f"``{name}``", "all" if is_for_all else ", ".join(takers), meaning))
+    rows += [(f"``{name}``", "rules", row.help) for name, row in OPTIONS_OF_RULES.items()]
     return rows
 
 

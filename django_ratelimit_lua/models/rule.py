@@ -12,8 +12,8 @@ from .. import rules
 from ..extension import FIELDS_OF_ANNEXES
 from ..limits.algorithms import SYNONYMS
 from ..rules.describe import reading
-from ..rules.options import COLUMNS, NAMES
-from ..rules.rule import FIELDS, MAX_LENGTHS
+from ..rules.options import COLUMNS, NAMES, field_names
+from ..rules.rule import MAX_LENGTHS
 from ..rules.snapshot import WHERE
 from ..rules.template import as_list
 from .audit import AuditedModel, AuditedQuerySet, Spec
@@ -189,7 +189,7 @@ class RateLimitRule(AuditedModel):
             if values[column] == default:
                 del values[column]
         values |= self._own_options()
-        ordered = dict.fromkeys((*FIELDS, *FIELDS_OF_ANNEXES, *values))
+        ordered = dict.fromkeys((*field_names(), *FIELDS_OF_ANNEXES, *values))
         return {field: values[field] for field in ordered if _is_set(values.get(field))}
 
     def _own_options(self) -> Spec:

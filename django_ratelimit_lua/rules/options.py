@@ -72,11 +72,22 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
 }
 
 
+def own_options() -> dict[str, Option]:
+    """Return the options of rules that are not options of a limit, by name."""
+    return {**OPTIONS_OF_RULES, **annex_options()}
+
+
 def options() -> dict[str, Option]:
     """Return the options that a rule may have, by name."""
     table = {**OPTIONS_OF_RULES, **OPTIONS, **annex_options()}
     del table["mode"]  # It is a column.
     return table
+
+
+def field_names() -> list[str]:
+    """Return the names of all fields of a rule, in their usual order."""
+    *columns, message, _mode = COLUMNS
+    return [*columns, *OPTIONS_OF_RULES, message, *OPTIONS, *annex_options()]
 
 
 def places() -> set[str]:

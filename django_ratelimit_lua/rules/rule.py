@@ -26,39 +26,17 @@ from ..limits.rate import LimitError, Rate
 from ..limits.values import Check, Choice, Text, Whole
 from .errors import RuleError
 from .methods import parse_methods
-from .options import OPTIONS_OF_RULES, places
+from .options import field_names, own_options, places
 from .paths import path_pattern
 from .template import (
     CompiledRate,
-    CostFunction,
     LimitTemplate,
     as_list,
     as_rates,
-    compile_cost,
     compile_rate,
     tier_key,
 )
 
-FIELDS = (
-    "name",
-    "description",
-    "order",
-    "path",
-    "route",
-    "group",
-    "method",
-    "audience",
-    "key",
-    "rate",
-    "tiers",
-    "cost",
-    "exempt",
-    "message",
-    *OPTIONS,
-)
-"""The fields of the core, in their usual order; optional apps add options, see
-`Extension.options`.
-"""
 TIER_FIELDS = ("group", "rate", "burst")
 MODES = ("enforce", "shadow", "off")
 MAX_PATTERN_LENGTH = 1000
@@ -87,7 +65,7 @@ WRONG = (ValueError, TypeError, ArithmeticError)
 """Errors that the parts of a rule raise."""
 
 Spec = Mapping[str, Any]
-"""A rule as it is written: values by the names of `FIELDS`."""
+"""A rule as it is written: values by name, see `options.field_names`."""
 Outcome = Callable[[HttpRequest, Any], object]
 """Called with the request and its response, or the exception that was raised instead of one; may be
 `async`.
@@ -112,7 +90,7 @@ class Rule:
     - `route`: the name of a URL pattern, with its namespaces;
     - `group`: the rule applies only at call sites of that name;
     - `methods`, `audience`: the HTTP methods (None: all) and the clients that it applies to;
-    - `extra`: the compiled values of the fields that optional apps add;
+    - `extra`: the compiled values of the options that are not options of a limit;
     - `is_elsewhere`: whether only an optional app, such as the gateway, applies it. The middleware
       and call sites never do;
     - `block`, `count_if`, `reset_if`, `cost_after`: the arguments of a call site, see `ratelimit`;
@@ -295,10 +273,8 @@ _CHECKS: Mapping[str, Check[Any]] = {
     "message": Text("a sentence for refused clients"),
     "mode": Choice(MODES),
     "order": Whole(-(2**31), 2**31 - 1),
-    "exempt": OPTIONS_OF_RULES["exempt"].check,
-    "tiers": OPTIONS_OF_RULES["tiers"].check,
 }
-"""Fields with values that need no other field."""
+"""The checks of columns whose values need no other field."""
 T = TypeVar("T")
 _Compile = Callable[[object, object], LimitTemplate]
 
@@ -361,7 +337,7 @@ class _Reader:
         group = given.get("group")
         is_bare = not given.get("path") and route is None and group is None
         is_elsewhere = is_bare and any(map(given.get, places()))
-        added = {word: option for word, option in annex_options().items() if given.get(word)}
+        added = {word: option for word, option in own_options().items() if given.get(word)}
         extra = {word: self.read(word, self.extra, word, option) for word, option in added.items()}
         template = None
         if given.get("exempt"):
@@ -382,7 +358,8 @@ class _Reader:
         else:
             if is_bare and not is_elsewhere:
                 group = name
-            template = self.template(name, needs_key=group != name and not is_elsewhere)
+            cost = extra.get("cost", given.get("cost"))
+            template = self.template(name, cost, needs_key=group != name and not is_elsewhere)
         rule = Rule(
             name=name,
             template=template,
@@ -448,7 +425,9 @@ class _Reader:
         return tuple(paths)
 
     def extra(self, word: str, option: Option) -> object:
-        """Return the compiled value of an option that an optional app adds."""
+        """Return the compiled value of an option that is not one of a limit."""
+        if word == "cost" and not self.plain:
+            return self.given[word]  # It may be a function.
         return option.compile(self.checked(word, option.check))
 
     def audience(self) -> tuple[str, ...]:
@@ -483,7 +462,7 @@ class _Reader:
             right = "+ joins keys: a name that contains + is only allowed in the settings"
             raise LimitError(f"key is {part!r}; {right}")
 
-    def template(self, name: str, *, needs_key: bool) -> LimitTemplate | None:
+    def template(self, name: str, cost: Any, *, needs_key: bool) -> LimitTemplate | None:
         """Return the limits, or None if they are invalid."""
         given = self.given
         options: Any = {
@@ -493,7 +472,6 @@ class _Reader:
             options.pop("mode", None)  # A rule that is off is checked as if it was on.
         key = self.read("key", self.key, needs_key)
         rates = self.read("rate", self.rates, given.get("rate"))
-        cost = self.read("cost", self.cost)
         if rates is None:
             self.read("", read_options, {"algorithm": conf.ALGORITHM, **options})
             return None
@@ -519,11 +497,6 @@ class _Reader:
         if not tiers:
             return template
         return template.with_tiers(tiers)
-
-    def cost(self) -> int | CostFunction | None:
-        if self.plain:
-            self.checked("cost", OPTIONS_OF_RULES["cost"].check)
-        return compile_cost(self.given.get("cost"))
 
     def rates(self, value: object) -> list[CompiledRate]:
         """Return the rates, which are decided together. Raises also `LimitError`.
@@ -653,7 +626,7 @@ def compile(spec: Any, *, plain: bool = False, where: str = "RATELIMIT_RULES") -
     (('/api/',), 'ip')
     """
     if not isinstance(spec, Mapping):
-        text = f"{spec!r} is not a rule; write a dict with {', '.join(FIELDS)}"
+        text = f"{spec!r} is not a rule; write a dict with {', '.join(field_names())}"
         raise RuleError("name", text, where=where)
     name = spec.get("name")
     if not isinstance(name, (str, NoneType)):
@@ -664,7 +637,7 @@ def compile(spec: Any, *, plain: bool = False, where: str = "RATELIMIT_RULES") -
     where = f"{where}: rule {name!r}"
     if not plain:
         refuse_absent(spec, where)
-    known = (*FIELDS, *annex_options())
+    known = field_names()
     unknown = sorted(map(str, spec.keys() - {*known, *FIELDS_OF_ANNEXES, "id"}))
     if unknown:
         meant = [match for word in unknown for match in get_close_matches(word, known, 1, 0.7)]

@@ -33,7 +33,7 @@ from django_ratelimit_lua.models import (
 from django_ratelimit_lua.operations.rules_yaml import apply, dump, export, load, plan
 from django_ratelimit_lua.rules import RuleError, compile, provider
 from django_ratelimit_lua.rules.describe import reading
-from django_ratelimit_lua.rules.rule import FIELDS
+from django_ratelimit_lua.rules.options import field_names
 from tests.examples import examples
 from tests.odd import rules as odd_rules
 from tests.odd import texts as odd_texts
@@ -527,7 +527,7 @@ values = st.recursive(
     max_leaves=5,
 )
 declarations = st.dictionaries(
-    st.sampled_from([*FIELDS, "id", "nonsense"]), values, max_size=6
+    st.sampled_from([*field_names(), "id", "nonsense"]), values, max_size=6
 ).map(lambda given: {"name": "x", "path": "/", "key": "ip", "rate": "1/s", **given})
 
 

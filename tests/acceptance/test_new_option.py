@@ -15,6 +15,7 @@ from django_ratelimit_lua.limits.values import Whole
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
 from django_ratelimit_lua.rules import RuleError, options
+from docs import tables
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, errors, given, visits
 
@@ -82,3 +83,9 @@ def test_a_new_option_is_checked_wherever_rules_are_written() -> None:
     with pytest.raises(RuleError, match="ticket is 'seven': must be a whole number") as raised:
         row.save()
     assert raised.value.field == "ticket"
+
+
+def test_a_new_option_is_in_the_table_of_the_documentation() -> None:
+    """The page of an optional app documents its own options."""
+    rows = tables.option_rows()
+    assert (("``ticket``", "rules", TICKET.help) in rows) == ("ticket" in options.OPTIONS_OF_RULES)
