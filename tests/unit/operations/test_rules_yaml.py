@@ -37,7 +37,7 @@ RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
         ("- {name: }", "needs a name"),
         ("- {name: a, path: /, key: ip, rate: 5}", "5 is a number of slots"),
         ("- {name: a, path: /, key: ip, rate: 1:30}", "1:30"),
-        ("- {name: a, path: /, exempt: yes}", "exempt is 'yes'; write true or false"),
+        ("- {name: a, path: /, exempt: yes}", "exempt is 'yes': must be true or false"),
         ("- {name: a, path: /, key: ip, rate: 5/m, method: NO}", "Known methods: CONNECT, "),
         ("- {name: a, path: /, key: ip, rate: 5/m, method: 5}", "a method's name or a list"),
         (
@@ -120,7 +120,7 @@ def test_a_change_is_shown_in_words() -> None:
     assert words == [[f"{sign} api: 100 per minute per address, on /api/"] for sign in "+-"]
     assert RuleChange("api", RULE, {**RULE, "rate": "50/m"}).words() == [
         "~ api",
-        "    rate: 100/m → 50/m",
+        "    Rate: 100 per minute → 50 per minute",
     ]
 
 
