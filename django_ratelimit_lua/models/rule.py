@@ -108,8 +108,7 @@ class RateLimitRule(AuditedModel):
         blank=True,
         help_text=_(
             "The group of a decorator or the scope of a throttle. This rule then applies in "
-            "addition to the limits in"
-            " the code."
+            "addition to the limits in the code, or instead of them if it has the same name."
         ),
     )
     method = models.CharField(
