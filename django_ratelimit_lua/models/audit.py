@@ -113,14 +113,13 @@ class AuditedQuerySet(models.QuerySet[M]):
     def delete(self) -> tuple[int, dict[str, int]]:
         """Delete the rows, and record that at once: signals would cost queries for each row."""
         with one_change(self.db):
-            rows = list(self)
-            before = specs_of(self.model, rows, self.db)
+            before = specs_of(self.model, list(self), self.db)
             token = _deleting.set(self.model)
             try:
                 deleted = super().delete()
             finally:
                 _deleting.reset(token)
-            record_changes(self.db, before, specs_of(self.model, rows, self.db))
+            record_changes(self.db, before, {})
             return deleted
 
     delete.queryset_only = True  # type: ignore[attr-defined]
@@ -131,9 +130,8 @@ class AuditedQuerySet(models.QuerySet[M]):
         for row in rows:
             row.prepare()
         with one_change(self.db):
-            before = specs_of(self.model, rows, self.db)
             created = super().bulk_create(rows, batch_size)
-            record_changes(self.db, before, specs_of(self.model, created, self.db))
+            record_changes(self.db, {}, specs_of(self.model, created, self.db))
         return created
 
     def bulk_update(
@@ -144,22 +142,19 @@ class AuditedQuerySet(models.QuerySet[M]):
             row.prepare()
         with one_change(self.db):
             stored = self.model._base_manager.using(self.db)
-            keys = [row.pk for row in rows]
-            for start in range(0, len(keys), BATCH):
-                raised = stored.filter(pk__in=keys[start : start + BATCH])
-                raised.update(revision=F("revision") + 1)
-            old = stored.in_bulk(keys)
+            for start in range(0, len(rows), BATCH):
+                keys = [row.pk for row in rows[start : start + BATCH]]
+                stored.filter(pk__in=keys).update(revision=F("revision") + 1)
+            before = specs_of(self.model, rows, self.db)
+            old = {row.pk: row for row in before}
+            changed = {*fields}
             for row in rows:
                 if row.pk in old:
                     row.revision = old[row.pk].revision
-            before = specs_of(self.model, rows, self.db)
-            prepared = {
-                name
-                for row in rows
-                for name in row.PREPARED
-                if row.pk in old and getattr(old[row.pk], name) != getattr(row, name)
-            }
-            count = stored.bulk_update(rows, {*fields, *prepared}, batch_size or BATCH)
+                    for name in row.PREPARED:
+                        if getattr(old[row.pk], name) != getattr(row, name):
+                            changed.add(name)
+            count = stored.bulk_update(rows, changed, batch_size or BATCH)
             record_changes(self.db, before, specs_of(self.model, rows, self.db))
         return count
 
