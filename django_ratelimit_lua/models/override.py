@@ -126,7 +126,6 @@ class RateLimitOverride(AuditedModel):
         max_length=32,
         blank=True,
         default="",
-        db_default="",
         help_text=_(
             "For a client with a hidden name: 32 hexadecimal digits. Such an override ends within "
             "30 days."
@@ -158,7 +157,6 @@ class RateLimitOverride(AuditedModel):
     forbids = models.BooleanField(
         _("answer 403"),
         default=False,
-        db_default=False,
         help_text=_(
             "Blocks: “403 Forbidden” without a time to come back, instead of “429 Too Many "
             "Requests”."
@@ -169,7 +167,6 @@ class RateLimitOverride(AuditedModel):
         max_length=300,
         blank=True,
         default="",
-        db_default="",
         help_text=_("Blocks: the text for blocked clients."),
     )
     reason = models.CharField(_("reason"), max_length=300, blank=True)
