@@ -14,6 +14,7 @@ from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from ..identity import digest, secrets_by_id
@@ -104,12 +105,12 @@ class RuleForm(AskingForm):
     """Unsaved values in the fields of an existing rule, in place of its own."""
 
     method = NamesField(
-        label=_("Methods"),
+        label=capfirst(_(COLUMNS["method"])),
         required=False,
         help_text=_("None selected: all methods. GET includes HEAD."),
     )
     audience = forms.ChoiceField(
-        label=_("Audience"),
+        label=capfirst(_(COLUMNS["audience"])),
         choices=[*AUDIENCES, ("groups", _("members of the groups below"))],
     )
     groups = forms.MultipleChoiceField(

@@ -298,10 +298,11 @@ def test_a_preview_for_logged_out_users_is_labelled(browser: Any, demo: str) -> 
     assert complaints(browser) == []
 
 
+TIER = ("group", "rate", "burst")
+
+
 def test_the_form_of_a_rule_shows_its_fields_next_to_the_preview(browser: Any, demo: str) -> None:
-    """At 1280 pixels, no field is below the preview, and limit, period and unit share a line.
-    Options that the algorithm does not support are hidden with their help texts.
-    """
+    """At 1280 pixels, no field is below the preview, and fields of a tier share a line. Options that the algorithm does not support are hidden with their help texts."""
     browser.set_window_size(1280, 1000)
     sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
@@ -313,10 +314,11 @@ def test_the_form_of_a_rule_shows_its_fields_next_to_the_preview(browser: Any, d
     assert [
         one.get_attribute("name") for one in shown if one.rect["x"] + one.rect["width"] > preview
     ] == []
-    lines = {field.get_attribute("name"): field.rect["y"] for field in shown}
-    assert abs(lines["limit"] - lines["unit"]) < 5
-    label = browser.find_element("css selector", "label[for=id_more_rates]").rect
-    assert label["y"] + label["height"] <= lines["more_rates"]
+    fill(browser, **{"tiers-0-group": "pro"})
+    browser.find_element("css selector", ".ratelimit-tiers button").click()
+    for row in range(2):
+        parts = [browser.find_element("name", f"tiers-{row}-{name}").rect for name in TIER]
+        assert len({part["y"] for part in parts}) == 1
     for algorithm in ("", "fixed_window", "token_bucket", "leaky_bucket", "sliding_log"):
         fill(browser, algorithm=algorithm)
         section = browser.find_element("css selector", "details:has(#id_algorithm)")
@@ -385,10 +387,11 @@ tomorrow = timezone.now() + datetime.timedelta(days=1)
 for number, name in enumerate(({LONG!r}, {DOTTED!r}, *(f"rule number {{n}}" for n in range(120)))):
     rule = Rule.objects.create(
         name=name, rate="100/m, 500/h, 5000/d", key="ip+post:username", path=f"/{{'p' * 80}}/{{number}}/",
-        description="why " * 20, audience="groups", groups=[group.name],
+        description="why " * 20, audience=f"group:{{group.name}}",
     )
     if number == 0:
-        Tier.objects.create(rule=rule, group=group.name, limit=5, more_rates=["50/h"])
+        rule.options = {{"tiers": [{{"group": group.name, "rate": ["5/m", "50/h"]}}]}}
+        rule.save()
         Override.objects.create(user=user, rule=rule, effect="limit", rate="9/m", ends=tomorrow, reason="r" * 80)
         keyed = Override(field="header:X-" + "K" * 78, rule=rule, effect="block", created_by="c" * 80, reason="y " * 40)
         keyed.set_value("hush")
