@@ -26,7 +26,7 @@ from ..limits.rate import LimitError, Rate
 from ..limits.values import Check, Choice, Text, Whole
 from .errors import RuleError
 from .methods import parse_methods
-from .options import field_names, own_options, places
+from .options import NAMES, field_names, own_options, places
 from .paths import path_pattern
 from .template import (
     CompiledRate,
@@ -38,7 +38,7 @@ from .template import (
 )
 
 TIER_FIELDS = ("group", "rate", "burst")
-MODES = ("enforce", "shadow", "off")
+MODES = tuple(NAMES["mode"])
 MAX_PATTERN_LENGTH = 1000
 MAX_PATTERNS = 50
 MAX_RATES = 10
@@ -59,7 +59,7 @@ _CONTROL = "[\x00-\x1f\x7f-\x9f\u2028\u2029]"
 _PATH = re.compile(r"(/|\*\*|\*/)[^?#]*")
 EVERYONE = "everyone"
 _GROUP = "group:"
-AUDIENCES = (EVERYONE, "anonymous", "authenticated", "staff")
+AUDIENCES = tuple(NAMES["audience"])
 
 WRONG = (ValueError, TypeError, ArithmeticError)
 """Errors that the parts of a rule raise."""
@@ -316,48 +316,23 @@ class _Reader:
 
     def rule(self, name: str) -> Rule:
         given = self.given
-        for word, value in given.items():
-            # Nearly every value is a number, or text that may be written anywhere.
-            is_text = isinstance(value, str) and value.isprintable() and value == value.strip()
-            if is_text or isinstance(value, (int, float, NoneType)):
-                continue
-            for text in _texts(value):
-                self.read(word, self.check_text, word, text)
-        for word, check in _CHECKS.items():
-            if word in given:
-                self.read(word, self.checked, word, check)
-        if self.plain:
-            for word in MAX_LENGTHS:
-                if given.get(word):
-                    self.read(word, self.check_length, given[word], MAX_LENGTHS[word])
-        paths = self.read("path", self.paths) or ()
-        audience = self.read("audience", self.audience) or (EVERYONE,)
-        methods = self.read("method", parse_methods, given.get("method"))
+        self.check_values()
         route = given.get("route")
         group = given.get("group")
         is_bare = not given.get("path") and route is None and group is None
         is_elsewhere = is_bare and any(map(given.get, places()))
-        added = {word: option for word, option in own_options().items() if given.get(word)}
-        extra = {word: self.read(word, self.extra, word, option) for word, option in added.items()}
+        if is_bare and not (is_elsewhere or given.get("exempt")):
+            group = name
+        own = {word: option for word, option in own_options().items() if given.get(word)}
+        extra = {word: self.read(word, self.extra, word, option) for word, option in own.items()}
+        paths = self.read("path", self.paths) or ()
+        audience = self.read("audience", self.audience) or (EVERYONE,)
+        methods = self.read("method", parse_methods, given.get("method"))
         template = None
         if given.get("exempt"):
             methods = None
-            if not any(map(given.get, ("path", "route", *places()))):
-                text = _(
-                    "An exemption needs a path or a route; otherwise all requests would be exempt"
-                )
-                self.problems.append(RuleError("exempt", text, where=self.where))
-            if self.plain:  # They have no effect, but are stored.
-                self.read("key", self.key, False)
-                if given.get("rate") is not None:
-                    self.read("rate", self.rates, given["rate"])
-                self.read("tiers", self.tiers, lambda rates, _burst: LimitTemplate(None, rates))
-                for word, option in OPTIONS.items():
-                    if word not in _CHECKS:
-                        self.read(word, self.checked, word, option.check)
+            self.check_exemption()
         else:
-            if is_bare and not is_elsewhere:
-                group = name
             cost = extra.get("cost", given.get("cost"))
             template = self.template(name, cost, needs_key=group != name and not is_elsewhere)
         rule = Rule(
@@ -377,11 +352,42 @@ class _Reader:
             given=given,
         )
         if None not in extra.values():
-            for word, option in added.items():
+            for word, option in own.items():
                 self.read(word, option.check_rule, rule)
         if self.problems:
             raise RuleError.of_all(self.problems)
         return rule
+
+    def check_values(self) -> None:
+        """Check the values that need no other field."""
+        for word, value in self.given.items():
+            # Nearly every value is a number, or text that may be written anywhere.
+            is_text = isinstance(value, str) and value.isprintable() and value == value.strip()
+            if not is_text and not isinstance(value, (int, float, NoneType)):
+                for text in _texts(value):
+                    self.read(word, self.check_text, word, text)
+        for word, check in _CHECKS.items():
+            if word in self.given:
+                self.read(word, self.checked, word, check)
+        for word, most in MAX_LENGTHS.items():
+            if self.plain and self.given.get(word):
+                self.read(word, self.check_length, self.given[word], most)
+
+    def check_exemption(self) -> None:
+        """Check that an exemption is not for all requests, and its fields that have no effect."""
+        given = self.given
+        if not any(map(given.get, ("path", "route", *places()))):
+            text = _("An exemption needs a path or a route; otherwise all requests would be exempt")
+            self.problems.append(RuleError("exempt", text, where=self.where))
+        if not self.plain:
+            return
+        self.read("key", self.key, False)
+        if given.get("rate") is not None:
+            self.read("rate", self.rates, given["rate"])
+        self.read("tiers", self.tiers, lambda rates, _burst: LimitTemplate(None, rates))
+        for word, option in OPTIONS.items():
+            if word not in _CHECKS:
+                self.read(word, self.checked, word, option.check)
 
     def check_text(self, word: str, text: str) -> None:
         """Raise if the text of a field has characters that are invisible or cannot be stored."""
