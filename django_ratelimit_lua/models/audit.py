@@ -16,6 +16,7 @@ from django.db import models, router, transaction
 from django.db.models import F
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from ..signals import rules_changed
 from .change import KINDS, OVERRIDES, RULES, RateLimitChange, RateLimitRevision
@@ -167,7 +168,7 @@ class AuditedModel(models.Model):
     PREPARED: tuple[str, ...] = ()
     """The fields that `prepare` fills in."""
 
-    revision = models.PositiveIntegerField(_("revision"), default=1, editable=False)
+    revision = models.PositiveIntegerField(gettext_lazy("revision"), default=1, editable=False)
     """Raised by each change of the row."""
 
     class Meta:

@@ -14,7 +14,6 @@ from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import Client
 from django.urls import path
-from selenium.webdriver.support.select import Select
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitRule
@@ -117,34 +116,6 @@ def test_slots_of_a_call_site_continue_under_the_rule_that_replaces_it(ada: Clie
     """The key is the same, so the counts continue and no confirmation is needed."""
     form = FORM | {"name": "slow exports", "path": ""}
     assert ada.post(f"{RULE}add/", form).status_code == 302
-
-
-def test_the_form_has_no_period_for_concurrency_limits(browser: Any, demo: str) -> None:
-    """Choosing the unit or the algorithm of slots sets the other one and hides the period."""
-    browser.get(f"{demo}admin/login/?next={RULE}add/")
-    for name, value in (("username", "grace"), ("password", "hopper")):
-        browser.find_element("name", name).send_keys(value)
-    browser.find_element("css selector", "[type=submit]").click()
-    until(
-        lambda: browser.execute_script("return !!document.getElementById('id_unit')"),
-        "the form is there",
-        20,
-    )
-    for folded in browser.find_elements("css selector", "details"):
-        browser.execute_script("arguments[0].open = true", folded)
-    unit, algorithm = (
-        Select(browser.find_element("id", name)) for name in ("id_unit", "id_algorithm")
-    )
-    period = browser.find_element("id", "id_period")
-    assert period.is_displayed()
-    algorithm.select_by_value("concurrency")
-    assert unit.first_selected_option.get_attribute("value") == "x"
-    assert not period.is_displayed()
-    unit.select_by_value("h")
-    assert algorithm.first_selected_option.get_attribute("value") == ""
-    assert period.is_displayed()
-    unit.select_by_value("x")
-    assert algorithm.first_selected_option.get_attribute("value") == "concurrency"
 
 
 def test_the_demo_report_holds_a_slot_until_it_is_sent(demo: str) -> None:

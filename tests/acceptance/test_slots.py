@@ -361,9 +361,7 @@ def test_a_rule_changes_the_number_of_slots() -> None:
     rule = RateLimitRule(
         name="exports", group="exports", rate="1", options={"algorithm": "concurrency"}
     )
-    rule.full_clean()
     rule.save()
-    assert rule.rate == "1"
     limiter = exports("5")
     with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada"):
         pass
@@ -371,8 +369,8 @@ def test_a_rule_changes_the_number_of_slots() -> None:
     rule.save()
     with limiter.slot("ada"), limiter.slot("ada"):
         assert used(limiter) == 2
-    rule.rate, rule.algorithm = "1/h", ""
-    rule.full_clean()
+    rule.rate = "1/h"
+    rule.options = {}
     rule.save()
     assert limiter.hit("ada")
     with pytest.raises(Ratelimited), limiter.slot("ada"):
