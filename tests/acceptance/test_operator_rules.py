@@ -40,7 +40,7 @@ def test_an_operator_adds_a_lower_limit_to_a_limit_in_code(
     links = row.find_elements("css selector", "a.ratelimit-add")
     assert [link.text for link in links] == ["Add a limit", "Replace this limit"]
     hand.press_on(links[0])
-    fill(hand.browser, limit="2", period="300")
+    fill(hand.browser, rate="2/5m")
     hand.press("[name=_save]")
     hand.is_done()
     assert site.statuses("/search/", 3, visitor) == [200, 200, 429]
@@ -51,10 +51,10 @@ def test_an_operator_adds_a_lower_limit_to_a_limit_in_code(
 
 
 def test_two_rates_are_added_on_a_path(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """The second rate is written as in summaries, and each request needs both."""
+    """The rates are written as in summaries, and each request needs both."""
     hand = hand_for("add two rates on a path")
     hand.press(".model-ratelimitrule .addlink")
-    fill(hand.browser, name="exports", limit="4", more_rates="3 per 15 minutes", path="/export/")
+    fill(hand.browser, name="exports", rate="4/m, 3 per 15 minutes", path="/export/")
     hand.choose_on(hand.browser.find_element("css selector", ".ratelimit-key select"), "ip")
     hand.press("[name=_save]")
     assert "4 per minute and 3 per 15 minutes per address, on /export/" in hand.text("#result_list")
@@ -83,9 +83,8 @@ def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str
     for name in sorted(refusing):
         hand.press("#site-name a")
         hand.press(".model-ratelimitoverride .addlink")
-        fill(hand.browser, network=customer, limit="4")
+        fill(hand.browser, network=customer, rate="4/h")
         hand.choose("effect", "limit")
-        hand.choose("unit", "h")
         hand.choose("rule", name)
         hand.press("[name=_save]")
         if name == "orders":

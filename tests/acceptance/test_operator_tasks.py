@@ -36,7 +36,7 @@ def test_an_operator_lowers_a_limit_in_the_code(
     hand.press(".model-ratelimitrule th a")
     hand.press(".object-tools a[href$='/limits/']")
     hand.press("a[href$='instead=search']")
-    fill(hand.browser, more_rates="4/h")
+    fill(hand.browser, rate="10/s, 4/h")
     hand.press("[name=_save]")
     hand.is_done()
     assert (
@@ -118,7 +118,7 @@ def test_an_operator_takes_over_a_rule_of_the_settings(
     hand = hand_for("take over a rule of the settings")
     hand.press(".model-ratelimitrule th a")
     hand.press("a[href$='settings=scanners']")
-    fill(hand.browser, limit="2", period="3600")
+    fill(hand.browser, rate="2/h")
     hand.press("[name=_save]")
     hand.is_done()
     assert site.statuses("/wp-login.php", 3, "127.0.7.8") == [404, 404, 429]

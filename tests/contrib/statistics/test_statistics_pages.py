@@ -393,34 +393,29 @@ def test_a_limit_chosen_on_the_curve_fills_in_the_form(operator: Client) -> None
         unescape(link)
         for link in re.findall(r'class="button ratelimit-take" href="([^"]*)"', shown)
     ]
-    assert link == f"{RULES}{rule.pk}/change/?limit=4"
-    form = text(operator, link)
-    assert re.search(r'name="limit" value="4"', form)
-    assert "50/h" in form
-    assert re.search(
-        r">\s*62/h</textarea>",
-        text(operator, further.replace("further_limit=50", "further_limit=62")),
-    )
-    assert RateLimitRule.objects.get().limit == 9
+    assert link == f"{RULES}{rule.pk}/change/?period=m&limit=4"
+    assert 'name="rate" value="4/m, 50/h"' in text(operator, link)
+    assert further.endswith("?period=h&limit=50")
+    assert 'name="rate" value="9/m, 62/h"' in text(operator, further.replace("=50", "=62"))
+    assert RateLimitRule.objects.get().rate == "9/m, 50/h"
     changed = given(key="ip", path="/ok", rate="4/m, 50/h")
     assert operator.post(link, changed).status_code == 302
     assert RateLimitChange.objects.first().after["rate"] == ["4/m", "50/h"]
-    assert LogEntry.objects.latest("pk").get_change_message() == "Changed Limit."
+    assert LogEntry.objects.latest("pk").get_change_message() == "Changed Rate."
     RateLimiter("of.code", "5/m").hit("x")
     RateLimiter("of.two", ["5/s", "50/h"]).hit("x")
     (_, second) = re.findall(
         r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.two")
     )
     form = text(operator, unescape(second).rpartition("=")[0] + "=44")
-    assert re.search(r'name="limit" value="5"', form)
-    assert re.search(r">\s*44/h</textarea>", form)
+    assert 'name="rate" value="5/s, 44/h"' in form
     link = unescape(
         re.findall(
             r'class="button ratelimit-take" href="([^"]*)"', text(operator, ONE, name="of.code")
         )[0]
     )
-    assert link.startswith(f"{RULES}add/?instead=of.code&limit=")
-    assert re.search(r'name="limit" value="3"', text(operator, link.rpartition("=")[0] + "=3"))
+    assert link.startswith(f"{RULES}add/?instead=of.code&period=m&limit=")
+    assert 'name="rate" value="3/m"' in text(operator, link.rpartition("=")[0] + "=3")
 
 
 def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
