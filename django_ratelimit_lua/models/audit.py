@@ -16,8 +16,9 @@ from django.db import models, router, transaction
 from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
 from django.utils.translation import gettext as _
 
+from ..rules.snapshot import section_of
 from ..signals import rules_changed
-from .change import KINDS, OVERRIDES, RULES, RateLimitChange, RateLimitRevision
+from .change import KINDS, RateLimitChange, RateLimitRevision
 
 MAX_RECORDED = 1000
 """Maximum number of rows of a bulk change that are recorded one by one. If there are more, only
@@ -225,8 +226,10 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
     """
     if not lines:
         return
-    is_override = {line.kind == RateLimitChange.Kind.OVERRIDE for line in lines}
-    raised = RateLimitRevision.rise(using, [OVERRIDES if each else RULES for each in is_override])
+    overrides = [line for line in lines if line.kind == RateLimitChange.Kind.OVERRIDE]
+    sections = {section_of(line.object_id) for line in overrides if line.object_id is not None}
+    has_rules = len(overrides) < len(lines)
+    raised = RateLimitRevision.rise(using, rules=has_rules, sections=sections)
     if len(lines) > MAX_RECORDED:
         name = _("%(number)d rows") % {"number": len(lines)}
         lines = [
