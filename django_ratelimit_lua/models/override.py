@@ -19,6 +19,7 @@ from ..identity import Identity, digest, is_digest, key_id, secrets_by_id
 from ..identity.forwarded import network_words, parse_network
 from ..identity.keys import FIELD_FORMS, field_identity, registered_keys, split_field
 from ..limits.rate import LimitError, Rate
+from ..rules.callsite import known_call_sites
 from ..rules.overrides import (
     DIGEST,
     EVERY_RULE,
@@ -28,6 +29,7 @@ from ..rules.overrides import (
     network_identity,
     network_kind,
 )
+from ..rules.places import look_for_call_sites
 from ..rules.rule import Rule, RuleError
 from ..rules.ruleset import settings_rules
 from .audit import AuditedModel, AuditedQuerySet, Declared
@@ -314,7 +316,7 @@ class RateLimitOverride(RateFields, AuditedModel):
         """Check the row. Raises `ValidationError`, which names the field."""
         if not self.has_one_subject():
             raise ValidationError(ONE_SUBJECT)
-        problems: dict[str, object] = {}
+        problems = self._rule_problems()
         if self.network:
             try:
                 parse_network(self.network)
@@ -353,6 +355,22 @@ class RateLimitOverride(RateFields, AuditedModel):
                     )
         if problems:
             raise ValidationError(problems)
+
+    def _rule_problems(self) -> dict[str, object]:
+        """Return why there is no rule to override, by field.
+
+        An override that is stored may keep the name of a rule that was deleted since.
+        """
+        if not self.rule or RateLimitOverride.objects.filter(pk=self.pk, rule=self.rule).exists():
+            return {}
+        look_for_call_sites()
+        names = {*RateLimitRule.objects.values_list("name", flat=True)}
+        names.update(rule.name for rule in settings_rules())
+        if self.rule in names or self.rule in known_call_sites:
+            return {}
+        text = _("No rule and no limit in the code has this name. Names are: %(names)s.")
+        known = sorted(names.union(known_call_sites.names()))
+        return {"rule": text % {"names": ", ".join(known)[:1000] or "—"}}
 
     def _limit_problems(self) -> dict[str, object]:
         """Return why this is no other limit of its rule, by field."""

@@ -91,9 +91,14 @@ def _newer_problem(form: int) -> str:
 def read_published() -> Published:
     """Read the state of the published snapshot. Raises `StoreError`."""
     fields = (b"revision", b"database", b"keys", b"format", b"sections")
-    text, database, keys, form, sections = get_store(background=True).execute(
-        b"HMGET", rules_key(), *fields
-    )
+    store = get_store(background=True)
+    try:
+        text, database, keys, form, sections = store.execute(b"HMGET", rules_key(), *fields)
+    except StoreError as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        key = rules_key().decode()
+        raise StoreError(f"the key {key!r} is not a hash of rules. Delete it in Redis") from error
     owner = (database or b"").decode(errors="replace")
     ids = (keys or b"").decode(errors="replace")
     tags = (sections or b"").decode(errors="replace")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from io import StringIO
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -169,6 +170,17 @@ def test_an_invalid_revision_is_published_again(published: Published) -> None:
     assert RateLimitRevision.read("default").text == published.direct.hget(
         published.key, "revision"
     )
+
+
+@pytest.mark.parametrize("verb", ["publish", "adopt"])
+def test_a_key_of_another_type_is_not_replaced(verb: str, published: Published) -> None:
+    """The error names the key, and what to do."""
+    rule("good", path="/good", limit=2)
+    published.direct.delete(published.key)
+    published.direct.set(published.key, "other")
+    with pytest.raises(CommandError, match=f"{re.escape(published.key)}.*Delete it in Redis"):
+        call_command("ratelimit", "rules", verb)
+    assert published.direct.get(published.key) == b"other"
 
 
 def test_an_older_version_never_overwrites_a_newer_snapshot(
