@@ -99,6 +99,8 @@ class Revision(NamedTuple):
 
 NO_RULES = Revision(0, b"0")
 """That of rules that were never published."""
+UNKNOWN = Revision(-1, b"")
+"""One that no rules have."""
 
 
 class StaleRules(Exception):  # noqa: N818 - not an error: the caller learns and asks again
@@ -277,7 +279,10 @@ class Call(NamedTuple):
         size = len(reply) - len(token)
         # No decision begins so: its first double is 0 or 1.
         if self.revision is not None and reply.startswith(_STALE):
-            current = Revision.read(reply[len(_STALE) : size])
+            try:
+                current = Revision.read(reply[len(_STALE) : size])
+            except ValueError:  # It was edited by hand. The rules are published again.
+                current = UNKNOWN
             if current == self.revision:
                 raise ValueError(
                     "unexpected reply to a call: it reports the revision of the call as changed"

@@ -65,6 +65,7 @@ class Migration(migrations.Migration):
                 ('revision', models.BigIntegerField(default=0, verbose_name='revision')),
                 ('rules', models.CharField(default=django_ratelimit_lua.models.change.new_tag, max_length=8, verbose_name='tag of the rules')),
                 ('overrides', models.CharField(default=django_ratelimit_lua.models.change.new_tag, max_length=8, verbose_name='tag of the overrides')),
+                ('sections', models.CharField(default=django_ratelimit_lua.models.change.new_tags, max_length=512, verbose_name='tags of the sections')),
                 ('database', models.CharField(default=django_ratelimit_lua.models.change.new_database, max_length=32, verbose_name='id of the database')),
             ],
             options={

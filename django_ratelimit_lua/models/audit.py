@@ -18,8 +18,9 @@ from django.db.models.signals import post_delete, post_save, pre_delete, pre_sav
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..rules.snapshot import section_of
 from ..signals import rules_changed
-from .change import KINDS, OVERRIDES, RULES, RateLimitChange, RateLimitRevision
+from .change import KINDS, RateLimitChange, RateLimitRevision
 
 MAX_RECORDED = 1000
 """Maximum number of rows of a bulk change that are recorded one by one. If there are more, only
@@ -114,16 +115,21 @@ class AuditedQuerySet(models.QuerySet[M]):
     def delete(self) -> tuple[int, dict[str, int]]:
         """Delete the rows, and record that at once: signals would cost queries for each row."""
         with one_change(self.db):
-            before = specs_of(self.model, list(self), self.db)
+            rows = list(self)
+            before = specs_of(self.model, rows, self.db)
             token = _deleting.set(self.model)
             try:
-                deleted = super().delete()
+                deleted = self.delete_rows(rows)
             finally:
                 _deleting.reset(token)
             record_changes(self.db, before, {})
             return deleted
 
     delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def delete_rows(self, rows: Sequence[M]) -> tuple[int, dict[str, int]]:
+        """Delete the rows of this queryset, which are recorded."""
+        return super().delete()
 
     def bulk_create(self, objs: Iterable[M], batch_size: int | None = None) -> list[M]:  # type: ignore[override]
         """Create rows, without options for conflicts, because their effect cannot be recorded."""
@@ -246,8 +252,10 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
     """
     if not lines:
         return
-    is_override = {line.kind == RateLimitChange.Kind.OVERRIDE for line in lines}
-    raised = RateLimitRevision.rise(using, [OVERRIDES if each else RULES for each in is_override])
+    overrides = [line for line in lines if line.kind == RateLimitChange.Kind.OVERRIDE]
+    sections = {section_of(line.object_id) for line in overrides if line.object_id is not None}
+    has_rules = len(overrides) < len(lines)
+    raised = RateLimitRevision.rise(using, rules=has_rules, sections=sections)
     if len(lines) > MAX_RECORDED:
         name = _("%(number)d rows") % {"number": len(lines)}
         lines = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from django.db import models
@@ -12,11 +12,17 @@ from django.db.models.functions import Greatest
 from django.utils.translation import gettext_lazy as _
 
 from ..limits.call import NO_RULES, Revision
+from ..rules.snapshot import EVERY_SECTION, SECTIONS, split_tags
 
 
 def new_tag() -> str:
     """Return a random tag, so that two histories with the same number differ."""
     return secrets.token_hex(4)
+
+
+def new_tags() -> str:
+    """Return the tags of all sections."""
+    return new_tag() * SECTIONS
 
 
 def new_database() -> str:
@@ -39,16 +45,13 @@ def kind_choices() -> list[tuple[str, Any]]:
     return list(KINDS.items())
 
 
-RULES = "rules"
-OVERRIDES = "overrides"
-
-
 class Risen(NamedTuple):
     """The values of the row of `RateLimitRevision` when it was read."""
 
     revision: int = 0
     rules: str = ""
     overrides: str = ""
+    sections: str = ""
     database: str = ""
 
     @property
@@ -65,8 +68,9 @@ class RateLimitRevision(models.Model):
     It is raised in the transaction of the change. The number alone does not identify the state: a
     database that was restored from a backup, or whose replica has taken over without the last edit,
     reaches the same number again with other rules. So each change replaces the random tag of what
-    it changes: `rules`, `overrides`, or both. `database` is set once, and identifies the database
-    of published rules.
+    it changes: `rules`, `overrides`, or both, and those of the `sections` with a changed override
+    (see `rules.snapshot.section_of`), which are one text. `database` is set once, and identifies
+    the database of published rules.
     """
 
     ROW = 1
@@ -74,6 +78,7 @@ class RateLimitRevision(models.Model):
     revision = models.BigIntegerField(_("revision"), default=0)
     rules = models.CharField(_("tag of the rules"), max_length=8, default=new_tag)
     overrides = models.CharField(_("tag of the overrides"), max_length=8, default=new_tag)
+    sections = models.CharField(_("tags of the sections"), max_length=512, default=new_tags)
     database = models.CharField(_("id of the database"), max_length=32, default=new_database)
 
     class Meta:
@@ -95,27 +100,42 @@ class RateLimitRevision(models.Model):
     def rise(
         cls,
         using: str,
-        parts: Iterable[str] = (RULES, OVERRIDES),
         *,
+        rules: bool = True,
+        sections: Collection[int] = EVERY_SECTION,
         beyond: int = 0,
         seen: Risen | None = None,
     ) -> Risen:
         """Raise the number by one (or beyond another number), in the open transaction.
 
-        The tags of the `parts` that have changed are replaced. The row is locked until the
-        transaction ends. With `seen`, the number is raised only if the row is unchanged since it
-        was read, so that only one of many processes raises it.
+        The tags of what has changed are replaced: the `rules`, and overrides in some `sections`.
+        The row is locked until the transaction ends. With `seen`, the number is raised only if the
+        row is unchanged since it was read, so that only one of many processes raises it.
         """
         rows = cls.objects.using(using).filter(pk=cls.ROW)
         row = rows
         if seen is not None:
             row = rows.filter(revision=seen.revision, rules=seen.rules, overrides=seen.overrides)
-        changes: dict[str, Any] = {"revision": Greatest(F("revision"), beyond) + 1}
-        changes |= {part: new_tag() for part in parts}
-        if not row.update(**changes) and not rows.exists():
+        number = Greatest(F("revision"), beyond) + 1
+        if not row.update(revision=number):
+            if rows.exists():
+                return cls.read(using)
             rows.get_or_create(pk=cls.ROW)
-            row.update(**changes)
-        return cls.read(using)
+            rows.update(revision=number)
+        raised = cls.read(using)
+        tag = new_tag()
+        changes: dict[str, Any] = {}
+        if rules:
+            changes["rules"] = tag
+        if sections:
+            changes["overrides"] = tag
+            tags = split_tags(raised.sections)
+            for section in sections:
+                tags[section] = tag
+            changes["sections"] = "".join(tags)
+        if changes:
+            rows.update(**changes)
+        return raised._replace(**changes)
 
     @classmethod
     def lock(cls, using: str) -> None:

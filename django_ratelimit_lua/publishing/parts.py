@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from django.db import DatabaseError, transaction
+from django.db.models import F
 
 from ..extension import extensions
 from ..identity import digest, secrets_by_id
 from ..identity.forwarded import parse_network
 from ..models import RateLimitHost, RateLimitOverride, RateLimitRule
-from ..models.change import OVERRIDES, RULES, Risen
+from ..models.change import Risen
 from ..models.override import PUBLISHED, entry, user_identity
 from ..rules.overrides import (
     EVERY_RULE,
     Entry,
+    client_key,
     field_of,
+    network_key,
     network_kind,
-    network_prefix,
     value_key,
 )
+from ..rules.snapshot import SECTIONS, section_of, split_tags
 
 logger = logging.getLogger("django_ratelimit_lua")
 BATCH = 1000
@@ -60,57 +63,75 @@ def _parts_of_annexes(using: str) -> dict[str, object]:
     return parts
 
 
-def read_overrides(using: str, row: Risen) -> Part:
-    """Return the part of the overrides, except those that have ended."""
-    fields: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    digests: defaultdict[str, list[Entry]] = defaultdict(list)
-    clients: defaultdict[str, list[Entry]] = defaultdict(list)
-    networks: defaultdict[str, defaultdict[str, list[Entry]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    value_keys: dict[str, None] = {}
-    has_blocks = False
+def read_sections(using: str, row: Risen, numbers: Collection[int]) -> dict[int, Part]:
+    """Return some sections of the overrides, by number, without overrides that have ended."""
     secrets = secrets_by_id()
+    tags = split_tags(row.sections)
+    sections = {number: Section(tags[number], list(secrets)) for number in numbers}
     rows = RateLimitOverride.objects.using(using).lasting().order_by("pk")
+    if len(sections) < SECTIONS:
+        rows = rows.alias(section=F("pk") % SECTIONS).filter(section__in=sections)
     for each in rows.values(*_SUBJECT, *PUBLISHED).iterator(chunk_size=BATCH):
-        published = entry(each)
-        kind = each["kind"]
-        if each["client_digest"]:
-            clients[each["client_digest"]].append(published)
-        elif each["network"]:
-            try:
-                kind, prefix = _place(each["network"])
-            except ValueError as error:  # The row was edited by hand.
-                text = "Skipped: the override of row %d is invalid: %s"
-                logger.error(text, each["id"], error)
-                continue
-            networks[kind][prefix].append(published)
-        elif each["user_id"] is not None:
-            for subject in _user_digests(each, secrets):
-                digests[subject].append(published)
+        try:
+            sections[section_of(each["id"])].add(each, secrets)
+        except ValueError as error:  # The row was edited by hand.
+            logger.error("Skipped: the override of row %d is invalid: %s", each["id"], error)
+    return {number: section.part() for number, section in sections.items()}
+
+
+class Section:
+    """Collects the overrides of a section, see `Snapshot.overrides`."""
+
+    def __init__(self, tag: str, keys: Sequence[str]) -> None:
+        self._tag = tag
+        self._keys = keys
+        self._entries: defaultdict[str, list[Entry]] = defaultdict(list)
+        self._fields: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        self._networks: dict[str, None] = {}
+        self._value_keys: dict[str, None] = {}
+        self._has_blocks = False
+
+    def add(self, row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> None:
+        """Add the override of a row. Raises `ValueError`."""
+        kind = row["kind"]
+        published = entry(row)
+        if row["client_digest"]:
+            keys = [client_key(row["client_digest"])]
+        elif row["network"]:
+            kind, key = _place(row["network"])
+            keys = [key]
+            self._networks[kind] = None
+        elif row["user_id"] is not None:
+            keys = [value_key(kind, subject) for subject in _user_digests(row, secrets)]
         else:
-            value_keys[each["digested_by"]] = None
-            digests[value_key(kind, each["subject"])].append(published)
-        fields[each["rule"]][field_of(kind)] = None
-        is_block = each["effect"] == RateLimitOverride.Effects.BLOCK
-        has_blocks = has_blocks or (is_block and each["rule"] == EVERY_RULE)
-    return {
-        "tag": row.overrides,
-        "fields": {rule: list(kinds) for rule, kinds in fields.items()},
-        "blocks": has_blocks,
-        "keys": list(secrets),
-        "value_keys": list(value_keys),
-        "digests": digests,
-        "clients": clients,
-        "networks": networks,
-    }
+            keys = [value_key(kind, row["subject"])]
+            self._value_keys[row["digested_by"]] = None
+        for key in keys:
+            self._entries[key].append(published)
+        self._fields[row["rule"]][field_of(kind)] = None
+        if row["effect"] == RateLimitOverride.Effects.BLOCK and row["rule"] == EVERY_RULE:
+            self._has_blocks = True
+
+    def part(self) -> Part:
+        """Return the section as it is published."""
+        return {
+            "tag": self._tag,
+            "fields": {rule: list(kinds) for rule, kinds in self._fields.items()},
+            "blocks": self._has_blocks,
+            "keys": self._keys,
+            "value_keys": list(self._value_keys),
+            "networks": list(self._networks),
+            "entries": self._entries,
+        }
 
 
 @lru_cache(maxsize=32_768)
 def _place(text: str) -> tuple[str, str]:
-    """Return the kind and the prefix of a network."""
+    """Return the kind of a network and the key of its overrides."""
     network = parse_network(text)
-    return network_kind(network.version, network.prefixlen), network_prefix(network)
+    kind = network_kind(network.version, network.prefixlen)
+    prefix = int(network.network_address) >> (network.max_prefixlen - network.prefixlen)
+    return kind, network_key(kind, prefix)
 
 
 def _user_digests(row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> Sequence[str]:
@@ -119,10 +140,6 @@ def _user_digests(row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) ->
         return [row["subject"]]
     identity = user_identity(row["user_id"])
     return [digest(identity, secret).decode() for secret in secrets.values()]
-
-
-READERS = {RULES: read_rules, OVERRIDES: read_overrides}
-"""The functions that read the parts, in the order of their tags in a revision."""
 
 
 def written(part: Part) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
@@ -24,15 +24,15 @@ from ..identity import key_id, key_ids, secrets_by_id
 from ..limits import program
 from ..limits.call import NO_RULES, Revision
 from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
-from ..models.change import OVERRIDES, Risen
+from ..models.change import Risen
 from ..process.tasks import Errand
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.problems import problems
-from ..rules.snapshot import FORMAT, Snapshot
+from ..rules.snapshot import EVERY_SECTION, FORMAT, SECTIONS, Snapshot, split_tags
 from ..store import PATIENCE, get_store, rules_key
 from .cleanup import sweep
-from .parts import BATCH, READERS, written
+from .parts import BATCH, read_rules, read_sections, written
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -61,13 +61,15 @@ class Published(NamedTuple):
     """The state of the published snapshot.
 
     - `database`: the id of its database, or empty;
-    - `keys`: the ids of the keys with which overrides were digested.
+    - `keys`: the ids of the keys with which overrides were digested;
+    - `sections`: the tags of the sections.
     """
 
     revision: Revision
     database: str
     keys: str
     format: int
+    sections: str
 
 
 class OwnerError(StoreError):
@@ -88,15 +90,22 @@ def _newer_problem(form: int) -> str:
 
 def read_published() -> Published:
     """Read the state of the published snapshot. Raises `StoreError`."""
-    text, database, keys, form = get_store(background=True).execute(
-        b"HMGET", rules_key(), b"revision", b"database", b"keys", b"format"
-    )
+    fields = (b"revision", b"database", b"keys", b"format", b"sections")
+    store = get_store(background=True)
+    try:
+        text, database, keys, form, sections = store.execute(b"HMGET", rules_key(), *fields)
+    except StoreError as error:
+        if "WRONGTYPE" not in str(error):
+            raise
+        key = rules_key().decode()
+        raise StoreError(f"the key {key!r} is not a hash of rules. Delete it in Redis") from error
     owner = (database or b"").decode(errors="replace")
     ids = (keys or b"").decode(errors="replace")
+    tags = (sections or b"").decode(errors="replace")
     try:
-        return Published(Revision.read(text or b"0"), owner, ids, int(form or 0))
+        return Published(Revision.read(text or b"0"), owner, ids, int(form or 0), tags)
     except ValueError:  # It was edited by hand, and is replaced.
-        return Published(NO_RULES, owner, "", 0)
+        return Published(NO_RULES, owner, "", 0, "")
 
 
 def primary() -> str:
@@ -166,13 +175,17 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
                 raise OwnerError(_newer_problem(published.format))
             are_lacking = _are_lacking(row, published)
             if are_lacking or _is_behind(row, published):
-                changed: Collection[str] = (OVERRIDES,) if are_lacking else ()
-                beyond = published.revision.number
-                RateLimitRevision.rise(using, changed, beyond=beyond, seen=row)
+                RateLimitRevision.rise(
+                    using,
+                    rules=False,
+                    sections=EVERY_SECTION if are_lacking else (),
+                    beyond=published.revision.number,
+                    seen=row,
+                )
                 continue
             if row.text == published.revision.text:
                 return row.revision
-            parts = _read_parts(using, row, published)
+            rules, sections = _read_parts(using, row, published)
             # If each statement sees later commits, these may be the rules of two revisions.
             if RateLimitRevision.read(using) != row:
                 continue
@@ -184,7 +197,9 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
             b"%d" % FORMAT,
             key_ids().encode(),
             get_store().channel(conf.CACHE_PREFIX),
-            *parts,
+            rules,
+            row.sections.encode(),
+            *sections,
         )
         store = get_store(background=True)
         # Unless another process has published since.
@@ -210,25 +225,37 @@ def _is_behind(row: Risen, published: Published) -> bool:
 
 
 def _are_lacking(row: Risen, published: Published) -> bool:
-    """Return whether the published overrides lack the digests with the current key."""
+    """Return whether published sections that would stay lack digests with the current keys."""
+    if published.keys == key_ids():
+        return False
     _rules, overrides = published.revision.tags()
-    return overrides == row.overrides.encode() and key_id() not in published.keys.split(",")
+    if overrides == row.overrides.encode():
+        return key_id() not in published.keys.split(",")
+    return len(_changed_sections(row, published)) < SECTIONS
 
 
-def _read_parts(using: str, row: Risen, published: Published) -> list[bytes]:
-    """Return the parts of the snapshot. Those that are published already are empty."""
-    tags: Sequence[bytes] = (b"", b"")
-    if published.database == row.database:
-        tags = published.revision.tags()
-    parts = []
-    for (name, read), tag in zip(READERS.items(), tags, strict=True):
-        text = b""
-        if tag != getattr(row, name).encode():
-            text = written(read(using, row))
-        parts.append(text)
-    if parts[-1] and published.keys != key_ids():
+def _changed_sections(row: Risen, published: Published) -> Collection[int]:
+    """Return the numbers of the sections that are not published as they are in the database."""
+    known = split_tags(published.sections)
+    if published.database != row.database:
+        known = []
+    tags = enumerate(split_tags(row.sections))
+    return [number for number, tag in tags if known[number : number + 1] != [tag]]
+
+
+def _read_parts(using: str, row: Risen, published: Published) -> tuple[bytes, list[bytes]]:
+    """Return the rules and the sections. Those that are published already are empty."""
+    rules = b""
+    tag, _overrides = published.revision.tags()
+    if published.database != row.database or tag != row.rules.encode():
+        rules = written(read_rules(using, row))
+    sections = [b""] * SECTIONS
+    changed = _changed_sections(row, published)
+    for number, section in read_sections(using, row, changed).items():
+        sections[number] = written(section)
+    if changed and published.keys != key_ids():
         _digest_anew(using)
-    return parts
+    return rules, sections
 
 
 def _in_a_thread(**options: bool) -> int:
@@ -247,8 +274,9 @@ def _in_a_thread(**options: bool) -> int:
 def snapshot_of(using: str) -> Snapshot:
     """Return the snapshot of a database, as it would be published."""
     row = RateLimitRevision.read(using)
-    parts = [json.loads(written(read(using, row))) for read in READERS.values()]
-    return Snapshot(Revision.read(row.text), row.database, *parts)
+    sections = read_sections(using, row, EVERY_SECTION).values()
+    rules, *overrides = [json.loads(written(part)) for part in (read_rules(using, row), *sections)]
+    return Snapshot(Revision.read(row.text), row.database, rules, overrides)
 
 
 def values_by_key(using: str) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Overrides: another limit, an exemption or a block for one client.
 
-The overrides of all clients are one part of the published snapshot (see `snapshot.Snapshot`), in a
+The overrides of all clients are published with the rules (see `snapshot.Snapshot`), in a
 form that needs no further preparation: a look-up parses only the overrides that it finds. A client
 is a user, a network, the value of a field, or the client with a digest.
 """
@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import ip_network
-from operator import itemgetter
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
@@ -142,13 +141,18 @@ def network_kind(version: int, prefix_length: int) -> str:
     return f"ip{version}/{prefix_length}"
 
 
-def network_prefix(network: Network) -> str:
-    """Return the hexadecimal prefix by which a network is published and looked up.
+def network_key(kind: str, prefix: int) -> str:
+    """Return the key under which the overrides of a network are published, by its prefix.
 
-    >>> network_prefix(ip_network("203.0.113.0/24"))
-    'cb0071'
+    >>> network_key("ip4/24", 0xCB0071)
+    'ip4/24:cb0071'
     """
-    return f"{int(network.network_address) >> (network.max_prefixlen - network.prefixlen):x}"
+    return f"{kind}:{prefix:x}"
+
+
+def client_key(subject: str) -> str:
+    """Return the key under which the overrides of the client with a digest are published."""
+    return f"{DIGEST}:{subject}"
 
 
 def network_identity(network: Network) -> Identity:
@@ -198,37 +202,43 @@ class Overrides:
     - `problems`: why some of them match no request.
     """
 
-    def __init__(self, part: Mapping[str, Any]) -> None:
-        """Use the part of a snapshot, see `snapshot.Snapshot`."""
-        self.is_blocking: bool = part.get("blocks", False)
-        self.fields: dict[str, list[str]] = {}
+    def __init__(self, sections: Sequence[Mapping[str, Any]]) -> None:
+        """Use the sections of a snapshot, see `snapshot.Snapshot`."""
+        self.is_blocking = any(section.get("blocks", False) for section in sections)
+        self.fields: dict[str, dict[str, None]] = {}
+        self._entries: dict[str, Sequence[Entry]] = {}
+        self._found: dict[str, Sequence[Override]] = {}
         unknown: set[str] = set()
-        for rule, fields in part.get("fields", {}).items():
-            known = [field for field in fields if is_kind(field)]
-            self.fields[rule] = known
-            unknown.update(str(field) for field in fields if field not in known)
+        for section in sections:
+            for rule, fields in section.get("fields", {}).items():
+                known = self.fields.setdefault(rule, {})
+                known.update(dict.fromkeys(filter(is_kind, fields)))
+                unknown.update(str(field) for field in fields if not is_kind(field))
+            entries = section.get("entries", {})
+            in_both = self._entries.keys() & entries.keys()
+            merged = {key: [*self._entries[key], *entries[key]] for key in in_both}
+            self._entries.update(entries)
+            self._entries.update(merged)
         self.problems = [
             f"overrides by {field!r} match no request: the key is not registered"
             for field in sorted(unknown)
         ]
-        by_id = secrets_by_id()
+        self.number = len(self._entries)
         # All digests that can be made again are published with each key: one of them finds all.
-        self._secrets = [by_id[key] for key in part.get("keys", ()) if key in by_id][:1]
-        self._value_secrets = [by_id[key] for key in part.get("value_keys", ()) if key in by_id]
-        self._networks: dict[int, list[tuple[int, str, Mapping[str, Sequence[Entry]]]]] = {}
-        for kind, entries in part.get("networks", {}).items():
+        keys = [set(section.get("keys", ())) for section in sections]
+        secrets = secrets_by_id()
+        self._secrets = [secrets[key] for key in secrets if all(key in each for each in keys)][:1]
+        value_keys = {key for section in sections for key in section.get("value_keys", ())}
+        self._value_secrets = [secrets[key] for key in secrets if key in value_keys]
+        self._networks: dict[int, list[tuple[int, str]]] = {}
+        for kind in {kind for section in sections for kind in section.get("networks", ())}:
             network = _NETWORK.fullmatch(kind)
             if network is not None:
                 version, length = map(int, network.groups())
                 shift = max(_BITS[version] - length, 0)
-                self._networks.setdefault(version, []).append((shift, kind, entries))
+                self._networks.setdefault(version, []).append((shift, kind))
         for networks in self._networks.values():
-            networks.sort(key=itemgetter(0))
-        self._digests: Mapping[str, Sequence[Entry]] = part.get("digests", {})
-        self._clients: Mapping[str, Sequence[Entry]] = part.get("clients", {})
-        self._found: dict[tuple[str, str], Sequence[Override]] = {}
-        self.number = len(self._digests) + len(self._clients)
-        self.number += sum(len(entries) for entries in part.get("networks", {}).values())
+            networks.sort()
 
     def fields_for(self, rules: Collection[str], has_blocks: bool) -> Collection[str]:
         """Return the fields to look up for a request that these rules charge.
@@ -250,41 +260,36 @@ class Overrides:
 
     def of_digest(self, kind: str, subject: bytes) -> Sequence[Override]:
         """Return the overrides of a user, or of the value of a field, by its digest."""
-        key = value_key(kind, subject.decode())
-        return self._read(kind, key, subject, self._digests)
+        return self._read(value_key(kind, subject.decode()), kind, subject)
 
     def of_client(self, subject: bytes) -> Sequence[Override]:
         """Return the overrides of the client with a digest."""
-        return self._read(DIGEST, subject.decode(), subject, self._clients)
+        return self._read(client_key(subject.decode()), DIGEST, subject)
 
     def of_address(self, address: Address) -> Iterator[Override]:
         """Yield the overrides of the networks that contain an address, the smallest first."""
         number = int(address)
-        for shift, kind, networks in self._networks.get(address.version, ()):
-            prefix = f"{number >> shift:x}"
-            if (kind, prefix) in self._found:
-                yield from self._found[kind, prefix]
-            elif prefix in networks:
+        for shift, kind in self._networks.get(address.version, ()):
+            key = network_key(kind, number >> shift)
+            if key in self._found:
+                yield from self._found[key]
+            elif key in self._entries:
                 network = ip_network(f"{address}/{address.max_prefixlen - shift}", strict=False)
-                subject = digest(network_identity(network))
-                yield from self._read(kind, prefix, subject, networks)
+                yield from self._read(key, kind, digest(network_identity(network)))
 
-    def _read(
-        self, kind: str, key: str, subject: bytes, entries: Mapping[str, Sequence[Entry]]
-    ) -> Sequence[Override]:
+    def _read(self, key: str, kind: str, subject: bytes) -> Sequence[Override]:
         """Return the overrides under a key; those that cannot be parsed are logged."""
-        if key not in entries:
+        if key not in self._entries:
             return ()
-        found = self._found.get((kind, key))
+        found = self._found.get(key)
         if found is None:
             found = []
-            given: Any = entries[key]
-            for entry in given if isinstance(given, list) else [given]:
+            for entry in self._entries[key]:
                 try:
                     found.append(Override.read(entry, kind, subject))
                 except Exception as error:  # Anything, edited by hand.
                     logger.error("An override cannot be read: %s: %s", error, str(entry)[:200])
-            self._found[kind, key] = found
+            self._found[key] = found
         return found
 
 

@@ -19,7 +19,7 @@ from django.apps import apps
 from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
-from ..limits.call import NO_RULES, Revision, StaleRules
+from ..limits.call import NO_RULES, UNKNOWN, Revision, StaleRules
 from ..limits.program import Program, source
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
@@ -31,12 +31,14 @@ from .rule import Rule
 from .ruleset import Ruleset, settings_rules
 from .snapshot import (
     NO_SNAPSHOT,
-    OVERRIDES_MEMBERS,
     RULES_MEMBERS,
+    SECTION_MEMBERS,
+    SECTIONS,
     Snapshot,
     UnreadableError,
     check_format,
     parse_part,
+    tags_of,
 )
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -357,7 +359,7 @@ def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[Sna
 
 def reload(patience: Patience | None = None) -> Ruleset:
     """Load the published rules again. Like `load`, this function blocks and may raise."""
-    return load(StaleRules(Revision(-1, b"")), patience)
+    return load(StaleRules(UNKNOWN), patience)
 
 
 def load_published(patience: Patience | None = None) -> Ruleset:
@@ -451,11 +453,11 @@ def _fetch(patience: Patience, ruleset: Ruleset | None) -> tuple[Snapshot, Unrea
     known = NO_SNAPSHOT
     if ruleset is not None:
         known = ruleset.snapshot
-    tags = [part.get("tag", "").encode() for part in (known.rules, known.overrides)]
+    tags = [known.rules.get("tag", "").encode(), tags_of(known.overrides)]
     found = get_store().run(_READ, [rules_key()], tags, patience)
-    if len(found) != 5 or not {*map(type, found)} <= {bytes, NoneType}:
+    if len(found) != 4 + SECTIONS or not {*map(type, found)} <= {bytes, NoneType}:
         raise StoreError(f"unexpected reply to a request for the rules: {found!r:.80}")
-    number, owner, form, rules, overrides = found
+    number, owner, form, rules, *sections = found
     snapshot = Snapshot(NO_RULES, (owner or b"").decode(errors="replace"))
     unread = None
     try:
@@ -463,7 +465,10 @@ def _fetch(patience: Patience, ruleset: Ruleset | None) -> tuple[Snapshot, Unrea
         check_format(form or b"0")
         snapshot = snapshot._replace(
             rules=parse_part(rules, RULES_MEMBERS, known.rules),
-            overrides=parse_part(overrides, OVERRIDES_MEMBERS, known.overrides),
+            overrides=[
+                parse_part(section, SECTION_MEMBERS, before)
+                for section, before in zip(sections, known.overrides, strict=True)
+            ],
         )
     except UnreadableError as error:
         unread = error

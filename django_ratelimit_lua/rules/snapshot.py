@@ -1,6 +1,7 @@
 """The published rules and overrides, as far as this version of the package can read them.
 
-They have one format number. A process uses the rules of its database instead of those of a newer
+The overrides are published in sections, so that a change sends and loads one of them only. The
+snapshot has one format number. A process uses the rules of its database instead of those of a newer
 format, see `rules.provider`, and never publishes over them.
 
 Values may also have been edited by hand. That may neither break a request nor lift a limit: for an
@@ -26,6 +27,9 @@ FORMAT = 1
 new field of a rule or an override, or a new member. A process never publishes over a higher format.
 """
 WHERE = "Rules of the admin"
+SECTIONS = 64
+EVERY_SECTION = range(SECTIONS)
+_TAG_LENGTH = 8
 Part = Mapping[str, Any]
 _EMPTY: Part = MappingProxyType({})
 Members = Mapping[str, tuple[type, type]]
@@ -36,38 +40,54 @@ RULES_MEMBERS: Members = {
     "weights": (dict, object),
     "parts": (dict, object),
 }
-OVERRIDES_MEMBERS: Members = {
+SECTION_MEMBERS: Members = {
     "tag": (str, str),
     "fields": (dict, list),
     "blocks": (bool, object),
     "keys": (list, str),
     "value_keys": (list, str),
-    "digests": (dict, list),
-    "clients": (dict, list),
-    "networks": (dict, dict),
+    "networks": (list, str),
+    "entries": (dict, list),
 }
+
+
+def section_of(pk: int) -> int:
+    """Return the section of the override with a primary key."""
+    return pk % SECTIONS
+
+
+def split_tags(text: str) -> list[str]:
+    """Return the tags of sections, which are stored as one text."""
+    return [text[at : at + _TAG_LENGTH] for at in range(0, len(text), _TAG_LENGTH)]
+
+
+def tags_of(sections: Sequence[Part]) -> bytes:
+    """Return the tags of sections as one text, with spaces for those that were never loaded."""
+    tags = [f"{section.get('tag', ''):{_TAG_LENGTH}.{_TAG_LENGTH}}" for section in sections]
+    return "".join(tags).encode("ascii", "replace")
 
 
 class Snapshot(NamedTuple):
     """The published state at one revision.
 
-    Each part has a revision of its own: its `tag`, which `revision` contains.
+    Its parts are the rules and each section of overrides. A part has a revision of its own: its
+    `tag`.
 
     - `database`: the id of its database;
     - `rules`: `rules`, the specs, each with the `id` of its row; `weights`, those that
       operators have set, by host; and `parts`, the data of optional apps by name, see
       `Extension.snapshot`;
-    - `overrides`: those that have not ended, as entries (see `Override.read`): by digest of a user
-      or a value in `digests` (see `value_key`), by digest of a client in `clients`, and by
-      `network_kind` and `network_prefix` in `networks`. `fields` has the values of requests that
-      they refer to, by rule; `blocks` is whether any of them blocks for all rules; `keys` are the
-      ids of the keys of all digests but those of values, and `value_keys` of those.
+    - `overrides`: the sections. `entries` has overrides that have not ended (see `Override.read`),
+      by `value_key`, `client_key` or `network_key`; `networks`, the kinds of their networks;
+      `fields`, the values of requests that they refer to, by rule; `blocks` is whether any of them
+      blocks for all rules; `keys` are the ids of the keys of all digests but those of values, and
+      `value_keys` of those.
     """
 
     revision: Revision = NO_RULES
     database: str = ""
     rules: Part = _EMPTY
-    overrides: Part = _EMPTY
+    overrides: Sequence[Part] = (_EMPTY,) * SECTIONS
 
 
 NO_SNAPSHOT = Snapshot()

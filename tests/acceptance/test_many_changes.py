@@ -180,8 +180,8 @@ def test_too_many_changes_are_one_history_entry() -> None:
 
 
 def test_the_queries_of_a_deletion_do_not_grow_with_each_override() -> None:
-    """Thousands of overrides are deleted by a queryset and in the admin. Django deletes a hundred
-    rows with each statement.
+    """Thousands of overrides are deleted by a queryset, with three statements for 999 of them on
+    SQLite. In the admin, Django's log adds a statement for 142 of them.
     """
     browser = Client()
     browser.force_login(User.objects.create_superuser("root", password="root"))
@@ -192,7 +192,8 @@ def test_the_queries_of_a_deletion_do_not_grow_with_each_override() -> None:
         with override_settings(DATA_UPLOAD_MAX_NUMBER_FIELDS=None, **WITH_ADMIN):
             browser.post("/admin/django_ratelimit_lua/ratelimitoverride/", given)
 
-    for delete in (lambda: RateLimitOverride.objects.all().delete(), in_the_admin):
+    cases = {lambda: RateLimitOverride.objects.all().delete(): 8, in_the_admin: 8 + 2_000 // 142}
+    for delete, most in cases.items():
         queries = []
         for count in (1_000, 3_000):
             overrides(count)
@@ -200,7 +201,7 @@ def test_the_queries_of_a_deletion_do_not_grow_with_each_override() -> None:
                 delete()
             assert not RateLimitOverride.objects.exists()
             queries.append(len(captured))
-        assert queries[1] - queries[0] < 2_000 / 50
+        assert queries[1] - queries[0] <= most
 
 
 def test_the_history_of_a_deletion_has_the_old_values() -> None:

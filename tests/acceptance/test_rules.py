@@ -29,7 +29,7 @@ from django_ratelimit_lua.models import (
 )
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.publishing import triggers
+from django_ratelimit_lua.publishing import parts, triggers
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import RuleError, provider
 from django_ratelimit_lua.rules.freshness import freshness
@@ -209,29 +209,25 @@ def test_a_transaction_is_published_once(direct: redis.Redis) -> None:
     assert RateLimitRevision.read("default")[0] == 11
 
 
-def test_an_older_publication_never_wins(direct: redis.Redis, prefix: str) -> None:
+def test_an_older_publication_never_wins(
+    direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If another process has published since a process read the database, it reads the database
     again.
     """
     one = rule("search", path="", rate="50/h")
-    from django_ratelimit_lua.publishing import parts
-
-    read_rules = parts.read_rules
 
     def slow(using: str, row: Any) -> parts.Part:
-        part = read_rules(using, row)
+        part = parts.read_rules(using, row)
         if row.revision == 2:
-            parts.READERS["rules"] = read_rules
+            monkeypatch.undo()
             RateLimitRule.objects.filter(pk=one.pk).update(rate="10/h")
             publish()
         return part
 
-    parts.READERS["rules"] = slow
-    try:
-        one.rate = "40/h"
-        one.save()
-    finally:
-        parts.READERS["rules"] = read_rules
+    monkeypatch.setattr("django_ratelimit_lua.publishing.publish.read_rules", slow)
+    one.rate = "40/h"
+    one.save()
     assert direct.hget(f"{prefix}{{rules}}:1", "revision").startswith(b"3-")
     assert Client().get("/search").content == b"search=10"
 

@@ -19,6 +19,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.rules.snapshot import EVERY_SECTION, SECTIONS
 from tests.acceptance.test_rules import get, rule
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,8 +53,10 @@ def published(direct: redis.Redis, prefix: str) -> Published:
     """Return a function that returns the addresses whose overrides are published."""
 
     def addresses() -> set[str]:
-        part = json.loads(direct.hget(f"{prefix}{{rules}}:1", "overrides"))
-        return {str(ip_address(int(each, 16))) for each in part["networks"].get("ip4/32", ())}
+        fields = [f"overrides:{section}" for section in EVERY_SECTION]
+        sections = map(json.loads, direct.hmget(f"{prefix}{{rules}}:1", fields))
+        keys = [key for section in sections for key in section["entries"]]
+        return {str(ip_address(int(key.removeprefix("ip4/32:"), 16))) for key in keys}
 
     return addresses
 
@@ -71,13 +75,13 @@ def block(clock: Clock, network: str, **span: float) -> RateLimitOverride:
 def test_only_the_latest_of_many_short_blocks_is_stored(
     clock: Clock, published: Published, settings: Any
 ) -> None:
-    """With a one-second block per day, Redis has the latest block, and the database has those of
-    `RATELIMIT_HISTORY_DAYS`.
+    """With a one-second block per day, Redis has the latest block of each section, and the database
+    has those of `RATELIMIT_HISTORY_DAYS`.
     """
     settings.RATELIMIT_HISTORY_DAYS = 30
     block(clock, "203.0.113.99", days=1000)
     most = [0, 0, 0]
-    for number in range(120):
+    for number in range(2 * SECTIONS):
         block(clock, f"10.0.{number >> 8}.{number & 255}")
         clock.pass_(days=1)
         kept = (
@@ -86,7 +90,7 @@ def test_only_the_latest_of_many_short_blocks_is_stored(
             RateLimitChange.objects.count(),
         )
         most = [max(pair) for pair in zip(most, kept, strict=True)]
-    assert most[0] == 2
+    assert most[0] == SECTIONS + 1
     assert most[1] <= 33
     assert most[2] <= 33
     assert get(REMOTE_ADDR="203.0.113.99") == [429]
@@ -103,9 +107,12 @@ def test_only_ended_overrides_are_removed(clock: Clock, published: Published) ->
     RateLimitOverride.objects.filter(pk=prolonged.pk).update(
         ends=clock() + datetime.timedelta(days=2)
     )
+    assert published() == {"203.0.113.1", "203.0.113.2", "203.0.113.3"}
+    publish(rebuild=True)
     assert published() == {"203.0.113.2", "203.0.113.3"}
     clock.pass_(days=3)
     block(clock, "203.0.113.4", days=1)
+    publish(rebuild=True)
     assert published() == {"203.0.113.3", "203.0.113.4"}
     assert RateLimitOverride.objects.count() == 4
 

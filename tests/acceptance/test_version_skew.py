@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from io import StringIO
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -21,6 +22,7 @@ from django.urls import path
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import (
     RateLimitOverride,
+    RateLimitRevision,
     RateLimitRule,
 )
 from django_ratelimit_lua.publishing import triggers
@@ -90,7 +92,7 @@ def get(address: str, times: int = 1, ip: str = FIRST) -> list[int]:
     "fields",
     [
         {"format": 99, "rules": '{"rule_tree": {}}'},
-        {"overrides": '{"blocks": [5]}'},
+        {"overrides:0": '{"blocks": [5]}', "sections": "01234567" * snapshot.SECTIONS},
         {"rules": '{"rules": ['},
     ],
 )
@@ -117,7 +119,14 @@ def test_an_invalid_snapshot_leaves_the_last_valid_rules_in_force(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"format": "abc"}, {"format": b"\xff"}, {"keys": b"\xff"}, {"overrides": ""}]
+    "fields",
+    [
+        {"revision": "abc"},
+        {"format": "abc"},
+        {"format": b"\xff"},
+        {"keys": b"\xff"},
+        {"overrides:1": ""},
+    ],
 )
 def test_damaged_data_is_published_again(fields: dict[str, Any], published: Published) -> None:
     """A block that is made afterwards acts on the next request, and `rules publish` works."""
@@ -130,6 +139,47 @@ def test_damaged_data_is_published_again(fields: dict[str, Any], published: Publ
     call_command("ratelimit", "rules", "publish", stdout=StringIO())
     another_process()
     assert get("/good", 1) == [429]
+
+
+def test_a_change_of_an_override_sends_and_loads_one_section(published: Published) -> None:
+    """The other sections and the rules stay as they are, in Redis and in the process."""
+    rule("good", path="/good", rate="2/h")
+    networks = [f"198.51.100.{number}" for number in range(snapshot.SECTIONS)]
+    RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(network=network, effect="block") for network in networks
+    )
+    before, known = published.direct.hgetall(published.key), provider.reload().snapshot
+    block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    section = snapshot.section_of(block.pk)
+    after, loaded = published.direct.hgetall(published.key), provider.reload().snapshot
+    changed = {field.decode() for field in after if after[field] != before.get(field)}
+    assert changed == {"revision", "sections", f"overrides:{section}"}
+    assert loaded.rules is known.rules
+    pairs = zip(loaded.overrides, known.overrides, strict=True)
+    assert [number for number, (one, other) in enumerate(pairs) if one is not other] == [section]
+    assert get("/good", 1, "203.0.113.9") == get("/good", 1, networks[0]) == [429]
+
+
+def test_an_invalid_revision_is_published_again(published: Published) -> None:
+    """The next call reports it, and restores the rules of the database."""
+    rule("good", path="/good", rate="2/h")
+    assert get("/good", 1) == [200]
+    published.direct.hset(published.key, "revision", "soon")
+    assert get("/good", 2) == [200, 429]
+    assert RateLimitRevision.read("default").text == published.direct.hget(
+        published.key, "revision"
+    )
+
+
+@pytest.mark.parametrize("verb", ["publish", "adopt"])
+def test_a_key_of_another_type_is_not_replaced(verb: str, published: Published) -> None:
+    """The error names the key, and what to do."""
+    rule("good", path="/good", rate="2/h")
+    published.direct.delete(published.key)
+    published.direct.set(published.key, "other")
+    with pytest.raises(CommandError, match=f"{re.escape(published.key)}.*Delete it in Redis"):
+        call_command("ratelimit", "rules", verb)
+    assert published.direct.get(published.key) == b"other"
 
 
 def test_an_older_version_never_overwrites_a_newer_snapshot(
@@ -179,7 +229,7 @@ def test_a_late_reply_of_the_database_is_used(
 OLDER = (
     "from django_ratelimit_lua.publishing import parts ;; original = parts.read_rules ;; "
     "first = lambda one: {**one, 'rate': one['rate'][0]} ;; "
-    "parts.READERS['rules'] = lambda using, row: "
+    "publishing.read_rules = lambda using, row: "
     "{**original(using, row), 'rules': [*map(first, original(using, row)['rules'])]}"
 )
 """A version that does not know several rates, and publishes the first alone."""
@@ -242,6 +292,6 @@ def test_a_new_field_raises_the_snapshot_format() -> None:
         for model in published
         for field in model._meta.concrete_fields
     ]
-    words += [*snapshot.RULES_MEMBERS, *snapshot.OVERRIDES_MEMBERS]
+    words += [*snapshot.RULES_MEMBERS, *snapshot.SECTION_MEMBERS]
     digest_of_words = hashlib.sha256(" ".join(sorted(words)).encode()).hexdigest()[:16]
-    assert (snapshot.FORMAT, digest_of_words) == (1, "e9473817b45f4760")
+    assert (snapshot.FORMAT, digest_of_words) == (1, "5fd416ffe0d3b801")

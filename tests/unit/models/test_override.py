@@ -10,7 +10,7 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.rate import Rate
-from django_ratelimit_lua.models import RateLimitOverride
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules.overrides import Override
 
 MONDAY = datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC)
@@ -91,6 +91,7 @@ def test_only_the_digest_of_a_field_value_is_stored() -> None:
         ({"network": "nowhere"}, "network"),
         ({"network": "203.0.113.9", "effect": "limit", "rule": "api"}, "rate"),
         ({"network": "203.0.113.9", "effect": "limit", "rate": "5/m"}, "rule"),
+        ({"network": "203.0.113.9", "rule": "apis"}, "rule"),
         ({"network": "203.0.113.9", "effect": "limit", "rate": "5/m", "rule": "api"}, None),
         ({"network": "203.0.113.9", "starts": MONDAY, "ends": MONDAY}, "ends"),
         ({"network": "203.0.113.9", "ends": MONDAY.replace(year=9999)}, "ends"),
@@ -99,6 +100,7 @@ def test_only_the_digest_of_a_field_value_is_stored() -> None:
 @pytest.mark.django_db
 def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None) -> None:
     """`clean` raises the errors, so forms report them too."""
+    RateLimitRule.objects.create(name="api", key="ip", rate="5/m")
     override = RateLimitOverride(**{"effect": "block", **fields})
     if wrong is None:
         override.clean()
@@ -106,6 +108,18 @@ def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None
     with pytest.raises(ValidationError) as raised:
         override.clean()
     assert list(raised.value.update_error_dict({})) == [wrong]
+
+
+@pytest.mark.django_db
+def test_an_override_keeps_the_name_of_a_deleted_rule() -> None:
+    """A new one may not name it, and the error lists the names."""
+    rules = [RateLimitRule.objects.create(name=name, key="ip", rate="5/m") for name in ("api", "www")]
+    override = RateLimitOverride.objects.create(network="203.0.113.9", effect="block", rule="api")
+    rules[0].delete()
+    override.clean()
+    override.pk = None
+    with pytest.raises(ValidationError, match=r"Names are: .*www"):
+        override.clean()
 
 
 def test_another_limit_without_a_rule_is_not_saved() -> None:

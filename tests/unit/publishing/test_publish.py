@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from django_ratelimit_lua.publishing.publish import (
     values_by_key,
 )
 from django_ratelimit_lua.rules.ruleset import Ruleset
+from django_ratelimit_lua.rules.snapshot import SECTIONS, section_of
 from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db
@@ -50,22 +52,37 @@ def test_a_snapshot_contains_all_rules_and_overrides() -> None:
             "id": api.pk,
         }
     ]
-    assert snapshot.overrides == {
-        "tag": snapshot.revision.tags()[1].decode(),
-        "fields": {"": ["network"], "api": ["network", "user"]},
+    sections = {
+        number: section for number, section in enumerate(snapshot.overrides) if section["entries"]
+    }
+    assert sections.keys() == {section_of(each.pk) for each in (block, exempt, faster)}
+    subject = digest(("user", str(ada.pk))).decode()
+    assert sections[section_of(block.pk)] == {
+        "tag": sections[section_of(block.pk)]["tag"],
+        "fields": {"": ["network"]},
         "blocks": True,
         "keys": [key_id()],
         "value_keys": [],
-        "digests": {
-            digest(("user", str(ada.pk))).decode(): [
-                [faster.pk, "api", "limit", None, None, {"rate": "9/m"}]
-            ]
-        },
-        "clients": {},
-        "networks": {
-            "ip4/32": {"cb007109": [[block.pk, "", "block"]]},
-            "ip4/24": {"cb0071": [[exempt.pk, "api", "exempt"]]},
-        },
+        "networks": ["ip4/32"],
+        "entries": {"ip4/32:cb007109": [[block.pk, "", "block"]]},
+    }
+    assert sections[section_of(exempt.pk)] == {
+        "tag": sections[section_of(exempt.pk)]["tag"],
+        "fields": {"api": ["network"]},
+        "blocks": False,
+        "keys": [key_id()],
+        "value_keys": [],
+        "networks": ["ip4/24"],
+        "entries": {"ip4/24:cb0071": [[exempt.pk, "api", "exempt"]]},
+    }
+    assert sections[section_of(faster.pk)] == {
+        "tag": sections[section_of(faster.pk)]["tag"],
+        "fields": {"api": ["user"]},
+        "blocks": False,
+        "keys": [key_id()],
+        "value_keys": [],
+        "networks": [],
+        "entries": {subject: [[faster.pk, "api", "limit", None, None, {"rate": "9/m"}]]},
     }
     ruleset = Ruleset((), snapshot)
     assert (ruleset.by_name["api"].pk, ruleset.problems) == (api.pk, [])
@@ -87,6 +104,30 @@ def test_each_part_has_a_revision_of_its_own() -> None:
     rules, overrides = zip(*tags, strict=True)
     assert rules[1] == rules[2] != rules[3]
     assert overrides[1] != overrides[2] != overrides[3]
+
+
+def test_a_change_of_an_override_changes_the_tag_of_its_section_only() -> None:
+    """So only that section is sent and loaded, also after the override was deleted."""
+
+    def tags() -> list[str]:
+        return [section["tag"] for section in snapshot_of("default").overrides]
+
+    block = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
+    states = [tags()]
+    rule("api")
+    states.append(tags())
+    block.save()
+    states.append(tags())
+    block.forbids = True
+    block.save()
+    states.append(tags())
+    number = section_of(block.pk)
+    block.delete()
+    states.append(tags())
+    assert states[0] == states[1] == states[2]
+    for before, after in pairwise(states[2:]):
+        changed = [one for one in range(SECTIONS) if before[one] != after[one]]
+        assert changed == [number]
 
 
 def test_a_change_of_overrides_compiles_no_rule() -> None:

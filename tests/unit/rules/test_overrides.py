@@ -31,19 +31,27 @@ def of(kind: str, *overrides: Override) -> list[Override]:
     return [override._replace(strength=strength(kind)) for override in overrides]
 
 
-def part(**members: Any) -> dict[str, Any]:
+def section(**members: Any) -> dict[str, Any]:
     return {"keys": [key_id()], "value_keys": [key_id()], **members}
 
 
 def test_the_overrides_of_an_address_are_found_by_prefix() -> None:
     """They are those of all networks that contain it, the smallest first."""
-    networks = {
-        "ip4/8": {"cb": [[1, "", "block"]]},
-        "ip4/24": {"cb0071": [[2, "", "exempt"]], "cb0072": [[3, "", "block"]]},
-        "ip4/32": {"cb007109": [[4, "", "block"]]},
-        "ip6/48": {"20010db80000": [[5, "", "block"]]},
+    some = {
+        "ip4/8:cb": [[1, "", "block"]],
+        "ip4/24:cb0071": [[2, "", "exempt"]],
+        "ip4/24:cb0072": [[3, "", "block"]],
     }
-    overrides = Overrides(part(networks=networks))
+    others = {
+        "ip4/32:cb007109": [[4, "", "block"]],
+        "ip6/48:20010db80000": [[5, "", "block"]],
+    }
+    overrides = Overrides(
+        [
+            section(networks=["ip4/8", "ip4/24"], entries=some),
+            section(networks=["ip4/32", "ip6/48"], entries=others),
+        ]
+    )
 
     def found(address: str) -> list[int]:
         return [override.pk for override in overrides.of_address(ip_address(address))]
@@ -60,14 +68,16 @@ def test_a_client_is_found_by_its_user_its_values_and_its_digest() -> None:
     """A value of a field that compares letter case differs from that of one that does not."""
     user, value = digest(("user", "7")).decode(), digest(("get", "q", "ada")).decode()
     overrides = Overrides(
-        part(
-            digests={
-                user: [[1, "", "block", None, 9, {"forbids": True, "message": "Write to us."}]],
-                value: [[2, "api", "limit", None, None, {"rate": "5/m", "burst": 9}]],
-                f"exact:{value}": [[3, "", "exempt"]],
-            },
-            clients={user: [[4, "", "exempt", 5]]},
-        )
+        [
+            section(
+                entries={
+                    user: [[1, "", "block", None, 9, {"forbids": True, "message": "Write to us."}]],
+                    value: [[2, "api", "limit", None, None, {"rate": "5/m", "burst": 9}]],
+                    f"exact:{value}": [[3, "", "exempt"]],
+                    f"digest:{user}": [[4, "", "exempt", 5]],
+                }
+            )
+        ]
     )
     (blocked,) = overrides.of_identity("user", ("user", "7"))
     assert blocked == Override(
@@ -83,6 +93,20 @@ def test_a_client_is_found_by_its_user_its_values_and_its_digest() -> None:
     assert [one.pk for one in overrides.of_identity("exact:get:q", ("get", "q", "ada"))] == [3]
     assert [one.pk for one in overrides.of_client(user.encode())] == [4]
     assert list(overrides.of_identity("user", ("user", "8"))) == []
+
+
+def test_the_overrides_of_a_client_in_several_sections_are_found_together() -> None:
+    """A key with which only some sections were digested finds nothing by itself."""
+    subject = digest(("user", "7")).decode()
+    keys = [["old", key_id()], [key_id()], [key_id()]]
+    overrides = Overrides(
+        [
+            section(keys=each, entries={subject: [[number, "", "block"]]})
+            for number, each in enumerate(keys)
+        ]
+    )
+    assert [one.pk for one in overrides.of_identity("user", ("user", "7"))] == [0, 1, 2]
+    assert overrides.number == 1
 
 
 @pytest.mark.parametrize(
@@ -103,7 +127,7 @@ def test_a_client_is_found_by_its_user_its_values_and_its_digest() -> None:
 )
 def test_an_invalid_entry_is_skipped_and_logged_once(entry: Any, caplog: Any) -> None:
     """The other overrides of the client apply."""
-    overrides = Overrides(part(clients={"ada": [entry, [2, "", "block"]]}))
+    overrides = Overrides([section(entries={"digest:ada": [entry, [2, "", "block"]]})])
     for _ in range(2):
         assert [one.pk for one in overrides.of_client(b"ada")] == [2]
     assert len(caplog.records) == 1
@@ -111,12 +135,14 @@ def test_an_invalid_entry_is_skipped_and_logged_once(entry: Any, caplog: Any) ->
 
 def test_members_that_were_edited_by_hand_break_no_look_up() -> None:
     """Unknown sizes of networks and values are skipped, and other overrides apply."""
-    networks = {"ip4/99": {"cb": [[1, "", "block"]]}, "ip4/24": {"cb0071": [[2, "", "block"]]}}
-    odd = part(networks=networks, fields={"": ["network", "zz", 1, None, {}]}, clients={"ada": 5})
-    overrides = Overrides(odd)
+    odd = section(
+        networks=["ip4/99", "ip4/24"],
+        fields={"": ["network", "zz", 1, None, {}]},
+        entries={"ip4/99:cb": [[1, "", "block"]], "ip4/24:cb0071": [[2, "", "block"]]},
+    )
+    overrides = Overrides([odd])
     assert [one.pk for one in overrides.of_address(ip_address("203.0.113.9"))] == [2]
-    assert list(overrides.of_client(b"ada")) == []
-    assert overrides.fields == {"": ["network"]}
+    assert list(overrides.fields[""]) == ["network"]
     assert len(overrides.problems) == 4
 
 
@@ -124,7 +150,7 @@ def test_a_field_that_reads_numbers_differs_from_one_that_reads_text() -> None:
     """They have the same digest of "7", but only the first one is found by "07"."""
     subject = digest(("get", "n", "7")).decode()
     as_text, as_number = [value_key(kind, subject) for kind in ("get:n", "int:get:n")]
-    overrides = Overrides(part(digests={as_text: [[1]], as_number: [[2, "", "block"]]}))
+    overrides = Overrides([section(entries={as_text: [[1]], as_number: [[2, "", "block"]]})])
     found = overrides.of_identity("int:get:n", ("get", "n", "7"))
     assert [one.pk for one in found] == [2]
     assert list(overrides.of_identity("get:n", ("get", "n", "7"))) == []
@@ -135,12 +161,12 @@ def test_only_fields_that_may_matter_are_looked_up() -> None:
     they are looked up only if an override may block the request nevertheless.
     """
     fields = {"": ["network", "user"], "x": ["network", "get:q"], "y": ["post:name", "moon"]}
-    overrides = Overrides(part(fields=fields, blocks=True))
+    overrides = Overrides([section(fields=fields), section(blocks=True)])
     assert list(overrides.fields_for(["x"], False)) == ["network", "user", "get:q"]
     assert list(overrides.fields_for([], True)) == ["network", "user"]
     assert list(overrides.fields_for([], False)) == []
-    assert list(Overrides(part(fields=fields)).fields_for([], True)) == []
-    assert overrides.fields["y"] == ["post:name"]
+    assert list(Overrides([section(fields=fields)]).fields_for([], True)) == []
+    assert list(overrides.fields["y"]) == ["post:name"]
     assert "'moon'" in overrides.problems[0]
 
 

@@ -11,8 +11,8 @@ from django.test import RequestFactory
 from django_ratelimit_lua.rules.callsite import call_site
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.rules.snapshot import (
-    OVERRIDES_MEMBERS,
     RULES_MEMBERS,
+    SECTION_MEMBERS,
     Snapshot,
     UnreadableError,
     check_format,
@@ -117,12 +117,12 @@ def test_an_invalid_rule_keeps_its_last_valid_version() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"[]", b"{", b"[" * 10**5, b'{"rules": {}}', b'{"fields": {"": "user"}}', b'{"networks": []}'],
+    [b"[]", b"{", b"[" * 10**5, b'{"rules": {}}', b'{"fields": {"": "user"}}', b'{"networks": {}}'],
 )
 def test_an_invalid_part_is_not_read(text: bytes) -> None:
     """A member of a wrong type raises an error."""
     with pytest.raises(ValueError, match=r"."):
-        parse_part(text, {**RULES_MEMBERS, **OVERRIDES_MEMBERS}, {})
+        parse_part(text, {**RULES_MEMBERS, **SECTION_MEMBERS}, {})
 
 
 def test_a_newer_format_is_kept() -> None:

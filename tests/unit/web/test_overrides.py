@@ -90,11 +90,16 @@ def test_an_override_for_one_rule_does_not_affect_another() -> None:
 
 
 FOUND = Overrides(
-    {
-        "keys": [key_id()],
-        "digests": {SUBJECT.decode(): [[1, "", "block"]]},
-        "networks": {"ip4/32": {"c0000209": [[2, "", "block"]]}},
-    }
+    [
+        {
+            "keys": [key_id()],
+            "networks": ["ip4/32"],
+            "entries": {
+                SUBJECT.decode(): [[1, "", "block"]],
+                "ip4/32:c0000209": [[2, "", "block"]],
+            },
+        }
+    ]
 )
 
 

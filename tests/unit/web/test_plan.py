@@ -341,10 +341,11 @@ def test_signal_receivers_get_the_refused_client() -> None:
 BLOCKS = {
     "fields": {EVERY_RULE: ["network"]},
     "blocks": True,
-    "networks": {"ip4/32": {"c0000201": [[1, "", "block"]]}},
+    "networks": ["ip4/32"],
+    "entries": {"ip4/32:c0000201": [[1, "", "block"]]},
 }
 WITH_BLOCKS = Ruleset(
-    (), Snapshot(Revision.of(1, "01234567", "89abcdef"), overrides=BLOCKS), b"fence"
+    (), Snapshot(Revision.of(1, "01234567", "89abcdef"), overrides=[BLOCKS]), b"fence"
 )
 
 
