@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from textwrap import shorten
 from typing import NamedTuple
 
 from django.db import router
@@ -130,39 +129,15 @@ def summary(changes: Sequence[RuleChange], auxiliary: str = "") -> str:
     ('1 rule added', '1 rule would be added', '0 rules changed')
     """
     numbers = Counter(change.action for change in changes) or {"changed": 0}
-    parts = [
+    return ", ".join(
         f"{count_words(numbers[action], 'rule')} {auxiliary}{action}"
         for action in MARKS
         if action in numbers
-    ]
-    return ", ".join(parts)
-
-
-def lacking(changes: Sequence[RuleChange]) -> str:
-    """Return a sentence about the rules that the changes delete; empty if there are none."""
-    names = [change.name for change in changes if change.after is None]
-    if not names:
-        return ""
-    return (
-        f"the file lacks {count_words(len(names), 'rule')}, which would be deleted: "
-        f"{shorten(', '.join(names), 500)}. "
-        "Use --merge to keep them, or --delete to delete them"
     )
 
 
-def apply(changes: Sequence[RuleChange], *, delete: bool = False) -> None:
-    """Save planned changes, all or nothing, as one revision. Overrides stay with their rules.
-
-    Args:
-        changes: The changes; see `plan`.
-        delete: Whether rules may be deleted: a truncated file lacks rules as well.
-
-    Raises:
-        RuleError: Rules would be deleted.
-    """
-    problem = lacking(changes)
-    if problem and not delete:
-        raise RuleError("name", f"Nothing was changed: {problem}")
+def apply(changes: Sequence[RuleChange]) -> None:
+    """Save planned changes, all or nothing, as one revision. Overrides stay with their rules."""
     rules = RateLimitRule.objects
     with one_change(router.db_for_write(RateLimitRule)):
         stored = rules.in_bulk([change.name for change in changes], field_name="name")
