@@ -132,7 +132,7 @@ class RulesFile(admin.ModelAdmin):  # type: ignore[type-arg]
         elif is_confirmed:
             if deleted and not may_delete:
                 raise PermissionDenied
-            rules_yaml.apply(changes, delete=not merge)
+            rules_yaml.apply(changes)
             self._log(request, changes)
             return True
         notices = changed_notices(changes)

@@ -159,7 +159,7 @@ def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(count: in
     assert LogEntry.objects.count() == 2 * count
     rules(count)
     text = rules_yaml.export()
-    one(lambda: rules_yaml.apply(rules_yaml.plan("[]"), delete=True))
+    one(lambda: rules_yaml.apply(rules_yaml.plan("[]")))
     one(lambda: rules_yaml.apply(rules_yaml.plan(text)))
     assert RateLimitRule.objects.count() == count
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 from django.core.management.base import CommandError
 from django.db import transaction
@@ -191,24 +192,29 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
         raise CommandError("--merge keeps the rules that --delete deletes: use one of them")
     require_urlconf()
     changes = rules_yaml.plan(*_read(options["file"]), merge=merge)
+    deleted = [change.name for change in changes if change.after is None]
+    if deleted and not options["delete"]:  # A truncated file lacks rules as well.
+        problem = (
+            f"the file lacks {count_words(len(deleted), 'rule')}, which would be deleted: "
+            f"{shorten(', '.join(deleted), 500)}. "
+            "Use --merge to keep them, or --delete to delete them"
+        )
+        if not dry_run:
+            raise CommandError(f"Nothing was changed: {problem}")
+        command.warn(problem)
     warnings = _some(_lines(changed_confirmations(changes)), options)
     if not dry_run:
         require_confirmation(options, warnings)
     for line in [*warnings, *_some(_lines(changed_notices(changes)), options)]:
         command.warn(line)
     if not dry_run:
-        rules_yaml.apply(changes, delete=options["delete"])
+        rules_yaml.apply(changes)
     for line in _some(["\n".join(change.words()) for change in changes], options):
         command.say(line)
     command.say(rules_yaml.summary(changes, "would be " if dry_run else ""))
-    if not dry_run:
-        if changes:
-            command.warn_if_unpublished()
-        return
-    lacking = rules_yaml.lacking(changes)
-    if lacking and not options["delete"]:
-        command.warn(lacking)
-    if warnings and not options["confirm"]:
+    if not dry_run and changes:
+        command.warn_if_unpublished()
+    if dry_run and warnings and not options["confirm"]:
         command.warn("Use --confirm to change the rules despite these warnings.")
 
 
