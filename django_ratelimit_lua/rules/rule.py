@@ -370,8 +370,11 @@ class _Reader:
             if word in self.given:
                 self.read(word, self.checked, word, check)
         for word, most in MAX_LENGTHS.items():
-            if self.plain and self.given.get(word):
-                self.read(word, self.check_length, self.given[word], most)
+            value = self.given.get(word)
+            # Nearly every value is a short text, which needs no call.
+            is_short = not value or (isinstance(value, str) and len(value) <= most)
+            if self.plain and not is_short:
+                self.read(word, self.check_length, value, most)
 
     def check_exemption(self) -> None:
         """Check that an exemption is not for all requests, and its fields that have no effect."""
