@@ -43,6 +43,13 @@ def option_field(option: Option) -> forms.Field:
     return forms.CharField(**words)
 
 
+class TextField(forms.CharField):
+    """A text whose lines end in the same way whatever a browser sends."""
+
+    def to_python(self, value: object) -> Any:
+        return str(super().to_python(value)).replace("\r\n", "\n")
+
+
 class LinesField(forms.CharField):
     """A list of texts, one per line."""
 
@@ -148,9 +155,6 @@ class TiersWidget(forms.Widget):
         if self.formset is None:
             self.formset = self.rows(data, name)
         return self.formset
-
-    def value_omitted_from_data(self, data: object, files: object, name: str) -> bool:
-        return False
 
     def render(self, name: str, value: Any, *args: object, **kwargs: object) -> SafeString:
         rows = self.formset

@@ -28,7 +28,7 @@ from ..operations.confirmations import confirmations, enforcing, notices, overri
 from ..rules import RuleError
 from ..rules.describe import value_words
 from ..rules.options import COLUMNS, NAMES, options
-from .fields import NamesField, is_set, option_field, split
+from .fields import NamesField, TextField, is_set, option_field, split
 from .revisions import RevisionForm, Values
 
 GROUP = "group:"
@@ -125,6 +125,7 @@ class RuleForm(AskingForm):
 
         model = RateLimitRule
         fields = tuple(COLUMNS)
+        field_classes = dict.fromkeys(("path", "description", "message"), TextField)
         widgets = {  # noqa: RUF012 - Django's way
             "path": forms.Textarea(attrs={"rows": 3}),
             "description": forms.Textarea(attrs={"rows": 2}),
@@ -136,12 +137,12 @@ class RuleForm(AskingForm):
         values = form_values(row)
         super().__init__(*args, initial={**values, **(initial or {}), **self.filled}, **kwargs)
         self.is_editable = "path" in self.fields  # Otherwise the rule may only be viewed.
-        for name, option in options().items():
-            self.fields[name] = option_field(option)
-            if not self.is_editable:  # Django's page reads an attribute.
-                setattr(self.instance, name, value_words(name, values.get(name)))
+        self.fields.update({name: option_field(option) for name, option in options().items()})
         if self.is_editable:
             self._set_choices(values)
+            return
+        for name in ("groups", *options()):  # Django's page reads an attribute.
+            setattr(self.instance, name, value_words(name, values[name]))
 
     def _set_choices(self, values: Values) -> None:
         fields: dict[str, Any] = self.fields
@@ -162,8 +163,6 @@ class RuleForm(AskingForm):
         given = super().clean()
         if not self.is_editable:
             return given
-        for name in {"description", "message", "path"} & given.keys():  # As a browser sends them.
-            given[name] = given[name].replace("\r\n", "\n")
         if given.get("audience") == "groups":
             given["audience"] = "\n".join(f"{GROUP}{name}" for name in given.get("groups", ()))
             if not given["audience"]:

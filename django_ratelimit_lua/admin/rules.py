@@ -41,7 +41,6 @@ from .inspector import may_inspect
 from .limits import LimitsInCode, ListColumn, filled_in, list_columns
 from .pages import Context, page_response
 from .preview import previewed
-from .rules_file import RulesFile
 
 MAX_PROBLEMS = 5
 """Maximum number of problems of published rules on the list of rules."""
@@ -57,51 +56,32 @@ def sections() -> list[tuple[Any, dict[str, Any]]]:
     """Return the sections of the form. The table of options decides where each option is."""
     table = options()
     places = [name for name, option in table.items() if option.is_place]
-    of_algorithms = frozenset[str]().union(*(kind.options for kind in ALGORITHMS.values()))
-    algorithm = [name for name in table if name == "algorithm" or name in of_algorithms]
+    special = frozenset[str]().union(*(kind.options for kind in ALGORITHMS.values()))
+    of_algorithms = [name for name in table if name == "algorithm" or name in special]
     bans = [name for name in table if name.startswith("ban_")]
-    placed = {"exempt", "tiers", "cost", *places, *algorithm, *bans}
-    folded = {"classes": ("collapse",)}
+    placed = {"exempt", "tiers", "cost", *places, *of_algorithms, *bans}
+    folded = {
+        _("Methods, audience and call site"): [
+            *("method", "audience", "groups", "exempt", "group"),
+            *places,
+        ],
+        _("Tiers"): ["tiers"],
+        _("Mode, description and message"): [
+            *("mode", "description", "message", "order", "dependents")
+        ],
+        _("Algorithm and cost"): [*of_algorithms, "cost"],
+        _("Bans"): bans,
+        _("Advanced"): [name for name in table if name not in placed],
+    }
     return [
         (None, {"fields": ["name"]}),
-        (
-            gettext_lazy("Limit"),
-            {"classes": ("ratelimit-limit",), "fields": ["rate", "key"]},
+        (_("Limit"), {"classes": ("ratelimit-limit",), "fields": ["rate", "key"]}),
+        (_("Where it applies"), {"fields": ["path", "route"]}),
+        *(
+            (title, {"classes": ("collapse",), "fields": fields})
+            for title, fields in folded.items()
         ),
-        (gettext_lazy("Where it applies"), {"fields": ["path", "route"]}),
-        (
-            gettext_lazy("Methods, audience and call site"),
-            {**folded, "fields": ["method", "audience", "groups", "exempt", "group", *places]},
-        ),
-        (
-            gettext_lazy("Tiers"),
-            {
-                **folded,
-                "fields": ["tiers"],
-            },
-        ),
-        (
-            gettext_lazy("Mode, description and message"),
-            {**folded, "fields": ["mode", "description", "message", "order", "dependents"]},
-        ),
-        (gettext_lazy("Algorithm and cost"), {**folded, "fields": [*algorithm, "cost"]}),
-        (
-            gettext_lazy("Bans"),
-            {
-                **folded,
-                "description": gettext_lazy(
-                    "A client that is refused too often is banned for a time. For example: "
-                    "after 10 refusals within 10m, "
-                    "ban for 10m,1h,1d: the second ban is for an hour, each further one for a day."
-                ),
-                "fields": [*bans],
-            },
-        ),
-        (
-            gettext_lazy("Advanced"),
-            {**folded, "fields": [name for name in table if name not in placed]},
-        ),
-        (gettext_lazy("Confirm"), {"fields": ["confirm"]}),
+        (_("Confirm"), {"fields": ["confirm"]}),
     ]
 
 
@@ -124,7 +104,7 @@ class AudienceFilter(admin.SimpleListFilter):
         return queryset.filter(audience=self.value())
 
 
-class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
+class RuleAdmin(LimitsInCode, ActingAdmin):
     """The admin of rules, with their preview, modes and versions."""
 
     form = RuleForm
@@ -134,7 +114,6 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     search_fields = ("name", "description", "path", "route", "key", "group")
     actions = ("enforce", "shadow", "switch_off")
     save_as = True
-    save_on_top = True
     readonly_fields = ("dependents",)
     change_list_template = "admin/django_ratelimit_lua/ratelimitrule/change_list.html"
     change_form_template = "admin/django_ratelimit_lua/ratelimitrule/change_form.html"
@@ -148,8 +127,6 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
     def own_views(self) -> Iterable[tuple[str, View, str]]:
         return (
             ("limits/", self.limits_view, "limits"),
-            ("file/", self.file_view, "file"),
-            ("file/rules.yaml", self.download_view, "download"),
             ("call-site/", self.call_site_view, "call_site"),
             ("preview/", self.preview_view, "preview"),
             ("<int:pk>/mode/<str:mode>/", self.mode_view, "mode"),

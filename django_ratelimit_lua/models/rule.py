@@ -192,7 +192,7 @@ class RateLimitRule(AuditedModel):
         return {field: values[field] for field in ordered if _is_set(values.get(field))}
 
     def _own_options(self) -> Spec:
-        """Return the options. What was edited by hand and is none has a name that is unknown."""
+        """Return the options. Other values, edited by hand, get names that `compile` refuses."""
         if not isinstance(self.options, dict):
             return {"options": self.options}
         return {

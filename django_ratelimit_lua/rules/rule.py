@@ -370,8 +370,11 @@ class _Reader:
             if word in self.given:
                 self.read(word, self.checked, word, check)
         for word, most in MAX_LENGTHS.items():
-            if self.plain and self.given.get(word):
-                self.read(word, self.check_length, self.given[word], most)
+            value = self.given.get(word)
+            # Nearly every value is a short text, which needs no call.
+            is_short = not value or (isinstance(value, str) and len(value) <= most)
+            if self.plain and not is_short:
+                self.read(word, self.check_length, value, most)
 
     def check_exemption(self) -> None:
         """Check that an exemption is not for all requests, and its fields that have no effect."""
@@ -541,18 +544,14 @@ class _Reader:
         if not isinstance(given, (list, tuple)):
             return ()  # Already reported.
         for tier in given:
-            group = ""
-            if isinstance(tier, Mapping):
-                group = str(tier.get("group"))
+            group = tier_name(tier)
             try:
                 template = self.tier(tier, compiled)
                 if group in tiers:
                     raise LimitError("two tiers are for this group")
                 tiers[group] = template
             except WRONG as error:
-                self.problems.append(
-                    RuleError.of("tiers", error, where=self.where, tier=group or "?")
-                )
+                self.problems.append(RuleError.of("tiers", error, where=self.where, tier=group))
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
     def tier(self, tier: object, compiled: _Compile) -> LimitTemplate:
@@ -576,6 +575,13 @@ class _Reader:
         if tier.get("burst") is not None:
             options["burst"] = tier["burst"]
         return compiled(rates, options)
+
+
+def tier_name(tier: object) -> str:
+    """Return the group of a tier, for errors; "?" if it has none."""
+    if isinstance(tier, Mapping):
+        return str(tier.get("group") or "?")
+    return "?"
 
 
 def _is_audience(name: object) -> bool:

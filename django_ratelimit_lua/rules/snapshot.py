@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..limits.call import NO_RULES, Revision
 from .errors import RuleError
 from .options import places
-from .rule import Rule, compile
+from .rule import Rule, compile, tier_name
 
 FORMAT = 1
 """The version of the published data. Raise it whenever older versions would omit something of it: a
@@ -115,15 +115,22 @@ class ReadRule(NamedTuple):
 
 
 def read_rule(given: Any, before: Rule | None) -> ReadRule:
-    """Compile a rule; if it is invalid, return its last valid version, `before`."""
+    """Compile a rule; if it is invalid, return its last valid version, `before`.
+
+    If only some of its tiers are invalid, they are left out: their groups have its limit.
+    """
     try:
         rule = compile(given, plain=True, where=WHERE)
         if type(rule.pk) is not int:
-            raise RuleError(
-                "id", "the id of the row is missing", where=f"{WHERE}: rule {rule.name!r}"
-            )
+            where = f"{WHERE}: rule {rule.name!r}"
+            raise RuleError("id", "the id of the row is missing", where=where)
     except RuleError as error:
         problem = str(error)
+        wrong = {each.tier for each in error.each}
+        if "" not in wrong:
+            tiers = [tier for tier in given["tiers"] if tier_name(tier) not in wrong]
+            rule = compile({**given, "tiers": tiers}, plain=True, where=WHERE)
+            return ReadRule(given, rule, (f"{problem}; these tiers are skipped",))
     except Exception as error:  # Anything, edited by hand.
         problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"
     else:

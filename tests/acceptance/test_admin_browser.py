@@ -37,7 +37,6 @@ PAGES = {
     "overrides": OVERRIDES,
     "override-new": f"{OVERRIDES}add/",
     "rule-limits": f"{RULES}limits/",
-    "rule-file": f"{RULES}file/",
     "rule-enforce": f"{RULES}1/mode/enforce/",
     "inspector": f"{OVERRIDES}inspect/?path=/search/&user=ada&address=203.0.113.9",
     "client": "admin/django_ratelimit_lua/client/?q=ada+203.0.113.9",
@@ -467,7 +466,6 @@ LONG_PAGES = {
     "add": f"{RULES}add/",
     "delete": f"{RULES}5/delete/",
     "limits": f"{RULES}limits/",
-    "file": f"{RULES}file/",
 }
 
 

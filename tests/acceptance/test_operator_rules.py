@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
-
-import yaml
-from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.acceptance.test_admin_browser import fill
 from tests.operators import Hand, Site
@@ -21,7 +17,6 @@ PREPARED = """
 from django_ratelimit_lua.models import RateLimitRule
 RateLimitRule.objects.create(name="orders", path="/api/", key="ip", rate="3/h")
 RateLimitRule.objects.create(name="user", rate="3/h")  # The scope of a DRF throttle.
-RateLimitRule.objects.create(name="addresses", path="/address/", key="ip", rate="50/h")
 """
 
 
@@ -92,34 +87,3 @@ def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str
     # The override has a count of its own.
     assert site.statuses("/api/", 6, customer) == [200] * 4 + [429] * 2
     assert site.statuses("/api/", 4, other) == [200] * 3 + [429]
-
-
-def test_rules_make_a_round_trip_as_a_file(
-    site: Site, hand_for: Callable[[str], Hand], tmp_path: Path
-) -> None:
-    """The file is downloaded, reduced to one rule, edited and merged. The other rules stay."""
-    visitor = "127.0.9.6"
-    hand = hand_for("edit rules as a file")
-    hand.press(".model-ratelimitrule th a")
-    hand.press(".object-tools a[href$='/file/']")
-    hand.browser.execute_cdp_cmd(
-        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)}
-    )
-    file = tmp_path / "rules.yaml"
-    hand.browser.find_element("css selector", "a[href$='rules.yaml']").click()
-    hand.clicks += 1
-    WebDriverWait(hand.browser, 20).until(lambda page: file.exists() and file.stat().st_size)
-    rules = yaml.safe_load(file.read_text())
-    names = {rule["name"] for rule in rules}
-    assert {"orders", "addresses"} < names
-    (edited,) = [rule for rule in rules if rule["name"] == "addresses"]
-    file.write_text(yaml.safe_dump([{**edited, "rate": "2 per hour"}]))
-    hand.browser.find_element("name", "file").send_keys(str(file))
-    hand.press(".submit-row [type=submit]")
-    assert hand.text(".ratelimit-changes") == "~ addresses\n    rate: 50/h → 2/h"
-    hand.press("[name=confirm]")
-    assert "1 rule now matches the file" in hand.text(".messagelist")
-    hand.is_done()
-    listed = hand.browser.find_elements("css selector", "#result_list .field-name")
-    assert {cell.text for cell in listed} == names
-    assert site.statuses("/address/", 3, visitor) == [200, 200, 429]

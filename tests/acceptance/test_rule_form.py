@@ -8,6 +8,8 @@ import re
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Group
 from django.test import Client
 from django.utils import translation
 
@@ -15,6 +17,7 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules import RuleError
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, confirmed, errors, given
+from tests.forms import sent_by
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
@@ -294,3 +297,107 @@ def test_a_rule_named_after_a_call_site_offers_its_limit(operator: Client) -> No
     assert "beside=search" not in looks.get(url, {"name": "search"}).content.decode()
     RateLimitRule.objects.create(name="search", key="ip", rate="5/m")
     assert "beside=search" not in operator.get(url, {"name": "search"}).content.decode()
+
+
+EVERYTHING: dict[str, Any] = {
+    "name": "site",
+    "path": "/ok\n/no",
+    "key": "ip+path",
+    "rate": "5/m, 9/d",
+    "method": "GET, POST",
+    "audience": "group:pro\ngroup:staff",
+    "mode": "shadow",
+    "message": "Slower.",
+    "options": {
+        "algorithm": "token_bucket",
+        "burst": 4,
+        "max_wait": 1.5,
+        "cost": 2,
+        "on_store_error": "open",
+        "ban_after": 3,
+        "ban_for": "2h",
+        "tiers": [{"group": "pro", "rate": ["50/m", "90/d"], "burst": 40}],
+    },
+}
+
+
+def test_a_user_with_view_permission_sees_every_value(operator: Client) -> None:
+    """Columns and options are shown in words."""
+    rule = RateLimitRule.objects.create(**EVERYTHING)
+    looks = test_admin.staff("view_ratelimitrule", name="looks")
+    page = looks.get(f"{RULES}{rule.pk}/change/").content.decode()
+    shown = re.findall(r'<div class="readonly">(.*?)</div>', page, re.DOTALL)
+    for value in (
+        *("site", "/ok<br>/no", "ip+path", "5/m, 9/d", "GET, POST", "Slower.", "shadow mode"),
+        *(
+            "group:pro<br>group:staff",
+            "pro, staff",
+            "token bucket: a steady rate with bursts",
+            "4",
+            "1.5",
+            "2",
+        ),
+        *("allow requests", "3", "2h", "no"),
+        "pro: 50 per minute and 90 per day, burst 40",
+    ):
+        assert value in shown, (value, shown)
+
+
+def test_a_save_without_a_change_keeps_everything(operator: Client) -> None:
+    """The log of the admin names the changed fields and no others, by their labels."""
+    for name in ("pro", "staff"):
+        Group.objects.create(name=name)
+    rule = RateLimitRule.objects.create(**EVERYTHING)
+    before = rule.spec
+    url = f"{RULES}{rule.pk}/change/"
+    assert operator.post(url, sent_by(operator.get(url))).status_code == 302
+    rule.refresh_from_db()
+    assert rule.spec == before
+    assert LogEntry.objects.latest("pk").get_change_message() == "No fields changed."
+    changed = {"method": ["GET"], "burst": "3", "tiers-0-burst": "30", "audience": "staff"}
+    assert operator.post(url, {**sent_by(operator.get(url)), **changed}).status_code == 302
+    message = LogEntry.objects.latest("pk").get_change_message()
+    assert message == "Changed Methods, Audience, Tiers and Burst."
+    emptied = {"tiers-0-group": "", "tiers-0-rate": "", "tiers-0-burst": "", "cost": ""}
+    assert operator.post(url, {**sent_by(operator.get(url)), **emptied}).status_code == 302
+    rule.refresh_from_db()
+    assert rule.options.keys() == EVERYTHING["options"].keys() - {"tiers", "cost"}
+
+
+def test_rules_are_filtered_by_mode_and_audience(operator: Client) -> None:
+    """Rules for groups are one choice."""
+    for name, fields in {
+        "all": {},
+        "members": {"audience": "group:pro"},
+        "guests": {"audience": "anonymous", "mode": "off"},
+    }.items():
+        RateLimitRule.objects.create(name=name, path="/ok", key="ip", rate="5/m", **fields)
+    for query, names in (
+        ("audience=group:", ["members"]),
+        ("audience=everyone", ["all"]),
+        ("audience=anonymous", ["guests"]),
+        ("mode__exact=off", ["guests"]),
+        ("q=guest", ["guests"]),
+    ):
+        listed = operator.get(f"{RULES}?{query}").context["cl"].result_list
+        assert [rule.name for rule in listed] == names, query
+
+
+def test_errors_of_tiers_are_in_their_rows(operator: Client) -> None:
+    """Each row has its own, and the section is open."""
+    Group.objects.create(name="pro")
+    rows = {
+        "tiers-TOTAL_FORMS": 3,
+        "tiers-0-group": "plan:pro",
+        "tiers-0-rate": "5/m",
+        "tiers-1-group": "pro",
+        "tiers-1-rate": "much",
+    }
+    form = given(path="/ok", key="ip", rate="2/h")
+    page = operator.post(f"{RULES}add/", {**form, **rows})
+    first, second = re.findall(
+        r'class="ratelimit-tier">(.*?)name="tiers-[01]-burst"', page.content.decode(), re.DOTALL
+    )
+    assert "&#x27;plan:pro&#x27; is not KEY:VALUE" in first
+    assert "Rate &#x27;much&#x27;" in second
+    assert "Tiers" not in folded(page)

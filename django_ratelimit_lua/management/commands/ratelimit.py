@@ -24,7 +24,6 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
     forget,
     health,
     history,
-    migrate_check,
     overrides,
     reset,
     rules,

@@ -18,6 +18,7 @@ from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.callsite import call_site, known_call_sites
 from django_ratelimit_lua.rules.rule import Rule
+from django_ratelimit_lua.rules.snapshot import read_rule
 
 API = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
 
@@ -386,3 +387,17 @@ def test_slots_take_no_options_of_the_rates_in_code() -> None:
         assert rule.template is not None
         (limit,) = rule.template.in_place_of(limiter.limits).limits("g")
         assert limit.burst == burst
+
+
+@pytest.mark.parametrize("tier", [{"group": "b", "rate": "1/moon"}, {"group": ""}, {}, 5, ["b"]])
+def test_invalid_tiers_of_a_published_rule_are_left_out(tier: object) -> None:
+    """Other parts that are invalid leave out the whole rule, or keep its last valid version."""
+    given = {**API, "id": 1, "tiers": [{"group": "a", "rate": "2/s"}, tier]}
+    read = read_rule(given, None)
+    assert read.rule is not None
+    assert read.rule.template is not None
+    assert [name for name, _ in read.rule.template.tiers] == ["a"]
+    assert "these tiers are skipped" in read.problems[0]
+    broken = read_rule({**given, "rate": "1/moon"}, read.rule)
+    assert broken.rule is read.rule
+    assert "its last valid version stays in force" in broken.problems[0]
