@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -113,7 +113,6 @@ class RuleForm(AskingForm):
     """Whether its tiers are edited in the same form."""
     notices: Sequence[str] = ()
     """What to show once the rule is saved."""
-    filled: Mapping[str, object] = {}
     """Unsaved values in the fields of an existing rule, in place of its own."""
 
     more_rates = _further()
@@ -163,7 +162,6 @@ class RuleForm(AskingForm):
             if not self.is_editable:  # Django's page reads an attribute.
                 text = (value and added.describe(value)) or value or "—"
                 setattr(self.instance, word, text)
-        self.initial.update(self.filled)
         self.instance.to_check = "without tiers" if self.has_tiers else "all"
         if self.is_editable:
             self._set_choices()

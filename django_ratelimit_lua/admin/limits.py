@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from django.contrib import admin, messages
 from django.contrib.admin.options import InlineModelAdmin
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
 from ..extension import Column, extensions
 from ..limits.algorithms import OF_SLOTS
-from ..limits.rate import LimitError, Rate
+from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..models.rate_fields import problem_text
 from ..operations.admin_urls import admin_url
@@ -43,6 +43,10 @@ class ListColumn:
         except StoreError:
             self._missing = _("unknown: Redis is unavailable")
 
+    def has(self, limit: RateLimitRule | LimitInCode) -> bool:
+        """Return whether a limit has a cell."""
+        return limit.name in self._cells
+
     def __call__(self, limit: RateLimitRule | LimitInCode) -> object:
         return self._cells.get(limit.name, self._missing)
 
@@ -50,6 +54,17 @@ class ListColumn:
 def list_columns() -> list[ListColumn]:
     """Return the columns that optional apps add to the lists of rules and limits."""
     return [ListColumn(column) for extension in extensions for column in extension.columns]
+
+
+def column_cells(request: HttpRequest, rules: Sequence[RateLimitRule]) -> list[SafeString]:
+    """Return for each rule the cells of these columns that have one, as parts of a page."""
+    columns = list_columns()
+    for column in columns:
+        column.read(request, {rule.name: rule for rule in rules})
+    return [
+        format_html_join(" ", "{}", ((column(rule),) for column in columns if column.has(rule)))
+        for rule in rules
+    ]
 
 
 def copied(request: HttpRequest) -> tuple[Values, list[Values]]:
@@ -76,27 +91,6 @@ def copied(request: HttpRequest) -> tuple[Values, list[Values]]:
     values = row.values()
     values.pop("id", None)
     return values, [{"group": tier.group, **tier.numbers()} for tier in tiers]
-
-
-def filled_in(request: HttpRequest, more_rates: Any) -> Values:
-    """Return the values that a link from the refusal curve sets in the form of a rule.
-
-    The parameters are `limit` or `burst`, or `further_limit` for the limit with the period
-    `further` among the further limits.
-    """
-    query = request.GET
-    values: Values = {}
-    for name in ("limit", "burst"):
-        field: Any = RateLimitRule._meta.get_field(name)
-        if query.get(name):
-            with suppress(ValidationError):
-                values[name] = field.clean(query[name], None)
-    with suppress(LimitError, TypeError):  # Rates may have been edited by hand.
-        further = Rate.parse(f"{query.get('further_limit')}/{query.get('further')}")
-        rates = {rate.period_us: str(rate) for rate in map(Rate.parse, more_rates or ())}
-        rates[further.period_us] = str(further)
-        values["more_rates"] = list(rates.values())
-    return values
 
 
 def _of_code(query: Mapping[str, str]) -> Values:
@@ -164,9 +158,7 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
             except RuleError as error:
                 problem = _("This rule of the settings cannot be taken over: %(problem)s")
                 messages.warning(request, problem % {"problem": problem_text(error.problem)})
-        filled = super().get_changeform_initial_data(request)
-        values = copied(request)[0]
-        return {**filled, **values, **filled_in(request, values.get("more_rates"))}
+        return {**super().get_changeform_initial_data(request), **copied(request)[0]}
 
     def get_formset_kwargs(
         self, request: HttpRequest, obj: object, inline: InlineModelAdmin[Model, Model], prefix: str

@@ -25,7 +25,6 @@ from ..limits.options import OPTIONS
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule, RateLimitTier
 from ..operations.admin_urls import admin_url
 from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
-from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
 from ..rules.describe import reading
 from ..rules.places import meant_by
@@ -38,7 +37,7 @@ from .choices import choices
 from .forms import CONFIRMED, PreviewForm, RowForm, RuleForm, TierForm, TierFormSet, versions_of
 from .history import changed_words, may_restore, restore
 from .inspector import may_inspect
-from .limits import LimitsInCode, ListColumn, copied, filled_in, list_columns
+from .limits import LimitsInCode, ListColumn, column_cells, copied, list_columns
 from .pages import Context, may, page_response
 from .preview import previewed
 from .rules_file import RulesFile
@@ -225,9 +224,6 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         kwargs["fields"] = [name for name in names if name not in rule_fields()]
         form = super().get_form(request, obj, *args, **kwargs)
         attributes: Context = {"has_tiers": may(request, "change_ratelimittier")}
-        # When the form is sent, its values are compared with those of the row.
-        if obj is not None and request.method == "GET":
-            attributes["filled"] = filled_in(request, obj.more_rates)
         return type(form.__name__, (form,), attributes)
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
@@ -308,7 +304,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         """
         context = {
             "title": ngettext("Enforce this rule?", "Enforce these rules?", len(rules)),
-            "rules": [(rule, rehearsal(rule)) for rule in rules],
+            "rules": list(zip(rules, column_cells(request, rules), strict=True)),
             "sent": [
                 (name, value)
                 for name, values in request.POST.lists()
@@ -333,9 +329,7 @@ class RuleAdmin(LimitsInCode, RulesFile, ActingAdmin):
         }
         if rule is not None:
             context["notices"] = _notices(rule)
-            context["links"] = [link for each in extensions for link in each.links(request, rule)]
-            if rule.mode == "shadow":
-                context["judged"] = rehearsal(rule)
+            context["cells"] = column_cells(request, [rule])[0]
         return super().render_change_form(request, context, *args, **kwargs)
 
     def mode_view(self, request: HttpRequest, pk: int, mode: str) -> HttpResponse:

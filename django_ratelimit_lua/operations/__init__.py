@@ -31,7 +31,6 @@ __all__ = [
     "call_sites",
     "client_address",
     "compile_rule",
-    "curve",
     "explain",
     "finish",
     "formatting",
