@@ -60,25 +60,35 @@ class RateLimitMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         if self.is_async:
             return self._acall(request)
-        response = self._refused(request, _now)
-        if response is None:
-            try:
-                response = cast(HttpResponseBase, self.get_response(request))
-            except BaseException as error:
-                with unmasked(error):
-                    run(releasing(request))
-                raise
-        return self._with_headers(request, response)
+        running = request_state(request).running
+        running.append(())
+        try:
+            response = self._refused(request, _now)
+            if response is None:
+                try:
+                    response = cast(HttpResponseBase, self.get_response(request))
+                except BaseException as error:
+                    with unmasked(error):
+                        run(releasing(request))
+                    raise
+            return self._with_headers(request, response)
+        finally:
+            running.remove(())
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        response = await self._arefused(request, _now)
-        if response is None:
-            try:
-                response = cast(HttpResponseBase, await self.get_response(request))
-            except BaseException as error:
-                await release_left(request, error)
-                raise
-        return self._with_headers(request, response)
+        running = request_state(request).running
+        running.append(())
+        try:
+            response = await self._arefused(request, _now)
+            if response is None:
+                try:
+                    response = cast(HttpResponseBase, await self.get_response(request))
+                except BaseException as error:
+                    await release_left(request, error)
+                    raise
+            return self._with_headers(request, response)
+        finally:
+            running.remove(())
 
     def process_view(
         self, request: HttpRequest, view: object, args: object, kwargs: object

@@ -158,15 +158,13 @@ def open_client(browser: Any) -> None:
 def pictures(api: str) -> Iterator[Picture]:
     """Yield all pictures. `api` is the primary key of the rule of that name."""
     rules = PAGES["rules"]
-    statistics = f"{PAGES['statistics']}one/?name=api&period=day"
     request = {"path": "/login/", "method": "POST", "address": CUSTOMER, "post": "username=ada"}
     client = PAGES["client"].partition("?")[0]
     yield Picture("home", PAGES["home"], height=1160)
     yield Picture("rules", rules)
     yield Picture("rule", f"{rules}add/?beside=search", prepare=rule_form)
     yield Picture("statistics", f"{PAGES['statistics']}?period=day")
-    yield Picture("statistics-one", statistics)
-    yield Picture("what-if", statistics, ".ratelimit-curves")
+    yield Picture("statistics-one", PAGES["statistics-one"])
     search = urlencode({"q": f"{CUSTOMER} ada"})
     yield Picture("client", f"{client}?{search}", prepare=open_client)
     inspector = PAGES["inspector"].partition("?")[0]

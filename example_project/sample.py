@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from django_ratelimit_lua.contrib.statistics.buckets import units_bucket
-from django_ratelimit_lua.contrib.statistics.recorder import NEAR, Hits, Person, Tables
+from django_ratelimit_lua.contrib.statistics.recorder import NEAR
+from django_ratelimit_lua.contrib.statistics.tables import Hits, Person, Tables
 from django_ratelimit_lua.contrib.statistics.writing import Writer
 from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.identity import Identity, digest
@@ -77,10 +77,10 @@ def fill(now: float) -> None:
                 visits[place] = {**visits.get(place, {}), **guesses}
         for place, visitors in visits.items():
             is_whole = place is not PLACES[4]
-            writer.take(_tables(place, began, visitors, dice, used, is_whole=is_whole), {})
+            writer.take(_tables(place, began, visitors, dice, used, is_whole=is_whole), {}, {})
             if is_whole and place is not EVERYTHING and place.by:
                 passed = {_address(who): times for who, times in visitors.items()}
-                writer.take(_tables(EVERYTHING, began, passed, dice, used, is_whole=False), {})
+                writer.take(_tables(EVERYTHING, began, passed, dice, used, is_whole=False), {}, {})
         if began % HOUR + seconds >= HOUR:
             writer.write()
     writer.write()
@@ -127,11 +127,6 @@ def _address(who: str) -> str:
     return who if "." in who else f"198.51.99.{1 + int(who) - FIRST_USER}"
 
 
-def _held(units: int, most: int, holds: int) -> int:
-    """How much of a bucket is used by so many units of a period, as if they came evenly."""
-    return -(-units * holds // most)
-
-
 def _tables(
     place: Place,
     began: int,
@@ -147,7 +142,6 @@ def _tables(
     limit, name = place.limit, place.name
     window = began * 1_000_000 // limit.rate.period_us
     is_shadow, most = limit.mode == "shadow", limit.rate.limit
-    holds = limit.burst or most
     ruleset = in_force()
     rule = None if ruleset is None else ruleset.by_name.get(name)
     tables = Tables(float(began))
@@ -161,33 +155,22 @@ def _tables(
         used[name, who, window] += allowed
         person.allowed, person.refused, person.units = allowed, times - allowed, allowed
         person.stopped = 0 if is_shadow else person.refused
-        person.mark = _held(min(before + times, most), most, holds) + (before + times > most)
-        tables.people[name, limit.rate.period_us, digest(identity)] = person
+        tables.people[name, digest(identity)] = person
         for number in range(1, allowed + 1, max(1, allowed // 8)):
             of, found = min(max(1, allowed // 8), allowed + 1 - number), before + number
-            source, time_bucket = "redis", dice.choice((2, 2, 2, 3, 3, 4))
-            kind = (
-                name,
-                "h" if is_shadow else "a",
-                source,
-                time_bucket,
-                limit.rate.period_us,
-                units_bucket(_held(found, most, holds)),
-            )
-            hits = tables.kinds.setdefault((*kind, found >= NEAR * most, is_whole), Hits())
+            time_bucket = dice.choice((2, 2, 2, 3, 3, 4))
+            result = "h" if is_shadow else "a"
+            kind = (name, result, "redis", time_bucket, found >= NEAR * most, is_whole)
+            hits = tables.kinds.setdefault(kind, Hits())
             hits.number += of
             hits.units += of
+            tables.requests[result] += of * is_whole
         if times > allowed:
             source, time_bucket = (
                 ("redis", 3) if is_shadow or times - allowed < 5 else ("deny-cache", 0)
             )
-            kind = (
-                name,
-                "s" if is_shadow else "r",
-                source,
-                time_bucket,
-                limit.rate.period_us,
-                units_bucket(holds + 1),
-            )
-            tables.kinds.setdefault((*kind, False, is_whole), Hits()).number += times - allowed
+            result = "s" if is_shadow else "r"
+            kind = (name, result, source, time_bucket, False, is_whole)
+            tables.kinds.setdefault(kind, Hits()).number += times - allowed
+            tables.requests[result] += (times - allowed) * is_whole
     return tables

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import NamedTuple
 
 from django_ratelimit_lua.contrib.statistics import reading
+from django_ratelimit_lua.contrib.statistics.keys import HOUR
 from django_ratelimit_lua.contrib.statistics.reading import Counts, Point, Span
 from django_ratelimit_lua.contrib.statistics.results import LABELS, SOURCES
+from django_ratelimit_lua.contrib.statistics.space_saving import Estimate
 
 
 class Total(NamedTuple):
-    """The requests of a span by result and by source, their units, and those near the limit."""
+    """The requests of a span by result, and its decisions by source."""
 
     counts: Counts
     sources: dict[str, int]
-    units: int
-    near: int
+
+
+def last(seconds: int, step: int, now: float | None = None) -> Span:
+    """The last seconds, up to the end of the current step."""
+    end = (int(now or time.time()) // step + 1) * step
+    return Span(end - seconds, end, step)
 
 
 def results(counts: Counts) -> Counts:
@@ -26,8 +33,7 @@ def results(counts: Counts) -> Counts:
 def total(name: str, span: Span) -> Total:
     counts = reading.add_up(reading.series([name], span)[name])
     sources = {source: counts[f"S{letter}"] for source, letter in SOURCES.items()}
-    found = {source: number for source, number in sources.items() if number}
-    return Total(results(counts), found, counts["u"], counts["n"])
+    return Total(results(counts), {source: number for source, number in sources.items() if number})
 
 
 def series(name: str, span: Span) -> list[Point]:
@@ -36,5 +42,7 @@ def series(name: str, span: Span) -> list[Point]:
     return [Point(point.moment, results(point.counts)) for point in points]
 
 
-def people_refused(name: str, span: Span) -> int:
-    return reading.people_refused([name], span)[name]
+def top(name: str, what: str = "refused") -> list[Estimate]:
+    """The top clients of the last 24 hours."""
+    now = int(time.time()) // HOUR
+    return reading.top(name, range(now - 23, now + 1), what)

@@ -17,7 +17,6 @@ from .pages import register_page
 __all__ = [
     "base",
     "client_links",
-    "curves",
     "history",
     "identities",
     "inspector",

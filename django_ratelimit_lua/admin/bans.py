@@ -13,7 +13,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
-from ..extension import extensions
 from ..identity.forwarded import covers, parse_address
 from ..models import RateLimitRule
 from ..operations.bans import ActiveBan, active_bans, lift_bans
@@ -59,14 +58,12 @@ class BanPage(ActionPage):
         rows = []
         for active, parts, link in zip(bans, named, links, strict=True):
             name = active.rule or active.limit
-            urls = (extension.limit_url(request, name) for extension in extensions)
             rows.append(
                 {
                     "active": active,
                     "key": ban_key(active),
                     "name": name,
                     "rule": pks.get(active.rule),
-                    "limit_url": next(filter(None, urls), ""),
                     "parts": parts,
                     "client": link_words(parts, active.identity),
                     "links": link._replace(url=client_url(request, active.identity, name)),

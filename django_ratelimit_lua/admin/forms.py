@@ -101,8 +101,6 @@ class RuleForm(AskingForm):
     """Whether it asks for confirmations."""
     notices: Sequence[str] = ()
     """What to show once the rule is saved."""
-    filled: Mapping[str, object] = {}
-    """Unsaved values in the fields of an existing rule, in place of its own."""
 
     method = NamesField(
         label=capfirst(_(COLUMNS["method"])),
@@ -135,7 +133,7 @@ class RuleForm(AskingForm):
     def __init__(self, *args: Any, initial: Values | None = None, **kwargs: Any) -> None:
         row = kwargs.get("instance") or RateLimitRule()
         values = form_values(row)
-        super().__init__(*args, initial={**values, **(initial or {}), **self.filled}, **kwargs)
+        super().__init__(*args, initial={**values, **(initial or {})}, **kwargs)
         self.is_editable = "path" in self.fields  # Otherwise the rule may only be viewed.
         self.fields.update({name: option_field(option) for name, option in options().items()})
         if self.is_editable:

@@ -16,7 +16,6 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..conf import conf
 from ..exceptions import StoreError
-from ..extension import extensions
 from ..identity.forwarded import covers
 from ..identity.names import Name, original
 from ..limits.ban import Ban
@@ -179,10 +178,6 @@ class Inspector(admin.ModelAdmin):  # type: ignore[type-arg]
             "blocked_by": block,
             "lead": block and block_words(block),
             "reasons": [reason for reason, by in reasons.items() if by is None or by != block],
-            "findings": [
-                (finding, any(map(request.user.has_perm, finding.permissions)))
-                for finding in found.findings
-            ],
             "rows": rows,
             "subjects": [(name, str(subject)) for name, subject in subjects.items()],
             "may_label": any(subject.field or subject.digest for subject in subjects.values()),
@@ -313,8 +308,7 @@ def limit_rows(request: HttpRequest, found: Explanation) -> list[Context]:
         messages.warning(request, _("Redis is unavailable: the counts are unknown."))
     rows = []
     for limit in found.met:
-        history = filter(None, (extension.history(limit) for extension in extensions))
-        row: Context = {"limit": limit, "verdict": _verdict(limit), "history": " ".join(history)}
+        row: Context = {"limit": limit, "verdict": _verdict(limit)}
         block = _block(limit)
         if block is not None:
             row |= {"verdict": "blocked", "reason": block_words(block), "block": block}

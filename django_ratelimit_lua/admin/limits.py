@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
 from ..extension import Column, extensions
 from ..limits.algorithms import OF_SLOTS
-from ..limits.rate import LimitError, Rate
+from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..operations.admin_urls import admin_url
 from ..operations.call_sites import LimitInCode, call_sites_of, limits_in_code, taken_over
 from ..rules import RuleError
-from .fields import split
 from .forms import form_values
 from .pages import page_response
 from .revisions import Values
@@ -40,6 +41,10 @@ class ListColumn:
         except StoreError:
             self._missing = _("unknown: Redis is unavailable")
 
+    def has(self, limit: RateLimitRule | LimitInCode) -> bool:
+        """Return whether a limit has a cell."""
+        return limit.name in self._cells
+
     def __call__(self, limit: RateLimitRule | LimitInCode) -> object:
         return self._cells.get(limit.name, self._missing)
 
@@ -49,25 +54,15 @@ def list_columns() -> list[ListColumn]:
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
-def filled_in(request: HttpRequest, rule: RateLimitRule) -> Values:
-    """Return the values that a link from the refusal curve sets in the form of a rule.
-
-    The parameters are `limit` and the `period` of the rate that has it, or `burst`.
-    """
-    query = request.GET
-    values: Values = {}
-    if query.get("burst"):
-        values["burst"] = query["burst"]
-    try:
-        chosen = Rate.parse(f"{query.get('limit')}/{query.get('period')}")
-        rates = {rate.period_us: rate for rate in map(Rate.parse, split(rule.rate))}
-    except LimitError:
-        return values
-    return {**values, "rate": _joined({**rates, chosen.period_us: chosen})}
-
-
-def _joined(rates: Mapping[int, Rate]) -> str:
-    return ", ".join(map(str, rates.values()))
+def column_cells(request: HttpRequest, rules: Sequence[RateLimitRule]) -> list[SafeString]:
+    """Return for each rule the cells of these columns that have one, as parts of a page."""
+    columns = list_columns()
+    for column in columns:
+        column.read(request, {rule.name: rule for rule in rules})
+    return [
+        format_html_join(" ", "{}", ((column(rule),) for column in columns if column.has(rule)))
+        for rule in rules
+    ]
 
 
 def _of_code(query: Mapping[str, str]) -> Values:
@@ -102,7 +97,7 @@ def _of_code(query: Mapping[str, str]) -> Values:
         rates = dict([*rates.items()][:1])
     elif len({other.key for other in sites}) > 1:
         values["key"] = site.key
-    return {**values, "rate": _joined(rates)}
+    return {**values, "rate": ", ".join(map(str, rates.values()))}
 
 
 class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -143,6 +138,4 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
                 values = {"name": name}
                 problem = _("This rule of the settings cannot be taken over: %(problem)s")
                 messages.warning(request, problem % {"problem": error.words()})
-        rule = RateLimitRule(rate=values.get("rate", ""))
-        filled = super().get_changeform_initial_data(request)
-        return {**filled, **values, **filled_in(request, rule)}
+        return {**super().get_changeform_initial_data(request), **values}

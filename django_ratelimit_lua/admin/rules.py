@@ -24,7 +24,6 @@ from ..limits.algorithms import ALGORITHMS
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ..operations.admin_urls import admin_url
 from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
-from ..operations.confirmations import rehearsal
 from ..publishing.publish import primary, publish
 from ..rules import RuleError
 from ..rules.describe import reading
@@ -38,7 +37,7 @@ from .choices import choices
 from .forms import AUDIENCES, CONFIRMED, GROUP, PreviewForm, RowForm, RuleForm, versions_of
 from .history import changed_words, may_undo, undo, undo_label
 from .inspector import may_inspect
-from .limits import LimitsInCode, ListColumn, filled_in, list_columns
+from .limits import LimitsInCode, ListColumn, column_cells, list_columns
 from .pages import Context, page_response
 from .preview import previewed
 
@@ -175,11 +174,7 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
     def get_form(self, request: HttpRequest, obj: Any = None, *args: Any, **kwargs: Any) -> Any:
         names = kwargs.get("fields") or flatten_fieldsets(self.get_fieldsets(request, obj))
         kwargs["fields"] = [name for name in names if name not in options()]
-        form = super().get_form(request, obj, *args, **kwargs)
-        # When the form is sent, its values are compared with those of the row.
-        if obj is not None and request.method == "GET":
-            return type(form.__name__, (form,), {"filled": filled_in(request, obj)})
-        return form
+        return super().get_form(request, obj, *args, **kwargs)
 
     def get_fieldsets(self, request: HttpRequest, obj: object = None) -> Any:
         return sections()
@@ -248,7 +243,7 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
         """
         context = {
             "title": ngettext("Enforce this rule?", "Enforce these rules?", len(rules)),
-            "rules": [(rule, rehearsal(rule)) for rule in rules],
+            "rules": list(zip(rules, column_cells(request, rules), strict=True)),
             "sent": [
                 (name, value)
                 for name, values in request.POST.lists()
@@ -273,9 +268,7 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
         }
         if rule is not None:
             context["notices"] = _notices(rule)
-            context["links"] = [link for each in extensions for link in each.links(request, rule)]
-            if rule.mode == "shadow":
-                context["judged"] = rehearsal(rule)
+            context["cells"] = column_cells(request, [rule])[0]
         return super().render_change_form(request, context, *args, **kwargs)
 
     def mode_view(self, request: HttpRequest, pk: int, mode: str) -> HttpResponse:

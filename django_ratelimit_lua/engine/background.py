@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ..extension import extensions
 from ..process.tasks import Task, all_tasks
 
 TASKS: Mapping[str, str] = MappingProxyType(
@@ -23,21 +22,13 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "of the processes, and publishes changes that could not be published when they were "
         "saved, after 0.5 to 30 seconds",
         "errand": "does single tasks for which no request waits long: reads or publishes rules, "
-        "fetches leased units, settles a closed coroutine, sends `slot_lost`, or records the use "
-        "of a token",
+        "fetches leased units, settles a closed coroutine, sends `slot_lost`, or "
+        "copies statistics to the database",
     }
 )
-"""By name, in the order in which they matter; optional apps have further ones."""
+"""What each does, by its name, in the order in which they matter."""
 AT_TIMES = ("breaker", "errand")
 """Those that are listed only while they run."""
-
-
-def task_purposes() -> dict[str, str]:
-    """Return what each background task does, by its name, including those of optional apps."""
-    purposes = dict(TASKS)
-    for extension in extensions:
-        purposes.update(extension.tasks)
-    return purposes
 
 
 def background_tasks() -> list[Task]:
@@ -46,6 +37,6 @@ def background_tasks() -> list[Task]:
     The store's availability task is listed once for each server that has failed. A one-off task is
     listed while it runs.
     """
-    names = list(task_purposes())
+    names = list(TASKS)
     tasks = [task for task in all_tasks() if task.is_running or task.name not in AT_TIMES]
     return sorted(tasks, key=lambda task: names.index(task.name))

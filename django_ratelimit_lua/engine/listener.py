@@ -200,9 +200,7 @@ class Listener:
             self._load_at = NEVER
         else:
             if not now < self._load_at < NEVER:
-                self._load_at = now
-                if not any(extension.is_urgent() for extension in extensions):
-                    self._load_at += chance.uniform(0.0, SPREAD_SECONDS)
+                self._load_at = now + chance.uniform(0.0, SPREAD_SECONDS)
         self._check_at = min(self._check_at, self._load_at)
 
     def _handle(self, subscription: Subscription, messages: Iterable[bytes]) -> None:

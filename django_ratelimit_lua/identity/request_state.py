@@ -19,7 +19,8 @@ class RequestState:
     """The data of one request, from the middleware to the end of its view.
 
     - `counted`: the rules that were counted for it, each with its call site;
-    - `running`: the charges of each decorator, until its view has ended;
+    - `running`: the charges of each decorator, until its view has ended; nothing for the
+      middleware, which is the outermost. An empty list: the request has ended;
     - `charged`: the counters that `cost_after` has charged for it;
     - `waits`: whether some rules wait until the user and the session are known;
     - `throttles`: the decision about all throttles of its DRF view;
@@ -29,7 +30,7 @@ class RequestState:
     - `looked_ahead`, `ahead`: whether its route was resolved before Django did, and the result;
     - `fields`: the result of parsing its body;
     - `refusal`: the content of the last refusal;
-    - `count`: an optional app's data for counting the request once.
+    - `count`: an optional app's data for counting the request once, at its end.
     """
 
     counted: dict[str, object] = field(default_factory=dict)

@@ -194,9 +194,7 @@ def verdict(explanation: Explanation) -> Iterator[str]:
     if explanation.other_methods:
         methods = " or ".join(explanation.other_methods)
         yield f"other methods have more limits: add --method {methods}"
-    if explanation.stopped_by is not None:
-        yield f"{explanation.stopped_by.verdict}."
-    elif not explanation.decision.allowed:
+    if not explanation.decision.allowed:
         yield "The next request like this would be refused."
     elif explanation.unknown:
         yield "The next request like this would be allowed, as far as known."

@@ -28,7 +28,6 @@ __all__ = [
     "ahealth",
     "call_sites",
     "client_address",
-    "curve",
     "explain",
     "finish",
     "formatting",

@@ -9,7 +9,6 @@ from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.translation import gettext as _
 
 from ..conf import Network, conf
-from ..extension import extensions
 from ..identity.forwarded import parse_network
 from ..limits import algorithms
 from ..limits.limit import Limit
@@ -204,16 +203,7 @@ def enforcing(rule: RateLimitRule) -> list[tuple[str, str]]:
     """
     if rule.options.get("exempt"):
         return []
-    warning = _("If the rule is enforced, it refuses every client over its limit.")
-    return [("mode", f"{warning} {rehearsal(rule)}".rstrip())]
-
-
-def rehearsal(rule: RateLimitRule) -> str:
-    """Return the requests that a rule would have refused in shadow mode, in words.
-
-    The result is empty if no optional app has counted them.
-    """
-    return " ".join(filter(None, (extension.rehearsal(rule) for extension in extensions)))
+    return [("mode", _("If the rule is enforced, it refuses every client over its limit."))]
 
 
 def changed_confirmations(changes: Sequence[RuleChange]) -> dict[str, list[str]]:

@@ -19,7 +19,6 @@ from ..engine.decide import answered, build_call, decide, forgetting, now_us
 from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
 from ..exceptions import StoreError
-from ..extension import Finding, extensions
 from ..identity.request_state import request_state
 from ..identity.routes import resolved
 from ..limits.call import Charge
@@ -32,7 +31,7 @@ from ..rules.overrides import EVERY_RULE, Override, strongest
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..rules.stacks import BEFORE_METHODS, Mark, OnView, Stack, is_behind_login, on_view
+from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
 from .history_names import record_change
@@ -95,7 +94,6 @@ class Explanation:
     - `exempt`: the rule, or "the view", that exempts it from rules;
     - `block`: the override that blocks it without any rule;
     - `problems`: the rules and call sites that cannot be applied to such a request, and why;
-    - `findings`: the effects of optional apps at its view, outermost first;
     - `notes`: other code that may refuse it, and is not examined;
     - `other_methods`: the HTTP methods that have further limits at this view;
     - `unknown`: functions with limits that the view may or may not call.
@@ -108,15 +106,7 @@ class Explanation:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     other_methods: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-
-    @property
-    def stopped_by(self) -> Finding | None:
-        """Return the finding of an optional app that stops an allowed request, or None."""
-        if not self.decision.allowed:
-            return None
-        return next((finding for finding in self.findings if finding.passes is False), None)
 
 
 def explain(request: HttpRequest) -> Explanation:
@@ -192,12 +182,6 @@ class _Explainer:
         if here.has_throttles:  # They come in between, and determine the user.
             self._explain_throttles(here, match)
         self._explain_stacks(here, view, is_before=False)
-        if conf.ENABLE:
-            marks = [mark for mark in here.marks if self._is_reached(view, mark)]
-            has_handler = here.has_throttles or _is_applied()
-            for extension in extensions:
-                if own := [mark for mark in marks if mark.annex == extension.name]:
-                    self.found.findings += extension.inspect(own, has_handler)
         for name in here.unknown:
             text = _("Unknown: whether the view calls %(name)s, which has limits.")
             self._note(text, name=name)
@@ -219,15 +203,10 @@ class _Explainer:
         rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)
         return [self._place(rules, stack.group)]
 
-    def _is_reached(self, view: object, placed: Stack | Mark) -> bool:
+    def _is_reached(self, view: object, placed: Stack) -> bool:
         if not is_behind_login(view, placed) or _is_logged_in(self.request):
             return True
-        self._note(
-            _(
-                "Not checked: limits and other decorators for logged-in users. Enter a "
-                "user to see them."
-            )
-        )
+        self._note(_("Not checked: limits for logged-in users. Enter a user to see them."))
         return False
 
     def _explain_throttles(self, here: OnView, match: ResolverMatch) -> None:

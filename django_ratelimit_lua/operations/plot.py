@@ -1,4 +1,4 @@
-"""The plot of this package: bars, step lines, bands and marks as SVG.
+"""The plot of this package: bars and step lines as SVG.
 
 Shapes are paths with a class, coloured by static/django_ratelimit_lua/plot.css. A page needs no
 inline style, which a strict Content-Security-Policy would refuse. A separate SVG file contains that
@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from django.template import Context, Engine
 from django.utils.safestring import SafeString, mark_safe
@@ -21,23 +20,11 @@ from django.utils.safestring import SafeString, mark_safe
 from .formatting import number_words
 
 PACKAGE = Path(__file__).parents[1]
-STACK = ("refused", "blocked", "would_be_refused", "allowed", "exempt", "policy", "failed")
+STACK = ("refused", "allowed")
 """The parts of a bar, from the bottom up: refusals can be compared along the ground."""
-REFUSALS = STACK[:3]
-MIN_HEIGHT = 2.0
-"""The height of the part of a bar that is refusals, however few."""
 
 Points = Iterable[tuple[float, float]]
 """Places in a plot, as shares of its width from the left and of its height from the bottom."""
-
-
-class Mark(NamedTuple):
-    """A vertical line at a share of the width, with a short label and an explanation."""
-
-    at: float
-    label: str = ""
-    words: str = ""
-    kind: str = "mark"
 
 
 @dataclass(slots=True)
@@ -53,8 +40,6 @@ class Plot:
         left: The space at its left edge; `right`, `top` and `bottom` at the others.
         across: Labels below, each with its share of the width; `axis` names them all.
         up: Labels on the left, each with its share of the height.
-        marks: Vertical lines.
-        hovers: Texts for as many equal steps, which a pointer shows.
         key: The names of lines, each with its class.
 
     >>> plot = Plot("Requests")
@@ -75,8 +60,6 @@ class Plot:
     across: Sequence[tuple[float, str]] = ()
     axis: str = ""
     up: Sequence[tuple[float, str]] = ()
-    marks: Sequence[Mark] = ()
-    hovers: Sequence[str] = ()
     key: Sequence[tuple[str, str]] = ()
     paths: list[tuple[str, str]] = field(default_factory=list)
 
@@ -109,8 +92,6 @@ class Plot:
                 if not point.get(part) or not most:
                     continue
                 height = point[part] / most * (self.ground - self.top)
-                if part in REFUSALS:
-                    height = max(height, MIN_HEIGHT)
                 height = min(height, ground - self.top)
                 left = self.x((place + gap / 2) * step)
                 right = self.x((place + 1 - gap / 2) * step)
@@ -122,11 +103,6 @@ class Plot:
         """Draw a line that keeps the height of each point up to the next one."""
         self.paths.append((f"line {name}", self._steps(points)))
 
-    def band(self, name: str, lower: Sequence[tuple[float, float]], upper: Points) -> None:
-        """Draw the area between two lines."""
-        back = "".join(f"V{self.y(up):g}H{self.x(at):g}" for at, up in reversed(lower))
-        self.paths.append((f"band {name}", f"{self._steps(upper)}{back}z"))
-
     def _steps(self, points: Points) -> str:
         (at, up), *others = points
         steps = "".join(f"H{self.x(at):g}V{self.y(up):g}" for at, up in others)
@@ -134,15 +110,10 @@ class Plot:
 
     def svg(self, *, is_file: bool = False) -> SafeString:
         """Return the picture, for a page that has the style sheet or for a separate file."""
-        width = (self.x(1.0) - self.left) / max(1, len(self.hovers))
         context: dict[str, object] = {
             "plot": self,
             "grid": [(self.y(share), label) for share, label in self.up],
             "columns": [(self.x(share), label) for share, label in self.across],
-            "hovers": [
-                (self.left + place * width, width, words) for place, words in enumerate(self.hovers)
-            ],
-            "marks": [mark._replace(at=self.x(mark.at)) for mark in self.marks],
         }
         if is_file:
             context["style"] = read_style()
@@ -166,20 +137,6 @@ def ticks(most: float) -> list[float]:
 def labels(scale: Sequence[float]) -> list[tuple[float, str]]:
     """Return the labels of an axis that ends at the last of these numbers."""
     return [(number / scale[-1], number_words(number)) for number in scale]
-
-
-def largest(points: Iterable[Mapping[str, float]]) -> float:
-    """Return the height of the highest bar."""
-    return max((sum(point.get(part, 0) for part in STACK) for point in points), default=0)
-
-
-def sparkline(hours: Sequence[Mapping[str, int]], words: str) -> SafeString:
-    """Return a small plot of one day: a bar for each hour."""
-    plot = Plot(
-        words, kind="ratelimit-spark", width=120, height=29, left=0, right=0, top=0, bottom=1
-    )
-    plot.bars(hours, largest(hours), gap=0.2)
-    return plot.svg()
 
 
 def read_style() -> SafeString:

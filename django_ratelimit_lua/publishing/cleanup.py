@@ -1,8 +1,7 @@
 """Removes rows that have ended, so that their number stays bounded.
 
-Each publication removes rows that ended or were recorded more than `RATELIMIT_HISTORY_DAYS` ago,
-and old rows of optional apps. So no operator has to do it: each new override is published, and
-without new overrides nothing grows.
+Each publication removes rows that ended or were recorded more than `RATELIMIT_HISTORY_DAYS` ago. So
+no operator has to do it: each new override is published, and without new overrides nothing grows.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from django.db.models import Model, QuerySet
 from django.utils import timezone
 
 from ..conf import conf
-from ..extension import extensions
 from ..models import RateLimitChange, RateLimitOverride
 
 BATCH = 1000
@@ -22,16 +20,13 @@ MAX_ENTRIES = 100_000
 
 
 def outdated(using: str, before: datetime) -> dict[str, QuerySet[Model]]:
-    """Return the rows from before a moment: ended overrides, changes, and rows of optional apps."""
-    rows: dict[str, QuerySet[Model]] = {
+    """Return the rows from before a moment: ended overrides and changes."""
+    return {
         "ended overrides": RateLimitOverride._base_manager.using(using)
         .filter(ends__lt=before)
         .order_by("ends"),
         "changes": RateLimitChange._base_manager.using(using).filter(at__lt=before).order_by("at"),
     }
-    for extension in extensions:
-        rows.update(extension.outdated(using, before))
-    return rows
 
 
 def sweep(using: str) -> None:

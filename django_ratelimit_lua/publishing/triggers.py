@@ -134,11 +134,8 @@ def _look() -> None:
     try:
         # While the id of this database is unknown, each process has to find out.
         is_due = _pause or provider.database is None or problems.unpublished
-        if (is_due or take_turn(_turn_key(), provider.COMPARE_SECONDS)) and _publish(
-            failure, rebuild=_pause > 0
-        ):
-            for extension in extensions:
-                extension.tend()
+        if is_due or take_turn(_turn_key(), provider.COMPARE_SECONDS):
+            _publish(failure, rebuild=_pause > 0)
     except Exception as error:
         _failed(failure, error)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from ..extension import extensions
+from ..store.failures import Failures
 
 logger = logging.getLogger("django_ratelimit_lua")
 
@@ -52,8 +52,7 @@ class Problems:
             text = f"rule {name!r} cannot be applied: {type(error).__name__}: {error}"
             self._failed[name] = (self._declared.get(name), text)
             logger.error("Skipped: %s", text, exc_info=error)
-        for extension in extensions:
-            extension.on_failed_rule(name)
+        failed_rules.add(name)
 
     def found(self) -> list[str]:
         """Return all problems, in words."""
@@ -62,3 +61,5 @@ class Problems:
 
 
 problems = Problems()
+failed_rules = Failures()
+"""How often each rule could not be applied to a request, until an optional app reads it."""

@@ -13,7 +13,6 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from ..conf import conf, whole_weight
-from ..extension import Extension, extensions
 from .errors import RuleError
 from .overrides import Overrides
 from .paths import PathIndex
@@ -104,10 +103,8 @@ class Ruleset:
                 by_name[read.rule.name] = read.rule
         self.weights: Mapping[str, int] = self._load_weights()
         """The weights of hosts that operators have set, by the name of the host."""
-        self.parts: Mapping[str, Any] = {
-            each.name: self._load_part(each, before) for each in extensions
-        }
-        """What installed optional apps made of their parts, by name."""
+        self.parts: Mapping[str, Any] = snapshot.rules.get("parts", {})
+        """The parts of optional apps, by name."""
         self.by_name: Mapping[str, Rule] = by_name
         self.rules = tuple(sorted(by_name.values(), key=attrgetter("order")))
         in_force = [rule for rule in self.rules if rule.mode != "off"]
@@ -150,21 +147,6 @@ class Ruleset:
             except ValueError as error:
                 self._problems.append(f"the weight of the host {name!r} is {weight!r}: {error}")
         return weights
-
-    def _load_part(self, extension: Extension, before: Ruleset | None) -> object:
-        """Return the part of one optional app.
-
-        If it cannot be read at all, the earlier part stays in force.
-        """
-        part = self.snapshot.rules.get("parts", {}).get(extension.name)
-        earlier = before and before.parts.get(extension.name)
-        try:
-            return extension.load(part, earlier, self._problems)
-        except Exception as error:
-            self._problems.append(
-                f"the published data of the app {extension.name!r} cannot be read: {error!r:.200}"
-            )
-            return earlier
 
     @cached_property
     def _by_limit(self) -> Mapping[str, Rule]:

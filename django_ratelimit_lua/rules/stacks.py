@@ -1,4 +1,4 @@
-"""The stacks of `@ratelimit`, and the decorators of optional apps, on a view.
+"""The stacks of `@ratelimit` on a view.
 
 A decorator leaves its data as an attribute, under a unique name, on the function that it makes.
 `functools.wraps`, `method_decorator` and `as_view` copy such attributes, so they are found on the
@@ -39,7 +39,7 @@ _DRF_CALLS = {
     "partial_update": ("update",),
 }
 """The methods that DRF's generic views and mixins call."""
-_NAME = "_ratelimit_mark_"
+_NAME = "_ratelimit_stack_"
 _numbers = count()
 
 
@@ -89,31 +89,15 @@ class Stack(NamedTuple):
         return any(rule.block for rule in self.rules)
 
 
-class Mark(NamedTuple):
-    """The mark of an optional app's decorator on a view, for `Extension.inspect`.
-
-    - `checker`: the function that the decorator made;
-    - `annex`: the name of the app;
-    - `value`: data of the app;
-    - `method`: the method of the view's class that has the decorator.
-    """
-
-    checker: Function
-    annex: str
-    value: Any
-    method: str = ""
-
-
-Placed = dict[str, Stack | Mark]
-"""The stacks and marks on a function, by the names of their attributes. Outer decorators have
-greater names.
+Placed = dict[str, Stack]
+"""The stacks on a function, by the names of their attributes. Outer decorators have greater names.
 """
 
 
-def register(placed: Stack | Mark) -> Function:
-    """Attach a stack or a mark to its function, and return the function."""
-    setattr(placed.checker, f"{_NAME}{next(_numbers):015}", placed)
-    return placed.checker
+def register(stack: Stack) -> Function:
+    """Attach a stack to its function, and return the function."""
+    setattr(stack.checker, f"{_NAME}{next(_numbers):015}", stack)
+    return stack.checker
 
 
 def stack_of(function: object) -> Stack | None:
@@ -121,16 +105,12 @@ def stack_of(function: object) -> Stack | None:
 
     Stacks of functions that it wraps are ignored.
     """
-    own = (
-        each
-        for each in _placed(function).values()
-        if each.checker is function and isinstance(each, Stack)
-    )
+    own = (each for each in _placed(function).values() if each.checker is function)
     return next(own, None)
 
 
 class OnView(NamedTuple):
-    """The limits and marks of a view, outermost first.
+    """The limits of a view, outermost first.
 
     - `class_view`: the object with the attributes that `as_view()` sets; None if there is no class;
     - `unknown`: functions with limits that the view may or may not call;
@@ -138,7 +118,6 @@ class OnView(NamedTuple):
     """
 
     stacks: list[Stack]
-    marks: list[Mark]
     class_view: object
     unknown: list[str]
     hidden: list[Stack]
@@ -150,7 +129,7 @@ class OnView(NamedTuple):
 
 
 def on_view(view: object, method: str | None = None) -> OnView:
-    """Return the limits and marks of a view for a request of that method (None: any method).
+    """Return the limits of a view for a request of that method (None: any method).
 
     They are searched around the view, on `dispatch` of its class and of the parents, and on the
     method that handles the request. Those on other methods of the class are `unknown`, unless these
@@ -182,25 +161,21 @@ def on_view(view: object, method: str | None = None) -> OnView:
             hidden |= left
     for layer in around:
         found = _placed(layer) | found
-    marks = [each for each in _outermost_first(found) if isinstance(each, Mark)]
-    return OnView(_stacks(found), marks, class_view, unknown, _stacks(hidden))
-
-
-def _outermost_first(placed: Placed) -> list[Stack | Mark]:
-    return [placed[key] for key in sorted(placed, reverse=True)]
+    return OnView(_stacks(found), class_view, unknown, _stacks(hidden))
 
 
 def _stacks(placed: Placed) -> list[Stack]:
     """Return the stacks, without those that another stack checks as well."""
     stacks: list[Stack] = []
-    for each in _outermost_first(placed):
-        if isinstance(each, Stack) and all(each.view is not other.view for other in stacks):
+    for key in sorted(placed, reverse=True):
+        each = placed[key]
+        if all(each.view is not other.view for other in stacks):
             stacks.append(each)
     return stacks
 
 
-def is_behind_login(view: object, placed: Stack | Mark) -> bool:
-    """Return whether Django requires a login before a stack or a mark is reached.
+def is_behind_login(view: object, stack: Stack) -> bool:
+    """Return whether Django requires a login before a stack is reached.
 
     The login may be required by a middleware, a decorator or a mixin.
     """
@@ -213,8 +188,8 @@ def is_behind_login(view: object, placed: Stack | Mark) -> bool:
     # import it, django.contrib.auth would have to be installed.
     cls = _class_of(view)
     asks = cls is not None and (is_closed or hasattr(cls, "handle_no_permission"))
-    is_inside = is_closed and not hasattr(placed.checker, "login_url")
-    return is_inside or (asks and placed.method not in BEFORE_METHODS)
+    is_inside = is_closed and not hasattr(stack.checker, "login_url")
+    return is_inside or (asks and stack.method not in BEFORE_METHODS)
 
 
 def _class_of(view: object) -> type | None:
@@ -277,7 +252,7 @@ def _placed(function: object) -> Placed:
 
 
 def _on_method(inside: Sequence[Any], cls: type, name: str) -> Placed:
-    """Return the stacks and marks on a method.
+    """Return the stacks on a method.
 
     Those that `method_decorator` has attached count under the class of the view.
     """
@@ -285,7 +260,7 @@ def _on_method(inside: Sequence[Any], cls: type, name: str) -> Placed:
     for layer in inside:
         for key, placed in _placed(layer).items():
             each = placed._replace(method=name)
-            if isinstance(each, Stack) and each.group.startswith(TRIAL):
+            if each.group.startswith(TRIAL):
                 each = each._replace(group=f"{cls.__module__}.{cls.__qualname__}.{layer.__name__}")
             found.setdefault(key, each)
     return found

@@ -72,7 +72,7 @@ class Failures:
         self._lock = Lock()
         self._counts: Counter[str] = Counter()
 
-    def add(self, kind: Kind) -> None:
+    def add(self, kind: str) -> None:
         with self._lock:
             self._counts[kind] += 1
 

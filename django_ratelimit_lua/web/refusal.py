@@ -21,7 +21,6 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from ..exceptions import Ratelimited
-from ..extension import extensions
 from ..identity.request_state import request_state
 from ..limits.decision import Decision, LimitState
 from ..rules.provider import current
@@ -93,10 +92,10 @@ class ErrorDetails:
 def details_of(error: Exception) -> ErrorDetails | None:
     """Return the details for the response to an exception that a view raised.
 
-    The first optional app that recognizes the exception supplies them. None if none does.
+    An exception of an optional app has them as `error_details`. None for all others.
     """
-    found = (extension.error_details(error) for extension in extensions)
-    return next((details for details in found if details is not None), None)
+    details = getattr(error, "error_details", None)
+    return details if isinstance(details, ErrorDetails) else None
 
 
 @dataclass(eq=False)

@@ -43,7 +43,7 @@ PAGES = {
     "client-one": f"admin/django_ratelimit_lua/client/?digest={'0' * 32}&ask=block",
     "bans": "admin/django_ratelimit_lua/bans/",
     "statistics": "admin/ratelimit_statistics/statistics/",
-    "statistics-one": "admin/ratelimit_statistics/statistics/one/?name=api&period=day",
+    "statistics-one": "admin/ratelimit_statistics/statistics/?name=api&period=day",
     "processes": "admin/django_ratelimit_lua/processes/",
     "breakers": "admin/ratelimit_breakers/ratelimitbreaker/",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",

@@ -19,7 +19,7 @@ from tests.bench.bans import bans  # noqa: E402
 from tests.bench.breakers import breakers  # noqa: E402
 from tests.bench.client import client_cost  # noqa: E402
 from tests.bench.coroutines import coroutines  # noqa: E402
-from tests.bench.counting import counting, kept  # noqa: E402
+from tests.bench.counting import counting  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
 from tests.bench.gateway import gateway  # noqa: E402
 from tests.bench.many_overrides import bench_many_overrides  # noqa: E402
@@ -50,7 +50,6 @@ def main() -> None:
     gateway()
     memory()
     crowd_memory()
-    kept()
     deny_cache()
     outage()
     heartbeats()

@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import django
@@ -19,30 +17,17 @@ if __name__ == "__main__":
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics.conf import settings
-from django_ratelimit_lua.contrib.statistics.keys import DAY, HOUR, MINUTE
-from django_ratelimit_lua.contrib.statistics.recorder import (
-    MAX_QUEUED,
-    Hits,
-    Kind,
-    Person,
-    Tables,
-    recorder,
-)
+from django_ratelimit_lua.contrib.statistics.recorder import MAX_QUEUED, recorder
 from django_ratelimit_lua.contrib.statistics.telemetry import telemetry
-from django_ratelimit_lua.contrib.statistics.writing import Writer
 from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.extension import decision_hooks
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from tests.bench.measure import DIRECT
 from tests.server import server
 
-ROUNDS, HITS, RULES, DAYS = 31, 1000, 100, 90
-MEASURED = 20
-"""So many of the hundred rules are filled: each takes the same."""
-PERIOD_US = 3_600_000_000
+ROUNDS, HITS, RULES = 31, 1000, 100
 
 
 def counting() -> None:
@@ -174,138 +159,6 @@ def written(names: int) -> float:
     return statistics.median(taken)
 
 
-def kept() -> None:
-    """Bytes in Redis of a hundred rules, by the real writer at moments that have gone by: minutes
-    of two days, hours of ninety.
-    """
-    DIRECT.flushdb()
-    writer, today = Writer(), int(time.time()) // DAY * DAY
-    for day in range(DAYS - 1, -1, -1):
-        # What is kept by the minute goes away after two days; before, hours tell all that is left.
-        step = MINUTE if day < 2 else HOUR
-        for moment in range(today - day * DAY, today - day * DAY + DAY, step):
-            writer.take(Tables(moment, kinds(moment)), {})
-            if moment % HOUR == HOUR - step or step == HOUR:
-                assert writer.write()
-        if day == 2:
-            for key in DIRECT.scan_iter("*", count=1000):
-                if re.search(rb":(minutes|hour):\d+$", key):
-                    DIRECT.delete(key)
-    sizes = sizes_by_kind()
-    share = RULES / MEASURED
-    parts = ("minutes", "more", "hours", "minute", "hour", "day", "totals")
-    for kind in ("more", "minute"):  # Of two days, most have gone by then.
-        keys, size = sizes[kind]
-        number = KEPT[kind] * MEASURED
-        sizes[kind] = (number, size * number // keys)
-    print(f"{f'{RULES} rules, each with 3 counters, in Redis':44}{'keys':>8}{'MiB':>8}")
-    for kind in parts:
-        keys, size = sizes[kind]
-        print(f"{WORDS[kind]:44}{keys * share:8.0f}{size * share / 2**20:8.2f}")
-    print(f"{'together':52}{sum(sizes[kind][1] for kind in parts) * share / 2**20:8.2f}")
-    print("aim: minutes about 8 MiB\n")
-    DIRECT.flushdb()
-    who = Writer()
-    for hour in range(3):
-        who.take(people(today + hour * HOUR, hour), {})
-        assert who.write()
-    sizes = sizes_by_kind()
-    most = 0.0
-    print(f"{'one rule with 10,000 people an hour, by key':44}{'KiB':>8}{'kept':>8}{'MiB':>8}")
-    for kind in sorted(set(sizes) & set(KEPT) - {"minute", "more"}, key=list(WORDS).index):
-        size = sizes[kind][1] / sizes[kind][0] / 1024
-        most += size * KEPT[kind] / 1024
-        print(f"{WORDS[kind]:44}{size:8.1f}{KEPT[kind]:8}{size * KEPT[kind] / 1024:8.1f}")
-    print(f"{'together, and no more however many people':60}{most:8.1f}\n")
-    DIRECT.flushdb()
-
-
-WORDS = {
-    "minutes": "minutes of two days",
-    "more": "units and sources by the minute, two hours",
-    "hours": "hours of ninety days",
-    "minute": "histograms by the minute, an hour",
-    "hour": "histograms by hour, two days",
-    "day": "histograms by day, ninety days",
-    "totals": "totals, for metrics",
-    "marks minute": "high-water marks of a minute",
-    "marks hour": "high-water marks of an hour",
-    "marks day": "high-water marks of a day",
-    "refused minute": "how many were refused in a minute",
-    "refused hour": "how many were refused in an hour",
-    "refused day": "how many were refused in a day",
-    "top minute": "who used most, of a process and a minute",
-    "top": "who used most, of a process and an hour",
-}
-
-
-KEPT = {
-    "more": 3,
-    "minute": 65,
-    "marks minute": 65,
-    "marks hour": 49,
-    "marks day": 91,
-    "refused minute": 65,
-    "refused hour": 49,
-    "refused day": 91,
-    "top minute": 65,
-    "top": 25,
-}
-"""How many of these keys there are at one time; of `top`, for each process."""
-
-
-def kinds(moment: int) -> dict[Kind, Hits]:
-    """What rules count in some time: allowed, allowed near the limit, and refused."""
-    of: dict[Kind, Hits] = {}
-    for number in range(MEASURED):
-        spread = (moment // MINUTE + number) % 8
-        for result, used, is_near in (
-            ("a", spread, False),
-            ("a", 14, True),
-            ("r", 15 + spread, False),
-        ):
-            kind = (
-                f"rule-{number}",
-                result,
-                "redis",
-                1 + spread % 4,
-                PERIOD_US,
-                used,
-                is_near,
-                True,
-            )
-            of[kind] = Hits(100 + spread, 100 + spread, 0.01)
-    return of
-
-
-def people(moment: int, hour: int) -> Tables:
-    """Ten thousand, of whom some were refused."""
-    limit, tables = Limit("rule", "100/h"), Tables(moment)
-    for number in range(10_000):
-        who = f"{hour % 2}-{number}"
-        person = Person(DecidedCharge(Charge(limit, digest(who)), "rule", identity=who))
-        person.allowed, person.units, person.refused, person.mark = 20, 10, number % 2, number % 120
-        tables.people["rule", limit.rate.period_us, digest(who)] = person
-    tables.kinds["rule", "a", "redis", 1, limit.rate.period_us, 1, False, True] = Hits(
-        10_000, 10_000, 1.0
-    )
-    return tables
-
-
-def sizes_by_kind() -> dict[str, tuple[int, int]]:
-    """By the kind of key, how many there are and their bytes."""
-    keys: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
-    for key in DIRECT.scan_iter("*", count=1000):
-        suffix = key.rpartition(b"}:")[2].decode()
-        kind = re.sub(r":[-:0-9]+", " ", suffix).strip().replace("top:minute", "top minute")
-        kind = re.sub(r"^(marks|refused)[ :](minute|hour|day).*", r"\1 \2", kind)
-        keys[kind] += 1
-        sizes[kind] += DIRECT.memory_usage(key, samples=0) or 0
-    return {kind: (number, sizes[kind]) for kind, number in keys.items()}
-
-
 if __name__ == "__main__":
     counting()
-    kept()
     server.stop()

@@ -29,6 +29,11 @@ class CircuitOpen(Exception):  # noqa: N818 - the state of the breaker, not an e
         self.retry_after = retry_after
         super().__init__(breaker, retry_after)  # Task queues restore exceptions from `args`.
 
+    @property
+    def error_details(self) -> BreakerDetails:
+        """The content of the response to this exception."""
+        return BreakerDetails(self)
+
     def __str__(self) -> str:
         if self.retry_after is None:
             return f"{self.breaker} is forced open"

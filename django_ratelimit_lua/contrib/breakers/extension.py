@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from ...extension import Extension, Metric
 from ...rules.provider import load_published
-from .exceptions import BreakerDetails, CircuitOpen
 from .models import RateLimitBreaker
 from .registry import read_states
-from .shared_state import receive_changes, shared_states
+from .shared_state import receive_changes
 
 MAX_LABELS = 200
 Gauge = Mapping[tuple[str, ...], float]
@@ -25,21 +24,8 @@ class BreakersExtension(Extension):
         rows = RateLimitBreaker.objects.using(using).exclude(forced="")
         return dict(rows.values_list("name", "forced"))
 
-    def load(
-        self, part: Mapping[str, str] | None, before: object, problems: list[str]
-    ) -> Mapping[str, str]:
-        return part or {}
-
     def on_message(self, words: Collection[bytes]) -> None:
         receive_changes(words)
-
-    def is_urgent(self) -> bool:
-        return bool(shared_states())  # An operator may have forced one of them.
-
-    def error_details(self, error: Exception) -> BreakerDetails | None:
-        if isinstance(error, CircuitOpen):
-            return BreakerDetails(error)
-        return None
 
     def metrics(self) -> Iterable[Metric]:
         labels = ("breaker", "state")

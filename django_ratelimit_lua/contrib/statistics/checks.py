@@ -16,14 +16,13 @@ from .conf import settings
 def check_metrics(**kwargs: object) -> Iterator[CheckMessage]:
     """Warn if a package is missing that the settings of metrics need."""
     with suppress(ImproperlyConfigured):  # The core's `check_settings` reports it.
-        if settings.METRICS_TOKEN is not None and find_spec("prometheus_client") is None:
-            text = "RATELIMIT_METRICS_TOKEN is set, but prometheus-client is not installed."
-            yield _missing_package(text, "prometheus")
-        if settings.OPENTELEMETRY and find_spec("opentelemetry") is None:
-            text = "RATELIMIT_OPENTELEMETRY is True, but opentelemetry-api is not installed."
-            yield _missing_package(text, "otel")
-
-
-def _missing_package(text: str, extra: str) -> CheckMessage:
-    hint = f"Install django-ratelimit-lua[{extra}]."
-    return Warning(text, hint=hint, id="django_ratelimit_lua.W017")
+        for name, package, extra in (
+            ("METRICS_TOKEN", "prometheus_client", "prometheus"),
+            ("OPENTELEMETRY", "opentelemetry", "otel"),
+        ):
+            if getattr(settings, name) and find_spec(package) is None:
+                yield Warning(
+                    f"RATELIMIT_{name} is set, but {package} is not installed.",
+                    hint=f"Install django-ratelimit-lua[{extra}].",
+                    id="django_ratelimit_lua.W017",
+                )

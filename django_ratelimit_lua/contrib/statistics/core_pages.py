@@ -1,9 +1,9 @@
-"""The statistics on pages and in commands of the core."""
+"""The statistics on pages of the core."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from urllib.parse import urlencode
 
 from django.http import HttpRequest
@@ -11,34 +11,28 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ...exceptions import StoreError
+from ...admin.pages import may_see_rules
+from ...extension import ClientRecord
+from ...identity.names import name_words
 from ...models import RateLimitRule
 from ...operations.admin_urls import admin_url
-from ...operations.explain import ExplainedLimit
-from ...operations.formatting import (
-    between_words,
-    clients_words,
-    count_words,
-    moment_words,
-    number_words,
-    share_words,
-)
-from .keys import DAY, HOUR, MINUTE
-from .reading import Span, add_up, known_names, last_hour_of, series, shadow_numbers
-from .report import last_days, moment_of
-from .results import FAILED
-from .writing import why_unwritable
+from ...operations.formatting import between_words, clients_words, number_words, share_words
+from .keys import HOUR, TOP_HOURS, key_of
+from .reading import ask, known_names, merged, shadow_numbers
+from .report import courses, result_words
 
-VIEW = "django_ratelimit_lua.view_ratelimitrule"
 NOT_ALLOWED = ("refused", "blocked", "would_be_refused", "failed")
+MAX_NAMES = 500
+"""Maximum number of limits to read lists of clients of: those that counted something last."""
 
 
-def limit_url(request: HttpRequest, name: str) -> str:
-    """Return the URL of the page of a name; empty if the operator may not see it."""
-    if not request.user.has_perm(VIEW):
-        return ""
-    page = admin_url(request, "ratelimit_statistics_statistics_one")
-    return f"{page}?{urlencode({'name': name}, errors='replace')}"
+def limit_url(request: HttpRequest, name: str, period: str = "day") -> str:
+    """Return the URL of the page of a limit, or of the whole site."""
+    page = admin_url(request, "ratelimit_statistics_statistics_changelist")
+    query = {"name": name, "period": period}
+    if not name:
+        del query["name"]
+    return f"{page}?{urlencode(query, errors='replace')}"
 
 
 def last_day_cells(
@@ -46,33 +40,33 @@ def last_day_cells(
 ) -> dict[str, SafeString]:
     """Return the cells of the column "last day", for each name that was counted.
 
-    A cell contains a plot that links to the page of the name, and the requests that were not
+    A cell contains a chart that links to the page of the name, and the requests that were not
     allowed; for a rule in shadow mode, also those that it would have refused.
     """
     cells = {}
-    for name, day in last_days(list(rules)).items():
+    for name, course in courses(list(rules), "day").items():
         rule = rules[name]
         words = ""
         if rule is not None and rule.mode == "shadow":
             words = rehearsal(rule)
-        if day.requests:
-            spark = day.spark
-            url = limit_url(request, name)
-            if url:
-                spark = format_html('<a href="{}">{}</a>', url, spark)
-            text = '<div class="ratelimit-seen">{} {}</div>{}'
-            cells[name] = format_html(text, spark, day.words(NOT_ALLOWED), words)
-        elif words:
-            cells[name] = format_html("{}", words)
+        if course.numbers or words:
+            cells[name] = format_html(
+                '<div class="ratelimit-seen"><a href="{}">{}</a> {}</div>{}',
+                limit_url(request, name),
+                course.spark or _("Statistics"),
+                result_words(course.numbers, NOT_ALLOWED),
+                words,
+            )
     return cells
 
 
 def rehearsal(rule: RateLimitRule) -> str:
-    """Return the requests that this version of a rule has seen in shadow mode, in words."""
-    try:
-        numbers = shadow_numbers(rule.spec)
-    except StoreError:
-        return _("Redis is unavailable: the count of refusals is unknown.")
+    """Return the requests that this version of a rule has seen in shadow mode, in words.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    numbers = shadow_numbers(rule.spec)
     if not numbers.seen:
         return _("This version of the rule has seen no request in shadow mode yet.")
     return _(
@@ -87,44 +81,36 @@ def rehearsal(rule: RateLimitRule) -> str:
     }
 
 
-def history(met: ExplainedLimit) -> str:
-    """Return the last hour of the client that a limit counts; empty if Redis is unavailable."""
-    since = Span.last(HOUR, MINUTE).start
-    try:
-        used, refused = (
-            last_hour_of(met.counted_as, met.charge.digest, what) for what in ("used", "refused")
-        )
-    except StoreError:
-        return ""
-    parts = []
-    if used is not None:
-        parts.append(_("units used: %(number)s") % {"number": between_words(*used)})
-    if refused is not None:
-        text = _("requests refused: %(number)s")
-        if met.state is not None and met.state.mode == "shadow":
-            text = _("requests that would be refused: %(number)s")
-        parts.append(text % {"number": between_words(*refused)})
-    if not parts:
-        return _("Not among the clients that used most or were refused most in the last hour.")
-    return _("Since %(moment)s: %(numbers)s") % {
-        "moment": moment_words(moment_of(since)),
-        "numbers": ", ".join(parts),
-    }
+def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, ClientRecord]:
+    """Return the limits under which clients were among the top clients of the last 24 hours.
 
-
-def health_warnings() -> Iterator[str]:
-    """Yield why statistics cannot be written, and the rules that could not be applied today.
-
-    Raises:
-        StoreError: Redis is unavailable.
+    See `Extension.client`.
     """
-    error = why_unwritable()
-    if error is not None:
-        yield f"some statistics cannot be written: {error}"
-    today = int(time.time()) // DAY * DAY
-    counts = series(list(known_names()), Span(today, today + DAY, HOUR))
-    for name, points in sorted(counts.items()):
-        number = add_up(points)[FAILED]
-        if number:
-            requests = count_words(number, "request")
-            yield f"rule {name!r} could not be applied to {requests} today; see the log"
+    now = int(time.time()) // HOUR
+    names = [name]
+    if not name:
+        known = sorted(known_names().items(), key=lambda pair: -pair[1])
+        names = [name for name, at in known if at // HOUR > now - TOP_HOURS][:MAX_NAMES]
+    hours = range(now - TOP_HOURS + 1, now + 1)
+    records: dict[str, ClientRecord] = {}
+    headings = [_("limit"), _("refused"), _("units used")]
+    for each in names:
+        replies = ask([(b"HGETALL", key_of(each, b"top:%d" % hour)) for hour in hours])
+        lists = [written for reply in replies for written in reply[1::2]]
+        if not any(f'["{digest}'.encode() in written for written in lists):
+            continue
+        link = name_words(each)
+        if may_see_rules(request):
+            link = format_html('<a href="{}">{}</a>', limit_url(request, each), link)
+        counts = [
+            {client.digest: client for client in merged(lists, what)}
+            for what in ("refused", "used")
+        ]
+        for found in sorted({*counts[0], *counts[1]}):
+            if found.startswith(digest):
+                clients = [clients.get(found) for clients in counts]
+                label = next(client.name for client in clients if client)
+                empty = ClientRecord(label, _("The last 24 hours"), headings, [])
+                cells = [between_words(*client.bounds) if client else "—" for client in clients]
+                records.setdefault(found, empty).rows.append([link, *cells])
+    return records

@@ -1,12 +1,12 @@
-"""Erase the statistics of one identity: its marks, and its rows in the lists of clients.
+"""Erase the statistics of one identity: the lists of top clients in which it is.
 
-Requests remain counted. The HyperLogLogs of refused clients remain as well: no digest can be read
-from them.
+Other clients of such a list are missing from it as well, for 24 hours at most. Requests remain
+counted. The HyperLogLogs of rules in shadow mode remain as well: no digest can be
+read from them.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 
 from ...conf import conf
@@ -28,22 +28,11 @@ def forget(digests: Collection[bytes]) -> Mapping[str, int]:
     """
     recorder.forget()
     store = get_store(background=True)
-    message = ANNEX + b" statistics"
-    store.execute(b"PUBLISH", store.channel(conf.CACHE_PREFIX), message)
-    marks = 0
-    for key in store.find_keys(conf.CACHE_PREFIX + b"{stats:", b"*:marks:*"):
-        marks += store.execute(b"ZREM", key, *digests)
-    rows = 0
+    store.execute(b"PUBLISH", store.channel(conf.CACHE_PREFIX), ANNEX + b" statistics")
+    lists = 0
     for key in store.find_keys(conf.CACHE_PREFIX + b"{stats:", b"*:top:*"):
         pairs = iter(store.execute(b"HGETALL", key))
         for process, written in zip(pairs, pairs, strict=True):
-            found = [digest.decode() for digest in digests if digest in written]
-            if not found:
-                continue
-            lists = json.loads(written)
-            for word, (least, clients) in lists.items():
-                others = [client for client in clients if client[0] not in found]
-                rows += len(clients) - len(others)
-                lists[word] = [least, others]
-            store.execute(b"HSET", key, process, json.dumps(lists, separators=(",", ":")).encode())
-    return {"high-water marks": marks, "rows in lists of clients": rows}
+            if any(digest in written for digest in digests):
+                lists += store.execute(b"HDEL", key, process)
+    return {"lists of clients": lists}

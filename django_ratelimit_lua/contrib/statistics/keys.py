@@ -8,19 +8,13 @@ They begin with `<prefix>{stats:<name>}:`. For the whole site there are
 
 and for each name
 
-- `minutes:<hour>`, a hash: result and minute → requests, for 49 hours;
-- `more:<hour>`, a hash: units `u`, near the limit `n`, or source `S…`, and the minute → a number,
-  for two hours;
-- `hours:<day>`, a hash: all of these by the hour, for 91 days;
-- `minute:<minute>`, `hour:<hour>`, `day:<day>`, hashes of histograms: of times (`t`, source,
-  bucket) and of units used (`U`, period, `:`, bucket), for 65 minutes, 49 hours and 91 days;
-- `marks:<period>:minute:<minute>`, `…:hour:<hour>`, `…:day:<day>`, sorted sets: digest → the
-  maximum number of units that it used or requested, for the same time;
-- `refused:minute:<minute>`, `refused:hour:<hour>`, `refused:day:<day>`, HyperLogLogs: digests that
-  were refused, or would have been, for the same time;
-- `top:minute:<minute>`, `top:<hour>`, hashes: a process → its clients with most units and most
-  refusals, as JSON, for 65 minutes and 25 hours. Under the empty name, for the whole site, there
-  are only refusals. A request that several limits with the same key refuse counts once;
+- `minutes:<hour>`, a hash: result, or source `S…`, and minute → a number, for 49 hours. For the
+  whole site, requests by result, and decisions by source;
+- `hours:<day>`, a hash: the same by the hour, for 91 days;
+- `times:<day>`, a hash: the bucket of a time and the hour → decisions, for 91 days;
+- `top:<hour>`, a hash: a process → its clients with most units and most refusals, as JSON, for 25
+  hours. Under the empty name, for the whole site, there are only refusals. A request that several
+  limits with the same key refuse counts once;
 - `version:<version>`, a hash and two HyperLogLogs: the requests of a version of a rule in shadow
   mode, for 8 days;
 - `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit
@@ -46,8 +40,6 @@ from ...conf import conf
 MINUTE = 60
 HOUR = 3600
 DAY = 86_400
-DETAILS_KEPT = 65 * MINUTE
-MORE_KEPT = DETAILS_KEPT + HOUR
 MINUTES_KEPT = 49 * HOUR
 HOURS_KEPT = 91 * DAY
 TOP_HOURS = 24
@@ -56,9 +48,7 @@ TOP_KEPT = (TOP_HOURS + 1) * HOUR
 VERSIONS_KEPT = 8 * DAY
 BATCH_KEPT = 6 * HOUR
 SITE = ""
-"""The name of the whole site: every request counts once there, and every decision once by its
-source and its time.
-"""
+"""The name of the whole site."""
 OTHER = "(other)"
 """The name that stands for those beyond `MAX_NAMES`."""
 MAX_NAMES = 1000

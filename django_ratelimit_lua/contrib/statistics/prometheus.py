@@ -16,10 +16,9 @@ from ...extension import Metric as Gauge
 from ...extension import extensions
 from ...operations.formatting import readable
 from ...store import FAILURES, get_store, rules_key
-from .buckets import TIME_BOUNDS
 from .keys import MAX_LABELS, OTHER, REST, SITE
 from .reading import ask, totals
-from .results import LABELS, SOURCES
+from .results import LABELS, SOURCES, TIME_BOUNDS
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -89,12 +88,8 @@ def _gauges() -> Iterable[Gauge]:
 
 
 def _by_rule(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-    """Return numbers by label. If there are too many names, the smallest are added up as `REST`."""
-    counter = Counter(counts)
-    found = Counter(dict(counter.most_common(MAX_LABELS)))
-    if rest := counter.total() - found.total():
-        found[REST] += rest
-    return {(name,): number for name, number in found.items()}
+    """Return the largest numbers by label."""
+    return {(name,): number for name, number in Counter(counts).most_common(MAX_LABELS)}
 
 
 BANS_ACTIVE = Gauge(

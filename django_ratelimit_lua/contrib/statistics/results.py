@@ -1,11 +1,12 @@
-"""The results of a request under one rule, or at one call site.
+"""The results of a request under one rule, or at one call site, and the time of a decision.
 
-Each is counted under its letter.
+Each result is counted under its letter, each time in one of the buckets of a histogram.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from ...conf import conf
 from ...engine.decided_charge import DecidedCharge
@@ -44,6 +45,17 @@ LABELS = {
 }
 """Mode and result by letter. The mode is empty if it makes no difference."""
 
+WORDS = {
+    "allowed": "adh",
+    "refused": "rvg",
+    "would_be_refused": "s",
+    "blocked": "b",
+    "exempt": "x",
+    "policy": "e",
+    "failed": "f",
+}
+"""Results as the pages show them, with the letters that each contains."""
+
 FREE = frozenset({ALLOWED, ALLOWED_ADVISING, ALLOWED_IN_SHADOW, POLICY})
 """Results of hits that took their units, as far as they were granted."""
 BY_MODE = {
@@ -55,6 +67,21 @@ BY_MODE = {
 
 SOURCES = {"redis": "r", "deny-cache": "d", "lease": "l", "split": "s", "fallback": "f"}
 """The source of a decision, by letter."""
+TIME_BOUNDS = (
+    50e-6,
+    100e-6,
+    250e-6,
+    500e-6,
+    1e-3,
+    2.5e-3,
+    5e-3,
+    10e-3,
+    25e-3,
+    50e-3,
+    100e-3,
+    250e-3,
+)
+"""The maximum number of seconds in each bucket of times but the last."""
 
 
 def results_of(
@@ -101,3 +128,43 @@ def result_of(decided: DecidedCharge, source: str) -> str:
     if ban is not None and ban.until and state.refuses and not ban.is_new:
         return BANNED
     return BY_MODE[state.mode][state.allowed]
+
+
+def by_word(counts: Mapping[str, int]) -> Counter[str]:
+    """Return counts by the words of the pages, and the sum of all `requests`.
+
+    - `banned`: the number of refused requests that a ban has refused.
+
+    >>> sorted(by_word({"a": 2, "g": 1, "Sr": 3}).items())
+    [('allowed', 2), ('banned', 1), ('refused', 1), ('requests', 3)]
+    """
+    numbers: Counter[str] = Counter()
+    for word, letters in WORDS.items():
+        number = sum(counts.get(letter, 0) for letter in letters)
+        if number:
+            numbers[word] = number
+            numbers["requests"] += number
+    if counts.get(BANNED):
+        numbers["banned"] = counts[BANNED]
+    return numbers
+
+
+def percentile_95(histogram: Mapping[int, int]) -> float | None:
+    """Return the maximum number of seconds that 95 % of the decisions took.
+
+    Args:
+        histogram: The number of decisions in each bucket of times.
+
+    Returns:
+        The bound of a bucket, at most the largest one, or None if there are no decisions.
+
+    >>> percentile_95({0: 90, 3: 10}), percentile_95({0: 96, 3: 4}), percentile_95({})
+    (0.0005, 5e-05, None)
+    """
+    wanted = 0.95 * sum(histogram.values())
+    seen = 0
+    for bucket in sorted(histogram):
+        seen += histogram[bucket]
+        if seen >= wanted:
+            return TIME_BOUNDS[min(bucket, len(TIME_BOUNDS) - 1)]
+    return None

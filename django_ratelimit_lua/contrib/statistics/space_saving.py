@@ -55,9 +55,6 @@ class Summary:
         self.capacity = capacity
         self._estimates: dict[bytes, Estimate] = {}
 
-    def __len__(self) -> int:
-        return len(self._estimates)
-
     @property
     def least(self) -> int:
         """Return the maximum count of a client that is not contained."""

@@ -26,15 +26,15 @@ PERMISSION = "django_ratelimit_lua.view_ratelimitrule"
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
     """Return the metrics of all processes, as text for Prometheus or as OpenMetrics."""
-    if not _has_token(request):
-        user = getattr(request, "user", None)
-        if user is None or not user.is_authenticated:
-            return _refused(
-                401,
-                "Missing or invalid token: send Authorization: Bearer <RATELIMIT_METRICS_TOKEN>.",
-            )
-        if not user.has_perm(PERMISSION):
-            return _refused(403, f"The metrics need the permission {PERMISSION}.")
+    user = getattr(request, "user", None)
+    if not (_has_token(request) or (user is not None and user.has_perm(PERMISSION))):
+        return HttpResponse(
+            f"Send Authorization: Bearer <RATELIMIT_METRICS_TOKEN>, or sign in with the "
+            f"permission {PERMISSION}.",
+            status=401,
+            content_type="text/plain; charset=utf-8",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
     try:
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder
@@ -55,13 +55,6 @@ def _has_token(request: HttpRequest) -> bool:
         token is not None
         and scheme.lower() == "bearer"
         and constant_time_compare(given.strip(), token)
-    )
-
-
-def _refused(status: int, text: str) -> HttpResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return HttpResponse(
-        text, status=status, content_type="text/plain; charset=utf-8", headers=headers
     )
 
 

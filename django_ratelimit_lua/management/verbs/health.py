@@ -7,9 +7,8 @@ import time
 from django.core.management.base import CommandError
 
 from ...conf import conf
-from ...engine.background import background_tasks, task_purposes
+from ...engine.background import TASKS, background_tasks
 from ...engine.listener import listener
-from ...extension import extensions
 from ...operations.health import health
 from ...process.clock import Clock
 from ...publishing.triggers import migration_problem
@@ -46,16 +45,13 @@ def _health(command: Printer, options: VerbOptions) -> None:
             state = "running"
         if task.done_at != float("-inf") and task.error is None:
             state += f", last {Clock.monotonic() - task.done_at:.1f} s ago"
-        command.say(f"{task.name}: {task_purposes()[task.name]} ({state})")
+        command.say(f"{task.name}: {TASKS[task.name]} ({state})")
     for process in status.processes:
         age = duration_words(time.time() - process.since)
         command.say(f"process {process.pid} on {process.host}, up for {age}")
     if not listener.wait(LISTEN_SECONDS):
         reason = listener.error or "the thread of the listener is not running"
         command.warn(f"changes of rules are not pushed, but polled: {reason}")
-    for extension in extensions:
-        for warning in extension.health():
-            command.warn(warning)
     for problem in dict.fromkeys([migration_problem(with_annexes=True), *problems.found()]):
         if problem:
             command.warn(f"problem: {problem}")

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance import test_endings
-from tests.counted import total
+from tests.counted import last, total
 
 own = test_endings.own
 ROOT = Path(__file__).parents[3]
@@ -93,7 +92,7 @@ def test_children_of_multiprocessing_end_cleanly(
         env=environment,
         check=True,
     )
-    day = reading.Span.last(86_400, 3600)
+    day = last(86_400, 3600)
     found = {name: total(name, day).counts["a"] for name in ("plain", "leased", "pooled")}
     assert found == {"plain": 30 if known == "known" else 20, "leased": 10, "pooled": 10}
     assert RateLimiter("leased", "1000/h", algorithm="fixed_window").peek("ada").remaining == 990

@@ -59,7 +59,6 @@ def test_each_limit_and_each_decision_is_counted_once(recorder: Recorder, hits: 
     }
     by_name: Counter[Any] = Counter()
     people: Counter[Any] = Counter()
-    marks: dict[Any, int] = {}
     whole: Counter[str] = Counter()
     for charges, source in hits:
         states = tuple(
@@ -77,25 +76,23 @@ def test_each_limit_and_each_decision_is_counted_once(recorder: Recorder, hits: 
         ]
         recorder.add(planned, decision, 0.001)
         results = []
-        for limit, who, allowed, cost, used in charges:
+        for limit, who, allowed, cost, _used in charges:
             result = letters[limit.mode, allowed]
             results.append(result)
             by_name[limit.name, result, source] += 1
-            key = (limit.name, limit.rate.period_us, who.encode())
+            key = (limit.name, who.encode())
             people[(*key, "refused")] += not allowed
             people[(*key, "units")] += min(cost, granted) if allowed else 0
-            wanted = used if allowed and is_let_go else used + cost
-            marks[key] = max(wanted, marks.get(key, 0))
         whole["r" if "r" in results else "a" if "a" in results else results[-1]] += 1
     recorder._count_queue()
     found: Counter[Any] = Counter()
-    found_whole: Counter[str] = Counter()
-    for (name, result, source, *_, is_whole), of in recorder._tables.kinds.items():
+    decisions = 0
+    for (name, result, source, *_, is_first), of in recorder._tables.kinds.items():
         found[name, result, source] += of.number
-        found_whole[result] += of.number if is_whole else 0
+        decisions += of.number * is_first
     assert found == by_name
-    assert found_whole == whole
-    assert {key: person.mark for key, person in recorder._tables.people.items()} == marks
+    assert recorder._tables.requests == whole
+    assert decisions == len(hits)
     for key, person in recorder._tables.people.items():
         assert (person.refused, person.units) == (
             people[(*key, "refused")],

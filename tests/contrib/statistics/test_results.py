@@ -7,10 +7,10 @@ import time
 import pytest
 
 from django_ratelimit_lua import Ratelimited, RateLimiter
-from django_ratelimit_lua.contrib.statistics.reading import Span, top
+from django_ratelimit_lua.contrib.statistics.reading import Span
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.models import RateLimitRule
-from tests.counted import total
+from tests.counted import last, top, total
 
 
 def test_bans_are_counted_as_a_separate_result() -> None:
@@ -30,7 +30,7 @@ def test_a_call_that_waits_is_counted_once() -> None:
     with limiter.slot("ada"), pytest.raises(Ratelimited), limiter.slot("ada", timeout=0.5):
         pass
     recorder.flush()
-    assert total("exports", Span.last(3600, 60)).counts["r"] == 1
+    assert total("exports", last(3600, 60)).counts["r"] == 1
 
 
 def test_a_limit_on_all_callers_lists_no_clients_in_the_statistics() -> None:
@@ -40,10 +40,10 @@ def test_a_limit_on_all_callers_lists_no_clients_in_the_statistics() -> None:
         limiter.hit()
     limiter.hit("ada")
     recorder.flush()
-    span = Span.last(3600, 60)
+    span = last(3600, 60)
     assert total("counted together", span).counts.total() == 4
-    assert [row.times for row in top("counted together", span, "used")] == [1]
-    assert top("counted together", span) == []
+    assert [row.times for row in top("counted together", "used")] == [1]
+    assert top("counted together") == []
 
 
 @pytest.mark.django_db(transaction=True)
@@ -54,8 +54,8 @@ def test_refusals_are_counted_by_the_mode_of_the_rule() -> None:
     rule = RateLimitRule.objects.create(name="mail", rate="1/h", mode="shadow")
     mail = RateLimiter("mail", "100/h")
     assert [mail.hit("ada").allowed for _ in range(3)] == [True] * 3
-    assert total("mail", Span.last(3600, 60)).counts == {"h": 1, "s": 2}
+    assert total("mail", last(3600, 60)).counts == {"h": 1, "s": 2}
     rule.mode = "enforce"
     rule.save()
     assert not mail.hit("ada")
-    assert total("mail", Span.last(3600, 60)).counts == {"h": 1, "s": 2, "r": 1}
+    assert total("mail", last(3600, 60)).counts == {"h": 1, "s": 2, "r": 1}

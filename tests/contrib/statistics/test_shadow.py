@@ -29,7 +29,8 @@ def rule(**fields: object) -> RateLimitRule:
             "name": "site",
             "path": "/ok",
             "key": "ip",
-            "rate": "2/h",
+            "limit": 2,
+            "unit": "h",
             "mode": "shadow",
             **fields,
         }
@@ -59,11 +60,11 @@ def test_another_version_of_a_rule_starts_with_new_counts() -> None:
     one.save()
     assert visits() == [200]
     assert shadow_numbers(one.spec).seen == 4
-    one.rate = "50/h"
+    one.limit = 50
     one.save()
     assert visits() == [200]
     assert shadow_numbers(one.spec) == ShadowNumbers(1, 0, 1, 0)
-    one.rate = "2/h"
+    one.limit = 2
     assert shadow_numbers(one.spec).refused == 2
 
 
@@ -155,19 +156,14 @@ def test_only_the_version_that_was_shown_is_enforced(operator: Client) -> None:
 def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
     operator: Client,
 ) -> None:
-    """The numbers are those of the rule as it would be saved. A changed limit is a new version
-    without requests.
-    """
+    """The numbers are those of the version that is saved."""
     one = rule()
     assert visits(3) == [200] * 3
     form = given(name="site", path="/ok", key="ip", rate="2/h", mode="enforce")
     url = f"{RULES}{one.pk}/change/"
-    assert "has seen 3 requests, from about 1 client. Would have refused: 1" in errors(
-        operator.post(url, form)
-    )
-    assert "has seen no request in shadow mode yet" in errors(
-        operator.post(url, {**form, "rate": "1/h"})
-    )
+    assert "If the rule is enforced" in errors(operator.post(url, form))
+    page = operator.get(url).content.decode()
+    assert "has seen 3 requests, from about 1 client. Would have refused: 1" in page
     assert visits() == [200]
     assert confirmed(operator, url, form).status_code == 302
     assert visits() == [429]
@@ -175,8 +171,6 @@ def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
         operator.post(url, {**form, "description": "Enforced already: nothing to ask."}).status_code
         == 302
     )
-    assert operator.post(url, {**form, "mode": "off"}).status_code == 302
-    assert "has seen 4 requests" in errors(operator.post(url, form))
 
 
 def test_enforcing_a_new_rule_or_an_exemption_needs_no_confirmation(operator: Client) -> None:
@@ -192,13 +186,12 @@ def test_enforcing_a_new_rule_or_an_exemption_needs_no_confirmation(operator: Cl
     assert operator.post(f"{RULES}{exempt.pk}/change/", form).status_code == 302
 
 
-def test_the_command_shows_the_numbers_and_enforces_only_with_confirm() -> None:
+def test_the_command_enforces_only_with_confirm() -> None:
     """Other modes, and a rule that is already enforced, need no `--confirm`."""
     rule()
     assert visits(3) == [200] * 3
     with pytest.raises(CommandError) as refused:
         said("mode", "site", "enforce")
-    assert "has seen 3 requests, from about 1 client. Would have refused: 1" in str(refused.value)
     assert "Nothing was changed. Use --confirm to change it anyway." in str(refused.value)
     assert visits() == [200]
     for arguments in (("enforce", "--confirm"), ("enforce",)):

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.contrib.statistics.report import one
+from django_ratelimit_lua.contrib.statistics.report import courses
 from tests.acceptance.test_forget import (
     ADDRESS,
     IP,
@@ -18,6 +18,7 @@ from tests.acceptance.test_forget import (
     forget_what_another_process_knows,
 )
 from tests.acceptance.test_reset_and_block import said
+from tests.counted import top
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -31,15 +32,14 @@ def test_another_process_forgets_unwritten_counts_within_a_second(
     forget_what_another_process_knows(direct, prefix, tmp_path, "statistics")
 
 
-def test_other_clients_stay_in_the_lists(settings: object) -> None:
-    """The erased client is removed from the lists. Its requests stay counted."""
+def test_the_client_is_in_no_list(settings: object) -> None:
+    """The lists that contain it are deleted. Its requests stay counted."""
     limiter = RateLimiter("searched", "1/h")
     for identity in (IP, ("ip", OTHER)):
         for _ in range(3):
             limiter.hit(identity)
     time.sleep(1.5)
     found = erased(said("forget", "--ip", ADDRESS))
-    assert found["high-water marks"] >= 2
-    assert found["rows in lists of clients"] == 6  # Of the minute, the hour and all limits.
-    page = one("searched", "hour")
-    assert sum(point.refused for point in page.points) == 4
+    assert found["lists of clients"] == 2  # Of the limit and of all limits.
+    assert top("searched") == top("") == []
+    assert courses(["searched"], "hour")["searched"].numbers["refused"] == 4

@@ -1,5 +1,6 @@
 """Statistics under load from several processes equal the decisions, through stops, crashes and
-forks. `RATELIMIT_TEST_LOAD_SECONDS=60` in front of pytest makes the load last a minute.
+forks. `RATELIMIT_TEST_LOAD_SECONDS=60` in front of pytest makes the load last a minute, and
+`RATELIMIT_TEST_KILLS=20` kills so many processes, with 40,000 requests.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,11 @@ import pytest
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics import reading, writing
 from django_ratelimit_lua.contrib.statistics import recorder as recording
-from django_ratelimit_lua.contrib.statistics.reading import (
-    Span,
-    dropped,
-    known_names,
-    marks,
-    top,
-)
-from django_ratelimit_lua.contrib.statistics.recorder import Hits, Person, Tables, recorder
+from django_ratelimit_lua.contrib.statistics.reading import Span, dropped, known_names
+from django_ratelimit_lua.contrib.statistics.recorder import recorder
+from django_ratelimit_lua.contrib.statistics.tables import Hits, Person, Tables
 from django_ratelimit_lua.engine.decided_charge import DecidedCharge
+from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
@@ -37,13 +34,15 @@ from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.acceptance.test_forks import child_of, ended
 from tests.clusters import until
-from tests.counted import series, total
+from tests.counted import last, series, top, total
 from tests.load import NAMES, RULES, noted
 from tests.server import url
 from tests.worker import Worker, migrated
 
 SECONDS = float(os.environ.get("RATELIMIT_TEST_LOAD_SECONDS", "2"))
 PROCESSES = 4
+KILLS = int(os.environ.get("RATELIMIT_TEST_KILLS", "4"))
+REQUESTS = 2000 * KILLS
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def database(tmp_path_factory: Any) -> Path:
 
 
 def day() -> Span:
-    return Span.last(2 * 86_400, 3600)
+    return last(2 * 86_400, 3600)
 
 
 def counted() -> dict[str, int]:
@@ -68,7 +67,7 @@ def counted_by_minutes() -> dict[str, int]:
     """Return the same counts, read by minutes."""
     found: Counter[str] = Counter()
     for name in NAMES:
-        for point in series(name, Span.last(49 * 3600 // 2, 60)):
+        for point in series(name, last(49 * 3600 // 2, 60)):
             found.update({f"{name} {result}": number for result, number in point.counts.items()})
     return dict(found)
 
@@ -128,29 +127,40 @@ def test_the_statistics_match_what_clients_received(database: Path, prefix: str)
 
 
 @pytest.mark.alone
-def test_a_process_that_is_killed_loses_its_last_second(
+def test_killed_processes_lose_their_last_second(
     database: Path, prefix: str, tmp_path: Path
 ) -> None:
-    """No earlier decision is lost."""
-    path = tmp_path / "noted"
+    """No earlier decision of four processes is lost, and none is counted twice."""
+    notes: list[Path] = []
+    at_risk = 0
     with ExitStack() as stack:
-        worker = Worker(prefix, {"default": database}, RATELIMIT_RULES=RULES, RATELIMIT_TIMEOUT=5)
-        stack.callback(worker._process.stdout.close)
-        stack.callback(worker._process.stdin.close)
-        stack.callback(worker._process.wait, 30)
-        stack.callback(worker._process.kill)
-        worker("from tests.load import load_noting")
-        worker.send(f"load_noting({str(path)!r}, 60)")
-        until(lambda: path.exists() and len(noted(str(path))) > 1000, "there is load")
-        time.sleep(max(SECONDS, 2))
-        worker._process.kill()
-        killed_at = time.time()
-        worker._process.wait(30)
-    moments = noted(str(path))
+
+        def start(seconds: float) -> tuple[Worker, Path]:
+            worker = stack.enter_context(
+                Worker(prefix, {"default": database}, RATELIMIT_RULES=RULES, RATELIMIT_TIMEOUT=5)
+            )
+            notes.append(tmp_path / str(len(notes)))
+            worker("from tests.load import load_noting")
+            worker.send(f"load_noting({str(notes[-1])!r}, {seconds})")
+            return worker, notes[-1]
+
+        running = [start(600) for _ in range(PROCESSES)]
+        for number in range(KILLS):
+            worker, path = running[number % PROCESSES]
+            least = REQUESTS / KILLS
+            until(lambda: path.exists() and len(noted(str(path))) >= least, "there is load", 60)  # noqa: B023
+            worker.kill()
+            killed_at = time.time()
+            # A second from the first decision to the writing, and what that takes.
+            at_risk += sum(moment >= killed_at - 1.5 for moment in noted(str(path)))
+            running[number % PROCESSES] = start(600 if number < KILLS - PROCESSES else 3)
+        for worker, _path in running:
+            worker.answer()
+    # They have ended as processes do: each has written what was left.
+    made = sum(len(noted(str(path))) for path in notes)
     found = sum(counted().values())
-    assert len(moments) > found > 0
-    # A second from the first decision to the writing, and what that takes.
-    assert found >= sum(moment < killed_at - 1.5 for moment in moments)
+    print(f"{made} requests, {KILLS} kills: {made - found} missing of {at_risk} at risk")
+    assert made > found >= made - at_risk > 0
 
 
 @pytest.mark.alone
@@ -208,20 +218,27 @@ def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: A
             for number in range(20):
                 for limiter in limiters:
                     assert limiter.hit(number)
-            assert recorder.flush(Patience(1))
+            assert not is_written(Patience(1))
             known = {name for name in NAMES if owners[name] is not away}
             due = {f"{name} a": 40 for name in known}
             until(
-                lambda: bool(recorder.flush(Patience(1))) and of_these(known) == due,
+                lambda: not is_written(Patience(1)) and of_these(known) == due,
                 "the others are written",
                 60,
             )
         finally:
             os.kill(away.pid, signal.SIGCONT)
-        until(lambda: not recorder.flush(), "all is written")
+        until(is_written, "all is written")
         assert counted() == {f"{name} a": 40 for name in NAMES}
         assert dropped() == 0
         stop(20)
+
+
+def is_written(patience: Patience | None = None) -> bool:
+    """Return whether all counts could be written."""
+    with suppress(StoreError):
+        return not recorder.flush(patience)
+    return False
 
 
 def of_these(names: set[str]) -> dict[str, int]:
@@ -246,7 +263,7 @@ def test_unwritten_counts_are_bounded_and_dropped_ones_reported(
     settings.RATELIMIT_ON_STORE_ERROR = "open"
     for number in range(60):
         RateLimiter(f"bound.{number}", "5/h").hit("ada")
-        recorder.flush()
+        assert not is_written()
     assert sum(map(len, recorder._writer._pending.values())) < 300
     use(settings, url())
     assert not recorder.flush()
@@ -313,7 +330,7 @@ def test_each_list_of_clients_is_stored_once(direct: Any, prefix: str) -> None:
             limiter.hit("ada")
         recorder.flush()
     assert all(direct.hlen(key) == 1 for key in direct.keys(f"{prefix}{{stats:*:top:*"))
-    assert [one.times for one in top("many.129", day(), "used")] == [2]
+    assert [one.times for one in top("many.129", "used")] == [2]
 
 
 def test_lists_of_clients_from_ended_workers_are_kept() -> None:
@@ -325,34 +342,27 @@ def test_lists_of_clients_from_ended_workers_are_kept() -> None:
             limiter.hit("ada")
         limiter.hit(f"who-{number}")
         flusher._flush_last()
-    refused, used = top("workers", day()), top("workers", day(), "used")
+    refused, used = top("workers"), top("workers", "used")
     assert [(one.times, one.error) for one in refused] == [(11, 0)]
     assert [(one.times, one.error) for one in used] == [(4, 0), *[(1, 0)] * 5]
 
 
-def test_memory_is_bounded_for_any_clients(direct: Any, prefix: str) -> None:
-    """For ever new identities under several rules, the process and Redis store a bounded number of
-    marks and clients.
-    """
+def test_memory_is_bounded_for_any_clients() -> None:
+    """For ever new identities under several rules, a bounded number of clients is stored."""
     limiters = [
         RateLimiter(f"crowd.{number}", "1000/h", algorithm="fixed_window") for number in range(2)
     ]
-    kept = 0
-    for step in range(5):
+    for step in range(3):
         for number in range(1200):
             for limiter in limiters:
                 limiter.hit((step, number))
         recorder.flush()
-        writer = recorder._writer
-        kept = sum(
-            len(summary) for of in writer._tops.values() for summary in of.summaries.values()
-        )
-        kept += sum(map(len, writer._samples.values()))
-    assert kept <= 2 * (2 * 1024 + 2 * 2049)
-    for limiter in limiters:
-        found = marks(limiter.name, 3600 * 10**6, day())
-        assert len(found.marks) == 1024
-        assert 0.85 * 6000 < found.people < 1.15 * 6000
+    kept = sum(
+        len(summary._estimates)
+        for of in recorder._writer._tops.values()
+        for summary in of.summaries.values()
+    )
+    assert kept <= 2 * 2 * 1024
 
 
 def crowd(name: str, whose: str, people: int, at: float) -> Tables:
@@ -361,24 +371,10 @@ def crowd(name: str, whose: str, people: int, at: float) -> Tables:
     for number in range(people):
         who = digest(f"{whose}-{number}")
         person = Person(DecidedCharge(Charge(limit, who), name, identity=whose))
-        person.allowed = person.units = person.mark = 1
-        tables.people[name, limit.rate.period_us, who] = person
-    tables.kinds[name, "a", "redis", 0, limit.rate.period_us, 1, False, True] = Hits(
-        people, people, 0.1
-    )
+        person.allowed = person.units = 1
+        tables.people[name, who] = person
+    tables.kinds[name, "a", "redis", 0, False, True] = Hits(people, people, 0.1)
     return tables
-
-
-def test_the_marks_in_a_process_are_bounded(direct: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With many busy rules the bound holds, and no client is counted twice or left out."""
-    monkeypatch.setattr(writing, "MAX_MARKS", 2000)
-    now, writer = time.time(), writing.Writer()
-    for _ in range(2):
-        for rule in range(20):
-            writer.take(crowd(f"known.{rule}", "same", 300, now), {})
-            assert sum(map(len, writer._samples.values())) <= 2000
-        assert writer.write()
-    assert {marks(f"known.{rule}", 3600 * 10**6, day()).people for rule in range(20)} == {300}
 
 
 def test_the_number_of_dropped_counts_is_written_without_other_counts(
@@ -387,8 +383,6 @@ def test_the_number_of_dropped_counts_is_written_without_other_counts(
     """Otherwise the number would be lost when the process ends."""
     monkeypatch.setattr(writing, "MAX_PENDING", -1)
     writer = writing.Writer()
-    writer.take(crowd("dropped", "x", 3, time.time()), {})
-    assert not writer.is_empty
+    writer.take(crowd("dropped", "x", 3, time.time()), {}, {})
     assert writer.write()
-    assert writer.is_empty
     assert dropped() == 3

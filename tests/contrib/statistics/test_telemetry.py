@@ -91,8 +91,9 @@ def test_requests_and_durations_are_reported_by_rule_and_result() -> None:
     asyncio.run(mail.ahit("ada"))
     mail.hit("ada")
     assert collected() == {
-        ("ratelimit.decisions", "enforce", "allowed", "otel.mail"): 3,
-        ("ratelimit.decisions", "enforce", "refused", "otel.mail"): 2,
+        ("ratelimit.decisions", "enforce", "allowed", "otel.mail", "redis"): 3,
+        ("ratelimit.decisions", "enforce", "refused", "otel.mail", "redis"): 1,
+        ("ratelimit.decisions", "enforce", "refused", "otel.mail", "deny-cache"): 1,
         ("ratelimit.decision.duration", "enforce", "allowed", "otel.mail", "redis"): 3,
         ("ratelimit.decision.duration", "enforce", "refused", "otel.mail", "redis"): 1,
         ("ratelimit.decision.duration", "enforce", "refused", "otel.mail", "deny-cache"): 1,
@@ -112,16 +113,16 @@ def test_shadow_refusals_blocks_and_exemptions_are_reported() -> None:
     visits(1, "203.0.113.2")
     visits(1, "203.0.113.3")
     found = {
-        key[1:]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"
+        key[1:-1]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"
     }
     assert found == {
         ("enforce", "allowed", "otel.site"): 2,
         ("shadow", "allowed", "otel.quiet"): 1,
         ("shadow", "refused", "otel.quiet"): 1,
-        ("exempt", "otel.site"): 1,
-        ("exempt", "otel.quiet"): 1,
-        ("blocked", "otel.site"): 1,
-        ("blocked", "otel.quiet"): 1,
+        ("", "exempt", "otel.site"): 1,
+        ("", "exempt", "otel.quiet"): 1,
+        ("", "blocked", "otel.site"): 1,
+        ("", "blocked", "otel.quiet"): 1,
     }
     told = [point.attributes for point in points().values()]
     assert set().union(*told) <= {
@@ -175,7 +176,7 @@ def test_rule_names_beyond_the_bound_are_reported_as_one(monkeypatch: pytest.Mon
     for number in range(5):
         RateLimiter(f"otel.made-{number}", "5/h").hit("ada")
     found = {
-        key[-1]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"
+        key[-2]: count for key, count in collected().items() if key[0] == "ratelimit.decisions"
     }
     assert found == {"otel.made-0": 1, "otel.made-1": 1, "other": 3}
 
@@ -190,7 +191,7 @@ def test_disabled_telemetry_reports_nothing(settings: Any) -> None:
 
 def test_without_the_package_a_hit_is_decided(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """The log reports the missing package once."""
-    monkeypatch.setitem(sys.modules, "opentelemetry.metrics", None)  # As where it is not installed.
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)  # As where it is not installed.
     limiter = RateLimiter("otel.none", "2/h")
     with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
         assert [limiter.hit("ada").allowed for _ in range(3)] == [True, True, False]

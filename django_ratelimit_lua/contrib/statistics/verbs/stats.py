@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import json
-
 from ....identity.names import name_words
-from ....management.verbs import Printer, argument, verb
-from ..keys import MAX_NAMES
-from ..report import Course, Encoder, overview
+from ....management.verbs import Printer, verb
+from ..keys import SITE
+from ..reading import dropped
+from ..recorder import recorder
+from ..report import Course, courses, limits
+from ..results import WORDS
 
 _TITLE = "last 24 hours"
-_COLUMNS = ("allowed", "refused", "would_be_refused", "blocked", "exempt", "policy", "failed")
-_HEADS = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed", "people")
+_HEADS = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed")
 
 
-@verb(
-    "stats show",
-    "show the counts of the last 24 hours, by rule and call site",
-    argument("--json", action="store_true", help="print the counts as JSON"),
-)
+@verb("stats show", "show the counts of the last 24 hours, by rule and call site")
 def show(command: Printer, options: dict[str, object]) -> None:
-    """Print the last day, as a table or as JSON."""
-    found = overview("-requests", size=MAX_NAMES + 1)  # And the further names, counted as one.
-    rows = [row for row in found.rows if row.requests]
-    if options["json"]:
-        members = {"rows": rows, "site": found.site, "dropped": found.dropped}
-        command.say(json.dumps(members, indent=2, cls=Encoder))
-        return
-    if not rows:
+    """Print the last day as a table."""
+    found = [course for course in limits("day", sort="requests") if course.numbers["requests"]]
+    if not found:
         command.say("Nothing was counted yet.")
         return
-    names = [name_words(row.name) for row in rows]
-    width = max(map(len, (*names, "all requests")))
-    command.say(f"{_TITLE:{width}}" + "".join(f"{word:>12}" for word in _HEADS))
-    for name, row in zip(names, rows, strict=True):
-        command.say(f"{name:{width}}{_numbers(row)}{row.people_refused:>12,}")
-    command.say(f"{'all requests':{width}}{_numbers(found.site)}")
-    if found.dropped:
-        command.warn(
-            f"{found.dropped:,} counts of the last 7 days could not be written, and are missing"
-        )
+    width = max(len(name_words(course.name)) for course in found)
+    width = max(width, len("all requests"), len(_TITLE))
+    heads = "".join(f"{head:>12}" for head in _HEADS)
+    command.say(f"{_TITLE:{width}}{heads}")
+    for course in found:
+        command.say(f"{name_words(course.name):{width}}{_numbers(course)}")
+    command.say(f"{'all requests':{width}}{_numbers(courses([SITE], 'day')[SITE])}")
+    if recorder.error is not None:
+        command.warn(f"some statistics cannot be written: {recorder.error}")
+    missing = dropped()
+    if missing:
+        command.warn(f"{missing:,} counts of the last 7 days could not be written, and are missing")
 
 
-def _numbers(day: Course) -> str:
-    return "".join(f"{getattr(day, attribute):>12,}" for attribute in _COLUMNS)
+def _numbers(course: Course) -> str:
+    return "".join(f"{course.numbers[word]:>12,}" for word in WORDS)
