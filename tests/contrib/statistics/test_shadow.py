@@ -29,8 +29,7 @@ def rule(**fields: object) -> RateLimitRule:
             "name": "site",
             "path": "/ok",
             "key": "ip",
-            "limit": 2,
-            "unit": "h",
+            "rate": "2/h",
             "mode": "shadow",
             **fields,
         }
