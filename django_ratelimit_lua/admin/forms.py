@@ -186,7 +186,7 @@ class RuleForm(AskingForm):
         self.notices = notices(rule, RateLimitRule.objects.filter(pk=rule.pk).first())
 
     def check_row(self) -> None:
-        """Compile the rule, and add its errors to fields that have none yet."""
+        """Compile the rule, and add its errors to fields without an error."""
         if not self.is_editable:
             return
         row = copy.copy(self.instance)

@@ -578,7 +578,7 @@ class _Reader:
 
 
 def tier_name(tier: object) -> str:
-    """Return the group of a tier, for errors; "?" if it has none."""
+    """Return the group of a tier, for errors; "?" without one."""
     if isinstance(tier, Mapping):
         return str(tier.get("group") or "?")
     return "?"

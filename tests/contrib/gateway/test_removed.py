@@ -23,7 +23,7 @@ from tests.acceptance import test_admin
 from tests.acceptance.test_admin import RULES, given, visits
 
 site = test_admin.site
-EDGE = {"descriptor": ["generic_key=edge"]}
+EDGE = {"descriptor": ["generic_key=edge", "remote_address"]}
 LINE = 'Add "django_ratelimit_lua.contrib.gateway" to INSTALLED_APPS'
 
 
