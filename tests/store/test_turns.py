@@ -59,8 +59,8 @@ def test_an_outage_adds_no_connections_for_threads(settings: Any) -> None:
             finally:
                 os.kill(server.pid, signal.SIGCONT)
             assert all(isinstance(decided, StoreError) for decided, _ in found)
-            until(lambda: not failures(at_once(store, "sync", WAITERS)), "all are answered", 5)
-            until(lambda: connections(direct) <= MAX_ENTRIES, "three connections", 5)
+            until(lambda: not failures(at_once(store, "sync", WAITERS)), "all are answered", 20)
+            until(lambda: connections(direct) <= MAX_ENTRIES, "three connections", 20)
         store.close()
 
 
