@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit
 from PIL import Image
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.test_admin_browser import PAGES, fill, goes_on, look, previewed, sign_in
+from tests.acceptance.test_admin_browser import PAGES, fill, goes_on, look, sign_in
 from tests.demo import headless, run_in, start
 
 FOLDER = Path(__file__).parent / "screenshots"
@@ -146,7 +146,7 @@ def rule_form(browser: Any) -> None:
     fill(browser, rate="5/m", preview_burst="12", preview_flow="8")
     browser.find_element("name", "preview_unit").send_keys("second")
     browser.find_element("css selector", "[data-preview-button]").click()
-    previewed(browser)
+    WebDriverWait(browser, 20).until(lambda page: "of 12 allowed" in page.page_source)
 
 
 def open_client(browser: Any) -> None:
