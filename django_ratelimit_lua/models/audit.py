@@ -43,7 +43,7 @@ class Conflict(Exception):  # noqa: N818 - an answer to the second of two editor
 
     def __init__(self, stored: AuditedModel | None) -> None:
         super().__init__("the row was changed since it was read")
-        self.stored = stored
+        self.stored: Any = stored
 
 
 Spec = dict[str, Any]

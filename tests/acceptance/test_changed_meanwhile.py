@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, User
-from django.db import connection
+from django.db import connection, connections
 from django.test import Client
 
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import Conflict, RateLimitOverride, RateLimitRule
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, OVERRIDES, RULES, errors, given
 from tests.forms import sent_by
@@ -154,3 +155,25 @@ def test_a_form_without_a_revision_is_saved(operator: Client, rule: RateLimitRul
     assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
     rule.refresh_from_db()
     assert rule.rate == "60/h"
+
+
+def test_of_editors_who_save_at_once_one_succeeds(rule: RateLimitRule) -> None:
+    """Eight threads save the same revision, and all others get the version of the first."""
+    rows = [RateLimitRule.objects.get(pk=rule.pk) for _ in range(8)]
+
+    def save(number: int) -> str:
+        row = rows[number]
+        row.rate = f"{number + 1}/h"
+        try:
+            row.save(expected=rule.revision)
+            return row.rate
+        except Conflict as error:
+            return f"then {error.stored.rate}"
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(len(rows)) as pool:
+        found = sorted(pool.map(save, range(len(rows))))
+    stored = RateLimitRule.objects.get(pk=rule.pk)
+    assert found == [stored.rate, *[f"then {stored.rate}"] * 7]
+    assert stored.revision == rule.revision + 1
