@@ -55,7 +55,7 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
         _("tiers"),
         _(
             "Other limits for Django groups, or for values of a key of this site (plan:pro). The "
-            "most generous one applies. A row without a value is left out."
+            "most generous one applies. Empty a row to remove its tier."
         ),
     ),
     "cost": Option(
