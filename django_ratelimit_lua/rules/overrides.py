@@ -204,12 +204,13 @@ class Overrides:
 
     def __init__(self, sections: Sequence[Mapping[str, Any]]) -> None:
         """Use the sections of a snapshot, see `snapshot.Snapshot`."""
-        self.is_blocking = any(section.get("blocks", False) for section in sections)
+        self.is_blocking = False
         self.fields: dict[str, dict[str, None]] = {}
         self._entries: dict[str, Sequence[Entry]] = {}
         self._found: dict[str, Sequence[Override]] = {}
         unknown: set[str] = set()
         for section in sections:
+            self.is_blocking = self.is_blocking or section.get("blocks", False)
             for rule, fields in section.get("fields", {}).items():
                 known = self.fields.setdefault(rule, {})
                 known.update(dict.fromkeys(filter(is_kind, fields)))
@@ -227,7 +228,8 @@ class Overrides:
         # All digests that can be made again are published with each key: one of them finds all.
         keys = [set(section.get("keys", ())) for section in sections]
         secrets = secrets_by_id()
-        self._secrets = [secrets[key] for key in secrets if all(key in each for each in keys)][:1]
+        common = set(secrets).intersection(*keys)
+        self._secrets = [secrets[key] for key in secrets if key in common][:1]
         value_keys = {key for section in sections for key in section.get("value_keys", ())}
         self._value_secrets = [secrets[key] for key in secrets if key in value_keys]
         self._networks: dict[int, list[tuple[int, str]]] = {}

@@ -32,12 +32,12 @@ from .ruleset import Ruleset, settings_rules
 from .snapshot import (
     NO_SNAPSHOT,
     RULES_MEMBERS,
-    SECTION_MEMBERS,
     SECTIONS,
     Snapshot,
     UnreadableError,
     check_format,
     parse_part,
+    parse_sections,
     tags_of,
 )
 
@@ -465,10 +465,7 @@ def _fetch(patience: Patience, ruleset: Ruleset | None) -> tuple[Snapshot, Unrea
         check_format(form or b"0")
         snapshot = snapshot._replace(
             rules=parse_part(rules, RULES_MEMBERS, known.rules),
-            overrides=[
-                parse_part(section, SECTION_MEMBERS, before)
-                for section, before in zip(sections, known.overrides, strict=True)
-            ],
+            overrides=parse_sections(sections, known.overrides),
         )
     except UnreadableError as error:
         unread = error

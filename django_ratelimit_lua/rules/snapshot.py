@@ -175,3 +175,19 @@ def parse_part(text: bytes | None, members: Members, known: Part) -> Part:
         if not isinstance(member, kind) or not are_right:
             raise ValueError(f"{name} is {str(member)[:100]}")
     return part
+
+
+def parse_sections(texts: Sequence[bytes | None], known: Sequence[Part]) -> list[Part]:
+    """Return the sections of the overrides, of which most are empty or unchanged.
+
+    Raises `ValueError`.
+    """
+    sections: list[Part] = []
+    for text, before in zip(texts, known, strict=True):
+        if text is None:
+            sections.append({})
+        elif text == b"" and before is not _EMPTY:
+            sections.append(before)
+        else:
+            sections.append(parse_part(text, SECTION_MEMBERS, before))
+    return sections
