@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
@@ -118,7 +118,7 @@ def home_sections(request: HttpRequest) -> Iterator[HomeSection]:
     yield HomeSection(_("Requests"), body)
 
 
-def _period(request: HttpRequest, periods: Sequence[str]) -> str:
+def _period(request: HttpRequest, periods: Collection[str]) -> str:
     period = request.GET.get("period", "")
     return period if period in periods else "day"
 
@@ -157,10 +157,10 @@ def _limit_context(request: HttpRequest, name: str) -> Context:
         stored = RateLimitRule.objects.using(primary())
         row = stored.filter(name=name).first()
     sentence = described(name, row)
-    period = _period(request, [*PERIODS])
+    period = _period(request, PERIODS)
     course = course_with_stored_hours(name, period)
     return {
-        **_course_context(request, course, [*PERIODS]),
+        **_course_context(request, course, PERIODS),
         "sentence": sentence or _("Limit in the code, or a removed limit"),
         "rehearsal": rehearsal(row) if row and row.mode == "shadow" else "",
         "rule": row,
@@ -175,17 +175,15 @@ def _limit_context(request: HttpRequest, name: str) -> Context:
     }
 
 
-def _course_context(request: HttpRequest, course: Course, periods: Sequence[str]) -> Context:
+def _course_context(request: HttpRequest, course: Course, periods: Collection[str]) -> Context:
     """Return the links of the periods, the figures and the chart of a course."""
     step_format = STEP_FORMATS[course.period]
     names = [formats.date_format(moment_of(step.moment), step_format) for step in course.steps]
     counts = [step.counts for step in course.steps]
     numbers = course.numbers
     p95 = percentile_95(reading.times(course.name, span_of(course.period)))
-    hovers = [
-        f"{name}: {result_words(each) or 0}" for name, each in zip(names, counts, strict=True)
-    ]
-    label = f"{PERIOD_NAMES[course.period]}: {result_words(numbers) or 0}"
+    hovers = [f"{name}: {result_words(each)}" for name, each in zip(names, counts, strict=True)]
+    label = f"{PERIOD_NAMES[course.period]}: {result_words(numbers)}"
     return {
         "period": course.period,
         "periods": [(key, PERIOD_NAMES[key], _query(request, period=key)) for key in periods],

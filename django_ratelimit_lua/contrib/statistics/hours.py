@@ -108,11 +108,7 @@ def _copy() -> None:
     try:
         copy_hours()
     except Exception as error:
-        logger.warning(
-            "Durable statistics were not written, and are tried again in an hour: %s: %s",
-            type(error).__name__,
-            error,
-        )
+        logger.warning("Durable statistics were not written, and are tried hourly: %r", error)
     finally:
         connections[primary()].close()
 

@@ -237,7 +237,7 @@ def shadow_numbers(given: Mapping[str, object]) -> ShadowNumbers:
     return ShadowNumbers(counts["seen"], counts["refused"], people, refused)
 
 
-def _pairs(reply: Sequence[object]) -> Iterable[tuple[Any, Any]]:
+def _pairs(reply: Any) -> Any:
     return zip(reply[::2], reply[1::2], strict=True)
 
 

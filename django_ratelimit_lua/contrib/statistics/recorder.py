@@ -104,32 +104,37 @@ class Recorder:
                 charges, decision, seconds, exempt, request = queue.popleft()
                 source = decision.source
                 results: dict[str, str] = {}  # Of the names that are not counted yet.
-                if len(charges) == 1 and not exempt:  # As nearly all are.
-                    whole = result_of(charges[0], source)
-                    results[charges[0].name] = whole
+                single = ""
+                if len(charges) == 1 and not exempt and charges[0].state.block is None:
+                    single = whole = result_of(charges[0], source)
                 else:
                     results, whole = results_of(charges, decision, exempt)
                 is_first_refusal = request is None or not request.is_refused
-                if whole:
+                if request is None:
+                    tables.requests[whole] += 1
+                elif whole:
                     self._count_request(request, whole, is_refused=not decision.allowed)
                 time_bucket = bisect_left(TIME_BOUNDS, seconds)
                 is_first = True
                 for counted in charges:
                     state = counted.state
                     name = counted.name
-                    # A rule with several rates counts once; a block has asked no limit.
-                    if name not in results or state.block is not None:
-                        continue
-                    result = results.pop(name)
-                    _limit, digest, cost = counted.charge
+                    result = single
+                    if not single:
+                        # A rule with several rates counts once; a block has asked no limit.
+                        if name not in results or state.block is not None:
+                            continue
+                        result = results.pop(name)
+                    limit, digest, cost = counted.charge
                     person = people.get((name, digest)) or self._meet(counted)
                     is_near = False
                     if result in FREE:
-                        is_near = _is_near(counted) or (
+                        is_near = state.used >= NEAR * limit.rate.limit or (
                             len(charges) > 1
                             and any(_is_near(each) for each in charges if each.name == name)
                         )
-                        cost = min(cost, decision.granted)
+                        if cost > decision.granted:
+                            cost = decision.granted
                         person.units += cost
                         person.allowed += 1
                     else:
@@ -149,13 +154,8 @@ class Recorder:
                     hits.number += 1
                     hits.seconds += seconds
 
-    def _count_request(
-        self, request: RequestCount | None, result: str, *, is_refused: bool
-    ) -> None:
-        """Count a decision without a request as one, and others when the request has ended."""
-        if request is None:
-            self._tables.requests[result] += 1
-            return
+    def _count_request(self, request: RequestCount, result: str, *, is_refused: bool) -> None:
+        """Add a decision to the request, which is counted when it has ended."""
         if not request.result:
             self._requests.append(request)
             if len(self._requests) > MAX_REQUESTS:

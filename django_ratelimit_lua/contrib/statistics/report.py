@@ -125,14 +125,10 @@ class Course:
         return cls(name=name, period=period, steps=steps, numbers=by_word(whole), sources=+sources)
 
     @property
-    def refusals(self) -> int:
-        """Return the refused requests or, without any, those that would have been refused."""
-        return self.numbers["refused"] or self.numbers["would_be_refused"]
-
-    @property
     def share(self) -> float:
-        """Return the share of refusals, from 0 to 1."""
-        return self.refusals / (self.numbers["requests"] or 1)
+        """Return the share of refusals or, without any, of those in shadow mode, from 0 to 1."""
+        numbers = self.numbers
+        return (numbers["refused"] or numbers["would_be_refused"]) / (numbers["requests"] or 1)
 
     @property
     def source_words(self) -> str:

@@ -32,7 +32,6 @@ def metrics(request: HttpRequest) -> HttpResponse:
             f"Send Authorization: Bearer <RATELIMIT_METRICS_TOKEN>, or sign in with the "
             f"permission {PERMISSION}.",
             status=401,
-            content_type="text/plain; charset=utf-8",
             headers={"WWW-Authenticate": "Bearer"},
         )
     try:

@@ -305,15 +305,16 @@ class Writer:
             self._note_names(store, patience)
         except StoreError as error:
             self.error = error
-        names = {*self._batches, *(self._pending.keys() & self._known.keys())}
-        # First those that have not failed; the whole site last.
-        for name in sorted(names, key=lambda name: (name == SITE, name in self._batches)):
+        names = [*(self._pending.keys() & self._known.keys() - self._batches.keys())]
+        # First those that have not failed, or not lately; the whole site last.
+        for name in sorted([*names, *self._batches], key=lambda name: name == SITE):
             if Clock.monotonic() > end:
                 break
             try:
                 self._write_name(store, name, patience)
             except StoreError as error:
                 self.error = error
+                self._batches[name] = self._batches.pop(name)
         return not self._pending and not self._batches
 
     def _write_name(self, store: Store, name: str, patience: Patience | None) -> None:
