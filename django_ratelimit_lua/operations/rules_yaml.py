@@ -37,11 +37,10 @@ class RuleChange(NamedTuple):
         return "changed"
 
     def words(self) -> list[str]:
-        mark = MARKS[self.action]
+        title = f"{MARKS[self.action]} {self.name}"
         if self.action != "changed":
-            return [f"{mark} {self.name}: {reading(self.after or self.before or {})}"]
-        lines = [f"    {line}" for line in difference(self.before, self.after)]
-        return [f"{mark} {self.name}", *lines]
+            return [f"{title}: {reading(self.after or self.before or {})}"]
+        return [title, *(f"    {line}" for line in difference(self.before, self.after))]
 
 
 def dump(rules: Sequence[Spec]) -> str:
@@ -142,19 +141,23 @@ def apply(changes: Sequence[RuleChange]) -> None:
     with one_change(router.db_for_write(RateLimitRule)):
         stored = rules.in_bulk([change.name for change in changes], field_name="name")
         rows = []
-        columns = {"name"}
+        columns: set[str] = set()
         for change in changes:
             if change.after is not None:
                 row = stored.pop(change.name, RateLimitRule())
                 row.assign(change.after)
                 rows.append(row)
                 columns |= _columns(change.before or change.after, change.after)
-        rules.bulk_update([row for row in rows if row.pk], columns)
+        if columns:
+            rules.bulk_update([row for row in rows if row.pk], columns)
         rules.bulk_create([row for row in rows if row.pk is None])
         rules.filter(name__in=stored).delete()
 
 
 def _columns(before: Spec, after: Spec) -> set[str]:
     """Return the columns of a row that differ. An update of all of them takes four times longer."""
-    fields = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return {name if name in COLUMNS else "options" for name in fields}
+    return {
+        name if name in COLUMNS else "options"
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    }
