@@ -16,6 +16,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_ratelimit_lua import LimitError, RateLimiter, ratelimit
+from django_ratelimit_lua.contrib.statistics import hours
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics.hours import copy_hours
 from django_ratelimit_lua.contrib.statistics.keys import DAY, HOUR, key_of
@@ -52,6 +53,12 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         monkeypatch.setattr(recording, "time", Moved(seconds))
 
     return move
+
+
+@pytest.fixture(autouse=True)
+def no_other_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep this process from copying hours by itself."""
+    monkeypatch.setattr(hours, "_copied_hour", hours._due_hour())
 
 
 @pytest.fixture
