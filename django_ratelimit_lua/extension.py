@@ -130,10 +130,6 @@ class Extension:
         """
         return {}
 
-    def notices(self, rule: Any) -> Iterable[str]:
-        """Return sentences about a compiled rule, shown in its form and when it is saved."""
-        return ()
-
 
 extensions: list[Extension] = []
 """The extensions of the optional apps that are installed."""

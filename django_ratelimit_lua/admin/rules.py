@@ -19,7 +19,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
-from ..extension import extensions
 from ..limits.algorithms import ALGORITHMS
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ..operations.admin_urls import admin_url
@@ -368,7 +367,7 @@ def _notices(row: RateLimitRule) -> list[str]:
         rule = row.compiled()
     except RuleError:
         return []  # The row was broken by hand.
-    return [text for extension in extensions for text in extension.notices(rule)]
+    return [text for option in options().values() if (text := option.notice(rule))]
 
 
 def _settings_rules() -> list[tuple[str, str, int | None]]:
