@@ -114,13 +114,13 @@ def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None
 def test_an_override_keeps_the_name_of_a_deleted_rule() -> None:
     """A new one may not name it, and the error lists the names."""
     rules = [
-        RateLimitRule.objects.create(name=name, key="ip", rate="5/m") for name in ("api", "www")
+        RateLimitRule.objects.create(name=name, key="ip", rate="5/m") for name in ("api", "0 first")
     ]
     override = RateLimitOverride.objects.create(network="203.0.113.9", effect="block", rule="api")
     rules[0].delete()
     override.clean()
     override.pk = None
-    with pytest.raises(ValidationError, match=r"Names are: .*www"):
+    with pytest.raises(ValidationError, match=r"Names are: .*0 first"):
         override.clean()
 
 
