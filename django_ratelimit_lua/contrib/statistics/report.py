@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.utils import timezone
+from django.utils.functional import cached_property
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy
 
@@ -106,23 +107,30 @@ class Report:
 class Course:
     """The counts of a period.
 
-    - `steps`: the counts of each step, as `numbers` those of all: see `results.by_word`;
+    - `points`: the counts of each step, by letter;
+    - `numbers`: those of all steps, by word: see `results.by_word`;
     - `sources`: decisions by source.
     """
 
     name: str
     period: str
-    steps: Sequence[Point]
+    points: Sequence[Point]
     numbers: Counts
     sources: Counts
 
     @classmethod
     def of(cls, name: str, period: str, points: Sequence[Point]) -> Course:
         """Return the counts of points."""
-        steps = [Point(point.moment, by_word(point.counts)) for point in points]
         whole = reading.add_up(points)
         sources = Counter({source: whole[f"S{letter}"] for source, letter in SOURCES.items()})
-        return cls(name=name, period=period, steps=steps, numbers=by_word(whole), sources=+sources)
+        return cls(
+            name=name, period=period, points=points, numbers=by_word(whole), sources=+sources
+        )
+
+    @cached_property
+    def steps(self) -> list[Point]:
+        """Return the counts of each step, by word. Of a thousand limits, few are shown."""
+        return [Point(point.moment, by_word(point.counts)) for point in self.points]
 
     @property
     def share(self) -> float:
