@@ -44,7 +44,7 @@ def option_field(option: Option) -> forms.Field:
 
 
 class TextField(forms.CharField):
-    """A text whose lines end in the same way whatever a browser sends."""
+    """A text with the line breaks of Unix, whatever a browser sends."""
 
     def to_python(self, value: object) -> Any:
         return str(super().to_python(value)).replace("\r\n", "\n")

@@ -16,7 +16,7 @@ Values = dict[str, Any]
 
 
 class RevisionForm(forms.ModelForm):  # type: ignore[type-arg]
-    """A model form whose page sends the revision of the row that it shows.
+    """A model form. Its page sends the revision of the row that it shows.
 
     If the row has another revision by then, the form shows how its version differs from the stored
     one. The page sends the newer revision the next time, and the form is saved. A form without a
