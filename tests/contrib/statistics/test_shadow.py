@@ -59,11 +59,11 @@ def test_another_version_of_a_rule_starts_with_new_counts() -> None:
     one.save()
     assert visits() == [200]
     assert shadow_numbers(one.spec).seen == 4
-    one.limit = 50
+    one.rate = "50/h"
     one.save()
     assert visits() == [200]
     assert shadow_numbers(one.spec) == ShadowNumbers(1, 0, 1, 0)
-    one.limit = 2
+    one.rate = "2/h"
     assert shadow_numbers(one.spec).refused == 2
 
 
