@@ -229,7 +229,9 @@ class RateLimitRule(AuditedModel):
 
 
 def _parts(text: str, separator: str) -> list[str]:
-    return [part.strip() for part in text.split(separator) if part.strip()]
+    """Return the different parts of a column's text."""
+    parts = map(str.strip, text.split(separator))
+    return list(dict.fromkeys(filter(None, parts)))
 
 
 def _is_set(value: object) -> bool:
