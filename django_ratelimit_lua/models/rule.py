@@ -24,7 +24,7 @@ _SEPARATORS = {"rate": ", ", "key": "+", "method": ", ", "path": "\n", "audience
 """What separates the values of columns that may contain several."""
 _DEFAULTS = {"mode": "enforce", "order": 0, "audience": "everyone"}
 _UNCHECKED = {"mode", "order", "description"}
-"""Columns whose change cannot make a rule invalid."""
+"""Columns that cannot make a rule invalid."""
 
 
 class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):

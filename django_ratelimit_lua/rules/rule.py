@@ -274,7 +274,7 @@ _CHECKS: Mapping[str, Check[Any]] = {
     "mode": Choice(MODES),
     "order": Whole(-(2**31), 2**31 - 1),
 }
-"""The checks of columns whose values need no other field."""
+"""The checks of columns that need no other field."""
 T = TypeVar("T")
 _Compile = Callable[[object, object], LimitTemplate]
 
