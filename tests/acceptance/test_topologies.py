@@ -35,7 +35,7 @@ IN_SCRIPTS = "time get set del hget pexpire"
 IN_SCRIPTS += " zadd zcount zrange zrangebyscore zrem zremrangebyrank zremrangebyscore"
 LIMITS = "evalsha eval publish subscribe ping"
 RULES = (
-    "hmget hset hgetall hincrby exists expire persist pttl pfadd pfcount zcard zscore "
+    "hmget hset hdel hgetall hincrby exists expire persist pttl pfadd pfcount zcard zscore "
     "zrevrange scan"
 )
 # In a cluster, behind Sentinel, in another database than 0; and what any user may do, or a

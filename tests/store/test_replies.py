@@ -221,7 +221,8 @@ def test_threads_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, settin
         check_answers(list(pool.map(ask, range(180))))
         chaos.is_on = False
         time.sleep(SETTLED)
-        list(pool.map(ask, range(60)))  # A connection with a reply too many ends in an error once.
+        for _ in range(3):  # A connection with a reply too many ends in an error once.
+            list(pool.map(ask, range(60)))
         assert all(is_own(asked, found) for asked, found in pool.map(ask, range(100)))
     store.close()
 
@@ -327,17 +328,16 @@ def test_a_reply_about_stale_rules_is_invalid_for_calls_without_rules() -> None:
     stale = b"stale 7-01234567-89abcdef" + token
     known = Revision.of(3, "01234567", "89abcdef")
     fenced = call(1, revision=known, fence=b"f")
-    with pytest.raises(StaleRules):
-        fenced.read(stale, token)
+    for revision in (b"7-01234567-89abcdef", b"0007", b""):  # Even if it was edited by hand.
+        with pytest.raises(StaleRules):
+            fenced.read(b"stale " + revision + token, token)
     for asked, reply in [
         (call(1), stale),
         (fenced, stale[:-1] + b"0"),
         (fenced, b"stale " + known.text + token),
-        (fenced, b"stale 0007" + token),
-        (fenced, b"stale " + token),
         (fenced, [token]),
     ]:
-        with pytest.raises(ValueError, match=r"unexpected reply|invalid revision"):
+        with pytest.raises(ValueError, match="unexpected reply"):
             asked.read(reply, token)
 
 
