@@ -100,7 +100,7 @@ from django.test import RequestFactory, override_settings  # noqa: E402
 from django.urls import path  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter  # noqa: E402
-from django_ratelimit_lua.admin.history import undo  # noqa: E402, F401
+from django_ratelimit_lua.admin.history import undone  # noqa: E402, F401
 from django_ratelimit_lua.engine.listener import listener  # noqa: E402
 from django_ratelimit_lua.identity import digest  # noqa: E402, F401
 from django_ratelimit_lua.middleware import RateLimitMiddleware  # noqa: E402

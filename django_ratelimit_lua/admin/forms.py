@@ -41,6 +41,11 @@ def group_names() -> list[str]:
     return list(Group.objects.order_by("name").values_list("name", flat=True))
 
 
+def confirmation_of(texts: Sequence[str]) -> str:
+    """Return what a page sends to confirm these texts: no others are confirmed by it."""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
 class AskingForm(RevisionForm):
     """A form with warnings to confirm.
 
@@ -63,8 +68,7 @@ class AskingForm(RevisionForm):
             warnings: Fields and texts.
             subject: Texts for which the confirmation is valid. Default: the texts of the warnings.
         """
-        shown = "\n".join(subject or [text for _field, text in warnings])
-        confirmed = hashlib.sha256(shown.encode()).hexdigest()[:16]
+        confirmed = confirmation_of(subject or [text for _field, text in warnings])
         if not warnings or self.data.get("confirm") == confirmed:
             return
         self.asks = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import secrets
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import AUDITED, Spec
+from ..operations.confirmations import confirmations, enforcing
 from ..operations.formatting import moment_element, moment_words
 from ..operations.history_names import MAX_NAMED
 from ..rules import RuleError
@@ -29,6 +31,8 @@ DIGESTS = {"subject", "digests"}
 NAMING = {"client", "reason"}
 """Fields of an override that name its client."""
 MOMENTS = ("starts", "ends", "until")
+FIRST = 2**30
+"""The revision of a restored rule is random, and higher than any that edits reach."""
 
 
 def seen_by(
@@ -154,24 +158,45 @@ def _value(name: str, column: Any, value: Any) -> str:
     return str(choices.get(str(value), value))
 
 
-def undo(change: RateLimitChange) -> RateLimitRule:
-    """Bring a rule back to what it was before a change, also if it was deleted since.
+def undone(change: RateLimitChange) -> RateLimitRule:
+    """Return a rule, also a deleted one, as it was before a change. It is not saved yet.
 
     Raises:
         RuleError: That version is invalid today, or another rule has its name.
     """
-    row = rule_of(change) or RateLimitRule(pk=change.object_id)
+    row = rule_of(change)
+    if row is None:
+        # A form of the deleted rule that is still open must not have the revision of the new row.
+        row = RateLimitRule(pk=change.object_id, revision=FIRST + secrets.randbelow(FIRST // 2))
     row.assign(change.before or {})
     if RateLimitRule.objects.filter(name=row.name).exclude(pk=row.pk).exists():
         text = gettext_noop("Another rule has this name. Rename or delete it first.")
         raise RuleError("name", text)
-    row.save()
+    row.compiled()
     return row
+
+
+def undo_warnings(row: RateLimitRule, mode: str) -> list[str]:
+    """Return the warnings to confirm before an undone rule is saved.
+
+    Args:
+        row: The rule, see `undone`.
+        mode: Its mode at present; empty if it was deleted.
+    """
+    found = confirmations(row)
+    if mode and mode != row.mode == "enforce":
+        found += enforcing(row)
+    return [text for _field, text in found]
 
 
 def rule_of(change: RateLimitChange) -> RateLimitRule | None:
     """Return the rule that a change is about, if it exists."""
     return RateLimitRule.objects.filter(pk=change.object_id or 0).first()
+
+
+def revision_of(rule: RateLimitRule | None) -> str:
+    """Return the revision of a rule as a page sends it; empty if the rule was deleted."""
+    return str(rule.revision) if rule else ""
 
 
 def undo_label(change: RateLimitChange, row: RateLimitRule | None) -> str:
@@ -252,5 +277,6 @@ class ChangeAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         change = kwargs.get("obj")
         if isinstance(change, RateLimitChange) and may_undo(request):
-            context["undo_label"] = undo_label(change, rule_of(change))
+            rule = rule_of(change)
+            context |= {"undo_label": undo_label(change, rule), "undo_revision": revision_of(rule)}
         return super().render_change_form(request, context, *args, **kwargs)

@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..exceptions import StoreError
 from ..limits.algorithms import ALGORITHMS
 from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
+from ..models.audit import Conflict
 from ..operations.admin_urls import admin_url
 from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
 from ..publishing.publish import primary, publish
@@ -33,8 +34,25 @@ from ..rules.provider import load_published
 from ..rules.ruleset import settings_rules
 from .base import ActingAdmin, View
 from .choices import choices
-from .forms import AUDIENCES, CONFIRMED, GROUP, PreviewForm, RowForm, RuleForm, versions_of
-from .history import changed_words, may_undo, undo, undo_label
+from .forms import (
+    AUDIENCES,
+    CONFIRMED,
+    GROUP,
+    PreviewForm,
+    RowForm,
+    RuleForm,
+    confirmation_of,
+    versions_of,
+)
+from .history import (
+    changed_words,
+    may_undo,
+    revision_of,
+    rule_of,
+    undo_label,
+    undo_warnings,
+    undone,
+)
 from .inspector import may_inspect
 from .limits import LimitsInCode, ListColumn, column_cells, list_columns
 from .pages import Context, page_response
@@ -254,6 +272,24 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
         }
         return page_response(self, request, "ratelimitrule/enforce.html", context)
 
+    def ask_to_undo(
+        self,
+        request: HttpRequest,
+        rule: RateLimitRule,
+        warnings: Sequence[str],
+        confirmed: str,
+        revision: str,
+    ) -> HttpResponse:
+        """Show an undone rule and its warnings. The page sends the request again."""
+        context = {
+            "title": _("Undo this change?"),
+            "rule": rule,
+            "warnings": warnings,
+            "confirmed": confirmed,
+            "undo_revision": revision,
+        }
+        return page_response(self, request, "ratelimitrule/undo.html", context)
+
     def render_change_form(
         self, request: HttpRequest, context: Context, *args: Any, **kwargs: Any
     ) -> HttpResponse:
@@ -338,21 +374,37 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
                 )
                 for change in changes
             ],
+            "undo_revision": revision_of(rule),
             **(extra_context or {}),
         }
         return super().history_view(request, object_id, context)
 
     def undo_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Bring a rule back to what it was before a change."""
+        """Bring a rule back to what it was before a change, with the confirmations of its form."""
         change = get_object_or_404(
             RateLimitChange.objects.using(primary()), pk=pk, kind=RateLimitChange.Kind.RULE
         )
         if request.method != "POST" or not may_undo(request) or not change.before:
             raise PermissionDenied
+        now = rule_of(change)
+        if now is not None and now.spec == change.before:
+            text = _("Nothing was changed: “%(rule)s” already is as it was before the change.")
+            messages.info(request, text % {"rule": now})
+            return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_change", now.pk))
         try:
-            rule = undo(change)
-        except RuleError as error:
-            messages.error(request, error.words())
+            if request.POST.get("revision", revision_of(now)) != revision_of(now):
+                raise Conflict(now)
+            rule = undone(change)
+            warnings = undo_warnings(rule, now.mode if now else "")
+            confirmed = confirmation_of([rule.reading(), *warnings])
+            if warnings and request.POST.get("confirm") != confirmed:
+                return self.ask_to_undo(request, rule, warnings, confirmed, revision_of(now))
+            rule.save(expected=now and now.revision)
+        except (Conflict, RuleError) as error:
+            text = _("The rule was changed since this page was opened. Look at it, and undo again.")
+            if isinstance(error, RuleError):
+                text = error.words()
+            messages.error(request, text)
             return redirect(admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist"))
         message = _("Undone: revision %(revision)d and later.") % {"revision": change.revision}
         self.log_change(request, rule, message)

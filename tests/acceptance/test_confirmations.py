@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OPERATOR, OVERRIDES, RULES, confirmed, errors, given
 
@@ -163,3 +163,55 @@ def test_a_name_has_no_invisible_characters(hidden: str, operator: Client) -> No
     )
     assert re.search("without invisible characters|without control characters", errors(answer))
     assert not RateLimitRule.objects.exists()
+
+
+def test_undoing_asks_for_the_confirmations_of_the_form(operator: Client) -> None:
+    """A rule is not enforced, and refuses no one, by an undo that was not confirmed."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="0/m")
+    rule.switch("off")
+    url = f"{RULES}undo/{RateLimitChange.objects.latest('pk').pk}/"
+    page = operator.post(url)
+    rule.refresh_from_db()
+    assert rule.mode == "off"
+    text = page.content.decode()
+    assert "refuses every client over its limit" in text
+    assert "A limit of 0" in text
+    answer = {name: page.context[name] for name in ("confirmed", "undo_revision")}
+    sent = {"confirm": answer["confirmed"], "revision": answer["undo_revision"]}
+    assert operator.post(url, {**sent, "confirm": "another"}).status_code == 200
+    assert operator.post(url, sent).status_code == 302
+    rule.refresh_from_db()
+    assert rule.mode == "enforce"
+
+
+def test_undoing_does_not_overwrite_a_newer_change(operator: Client) -> None:
+    """The page with the button has sent another revision, or the rule already is as before."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="5/m")
+    rule.rate = "6/m"
+    rule.save()
+    url = f"{RULES}undo/{RateLimitChange.objects.latest('pk').pk}/"
+    shown = operator.get(f"{RULES}{rule.pk}/history/").context["undo_revision"]
+    assert (
+        f'name="revision" value="{shown}"'
+        in operator.get(f"{RULES}{rule.pk}/history/").content.decode()
+    )
+    rule.rate = "7/m"
+    rule.save()
+    page = operator.post(url, {"revision": shown}, follow=True).content.decode()
+    assert "was changed since this page was opened" in page
+    rule.refresh_from_db()
+    assert rule.rate == "7/m"
+    assert "as it was before" in operator.post(url, follow=True).content.decode()
+    page = operator.post(url, {"revision": shown}, follow=True).content.decode()
+    assert "Nothing was changed" in page
+
+
+def test_a_form_of_a_deleted_rule_does_not_overwrite_the_restored_one(operator: Client) -> None:
+    """A restored rule has another revision than it ever had."""
+    rule = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="5/m")
+    url = f"{RULES}{rule.pk}/change/"
+    rule.delete()
+    operator.post(f"{RULES}undo/{RateLimitChange.objects.latest('pk').pk}/", {"revision": ""})
+    form = given(path="/ok", key="ip", rate="9/m", revision="1")
+    assert "changed this while you were editing" in errors(operator.post(url, form))
+    assert RateLimitRule.objects.get().rate == "5/m"

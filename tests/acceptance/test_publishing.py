@@ -81,8 +81,8 @@ EDITS = [
         {"site": 52},
     ),
     (
-        "undo(RateLimitChange.objects.using('default').filter(name='site', "
-        "before__rate='40/h').first()) and None",
+        "undone(RateLimitChange.objects.using('default').filter(name='site', "
+        "before__rate='40/h').first()).save()",
         {"site": 40},
     ),
     (
