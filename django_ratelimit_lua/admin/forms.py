@@ -221,6 +221,14 @@ class RowForm(RevisionForm):
             field.help_text = ""
             field.widget.attrs["aria-label"] = f"{field.label}: {self.instance}"
 
+    def check_row(self) -> None:
+        """Check the changed fields, without the others."""
+        try:
+            self.instance.check_apart({*self.changed_data} - {*self.errors})
+        except RuleError as error:
+            for each in error.each:
+                self.add_error(each.field, each.words())
+
 
 CONFIRMED = "enforce_confirmed"
 """The answer to the question whether rules are to be enforced: the versions that were shown."""

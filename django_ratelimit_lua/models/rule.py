@@ -11,9 +11,12 @@ from django.utils.translation import gettext_lazy as _
 from .. import rules
 from ..extension import FIELDS_OF_ANNEXES
 from ..limits.algorithms import SYNONYMS
+from ..rules.callsite import known_call_sites
 from ..rules.describe import reading
 from ..rules.options import COLUMNS, NAMES, field_names
+from ..rules.places import look_for_call_sites
 from ..rules.rule import MAX_LENGTHS
+from ..rules.ruleset import settings_rules
 from ..rules.snapshot import WHERE
 from ..rules.template import as_list
 from .audit import AuditedModel, AuditedQuerySet, Spec
@@ -23,8 +26,8 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _SEPARATORS = {"rate": ", ", "key": "+", "method": ", ", "path": "\n", "audience": "\n"}
 """What separates the values of columns that may contain several."""
 _DEFAULTS = {"mode": "enforce", "order": 0, "audience": "everyone"}
-_UNCHECKED = {"mode", "order", "description"}
-"""Columns that cannot make a rule invalid."""
+_APART = {"mode", "order", "description"}
+"""Columns that are checked without the others if only they are saved."""
 
 
 class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
@@ -211,9 +214,17 @@ class RateLimitRule(AuditedModel):
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Check the rule and save the row. Raises `RuleError`; see also `AuditedModel.save`."""
         changed = kwargs.get("update_fields")
-        if changed is None or not _UNCHECKED.issuperset(changed):
+        if changed is None or not _APART.issuperset(changed):
             self.compiled()
+        else:
+            self.check_apart(changed)
         super().save(*args, **kwargs)
+
+    def check_apart(self, columns: Iterable[str]) -> None:
+        """Check only these columns, see `_APART`. Raises `RuleError`."""
+        values = {column: getattr(self, column) for column in columns}
+        exemption = {"name": "?", "path": "/", "exempt": True}  # The simplest valid rule.
+        rules.compile({**exemption, **values}, plain=True, where=WHERE)
 
     def switch(self, mode: str) -> None:
         """Save only the mode: the other fields may be invalid if the row was edited by hand."""
@@ -221,11 +232,17 @@ class RateLimitRule(AuditedModel):
         self.save(update_fields=["mode"])
 
     def follow(self, before: Spec, after: Spec, using: str) -> None:
-        """Rename the rule in the overrides that name it."""
-        if before["name"] != after["name"]:
+        """Rename the rule in the overrides that name it, unless the code has the old name too."""
+        name = before["name"]
+        if name != after["name"] and not _is_in_code(name):
             overrides: Any = self._meta.apps.get_model(self._meta.app_label, "RateLimitOverride")
-            named = overrides.objects.using(using).filter(rule=before["name"])
-            named.update(rule=after["name"])
+            overrides.objects.using(using).filter(rule=name).update(rule=after["name"])
+
+
+def _is_in_code(name: str) -> bool:
+    """Return whether a call site or a rule of the settings has a name."""
+    look_for_call_sites()
+    return known_call_sites.knows(name) or name in [rule.name for rule in settings_rules()]
 
 
 def _parts(text: str, separator: str) -> list[str]:

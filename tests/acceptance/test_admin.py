@@ -175,6 +175,9 @@ def test_the_rule_list_shows_sentences_and_switches_modes_and_order(operator: Cl
     operator.post(RULES, {**row, "_save": "Save"})
     rule.refresh_from_db()
     assert (rule.mode, rule.order) == ("shadow", 5)
+    answer = operator.post(RULES, {**row, "form-0-order": 99999999999, "_save": "Save"})
+    assert answer.status_code == 200
+    assert "2147483647" in errors(answer)
     for action, mode in (("switch_off", "off"), ("shadow", "shadow"), ("enforce", "enforce")):
         rule.refresh_from_db()
         meant = versions_of([rule])

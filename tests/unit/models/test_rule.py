@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from django_ratelimit_lua.models import Conflict, RateLimitRule
+from django_ratelimit_lua.models import Conflict, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules import RuleError
+from django_ratelimit_lua.rules.callsite import known_call_sites
 
 COLUMNS: dict[str, Any] = {
     "name": "api",
@@ -113,6 +114,10 @@ def test_a_save_raises_the_error_of_the_invalid_field(fields: dict[str, Any], fi
     stored.save(update_fields=["mode"])
     with pytest.raises(RuleError):
         stored.save(update_fields=["mode", "rate"])
+    for field, value in (("mode", "zz"), ("order", 99999999999), ("description", "\0")):
+        setattr(stored, field, value)
+        with pytest.raises(RuleError, match=field):
+            stored.save(update_fields=[field])
 
 
 @pytest.mark.django_db
@@ -173,3 +178,21 @@ def test_every_way_to_save_raises_the_revision() -> None:
     row.save()  # It was read before.
     revisions.append(RateLimitRule.objects.get().revision)
     assert revisions == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("place", ["code", "settings", "none"])
+def test_overrides_of_a_renamed_rule_stay_if_the_code_has_its_old_name(
+    place: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a block of the limit in the code would end with the rule's name."""
+    monkeypatch.setattr(known_call_sites, "_by_name", {})
+    if place == "settings":
+        settings.RATELIMIT_RULES = [{"name": "search", "path": "/", "key": "ip", "rate": "5/m"}]
+    if place == "code":
+        known_call_sites.add("search")
+    row = RateLimitRule.objects.create(name="search", path="/", key="ip", rate="5/m")
+    RateLimitOverride.objects.create(network="203.0.113.9", effect="block", rule="search")
+    row.name = "found"
+    row.save()
+    assert RateLimitOverride.objects.get().rule == ("found" if place == "none" else "search")
