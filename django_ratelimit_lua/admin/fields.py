@@ -29,7 +29,9 @@ def option_field(option: Option) -> forms.Field:
     if check is tier_list:
         return TiersField(**words)
     if check is flag:
-        return forms.BooleanField(**words)
+        # A text, edited by hand, is not true.
+        checkbox = forms.CheckboxInput(check_test=lambda value: value is True)
+        return forms.BooleanField(widget=checkbox, **words)
     if option.names or isinstance(check, Choice):
         names = option.names or {name: name for name in check.values}  # type: ignore[attr-defined]
         choices = [("", "---------"), *((name, _(label)) for name, label in names.items())]

@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
+from ..extension import FIELDS_OF_ANNEXES
 from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
@@ -95,6 +96,12 @@ def own_options(rule: RateLimitRule) -> Mapping[str, Any]:
     return {}
 
 
+def absent_options(rule: RateLimitRule) -> dict[str, Any]:
+    """Return the options of a rule that are those of optional apps that are not installed."""
+    absent = FIELDS_OF_ANNEXES.keys() - options().keys()
+    return {name: value for name, value in own_options(rule).items() if name in absent}
+
+
 class RuleForm(AskingForm):
     """The form of a rule: its columns, and a field for each entry of the table of options.
 
@@ -105,6 +112,8 @@ class RuleForm(AskingForm):
     """Whether it asks for confirmations."""
     notices: Sequence[str] = ()
     """What to show once the rule is saved."""
+    dropped: Sequence[str] = ()
+    """The notice of unknown options that are removed."""
 
     method = NamesField(
         label=capfirst(_(COLUMNS["method"])),
@@ -171,8 +180,12 @@ class RuleForm(AskingForm):
                 del given["audience"]
                 self.add_error("groups", _("Select at least one group."))
         table = options()
-        row = self.instance  # It keeps the options of apps that are not installed.
-        kept = {name: value for name, value in own_options(row).items() if name not in table}
+        row = self.instance
+        kept = absent_options(row)
+        dropped = own_options(row).keys() - table.keys() - kept.keys()
+        if dropped:
+            text = _("Unknown options were removed: %s.")
+            self.dropped = [text % ", ".join(sorted(dropped))]
         row.options = kept | {name: given[name] for name in table if is_set(given.get(name))}
         return given
 
@@ -187,7 +200,8 @@ class RuleForm(AskingForm):
             found += enforcing(rule)
             subject.append(rule.reading())  # Its words have numbers that grow.
         self.ask(found, subject)
-        self.notices = notices(rule, RateLimitRule.objects.filter(pk=rule.pk).first())
+        before = RateLimitRule.objects.filter(pk=rule.pk).first()
+        self.notices = [*self.dropped, *notices(rule, before)]
 
     def check_row(self) -> None:
         """Compile the rule, and add its errors to fields without an error."""

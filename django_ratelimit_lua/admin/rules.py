@@ -41,6 +41,7 @@ from .forms import (
     PreviewForm,
     RowForm,
     RuleForm,
+    absent_options,
     confirmation_of,
     versions_of,
 )
@@ -177,6 +178,12 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
         if isinstance(form, RowForm):
             obj.save(update_fields=form.changed_data)
             return
+        if "_saveasnew" in request.POST and request.resolver_match is not None:
+            copied = self.get_object(
+                request, unquote(request.resolver_match.kwargs.get("object_id", ""))
+            )
+            if isinstance(copied, RateLimitRule):
+                obj.options = absent_options(copied) | obj.options
         super().save_model(request, obj, form, change)
         for notice in form.notices:
             messages.warning(request, notice)
@@ -227,10 +234,14 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
 
     def switch(self, request: HttpRequest, rules: Iterable[RateLimitRule], mode: str) -> None:
         """Switch rules to a mode one by one, so that each has an entry in Django's log."""
-        for rule in RateLimitRule.objects.filter(pk__in=[rule.pk for rule in rules]):
-            if rule.mode != mode:
-                rule.switch(mode)
-                self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
+        named = RateLimitRule.objects.filter(pk__in=[rule.pk for rule in rules])
+        changed = list(named.exclude(mode=mode))
+        for rule in changed:
+            rule.switch(mode)
+            self.log_change(request, rule, [{"changed": {"fields": [str(_("mode"))]}}])
+        if not changed:
+            messages.info(request, _("Nothing was changed: the rules already have this mode."))
+            return
         text = _("%(mode)s: applies to the next request.")
         messages.success(request, text % {"mode": MODES[mode]})
 
@@ -301,6 +312,12 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
             "show_preview": IS_POPUP_VAR not in request.GET,
             **self._in_place_of(request, getattr(rule, "name", "")),
         }
+        if rule is not None and request.method == "GET":
+            try:
+                rule.compiled()
+            except RuleError as error:
+                found = " ".join(each.words() for each in error.each[:MAX_PROBLEMS])
+                messages.error(request, _("The stored rule is invalid: %s") % found)
         if rule is not None:
             context["notices"] = _notices(rule)
             context["cells"] = column_cells(request, [rule])[0]

@@ -208,7 +208,7 @@ def value_words(field: str, value: Any) -> str:
     if field in NAMES:
         names = {name: _(words) for name, words in NAMES[field].items()}
         return ", ".join(_audience_names(value or next(iter(names)), names))
-    if option is not None and option.default is False:
+    if option is not None and option.default is False and isinstance(value, bool | None):
         return _("yes") if value else _("no")
     if value in (None, "", []):
         return "—"
@@ -220,7 +220,7 @@ def value_words(field: str, value: Any) -> str:
         return ", ".join(map(_item_words, value))
     if isinstance(value, float):
         return str(number_format(f"{value:.15g}"))
-    if option is not None and value in option.names:
+    if option is not None and isinstance(value, str) and value in option.names:
         return _(option.names[value])
     return str(value)
 

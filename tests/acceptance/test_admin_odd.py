@@ -28,6 +28,7 @@ from tests.acceptance.test_admin import NO_TIERS, errors, given
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 from tests.examples import examples
 from tests.tiers import add_tier
+from tests.users import staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APP = "django_ratelimit_lua"
@@ -366,3 +367,40 @@ def test_a_tier_that_does_not_fit_its_rule_is_refused_by_the_form(operator: Clie
     assert "The window start “" in errors(
         operator.post(f"{RULES}{saved.pk}/change/", {**day, **changed})
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "notice"),
+    [
+        ({"exempt": "maybe"}, "must be true or false", ""),
+        ([1], "unknown", ""),
+        ({"tiers": 5}, "must be a list", ""),
+        ({"tiers": [{"group": "pro", "rate": "9/m", "x": 1}]}, "optionally", ""),
+        ({"moon": 1, "rate": "9/m"}, "unknown", "Unknown options were removed: moon, rate."),
+    ],
+)
+def test_invalid_options_are_shown_and_the_form_repairs_them(
+    options: Any, problem: str, notice: str, operator: Client
+) -> None:
+    """The page names them before the form is saved. No text becomes true."""
+    Group.objects.create(name="pro")
+    row = RateLimitRule(name="site", path="/ok", key="ip", rate="5/m", options=options)
+    RateLimitRule.objects.bulk_create([row])
+    url = f"{RULES}{row.pk}/change/"
+    page = operator.get(url)
+    assert re.search(f"The stored rule is invalid: .*{problem}", page.content.decode())
+    assert page.context["adminform"].form["exempt"].as_widget().count("checked") == 0
+    answer = operator.post(url, given(path="/ok", key="ip", rate="5/m"), follow=True)
+    assert errors(answer) == ""
+    assert notice in answer.content.decode()
+    assert RateLimitRule.objects.get(pk=row.pk).options == {}
+
+
+def test_the_page_of_a_rule_with_invalid_options_may_be_viewed() -> None:
+    """It shows values of any type."""
+    row = RateLimitRule(name="site", path="/ok", key="ip", rate="5/m")
+    row.options = {"cost": {"a": 1}, "algorithm": {"b": 2}, "exempt": "maybe"}
+    RateLimitRule.objects.bulk_create([row])
+    page = staff("view_ratelimitrule", name="looks").get(f"{RULES}{row.pk}/change/")
+    assert page.status_code == 200
+    assert "maybe" in page.content.decode()
