@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import redis
@@ -98,6 +99,7 @@ from django.db import OperationalError, connections, transaction  # noqa: E402
 from django.http import HttpRequest, HttpResponse  # noqa: E402
 from django.test import RequestFactory, override_settings  # noqa: E402
 from django.urls import path  # noqa: E402
+from django.utils import timezone  # noqa: E402
 
 from django_ratelimit_lua import RateLimiter  # noqa: E402
 from django_ratelimit_lua.admin.history import undone  # noqa: E402, F401
@@ -156,6 +158,8 @@ def block(key: str | None = None, **fields: Any) -> int:
     override = RateLimitOverride(effect="block", field="header:X-API-Key" if key else "", **fields)
     if key:
         override.set_value(key)
+    if override.client_digest:
+        override.ends = timezone.now() + timedelta(days=1)
     override.save()
     return override.pk
 

@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from ..identity import Identity, digest, is_digest, key_id, secrets_by_id
 from ..identity.forwarded import network_words, parse_network
 from ..identity.keys import FIELD_FORMS, field_identity, registered_keys, split_field
+from ..limits.limit import Limit
 from ..limits.rate import LimitError, Rate
 from ..rules.callsite import known_call_sites
 from ..rules.errors import RuleError
@@ -323,11 +324,38 @@ class RateLimitOverride(AuditedModel):
             self.ends is None or now < self.ends
         )
 
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Check all but the rule, and save the row. Raises `ValidationError`.
+
+        See also `AuditedModel.save`.
+        """
+        self.clean_fields(exclude=("user", "kind", "subject"))
+        if problems := self._own_problems():
+            raise ValidationError(problems)
+        super().save(*args, **kwargs)
+
     def clean(self) -> None:
-        """Check the row. Raises `ValidationError`, which names the field."""
+        """Check the row and its rule. Raises `ValidationError`, which names the field."""
+        problems = self._own_problems()
+        for field in ("starts", "ends"):
+            moment = getattr(self, field)
+            if moment != within(moment):
+                text = _("Enter a year from %(first)d to %(last)d, or leave it empty.")
+                problems[field] = text % {"first": FIRST_YEAR, "last": LAST_YEAR}
+        problems |= self._rule_problems()
+        if self.effect == self.Effects.LIMIT and not problems.keys() & {"rule", "rate"}:
+            problems |= self._limit_problems()
+        if problems:
+            raise ValidationError(problems)
+
+    def _own_problems(self) -> dict[str, object]:
+        """Return what is wrong whatever the rules are, by field.
+
+        Raises `ValidationError` unless there is exactly one subject.
+        """
         if not self.has_one_subject():
             raise ValidationError(ONE_SUBJECT)
-        problems = self._rule_problems()
+        problems: dict[str, object] = {}
         if self.network:
             try:
                 parse_network(self.network)
@@ -342,12 +370,14 @@ class RateLimitOverride(AuditedModel):
         elif self.field and not (self.kind == self.field and self.subject):
             problems["field"] = _("The value is missing.")
         if self.effect == self.Effects.LIMIT:
-            problems |= self._limit_problems()
-        for field in ("starts", "ends"):
-            moment = getattr(self, field)
-            if moment != within(moment):
-                text = _("Enter a year from %(first)d to %(last)d, or leave it empty.")
-                problems[field] = text % {"first": FIRST_YEAR, "last": LAST_YEAR}
+            if not self.rule:
+                problems["rule"] = NEEDS_RULE
+            try:
+                Rate.parse(self.rate)
+            except LimitError as error:
+                problems["rate"] = RuleError.of("rate", error).words()
+            if not self.rate:
+                problems["rate"] = _("Enter the other limit.")
         if self.client_digest and not is_digest(self.client_digest):
             problems["client_digest"] = _(
                 "Enter 32 hexadecimal digits, as the inspector shows them."
@@ -364,8 +394,7 @@ class RateLimitOverride(AuditedModel):
                     problems[name] = _(
                         "This is for blocks. Choose the effect “block”, or leave it empty."
                     )
-        if problems:
-            raise ValidationError(problems)
+        return problems
 
     def _rule_problems(self) -> dict[str, object]:
         """Return why there is no rule to override, by field.
@@ -385,16 +414,10 @@ class RateLimitOverride(AuditedModel):
 
     def _limit_problems(self) -> dict[str, object]:
         """Return why this is no other limit of its rule, by field."""
-        rule = None
         try:
-            if self.rule:
-                rule = self._compiled_rule()
-            problems = self.misfits(rule)
+            return self.misfits(self._compiled_rule())
         except RuleError as error:
-            problems = {"rule": error.words()}
-        if not self.rule:
-            problems["rule"] = NEEDS_RULE
-        return problems
+            return {"rule": error.words()}
 
     def _compiled_rule(self) -> Rule | None:
         """Return the rule of that name; None: it is a limit in the code. Raises `RuleError`."""
@@ -406,19 +429,30 @@ class RateLimitOverride(AuditedModel):
     def misfits(self, rule: Rule | None) -> dict[str, object]:
         """Return why the override's numbers do not fit a rule, by field; empty if they fit.
 
-        Numbers that do not fit are not applied.
+        Without a rule, they have to fit a limit of the call sites of that name that this process
+        knows. Numbers that do not fit are not applied.
         """
-        if not self.rate:
-            return {"rate": _("Enter the other limit.")}
-        try:
-            rate = Rate.parse(self.rate)
-            if rule is not None and rule.template is not None:
-                for limit in rule.template.limits("rule"):
+        problems: dict[str, object] = {}
+        for limits in self._limits_of(rule):
+            try:
+                rate = Rate.parse(self.rate)
+                for limit in limits:
                     limit.at(rate, self.burst, "override")
-        except LimitError as error:
-            field = "burst" if error.field == "burst" else "rate"
-            return {field: RuleError.of(field, error).words()}
-        return {}
+            except LimitError as error:
+                field = "burst" if error.field == "burst" else "rate"
+                problems = {field: RuleError.of(field, error).words()}
+            else:
+                return {}
+        return problems
+
+    def _limits_of(self, rule: Rule | None) -> list[Sequence[Limit]]:
+        """Return the constant limits of a rule; without one, each of those in the code."""
+        if rule is None:
+            sites = known_call_sites.of(self.rule)
+            return [[limit] for site in sites for limit in site.limits] or [()]
+        if rule.template is None:
+            return [()]
+        return [rule.template.limits("rule")]
 
 
 PUBLISHED = ("id", "rule", "effect", "starts", "ends", "rate", "burst", "forbids", "message")

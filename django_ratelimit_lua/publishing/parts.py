@@ -13,7 +13,7 @@ from django.db import DatabaseError, transaction
 from django.db.models import F
 
 from ..extension import extensions
-from ..identity import digest, secrets_by_id
+from ..identity import digest, is_digest, secrets_by_id
 from ..identity.forwarded import parse_network
 from ..models import RateLimitHost, RateLimitOverride, RateLimitRule
 from ..models.change import Risen
@@ -21,6 +21,7 @@ from ..models.override import PUBLISHED, entry, user_identity
 from ..rules.overrides import (
     EVERY_RULE,
     Entry,
+    Override,
     client_key,
     field_of,
     network_key,
@@ -72,10 +73,7 @@ def read_sections(using: str, row: Risen, numbers: Collection[int]) -> dict[int,
     if len(sections) < SECTIONS:
         rows = rows.alias(section=F("pk") % SECTIONS).filter(section__in=sections)
     for each in rows.values(*_SUBJECT, *PUBLISHED).iterator(chunk_size=BATCH):
-        try:
-            sections[section_of(each["id"])].add(each, secrets)
-        except ValueError as error:  # The row was edited by hand.
-            logger.error("Skipped: the override of row %d is invalid: %s", each["id"], error)
+        sections[section_of(each["id"])].add(each, secrets)
     return {number: section.part() for number, section in sections.items()}
 
 
@@ -90,11 +88,21 @@ class Section:
         self._networks: dict[str, None] = {}
         self._value_keys: dict[str, None] = {}
         self._has_blocks = False
+        self._problems: list[str] = []
 
     def add(self, row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> None:
-        """Add the override of a row. Raises `ValueError`."""
+        """Add the override of a row, or the reason why it is invalid: it was edited by hand."""
+        try:
+            self._add(row, secrets)
+        except ValueError as error:
+            self._problems.append(f"the override of row {row['id']} is invalid: {error}")
+
+    def _add(self, row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) -> None:
         kind = row["kind"]
         published = entry(row)
+        Override.read(published, kind, b"")
+        if not (row["network"] or is_digest(row["client_digest"] or row["subject"])):
+            raise ValueError("the digest of its client is missing")
         if row["client_digest"]:
             keys = [client_key(row["client_digest"])]
         elif row["network"]:
@@ -122,6 +130,7 @@ class Section:
             "value_keys": list(self._value_keys),
             "networks": list(self._networks),
             "entries": self._entries,
+            "problems": self._problems,
         }
 
 

@@ -79,7 +79,11 @@ class Override(NamedTuple):
         if effect == "limit":
             if rule == EVERY_RULE:
                 raise ValueError("another limit is for one rule")
-            rate = Rate.parse(options["rate"])
+            rate = Rate.parse(options.get("rate", ""))
+            if burst is not None and not 1 <= burst <= Rate.MAX_UNITS:
+                raise ValueError(f"burst is {burst}: must be from 1 to {Rate.MAX_UNITS}")
+        if starts and ends and starts >= ends:
+            raise ValueError("the end is before the start")
         block = Block(options.get("forbids", False) is True, str(options.get("message", "")))
         return cls(
             pk,
@@ -199,7 +203,7 @@ class Overrides:
     - `is_blocking`: whether any of them blocks a client for all rules;
     - `fields`: by rule (or `EVERY_RULE`), which values of a request overrides refer to: `USER`,
       `NETWORK`, `DIGEST`, and fields;
-    - `problems`: why some of them match no request.
+    - `problems`: why some of them are not applied.
     """
 
     def __init__(self, sections: Sequence[Mapping[str, Any]]) -> None:
@@ -224,6 +228,8 @@ class Overrides:
             f"overrides by {field!r} match no request: the key is not registered"
             for field in sorted(unknown)
         ]
+        for section in sections:
+            self.problems += section.get("problems", ())
         self.number = len(self._entries)
         # All digests that can be made again are published with each key: one of them finds all.
         keys = [set(section.get("keys", ())) for section in sections]

@@ -6,8 +6,8 @@ format, see `rules.provider`, and never publishes over them.
 
 Values may also have been edited by hand. That may neither break a request nor lift a limit: for an
 invalid rule, the last valid version stays; without one, the rule is skipped. An invalid override is
-skipped, and the log names it. A part with a member of a wrong type is not read at all, and is
-published again from the database.
+left out when it is published, and the log names it. A part with a member of a wrong type is not
+read at all, and is published again from the database.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ SECTION_MEMBERS: Members = {
     "value_keys": (list, str),
     "networks": (list, str),
     "entries": (dict, list),
+    "problems": (list, str),
 }
 
 
@@ -80,8 +81,8 @@ class Snapshot(NamedTuple):
     - `overrides`: the sections. `entries` has overrides that have not ended (see `Override.read`),
       by `value_key`, `client_key` or `network_key`; `networks`, the kinds of their networks;
       `fields`, the values of requests that they refer to, by rule; `blocks` is whether any of them
-      blocks for all rules; `keys` are the ids of the keys of all digests but those of values, and
-      `value_keys` of those.
+      blocks for all rules; `problems` is why invalid ones were left out; `keys` are the ids of the
+      keys of all digests but those of values, and `value_keys` of those.
     """
 
     revision: Revision = NO_RULES

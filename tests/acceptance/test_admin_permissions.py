@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,6 +11,7 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
+from django.utils import timezone
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity import digest
@@ -66,7 +68,10 @@ def treated(operator: Client) -> Treated:
     RateLimitOverride.objects.create(user=lovelace, effect="block", reason="the office of lovelace")
     RateLimitOverride.objects.create(user=lovelace, rule=rule.name, rate="7/m")
     RateLimitOverride.objects.create(
-        client_digest=address, effect="block", label="lovelace", ends="2099-01-01T00:00:00Z"
+        client_digest=address,
+        effect="block",
+        label="lovelace",
+        ends=timezone.now() + timedelta(days=1),
     )
     RateLimitOverride.objects.create(network="203.0.113.77", rule=rule.name, rate="7/m")
     return Treated(user, address)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 from django.contrib.auth.models import AnonymousUser, Group, User
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
@@ -328,10 +328,12 @@ def test_unreadable_rows_and_parts_are_skipped_and_logged(
     assert get("/other", REMOTE_ADDR="203.0.113.2") == [200]
     for problem in (
         "rule 'broken'",
-        "An override cannot be read",
+        "Skipped: the override of row",
         "'os.system' match no request: the key is not registered",
     ):
         assert problem in caplog.text
+    with pytest.raises(CommandError, match="the override of row"):
+        call_command("ratelimit", "rules", "check")
     key = f"{prefix}{{rules}}:1"
     RateLimitOverride.objects.create(network="203.0.113.3", effect="exempt")
     for field in direct.hkeys(key):

@@ -11,6 +11,7 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from django_ratelimit_lua.rules.overrides import Override
 
 MONDAY = datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC)
@@ -111,6 +112,30 @@ def test_contradictions_are_errors_of_their_field(fields: Any, wrong: str | None
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"rate": "3"}, ["rate"]),
+        ({"rate": "9/m", "burst": 5}, ["burst"]),
+        ({"rate": "9/m"}, []),
+    ],
+)
+def test_another_limit_has_to_fit_the_limit_in_the_code(
+    fields: Any, wrong: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it has to fit a rule: otherwise it would never apply."""
+    site = CallSite.of(call_site("search", "ip", "5/m", None, 1, {}), "search")
+    monkeypatch.setattr(known_call_sites, "_by_name", {"search": (site,)})
+    override = RateLimitOverride(network="203.0.113.9", rule="search", effect="limit", **fields)
+    problems = {}
+    try:
+        override.clean()
+    except ValidationError as error:
+        problems = error.message_dict
+    assert list(problems) == wrong
+
+
+@pytest.mark.django_db
 def test_an_override_keeps_the_name_of_a_deleted_rule() -> None:
     """A new one may not name it, and the error lists the names."""
     rules = [
@@ -141,3 +166,29 @@ def test_a_row_is_converted_for_the_rules() -> None:
     assert row.override() == limit._replace(subject=b"0f" * 16, strength=130)
     row.effect = "block"
     assert row.override()[:7] == (3, "api", "block", None, None, starts, None)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"rate": "banana"}, "rate"),
+        ({"rate": ""}, "rate"),
+        ({"rate": "5/m", "rule": ""}, "rule"),
+        ({"rate": "5/m", "burst": -1}, "burst"),
+        ({"effect": "zap"}, "effect"),
+        ({"effect": "block", "rule": "a" * 201}, "rule"),
+        ({"effect": "block", "starts": MONDAY, "ends": MONDAY}, "ends"),
+        ({"effect": "block", "network": "nowhere"}, "network"),
+        (
+            {"effect": "block", "network": "", "client_digest": "zz", "ends": MONDAY},
+            "client_digest",
+        ),
+    ],
+)
+def test_an_invalid_override_is_not_saved(fields: Any, wrong: str) -> None:
+    """`save` checks all that does not depend on the rules, as for rules."""
+    with pytest.raises(ValidationError) as raised:
+        RateLimitOverride.objects.create(**{"network": "203.0.113.9", "rule": "api", **fields})
+    assert list(raised.value.message_dict) == [wrong]
+    assert not RateLimitOverride.objects.exists()

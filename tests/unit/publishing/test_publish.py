@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -65,6 +66,7 @@ def test_a_snapshot_contains_all_rules_and_overrides() -> None:
         "value_keys": [],
         "networks": ["ip4/32"],
         "entries": {"ip4/32:cb007109": [[block.pk, "", "block"]]},
+        "problems": [],
     }
     assert sections[section_of(exempt.pk)] == {
         "tag": sections[section_of(exempt.pk)]["tag"],
@@ -74,6 +76,7 @@ def test_a_snapshot_contains_all_rules_and_overrides() -> None:
         "value_keys": [],
         "networks": ["ip4/24"],
         "entries": {"ip4/24:cb0071": [[exempt.pk, "api", "exempt"]]},
+        "problems": [],
     }
     assert sections[section_of(faster.pk)] == {
         "tag": sections[section_of(faster.pk)]["tag"],
@@ -83,6 +86,7 @@ def test_a_snapshot_contains_all_rules_and_overrides() -> None:
         "value_keys": [],
         "networks": [],
         "entries": {subject: [[faster.pk, "api", "limit", None, None, {"rate": "9/m"}]]},
+        "problems": [],
     }
     ruleset = Ruleset((), snapshot)
     assert (ruleset.by_name["api"].pk, ruleset.problems) == (api.pk, [])
@@ -151,6 +155,30 @@ def test_values_digested_with_another_key_are_reported(settings: Any) -> None:
     before = override.digested_by
     settings.SECRET_KEY = "another"
     assert values_by_key("default") == {before: 1}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"rate": "banana"},
+        {"rate": ""},
+        {"burst": -1},
+        {"effect": "zap"},
+        {"rule": ""},
+        {"network": "nowhere"},
+        {"network": "", "client_digest": "zz"},
+        {"ends": timezone.now() + timedelta(days=1), "starts": timezone.now() + timedelta(days=2)},
+    ],
+)
+def test_an_override_edited_by_hand_is_left_out_and_reported(edit: Any) -> None:
+    """Every process that loads the others reports it, as `rules check` and health do."""
+    row = RateLimitOverride.objects.create(network="203.0.113.9", rule="api", rate="9/m")
+    RateLimitOverride.objects.create(network="203.0.113.8", effect="block")
+    RateLimitOverride._base_manager.filter(pk=row.pk).update(**edit)
+    ruleset = Ruleset((), snapshot_of("default"))
+    assert ruleset.overrides.number == 1
+    (problem,) = ruleset.problems
+    assert problem.startswith(f"the override of row {row.pk} is invalid: ")
 
 
 def test_a_test_cases_transaction_does_not_delay_publishing() -> None:
