@@ -15,6 +15,7 @@ from ...exceptions import StoreError
 from ...extension import VERBS_OF_ANNEXES, extensions, install, is_installed
 from ...limits.rate import LimitError
 from ...models.audit import acting
+from ...publishing.publish import OwnerError
 from ...publishing.triggers import migration_problem
 from ..arguments import StoreOnce
 from ..verbs import (  # noqa: F401 - each module declares its verbs
@@ -66,6 +67,8 @@ class Command(Printer):
         try:
             with acting(f"ratelimit {verb.name}"):
                 verb.run(self, options)
+        except OwnerError as error:
+            raise CommandError(str(error)) from error
         except StoreError as error:
             raise CommandError(f"Redis is unavailable: {error}") from error
         except (LimitError, ImproperlyConfigured) as error:

@@ -10,6 +10,7 @@ from textwrap import shorten
 from django.core.management.base import CommandError
 from django.db import transaction
 
+from ...checks import check_annexes
 from ...conf import conf
 from ...exceptions import StoreError
 from ...limits.decision import LimitState
@@ -238,7 +239,9 @@ def _check(command: Printer, options: VerbOptions) -> None:
         if wrong:  # Then there is no ruleset that could be looked at.
             raise CommandError("\n".join(wrong))
         ruleset = provider.reload()
-        lines = list(dict.fromkeys(filter(None, (migration_problem(), *problems.found()))))
+        ignored = [f"{each.msg} {each.hint}" for each in check_annexes([primary()])]
+        found = (migration_problem(), *problems.found(), *ignored)
+        lines = list(dict.fromkeys(filter(None, found)))
         if lines:
             raise CommandError("\n".join(lines))
         number = len(ruleset.rules)
