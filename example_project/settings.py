@@ -53,6 +53,7 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("EXAMPLE_DATABASE", BASE_DIR / "db.sqlite3"),
+        "OPTIONS": {"transaction_mode": "IMMEDIATE"},
     }
 }
 STATIC_URL = "static/"
