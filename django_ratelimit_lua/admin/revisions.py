@@ -64,6 +64,7 @@ def _latest_author(row: Any) -> str:
     by = changes.values_list("by", flat=True).first()
     text = _(
         "%(user)s changed this while you were editing it. Your version has not been saved. Reload "
-        "the page to see the stored version, or save again to change:"
+        "the page to see the stored version. If you save again, yours replaces it, and reverts "
+        "that change where they differ:"
     )
     return text % {"user": by or _("Another user")}

@@ -201,8 +201,8 @@ def value_words(field: str, value: Any) -> str:
 
     >>> value_words("tiers", [{"group": "pro", "rate": "9/m", "burst": 3}])
     'pro: 9 per minute, burst 3'
-    >>> value_words("audience", None), value_words("exempt", True), value_words("burst", None)
-    ('everyone', 'yes', '—')
+    >>> [value_words(field, None) for field in ("audience", "exempt", "burst", "order")]
+    ['everyone', 'no', '—', '0']
     """
     option = options().get(field)
     if field in NAMES:
@@ -210,6 +210,8 @@ def value_words(field: str, value: Any) -> str:
         return ", ".join(_audience_names(value or next(iter(names)), names))
     if option is not None and option.default is False and isinstance(value, bool | None):
         return _("yes") if value else _("no")
+    if field == "order":
+        return str(value or 0)
     if value in (None, "", []):
         return "—"
     if field == "rate":

@@ -586,7 +586,7 @@ def tier_name(tier: object) -> str:
 
 def _is_audience(name: object) -> bool:
     return isinstance(name, str) and (
-        name in AUDIENCES or (name.startswith(_GROUP) and name != _GROUP)
+        name in AUDIENCES or re.fullmatch(_GROUP + r"\S(.*\S)?", name, re.DOTALL) is not None
     )
 
 

@@ -66,6 +66,7 @@ def test_a_rule_is_compiled_as_declared() -> None:
         ({"path": ["/"] * 51}, "path"),
         ({"audience": "everybody"}, "audience"),
         ({"audience": ["group:"]}, "audience"),
+        ({"audience": "group: staff"}, "audience"),
         ({"method": "GTE"}, "method"),
         ({"mode": "on"}, "mode"),
         ({"order": True}, "order"),
