@@ -170,9 +170,7 @@ class RateLimitRule(AuditedModel):
         if self.group == self.name and not (self.path or self.route):
             self.group = ""  # That is so without it.
         self.options = {
-            name: value
-            for name, value in spec.items()
-            if name not in (*COLUMNS, "id") and _is_set(value)
+            name: value for name, value in spec.items() if name not in COLUMNS and _is_set(value)
         }
         if "algorithm" in self.options:
             algorithm = self.options["algorithm"]
@@ -199,13 +197,13 @@ class RateLimitRule(AuditedModel):
         if not isinstance(self.options, dict):
             return {"options": self.options}
         return {
-            f"options.{name}" if name in COLUMNS else name: value
+            f"options.{name}" if name in COLUMNS or name == "id" else name: value
             for name, value in self.options.items()
         }
 
     def compiled(self) -> rules.rule.Rule:
         """Return the compiled rule. Raises `RuleError`."""
-        return rules.compile({**self.spec, "id": self.pk or 0}, plain=True, where=WHERE)
+        return rules.compile(self.spec, plain=True, where=WHERE, pk=self.pk or 0)
 
     def reading(self) -> str:
         """Return the rule in one sentence."""

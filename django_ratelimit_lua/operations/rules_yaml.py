@@ -83,8 +83,6 @@ def load(text: str, source: str = "Rules") -> dict[str, Spec]:
     for where, given in read_items(text, source):
         try:
             name = compile(given, plain=True, where=where).name
-            if "id" in given:
-                raise RuleError("name", "unknown id", where=where)
             if name in specs:
                 raise RuleError("name", f"two rules have the name {name}", where=where)
             specs[name] = RateLimitRule.from_spec(given).spec

@@ -314,7 +314,7 @@ class _Reader:
         except ValueError as error:
             raise LimitError(f"{word} is {value!r}: {error}") from None
 
-    def rule(self, name: str) -> Rule:
+    def rule(self, name: str, pk: int | None) -> Rule:
         given = self.given
         self.check_values()
         route = given.get("route")
@@ -348,7 +348,7 @@ class _Reader:
             mode=given.get("mode") or "enforce",
             order=given.get("order") or 0,
             message=given.get("message") or "",
-            pk=given.get("id"),
+            pk=pk,
             given=given,
         )
         if None not in extra.values():
@@ -420,6 +420,8 @@ class _Reader:
             return ()
         paths = as_list(value)
         for path in paths:
+            if isinstance(path, (int, float)):
+                raise LimitError(f"path is {path!r}; write text: '/{path}'")
             if not isinstance(path, str) or not _PATH.fullmatch(path):
                 raise LimitError(
                     _(
@@ -555,6 +557,9 @@ class _Reader:
         return tuple(sorted(tiers.items(), key=lambda tier: _favour(tier[1]), reverse=True))
 
     def tier(self, tier: object, compiled: _Compile) -> LimitTemplate:
+        if isinstance(tier, Mapping) and isinstance(tier.get("group"), (int, float)):
+            group = tier["group"]
+            raise LimitError(f"group is {group!r}; write text: {str(group)!r}")
         if (
             not isinstance(tier, Mapping)
             or not isinstance(tier.get("group"), str)
@@ -617,7 +622,9 @@ def refuse_absent(given: Spec, where: str) -> None:
             raise RuleError(word, text, where=where)
 
 
-def compile(spec: Any, *, plain: bool = False, where: str = "RATELIMIT_RULES") -> Rule:
+def compile(
+    spec: Any, *, plain: bool = False, where: str = "RATELIMIT_RULES", pk: int | None = None
+) -> Rule:
     """Compile a rule from its spec.
 
     This is the only check of a rule, wherever it is written: a rule that it accepts can be applied
@@ -629,6 +636,7 @@ def compile(spec: Any, *, plain: bool = False, where: str = "RATELIMIT_RULES") -
             dotted path, because operators may edit rules in the admin but not the site's code.
             Options of an optional app that is not installed are ignored, because rows keep them.
         where: The text that contains the rule, for errors.
+        pk: The primary key of its row, if it is a row.
 
     Raises:
         RuleError: The rule is invalid. The error contains all problems, each with its field.
@@ -650,11 +658,14 @@ def compile(spec: Any, *, plain: bool = False, where: str = "RATELIMIT_RULES") -
     if not plain:
         refuse_absent(spec, where)
     known = field_names()
-    unknown = sorted(map(str, spec.keys() - {*known, *FIELDS_OF_ANNEXES, "id"}))
+    unknown = sorted(map(str, spec.keys() - {*known, *FIELDS_OF_ANNEXES}))
     if unknown:
         meant = [match for word in unknown for match in get_close_matches(word, known, 1, 0.7)]
-        text = f"unknown {', '.join(unknown)}; known fields: {', '.join(known)}"
+        hint = "."
         if meant:
-            text += f"; did you mean {', '.join(meant)}?"
+            hint = f"; did you mean {', '.join(map(repr, meant))}?"
+        fields = "field" if len(unknown) == 1 else "fields"
+        text = f"unknown {fields} {', '.join(map(repr, unknown))}{hint}"
+        text += f" Known fields: {', '.join(known)}"
         raise RuleError("name", text, where=where)
-    return _Reader(spec, where, plain=plain).rule(name)
+    return _Reader(spec, where, plain=plain).rule(name, pk)

@@ -121,8 +121,10 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
     If only some of its tiers are invalid, they are left out: their groups have its limit.
     """
     try:
-        rule = compile(given, plain=True, where=WHERE)
-        if type(rule.pk) is not int:
+        spec = {**given}
+        pk = spec.pop("id", None)
+        rule = compile(spec, plain=True, where=WHERE, pk=pk)
+        if type(pk) is not int:
             where = f"{WHERE}: rule {rule.name!r}"
             raise RuleError("id", "the id of the row is missing", where=where)
     except RuleError as error:
@@ -130,7 +132,7 @@ def read_rule(given: Any, before: Rule | None) -> ReadRule:
         wrong = {each.tier for each in error.each}
         if "" not in wrong:
             tiers = [tier for tier in given["tiers"] if tier_name(tier) not in wrong]
-            rule = compile({**given, "tiers": tiers}, plain=True, where=WHERE)
+            rule = compile({**spec, "tiers": tiers}, plain=True, where=WHERE, pk=pk)
             return ReadRule(given, rule, (f"{problem}; these tiers are skipped",))
     except Exception as error:  # Anything, edited by hand.
         problem = f"{WHERE}: {str(given)[:200]}: {type(error).__name__}: {error}"

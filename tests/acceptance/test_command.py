@@ -283,7 +283,7 @@ def test_check_reports_every_problem(tmp_path: Path, settings: Any) -> None:
     wrong = [
         "line 1: rule 'a': path is 'api'",
         "line 1: rule 'a': mode is 'on'",
-        "line 2: rule 'c': unknown colour",
+        "line 2: rule 'c': unknown field 'colour'",
         "Unknown key 'id'",
         "Rate '5/moon'",
         "line 5: 5 is not a rule",
@@ -412,7 +412,7 @@ def test_an_audience_in_a_list_is_not_read_as_the_group_of_that_name(name: str) 
             "line 1: rule 'x': key is 'header:X\\+Y'",
         ),
         ('- {name: x, path: "/a\\n/b", key: ip, rate: 1/s}', "path is .* in one line"),
-        ("- {name: x, path: /, key: ip, rate: 1/s, 5: y}", "unknown 5"),
+        ("- {name: x, path: /, key: ip, rate: 1/s, 5: y}", "unknown field '5'"),
         ("\n\n- {name: x, path: /, key: 5, rate: 1/s}", "line 3: rule 'x': key is 5"),
         (
             "- {name: 'x ', path: /, key: ip, rate: 1/s}",

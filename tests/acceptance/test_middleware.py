@@ -297,7 +297,10 @@ def test_a_disabled_site_applies_no_rule(settings: Any) -> None:
     [
         ("text", "is not a rule"),
         ({"key": "ip"}, "needs a name"),
-        ({"name": "x", "keys": "ip"}, "unknown keys; known fields: name, description"),
+        (
+            {"name": "x", "keys": "ip"},
+            r"unknown field 'keys'; did you mean 'key'\? Known fields: name, description",
+        ),
         ({"name": "x", "exempt": True}, "all requests would be exempt"),
         ({"name": "x", "key": "ip", "rate": "5/m", "route": 7}, "name of a URL pattern"),
     ],

@@ -61,7 +61,7 @@ REST = "other"
 """The label of all further names."""
 TOTALS = b"totals"
 DROPPED = b"dropped"
-NOT_IN_VERSIONS = frozenset({"id", "mode", "order", "description", "message", "durable"})
+NOT_IN_VERSIONS = frozenset({"mode", "order", "description", "message", "durable"})
 """Fields of a rule that make no difference to its refusals."""
 
 

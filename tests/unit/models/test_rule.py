@@ -155,7 +155,12 @@ def test_a_rule_with_the_name_of_a_call_site_needs_no_group() -> None:
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [([1], "unknown options"), ({"rate": "9/m"}, r"unknown options\.rate"), ({"moon": 1}, "moon")],
+    [
+        ([1], "unknown field 'options'"),
+        ({"rate": "9/m"}, r"unknown field 'options\.rate'"),
+        ({"id": 7}, r"unknown field 'options\.id'"),
+        ({"moon": 1}, "moon"),
+    ],
 )
 def test_options_that_were_edited_by_hand_are_reported(options: Any, text: str) -> None:
     """They neither raise other errors nor replace columns."""

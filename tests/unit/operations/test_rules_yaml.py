@@ -25,7 +25,7 @@ RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
             "5/moon}",
             "Rules, line 3: rule 'b'",
         ),
-        ("- {name: a, path: /, key: ip, rate: 5/m, id: 7}", "unknown id"),
+        ("- {name: a, path: /, key: ip, rate: 5/m, id: 7}", "unknown field 'id'"),
         ("- {name: a, path: /, key: app.key, rate: 5/m}", "rule 'a'"),
         (
             "- {name: a, path: /, key: ip, rate: 5/m}\n" * 2,
@@ -34,6 +34,11 @@ RULE = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
         ("- 2026-99-99", "'2026-99-99' is not a rule"),
         ("- {name: 5}", "line 1: name is 5; write text: '5'"),
         ("- {name: true}", "line 1: name is True; write text: 'True'"),
+        ("- {name: a, path: 5, key: ip, rate: 5/m}", "path is 5; write text: '/5'"),
+        (
+            "- {name: a, path: /, key: ip, rate: 5/m, tiers: [{group: 5, rate: 9/m}]}",
+            "tier of '5': group is 5; write text: '5'",
+        ),
         ("- {name: }", "needs a name"),
         ("- {name: a, path: /, key: ip, rate: 5}", "5 is a number of slots"),
         ("- {name: a, path: /, key: ip, rate: 1:30}", "1:30"),
@@ -58,7 +63,7 @@ def test_an_error_contains_the_line_in_the_file(text: str, problem: str) -> None
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("rates: nonsense", ["unknown rates"]),
+        ("rates: nonsense", ["unknown field 'rates'; did you mean 'rate'? Known fields: name,"]),
         (
             "rate: nonsense, algorithm: fixed_window, align: day, time_zone: UTC",
             ["Rate 'nonsense'"],
@@ -97,9 +102,9 @@ def test_an_unknown_word_gets_a_suggestion() -> None:
             "limits.yaml",
         )
     first, second = str(raised.value).splitlines()
-    assert first.startswith("limits.yaml, line 1: rule 'a': unknown url; known fields:")
+    assert first.startswith("limits.yaml, line 1: rule 'a': unknown field 'url'. Known fields:")
     assert "did you mean" not in first
-    assert second.endswith("did you mean path?")
+    assert "unknown field 'paths'; did you mean 'path'?" in second
 
 
 @pytest.mark.parametrize("text", ["- {name: a, path: /", "{}", "", "- \x01", "- 2026-99-99"])
