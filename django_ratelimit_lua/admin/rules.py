@@ -24,7 +24,7 @@ from ..models import RateLimitChange, RateLimitOverride, RateLimitRule
 from ..models.audit import Conflict
 from ..operations.admin_urls import admin_url
 from ..operations.call_sites import SETTINGS, call_sites_of, rule_words
-from ..publishing.publish import primary, publish
+from ..publishing.publish import OwnerError, primary, publish
 from ..rules import RuleError
 from ..rules.describe import reading
 from ..rules.options import options
@@ -257,6 +257,8 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
             load_published()
             for problem in problems.found()[:MAX_PROBLEMS]:
                 messages.warning(request, _("Not applied: %s") % problem)
+        except OwnerError as error:
+            messages.warning(request, str(error))
         except StoreError as error:
             messages.warning(
                 request,

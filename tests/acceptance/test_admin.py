@@ -15,6 +15,7 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.contrib.staticfiles import finders
+from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path, reverse
@@ -638,6 +639,9 @@ def test_a_save_that_is_not_published_is_reported(
     saved = operator.post(url, {**form, "name": "third"}, follow=True)
     page = saved.content.decode()
     assert "Saved, but not published yet: RATELIMIT_CACHE_PREFIX" in page
+    assert "Redis is unavailable" not in page
+    with pytest.raises(CommandError, match=r"^RATELIMIT_CACHE_PREFIX"):
+        call_command("ratelimit", "rules", "publish")
     assert "Set RATELIMIT_CACHE_PREFIX to another value for each site" in page
     assert [Client().get("/ok").status_code for _ in range(3)] == [200, 200, 429]
     assert "belongs to the database another" in health().problems[0]

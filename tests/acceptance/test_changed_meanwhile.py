@@ -58,6 +58,7 @@ def test_the_second_editor_sees_both_versions_and_may_save_on_top(
     answer = other.post(url, mine)
     shown = errors(answer)
     assert "grace changed this while you were editing it." in shown
+    assert "yours replaces it, and reverts that change where they differ:" in shown
     for line in (
         "Rate: 70 per hour → 100 per minute",
         "Methods: GET → GET, POST",
