@@ -48,8 +48,9 @@ class ListedBan(NamedTuple):
     """A ban for the list.
 
     - `until`, `since`: microseconds since 1970;
-    - `description`: a JSON object with `since`, `offences`, `times`, `limit`, `rule`, `why`, and
-      `who`, the parts of the identity as `RATELIMIT_SHOW_IDENTITIES` allows.
+    - `description`: a JSON object with `since`, `offences`, `times`, `limit`, `name` (that of its
+      statistics), `rule`, `why`, and `who`, the parts of the identity as
+      `RATELIMIT_SHOW_IDENTITIES` allows.
     """
 
     until: int
@@ -58,7 +59,7 @@ class ListedBan(NamedTuple):
 
     @classmethod
     def of(cls, ban: Ban, since: int, **description: object) -> ListedBan:
-        """Return the entry for a ban. `description`: `limit`, `rule`, `who` and `why`."""
+        """Return the entry for a ban. `description`: `limit`, `name`, `rule`, `who` and `why`."""
         numbers = {"since": since, "offences": ban.offences, "times": ban.times}
         return cls(ban.until, since, json.dumps(numbers | description).encode())
 
@@ -146,6 +147,12 @@ def description_key(ban_key: bytes) -> bytes:
     return ban_key + b":about"
 
 
+def descriptions(ban_keys: Iterable[bytes]) -> list[bytes | None]:
+    """Return the descriptions of bans, as far as they are stored. Raises `StoreError`."""
+    commands = [(b"GET", description_key(key)) for key in ban_keys]
+    return get_store(background=True).execute_all(commands)
+
+
 def _time_of_redis() -> int:
     # A cluster has no single clock.
     with suppress(IndexError):
@@ -155,12 +162,16 @@ def _time_of_redis() -> int:
 
 
 def bans_active() -> Counter[str]:
-    """Return the number of listed bans for each limit, by the name that the limit has in keys.
+    """Return the number of listed bans for each name under which decisions are counted.
 
-    Raises `StoreError`.
+    A ban whose description was lost counts under the end of its key. Raises `StoreError`.
     """
-    parts = [key.partition(b"}:")[2].removesuffix(b":ban") for key in ban_list.read()]
-    return Counter(part.decode(errors="replace") for part in parts)
+    numbers: Counter[str] = Counter()
+    keys = list(ban_list.read())
+    for key, text in zip(keys, descriptions(keys), strict=True):
+        part = key.partition(b"}:")[2].removesuffix(b":ban").decode(errors="replace")
+        numbers[json.loads(text or b"{}").get("name") or part] += 1
+    return numbers
 
 
 def report_bans(
@@ -181,7 +192,13 @@ def report_bans(
         (key,) = Call([each.charge], "peek", conf.CACHE_PREFIX).ban_keys()
         rule = None if each.rule is None else each.rule.name or None
         name = shown(each.identity)
-        description = {"limit": state.name, "rule": rule, "who": name, "why": why[:MAX_WHY_LENGTH]}
+        description = {
+            "limit": state.name,
+            "name": each.name,
+            "rule": rule,
+            "who": name,
+            "why": why[:MAX_WHY_LENGTH],
+        }
         ban_list.add(key, ListedBan.of(ban, decision.moment, **description))
         if not ban.offences or state.mode == "shadow":
             continue

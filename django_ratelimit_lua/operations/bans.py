@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ..conf import conf
-from ..engine.bans import MAX_LISTED, ListedBan, ban_list, description_key
+from ..engine.bans import MAX_LISTED, ListedBan, ban_list, descriptions
 from ..engine.decide import peeking, unbanning
 from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
@@ -68,7 +68,7 @@ def active_bans(most: int = MAX_LISTED, identity: str = "") -> list[ActiveBan]:
     keys = list(listed)[:most][::-1]
     limits = _banning_limits()
     found = []
-    for key, text in zip(keys, _descriptions(keys), strict=True):
+    for key, text in zip(keys, descriptions(keys), strict=True):
         digest, part = _digest_and_part(key)
         entry = json.loads(text or b"{}")
         found.append(
@@ -91,11 +91,6 @@ def active_bans(most: int = MAX_LISTED, identity: str = "") -> list[ActiveBan]:
 
 def _datetime(microseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
-
-
-def _descriptions(keys: Iterable[bytes]) -> list[bytes | None]:
-    commands = [(b"GET", description_key(key)) for key in keys]
-    return get_store(background=True).execute_all(commands)
 
 
 def _digest_and_part(key: bytes) -> tuple[bytes, bytes]:
@@ -146,7 +141,7 @@ def scan_bans() -> None:
         bans = [(key, decided.state.ban) for key, decided in charges.items()]
         held = {key: ban for key, ban in bans if ban is not None and ban.until}
         found = {}
-        for (key, ban), text in zip(held.items(), _descriptions(held), strict=True):
+        for (key, ban), text in zip(held.items(), descriptions(held), strict=True):
             found[key] = ListedBan.of(ban, decision.moment)
             if text is not None:
                 found[key] = found[key]._replace(description=text)

@@ -7,7 +7,7 @@ is needed. Labels are names of rules and call sites, never values of a request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...engine.bans import bans_active
@@ -87,16 +87,11 @@ def _gauges() -> Iterable[Gauge]:
         yield from extension.metrics()
 
 
-def _by_rule(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
-    """Return the largest numbers by label."""
-    return {(name,): number for name, number in Counter(counts).most_common(MAX_LABELS)}
-
-
 BANS_ACTIVE = Gauge(
     "bans_active",
     "Bans that are in force, by rule or call site.",
     ("rule",),
-    lambda: _by_rule(bans_active()),
+    lambda: {(name,): number for name, number in bans_active().most_common(MAX_LABELS)},
 )
 
 

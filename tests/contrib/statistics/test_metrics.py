@@ -106,6 +106,16 @@ def decisions(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], floa
     }
 
 
+def test_bans_have_the_name_of_the_decisions() -> None:
+    """Their label is that of the number of decisions, not the name of the count."""
+    options = {"ban_after": 1, "ban_for": "10m"}
+    RateLimitRule.objects.create(name="banning", path="/ok", key="ip", rate="1/h", options=options)
+    assert visits(4) == [200, 429, 429, 429]
+    found = scraped()
+    assert found["ratelimit_bans_active", "banning"] == 1
+    assert ("ratelimit_decisions_total", "enforce", "banned", "banning") in found
+
+
 def test_metrics_include_the_number_of_bans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bans in force are counted by limit. A lifted ban is not counted, and limits beyond the bound
     are left out.
