@@ -27,7 +27,6 @@ from ...operations.formatting import (
     milliseconds_words,
     moment_words,
     number_words,
-    share_words,
 )
 from ...operations.health import health
 from ...publishing.publish import primary
@@ -35,7 +34,7 @@ from ...rules.rule import is_unwritable
 from . import reading
 from .charts import draw
 from .core_pages import limit_url, rehearsal
-from .keys import HOUR, SITE, TOP_HOURS
+from .keys import HOUR, SITE
 from .recorder import recorder
 from .report import (
     PERIOD_NAMES,
@@ -53,6 +52,7 @@ from .report import (
     outages,
     result_words,
     span_of,
+    spec_of,
 )
 from .results import percentile_95
 
@@ -65,6 +65,11 @@ STEP_FORMATS: dict[str, Any] = {
     "year": gettext_lazy("j M Y"),
 }
 """The date format of the steps of each period."""
+CLIENT_TITLES: dict[str, Any] = {
+    "refused": gettext_lazy("Clients refused most"),
+    "would_be_refused": gettext_lazy("Clients that would be refused most"),
+    "used": gettext_lazy("Clients that used most"),
+}
 MAX_CLIENTS = 10
 """Clients of a list."""
 MAX_LIMITS = 100
@@ -91,18 +96,16 @@ class StatisticsPages(Page):
 
     def view(self, request: HttpRequest) -> HttpResponse:
         name = request.GET.get("name", "")
-        context: Context = {"title": name_words(name) or _("Statistics")}
-        status = 200
+        context: Context = {"name": name, "title": name_words(name) or _("Statistics")}
         try:
             state = health()  # It has a shorter timeout than statistics.
             if not state.ok:
                 raise StoreError(state.error)
             context |= _limit_context(request, name) if name else _site_context(request)
         except StoreError as error:
-            status = 503
-            context["error"] = error
-        response = page_response(self, request, "statistics.html", {**context, "name": name})
-        response.status_code = status
+            context |= {"status": 503, "error": error}
+        response = page_response(self, request, "statistics.html", context)
+        response.status_code = context.get("status", 200)
         return response
 
 
@@ -139,36 +142,36 @@ def _site_context(request: HttpRequest, size: int = MAX_LIMITS) -> Context:
     found = limits(period, query, sort)
     return {
         **_course_context(request, site, periods),
-        "notices": [*_notices(), *_outage_words(period)],
+        "notices": [*_notices(), *_outage_words()],
         "query": query,
         "sort": sort,
         "more": len(found[size:]),
         "reports": [
             _limits_report(request, found[:size], period, sort),
             _clients_report(request, SITE, period, "refused"),
-            _steps_report(site, is_closed=True),
+            _steps_report(site),
         ],
     }
 
 
 def _limit_context(request: HttpRequest, name: str) -> Context:
-    row = None
-    if not is_unwritable(name):
-        stored = RateLimitRule.objects.using(primary())
-        row = stored.filter(name=name).first()
+    row = _rules([name]).get(name)
     sentence = described(name, row)
+    spec = spec_of(name, row)
     period = _period(request, PERIODS)
     course = course_with_stored_hours(name, period)
+    if not (sentence or course.numbers or name in reading.known_names()):
+        return {"status": 404, "sentence": _("There is no limit of this name.")}
     return {
         **_course_context(request, course, PERIODS),
         "sentence": sentence or _("Limit in the code, or a removed limit"),
-        "rehearsal": rehearsal(row) if row and row.mode == "shadow" else "",
+        "rehearsal": rehearsal(spec) if spec.get("mode") == "shadow" else "",
         "rule": row,
         "site_url": limit_url(request, "", period),
         "reports": [
             *[
                 _clients_report(request, name, period, what, row.name if row else "")
-                for what in ("refused", "used")
+                for what in (course.refusals, "used")
             ],
             _steps_report(course),
         ],
@@ -182,19 +185,19 @@ def _course_context(request: HttpRequest, course: Course, periods: Collection[st
     counts = [step.counts for step in course.steps]
     numbers = course.numbers
     p95 = percentile_95(reading.times(course.name, span_of(course.period)))
-    hovers = [f"{name}: {result_words(each)}" for name, each in zip(names, counts, strict=True)]
-    label = f"{PERIOD_NAMES[course.period]}: {result_words(numbers)}"
+    hovers = [f"{name}, {result_words(each)}" for name, each in zip(names, counts, strict=True)]
+    label = f"{PERIOD_NAMES[course.period]}, {result_words(numbers)}"
     return {
         "period": course.period,
         "periods": [(key, PERIOD_NAMES[key], _query(request, period=key)) for key in periods],
         "tiles": [
             (_("requests"), number_words(numbers["requests"]), ""),
             (
-                _("refused"),
-                number_words(numbers["refused"]),
+                RESULT_NAMES[course.refusals],
+                number_words(numbers[course.refusals]),
                 "refused" if numbers["refused"] else "",
             ),
-            (_("share refused"), share_words(course.share), ""),
+            (_("share of requests"), course.share_words, ""),
             (_("95th percentile decision time"), milliseconds_words(p95) if p95 else "—", ""),
             (_("decided by"), course.source_words or "—", "words"),
         ],
@@ -213,8 +216,8 @@ def _notices() -> Iterator[str]:
         yield text % number_words(number)
 
 
-def _outage_words(period: str) -> Iterator[str]:
-    for outage in reversed(outages(period)[-MAX_OUTAGES:]):
+def _outage_words() -> Iterator[str]:
+    for outage in reversed(outages()[-MAX_OUTAGES:]):
         yield _("Decided without Redis from %(start)s to %(end)s: %(number)s decisions.") % {
             "start": moment_words(moment_of(outage.start)),
             "end": moment_words(moment_of(outage.end)),
@@ -228,9 +231,7 @@ def _limits_report(request: HttpRequest, found: Iterable[Course], period: str, s
             kind += " sorted"
         return Column(heading, kind, _query(request, sort=name))
 
-    names = [course.name for course in found if not is_unwritable(course.name)]
-    stored = RateLimitRule.objects.using(primary())
-    rules = stored.in_bulk(names, field_name="name")
+    rules = _rules(course.name for course in found)
     return Report(
         _("Limits"),
         [
@@ -238,12 +239,18 @@ def _limits_report(request: HttpRequest, found: Iterable[Course], period: str, s
             Column(PERIOD_NAMES[period], "spark"),
             column(_("requests"), "requests", "number"),
             column(_("refused"), "refused", "number"),
-            Column(_("share refused"), "number"),
+            Column(_("share of requests"), "number"),
         ],
         [_limit_row(request, course, rules.get(course.name)) for course in found],
         PERIOD_NAMES[period],
         _("A request with three limits counts in three rows, and once for the whole site."),
     )
+
+
+def _rules(names: Iterable[str]) -> dict[str, RateLimitRule]:
+    stored = RateLimitRule.objects.using(primary())
+    writable = [name for name in names if not is_unwritable(name)]
+    return stored.in_bulk(writable, field_name="name")
 
 
 def _limit_row(request: HttpRequest, course: Course, row: RateLimitRule | None) -> list[Any]:
@@ -262,11 +269,11 @@ def _limit_row(request: HttpRequest, course: Course, row: RateLimitRule | None) 
         course.spark,
         number_words(numbers["requests"]),
         format_html('{}<div class="would">{}</div>', refused, others),
-        share_words(course.share),
+        course.share_words,
     ]
 
 
-def _steps_report(course: Course, *, is_closed: bool = False) -> Report:
+def _steps_report(course: Course) -> Report:
     """Return the numbers of the chart, the latest first."""
     words = [word for word in RESULT_NAMES if course.numbers[word]]
     step_format = STEP_FORMATS[course.period]
@@ -285,7 +292,7 @@ def _steps_report(course: Course, *, is_closed: bool = False) -> Report:
             if counts["requests"]
         ],
         PERIOD_NAMES[course.period],
-        is_closed=is_closed,
+        is_closed=True,
     )
 
 
@@ -298,21 +305,18 @@ def _clients_report(
         request: The request of the page.
         name: The limit; `SITE`: all of them.
         period: The period of the page.
-        what: "refused" or "used".
+        what: One of `CLIENT_TITLES`.
         rule: The name of its rule, if it has one.
     """
-    title: Any = _("Clients refused most")
-    unit: Any = RESULT_NAMES["refused"]
-    if what == "used":
-        title = _("Clients that used most")
-        unit = _("units")
-    hours = span_of(period).parts(HOUR)[-TOP_HOURS:]
+    column = "used" if what == "used" else "refused"
+    # Longer periods end with their current step, which is after now.
+    hours = span_of("hour" if period == "hour" else "day").parts(HOUR)
     # A client that may not have come at all is noise of the estimates.
-    clients = [each for each in reading.top(name, hours, what) if each.times > each.error]
+    clients = [each for each in reading.top(name, hours, column) if each.times > each.error]
     clients = clients[:MAX_CLIENTS]
     labels = [visible_name(request, client.name) for client in clients]
-    digests = [client.digest for client in clients]
-    links = client_links(request, list(zip(digests, labels, strict=True)), name, rule)
+    named = [(client.digest, label) for client, label in zip(clients, labels, strict=True)]
+    links = client_links(request, named, name, rule)
     rows = []
     for client, parts, link in zip(clients, readable_parts(request, labels), links, strict=True):
         context = {"parts": parts, "links": link}
@@ -323,8 +327,12 @@ def _clients_report(
         rows.append([words, between_words(*client.bounds), acts])
     since = moment_words(moment_of(hours[0] * HOUR))
     return Report(
-        title,
-        [Column(_("client")), Column(unit, "number"), Column(_("actions"), "acts")],
+        CLIENT_TITLES[what],
+        [
+            Column(_("client")),
+            Column(RESULT_NAMES.get(what, _("units")), "number"),
+            Column(_("actions"), "acts"),
+        ],
         rows,
         _("since %(moment)s") % {"moment": since},
         _client_note(request),

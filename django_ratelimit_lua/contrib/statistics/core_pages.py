@@ -17,8 +17,8 @@ from ...identity.names import name_words
 from ...models import RateLimitRule
 from ...operations.admin_urls import admin_url
 from ...operations.formatting import between_words, clients_words, number_words, share_words
-from .keys import HOUR, TOP_HOURS, key_of
-from .reading import ask, known_names, merged, shadow_numbers
+from .keys import HOUR, TOP_HOURS
+from .reading import client_lists, known_names, merged, shadow_numbers
 from .report import courses, result_words
 
 NOT_ALLOWED = ("refused", "blocked", "would_be_refused", "failed")
@@ -48,7 +48,7 @@ def last_day_cells(
         rule = rules[name]
         words = ""
         if rule is not None and rule.mode == "shadow":
-            words = rehearsal(rule)
+            words = rehearsal(rule.spec)
         if course.numbers or words:
             cells[name] = format_html(
                 '<div class="ratelimit-seen"><a href="{}">{}</a> {}</div>{}',
@@ -60,13 +60,13 @@ def last_day_cells(
     return cells
 
 
-def rehearsal(rule: RateLimitRule) -> str:
+def rehearsal(spec: Mapping[str, object]) -> str:
     """Return the requests that this version of a rule has seen in shadow mode, in words.
 
     Raises:
         StoreError: Redis is unavailable.
     """
-    numbers = shadow_numbers(rule.spec)
+    numbers = shadow_numbers(spec)
     if not numbers.seen:
         return _("This version of the rule has seen no request in shadow mode yet.")
     return _(
@@ -95,8 +95,7 @@ def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, Cl
     records: dict[str, ClientRecord] = {}
     headings = [_("limit"), _("refused"), _("units used")]
     for each in names:
-        replies = ask([(b"HGETALL", key_of(each, b"top:%d" % hour)) for hour in hours])
-        lists = [written for reply in replies for written in reply[1::2]]
+        lists = client_lists(each, hours)
         if not any(f'["{digest}'.encode() in written for written in lists):
             continue
         link = name_words(each)

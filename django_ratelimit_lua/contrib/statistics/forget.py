@@ -35,4 +35,4 @@ def forget(digests: Collection[bytes]) -> Mapping[str, int]:
         for process, written in zip(pairs, pairs, strict=True):
             if any(digest in written for digest in digests):
                 lists += store.execute(b"HDEL", key, process)
-    return {"lists of clients": lists}
+    return {"lists of clients, with the other clients in them": lists}

@@ -78,9 +78,9 @@ def stored_hours(name: str, start: int, end: int) -> dict[int, Counts]:
     found = {}
     rows = RateLimitHour.objects.using(primary()).filter(name=name)
     for row in rows.filter(moment__gte=start, moment__lt=end):
-        counts: Counts = Counter()
-        for column, letter in RateLimitHour.LETTERS.items():
-            counts[letter] = getattr(row, column)
+        counts = Counter(
+            {letter: getattr(row, column) for column, letter in RateLimitHour.LETTERS.items()}
+        )
         counts["r"] -= counts["g"]
         found[row.moment] = counts
     return found

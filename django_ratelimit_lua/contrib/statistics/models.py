@@ -44,7 +44,7 @@ class RateLimitHour(models.Model):
     class Meta:
         """Options of the model: one row for each name and hour."""
 
-        default_permissions = ("view",)
+        default_permissions = ()
         constraints = (
             models.UniqueConstraint(fields=("name", "moment"), name="ratelimit_hour_once"),
         )

@@ -158,29 +158,35 @@ def times(name: str, span: Span) -> dict[int, int]:
     return {int(bucket): number for bucket, number in counts.items()}
 
 
-def outages(points: Iterable[Point], step: int) -> list[Outage]:
-    """Return the times in which decisions were made without Redis, from the counts of the site.
+def outages(points: Iterable[Point]) -> list[Outage]:
+    """Return the times in which decisions were made without Redis, from the site's minutes.
 
-    Steps without decisions do not end an outage. A step in which only some of the decisions were
-    made without Redis is included.
+    Minutes without decisions do not end an outage. A minute in which only some of the decisions
+    were made without Redis is included, but no outage ends after now.
 
     >>> counts = [{"Sr": 5}, {"Sr": 2, "Sf": 3}, {}, {"Sf": 4}, {"Sr": 6}]
-    >>> outages([Point(60 * at, Counter(each)) for at, each in enumerate(counts)], 60)
+    >>> outages([Point(60 * at, Counter(each)) for at, each in enumerate(counts)])
     [Outage(start=60, end=240, decisions=7)]
     """
-    letters = [f"S{letter}" for letter in SOURCES.values()]
     found: list[Outage] = []
     lasts = False
-    for moment, counts in points:
-        number = counts[f"S{SOURCES['fallback']}"]
+    for start, counts in points:
+        end = min(start + MINUTE, int(time.time()))
+        number = decisions = counts[f"S{SOURCES['fallback']}"]
         if number and lasts:
-            start, _end, decisions = found.pop()
-            found.append(Outage(start, moment + step, decisions + number))
-        elif number:
-            found.append(Outage(moment, moment + step, number))
-        if any(counts[letter] for letter in letters):
+            start, _end, before = found.pop()
+            decisions += before
+        if number:
+            found.append(Outage(start, end, decisions))
+        if any(word.startswith("S") for word in counts):
             lasts = bool(number)
     return found
+
+
+def client_lists(name: str, hours: Iterable[int]) -> list[bytes]:
+    """Return the lists of clients of some hours, for `merged`."""
+    replies = ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours])
+    return [written for reply in replies for written in reply[1::2]]
 
 
 def top(name: str, hours: Iterable[int], what: str) -> list[Estimate]:
@@ -194,8 +200,7 @@ def top(name: str, hours: Iterable[int], what: str) -> list[Estimate]:
         hours: The hours; the last 24 are available.
         what: "refused" (or refusals that shadow mode would have made), or "used" (units).
     """
-    replies = ask([(b"HGETALL", key_of(name, b"top:%d" % hour)) for hour in hours])
-    return merged([written for reply in replies for written in reply[1::2]], what)
+    return merged(client_lists(name, hours), what)
 
 
 def merged(lists: Iterable[bytes], what: str) -> list[Estimate]:

@@ -19,7 +19,7 @@ from ...operations.call_sites import call_sites_of, names_in_code
 from ...operations.formatting import number_words, share_words
 from ...publishing.publish import primary
 from ...rules.describe import reading as rule_sentence
-from ...rules.rule import is_unwritable
+from ...rules.rule import Spec, is_unwritable
 from ...rules.ruleset import settings_rules
 from . import reading
 from .charts import draw
@@ -103,7 +103,7 @@ class Report:
             yield list(zip(self.columns, row, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Course:
     """The counts of a period.
 
@@ -123,9 +123,7 @@ class Course:
         """Return the counts of points."""
         whole = reading.add_up(points)
         sources = Counter({source: whole[f"S{letter}"] for source, letter in SOURCES.items()})
-        return cls(
-            name=name, period=period, points=points, numbers=by_word(whole), sources=+sources
-        )
+        return cls(name, period, points, by_word(whole), +sources)
 
     @cached_property
     def steps(self) -> list[Point]:
@@ -133,10 +131,19 @@ class Course:
         return [Point(point.moment, by_word(point.counts)) for point in self.points]
 
     @property
-    def share(self) -> float:
-        """Return the share of refusals or, without any, of those in shadow mode, from 0 to 1."""
-        numbers = self.numbers
-        return (numbers["refused"] or numbers["would_be_refused"]) / (numbers["requests"] or 1)
+    def refusals(self) -> str:
+        """Return "refused" or, if there are only refusals in shadow mode, their word."""
+        if self.numbers["would_be_refused"] and not self.numbers["refused"]:
+            return "would_be_refused"
+        return "refused"
+
+    @property
+    def share_words(self) -> str:
+        """Return the share of `refusals` in words."""
+        requests = self.numbers["requests"]
+        if not requests:
+            return "—"
+        return share_words(self.numbers[self.refusals] / requests)
 
     @property
     def source_words(self) -> str:
@@ -152,14 +159,14 @@ class Course:
         """Return a small chart of the period; empty if there were no requests."""
         if not self.numbers["requests"]:
             return ""
-        label = f"{PERIOD_NAMES[self.period]}: {result_words(self.numbers)}"
+        label = f"{PERIOD_NAMES[self.period]}, {result_words(self.numbers)}"
         return draw([step.counts for step in self.steps], label)
 
 
 def result_words(numbers: Counts, results: Iterable[str] = RESULT_NAMES) -> str:
     """Return counts in words; empty if all are 0."""
     return ", ".join(
-        f"{number_words(numbers[word])} {RESULT_NAMES[word]}" for word in results if numbers[word]
+        f"{RESULT_NAMES[word]}: {number_words(numbers[word])}" for word in results if numbers[word]
     )
 
 
@@ -239,26 +246,28 @@ def limits(period: str, query: str = "", sort: str = "refused") -> list[Course]:
     return sorted(found.values(), key=SORTS[sort])
 
 
+def spec_of(name: str, row: RateLimitRule | None) -> Spec:
+    """Return the rule of that name, which the row or the settings have; empty if there is none."""
+    if row is not None:
+        return row.spec
+    return next((rule.given or {} for rule in settings_rules() if rule.name == name), {})
+
+
 def described(name: str, row: RateLimitRule | None) -> str:
     """Return the limits under a name in a sentence; empty if it is not known any more."""
-    if row is not None:
-        return str(row.reading())
-    for rule in settings_rules():
-        if rule.name == name:
-            return rule_sentence(rule.given or {})
+    spec = spec_of(name, row)
+    if spec:
+        return rule_sentence(spec)
     sites = "; ".join(site.words() for site in call_sites_of(name))
     return sites or str(GROUPS.get(name, ""))
 
 
-def outages(period: str) -> list[reading.Outage]:
-    """Return the times of a period in which decisions were made without Redis.
-
-    They are exact to the minute in the last day, and to the hour before.
+def outages() -> list[reading.Outage]:
+    """Return the times of the last two days in which decisions were made without Redis.
 
     Raises:
         StoreError: Redis is unavailable.
     """
-    span = span_of(period)
-    step = MINUTE if PERIODS[period][0] <= DAY else HOUR
-    span = Span(span.start // step * step, span.end, step)
-    return reading.outages(reading.series([SITE], span)[SITE], step)
+    span = span_of("hour")
+    span = span._replace(start=span.end - 2 * DAY)
+    return reading.outages(reading.series([SITE], span)[SITE])

@@ -25,7 +25,7 @@ def test_the_page_shows_what_was_refused(operator: Client) -> None:
     assert statuses.count(429) == 4
     for period in ("hour", "day", "week"):
         text = shown(operator, period=period)
-        assert "requests 9 refused 4 share refused 44%" in text
+        assert "requests 9 refused 4 share of requests 44%" in text
         limits = text.partition(f"Limits, last {period}")[2].partition("Clients refused")[0]
         assert re.search(r"site .* 8 4 50%", limits)
         clients = text.partition("Clients refused most")[2]
@@ -40,6 +40,6 @@ def test_names_of_clients_need_a_permission() -> None:
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="1/h")
     assert visits(3, "203.0.113.1").count(429) == 2
     text = shown(staff("view_ratelimitrule"))
-    assert "refused 2 share refused 67%" in text
+    assert "refused 2 share of requests 67%" in text
     assert "203.0.113" not in text
     assert "203.0.113" in shown(staff("view_ratelimitrule", "view_identities", name="who"))

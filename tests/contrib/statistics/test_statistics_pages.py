@@ -23,7 +23,7 @@ from django_ratelimit_lua.contrib.statistics import reading
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics.keys import key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
-from django_ratelimit_lua.contrib.statistics.report import PERIODS, courses, limits
+from django_ratelimit_lua.contrib.statistics.report import PERIODS, courses, limits, outages
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.process.tasks import stop
@@ -67,15 +67,20 @@ def test_the_page_shows_exact_counts_in_every_period(operator: Client) -> None:
     RateLimitRule.objects.create(name="quiet", path="/ok", key="ip", rate="1/h", mode="shadow")
     statuses = Counter(visits(5, "203.0.113.1") + visits(2, "203.0.113.2"))
     assert statuses == {200: 4, 429: 3}
+    RateLimitRule.objects.create(name="idle", path="/idle", key="ip", rate="1/h")
+    assert "refused 0 share of requests —" in words(text(operator, name="idle"))
     for period in PERIODS:
         page = words(text(operator, name="site", period=period))
-        assert "requests 7 refused 3 share refused 43%" in page, period
+        assert "requests 7 refused 3 share of requests 43%" in page, period
         quiet = words(text(operator, name="quiet", period=period))
         assert re.search("from requests would be refused allowed .* 7 5 2", quiet), period
+        tiles = "requests 7 would be refused 5 share of requests 71%"
+        assert tiles in quiet, period
+        assert "Clients that would be refused most" in quiet, period
         whole = words(text(operator, period=period))
-        assert "requests 7 refused 3 share refused 43%" in whole, period
+        assert "requests 7 refused 3 share of requests 43%" in whole, period
         assert re.search(r"site 2 per hour per address, on / ?ok 7 3 43% quiet", whole), period
-        assert "7 0 5 would be refused 71%" in whole, period
+        assert "7 0 would be refused: 5 71%" in whole, period
 
 
 def test_the_chart_shows_the_numbers_of_each_step_without_a_script(operator: Client) -> None:
@@ -85,11 +90,24 @@ def test_the_chart_shows_the_numbers_of_each_step_without_a_script(operator: Cli
     for query in ({}, {"name": "drawn"}):
         page = text(operator, period="day", **query)
         assert len(re.findall(r'<rect class="hover"', page)) == 24
-        assert re.search(r"<title>\d\d:00: 2 requests, 1 refused, 1 allowed</title>", page)
-        assert re.search(r'aria-label="last day: 2 requests, 1 refused, 1 allowed"', page)
+        assert re.search(r"<title>\d\d:00, requests: 2, refused: 1, allowed: 1</title>", page)
+        assert re.search(r'aria-label="last day, requests: 2, refused: 1, allowed: 1"', page)
         content = page.partition('id="content-main"')[2]
         assert "style=" not in content
         assert "<script" not in content.partition('id="footer"')[0]
+
+
+def test_a_settings_rule_in_shadow_mode_shows_what_it_would_have_refused(
+    operator: Client, settings: Any
+) -> None:
+    """Its page has the same sentence as that of a rule of the admin."""
+    settings.RATELIMIT_RULES = [
+        {"name": "planned", "path": "/ok", "key": "ip", "rate": "1/h", "mode": "shadow"}
+    ]
+    assert visits(3, "203.0.113.1") == [200, 200, 200]
+    page = words(text(operator, name="planned"))
+    assert "This version of the rule has seen 3 requests, from about 1 client." in page
+    assert "Would have refused: 2 (67%)" in page
 
 
 def test_the_period_stays_in_every_link(operator: Client) -> None:
@@ -131,14 +149,37 @@ def test_an_outage_is_shown_with_its_time_and_its_decisions(
     limiter.hit("ada")
     recorder.flush()
     monkeypatch.undo()
-    for period in ("hour", "day"):
-        found = reading.outages(
-            reading.series([""], reading.Span(int(now) - 3600, int(now) + 60, 60))[""], 60
-        )
-        assert found == [(int(now) - 3000, int(now) - 2820, 7)]
+    for period in ("hour", "day", "week", "90d"):
+        assert outages() == [(int(now) - 3000, int(now) - 2820, 7)]
         page = words(text(operator, period=period))
         assert re.search(r"Decided without Redis from .*:\d\d to .*:\d\d: 7 decisions", page)
-    assert "Decided without Redis" in text(operator, period="week")
+
+
+def test_an_outage_ends_at_the_latest_now() -> None:
+    """An outage of the current minute has not ended yet."""
+    minute = int(time.time()) // 60
+    key = key_of("", b"minutes:%d" % (minute // 60))
+    get_store().execute(b"HSET", key, b"Sf%02d" % (minute % 60), b"2")
+    (outage,) = outages()
+    assert (outage.start, outage.decisions) == (minute * 60, 2)
+    assert outage.end <= time.time()
+
+
+def test_clients_of_the_last_day_are_listed_in_longer_periods(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lists cover the current hour and the 23 hours before."""
+    now = time.time()
+    limiter = RateLimiter("early", "1/h")
+    monkeypatch.setattr(recording.time, "time", lambda: now - 23 * 3600)
+    for _ in range(3):
+        limiter.hit("ada")
+    recorder.flush()
+    monkeypatch.undo()
+    client = digest("ada").decode()[:12]
+    for period in ("day", "week", "90d", "year"):
+        assert client in text(operator, name="early", period=period), period
+    assert client not in text(operator, name="early", period="hour")
 
 
 def test_refused_clients_are_shown_to_permitted_users() -> None:
@@ -172,10 +213,12 @@ def test_every_name_has_its_page(operator: Client, name: str) -> None:
     assert not limiter.hit("<img src=x>").allowed
     page = text(operator)
     links = [unescape(link) for link in re.findall(r'href="([^"]*\?name=[^"]*)"', page)]
+    if "\ud800" in name:  # No address can have it.
+        assert 404 in [operator.get(link).status_code for link in links]
+        return
     pages = [text(operator, link) for link in links]
     assert all("<img src" not in shown and "<script>alert" not in shown for shown in pages)
-    if "\ud800" not in name:  # No address can have it.
-        assert any("requests 2 refused 1 " in words(shown) for shown in pages)
+    assert any("requests 2 refused 1 " in words(shown) for shown in pages)
 
 
 def test_each_client_has_its_actions_in_the_row(operator: Client) -> None:
@@ -239,11 +282,12 @@ def test_a_thousand_names_are_read_in_few_round_trips(
     page = text(operator, sort="name", q="name-")
     assert page.count(">name-") == 100
     assert "900 more limits" in page
+    assert "All other numbers are those of the whole site." in page
     assert text(operator, q="-0777").count(">name-") == 1
 
 
 def test_every_query_gets_a_page(operator: Client) -> None:
-    """Invalid periods, sort orders and unknown names cause no error."""
+    """Invalid periods and sort orders cause no error. An unknown name is not found."""
     RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
     visits(1, "203.0.113.1")
     for query in (
@@ -252,11 +296,14 @@ def test_every_query_gets_a_page(operator: Client) -> None:
         {"period": "x"},
         {"period": "year"},
         {"name": "site", "period": "\x00"},
-        {"name": "never <b>"},
     ):
         page = text(operator, **query)
         assert 'aria-current="page">last day' in page
-        assert "never <b>" not in page
+    unknown = operator.get(STATISTICS, {"name": "never <b>"})
+    assert unknown.status_code == 404
+    page = unknown.content.decode()
+    assert "There is no limit of this name." in page
+    assert "never <b>" not in page
 
 
 def test_lists_show_the_last_day_with_a_link_to_the_statistics(
@@ -277,7 +324,7 @@ def test_lists_show_the_last_day_with_a_link_to_the_statistics(
     for page in (RULES, f"{RULES}{rule.pk}/change/"):
         shown = unescape(text(operator, page))
         assert link in shown
-        assert "1 refused, 2 blocked</div>" in shown
+        assert "refused: 1, blocked: 2</div>" in shown
     assert "This version of the rule has seen 5 requests, from about 1 client. Would have" in text(
         operator, RULES
     )

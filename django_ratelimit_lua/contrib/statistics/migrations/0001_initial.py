@@ -27,7 +27,7 @@ class Migration(migrations.Migration):
                 ('banned', models.BigIntegerField(default=0)),
             ],
             options={
-                'default_permissions': ('view',),
+                'default_permissions': (),
                 'indexes': [models.Index(fields=['moment'], name='ratelimit_hour_moment')],
                 'constraints': [models.UniqueConstraint(fields=('name', 'moment'), name='ratelimit_hour_once')],
             },

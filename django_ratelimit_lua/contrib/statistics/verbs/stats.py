@@ -10,7 +10,6 @@ from ..recorder import recorder
 from ..report import Course, courses, limits
 from ..results import WORDS
 
-_TITLE = "last 24 hours"
 _HEADS = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed")
 
 
@@ -21,12 +20,12 @@ def show(command: Printer, options: dict[str, object]) -> None:
     if not found:
         command.say("Nothing was counted yet.")
         return
-    width = max(len(name_words(course.name)) for course in found)
-    width = max(width, len("all requests"), len(_TITLE))
+    names = [name_words(course.name) for course in found]
+    width = max(map(len, [*names, "last 24 hours"]))
     heads = "".join(f"{head:>12}" for head in _HEADS)
-    command.say(f"{_TITLE:{width}}{heads}")
-    for course in found:
-        command.say(f"{name_words(course.name):{width}}{_numbers(course)}")
+    command.say(f"{'last 24 hours':{width}}{heads}")
+    for name, course in zip(names, found, strict=True):
+        command.say(f"{name:{width}}{_numbers(course)}")
     command.say(f"{'all requests':{width}}{_numbers(courses([SITE], 'day')[SITE])}")
     if recorder.error is not None:
         command.warn(f"some statistics cannot be written: {recorder.error}")
