@@ -195,7 +195,7 @@ def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
         client.post("/secret/")
     (active,) = active_bans()
     told = json.loads(direct.get(active.key + b":about"))
-    assert {*told} == {"since", "offences", "times", "limit", "rule", "who", "why"}
+    assert {*told} == {"since", "offences", "times", "limit", "name", "rule", "who", "why"}
     assert ("s3cr3t" in str(told)) is (shows == "plain")
     blocker = staff("block_identity")
     pages = text_of(block(blocker))
