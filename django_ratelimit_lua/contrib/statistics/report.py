@@ -247,7 +247,7 @@ def limits(period: str, query: str = "", sort: str = "refused") -> list[Course]:
 
 
 def spec_of(name: str, row: RateLimitRule | None) -> Spec:
-    """Return the rule of that name, which the row or the settings have; empty if there is none."""
+    """Return the rule of a name from its row or the settings; empty if they have no such rule."""
     if row is not None:
         return row.spec
     return next((rule.given or {} for rule in settings_rules() if rule.name == name), {})
