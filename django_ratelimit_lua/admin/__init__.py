@@ -49,6 +49,7 @@ def deferred(path: str) -> Any:
 admin.site.register(RateLimitRule, deferred("rules.RuleAdmin"))
 admin.site.register(RateLimitOverride, deferred("overrides.OverrideAdmin"))
 admin.site.register(RateLimitChange, deferred("history.ChangeAdmin"))
+register_page("Overview", _("Overview"), deferred("overview.OverviewPage"))
 register_page("Inspector", _("Inspector"), deferred("inspector.InspectorPage"))
 register_page("Client", _("Clients"), deferred("clients.ClientPage"))
 register_page("Bans", _("Bans"), deferred("bans.BanPage"))

@@ -15,14 +15,15 @@ from django.test import Client
 from django.urls import path
 
 from django_ratelimit_lua import extension
-from django_ratelimit_lua.admin import home
-from django_ratelimit_lua.extension import Extension, HomeSection
+from django_ratelimit_lua.admin import overview, pages
+from django_ratelimit_lua.extension import Extension, Section
 from django_ratelimit_lua.models import RateLimitRevision, RateLimitRule
 from tests.acceptance.test_admin import staff
 from tests.acceptance.test_any_rule import OURS, SESSIONS, USERS
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HOME = "/admin/django_ratelimit_lua/"
+OVERVIEW = f"{HOME}overview/"
 urlpatterns = [path("admin/", admin.site.urls)]
 
 
@@ -39,7 +40,7 @@ def site(settings: Any, no_others: None) -> None:
 
 def shown(client: Client, **query: str) -> str:
     """Return the text of the page in one line."""
-    response = client.get(HOME, query)
+    response = client.get(OVERVIEW, query)
     assert response.status_code == 200
     page = response.content.decode().partition('id="main"')[2]
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
@@ -62,7 +63,7 @@ def test_the_title_of_the_app_leads_to_its_page(operator: Client) -> None:
 
 
 def _html(client: Client) -> str:
-    return str(client.get(HOME).content.decode())
+    return str(client.get(OVERVIEW).content.decode())
 
 
 def test_an_unavailable_redis_is_listed_first(operator: Client, settings: Any) -> None:
@@ -116,7 +117,7 @@ def test_messages_of_our_checks_are_listed_as_problems(operator: Client, setting
 
 def test_the_number_of_listed_problems_is_bounded(operator: Client, settings: Any) -> None:
     """Further problems are counted."""
-    for number in range(home.MAX_PROBLEMS + 3):
+    for number in range(overview.MAX_PROBLEMS + 3):
         setattr(settings, f"RATELIMIT_NONSENSE_{number}", 1)
     assert "3 more" in shown(operator)
 
@@ -141,15 +142,15 @@ class Annex(Extension):
 
     name = "test"
 
-    def home(self, request: Any) -> Iterator[HomeSection]:
-        yield HomeSection("Quiet", "<i>text</i>")
-        yield HomeSection("Loud", "text", is_problem=True)
+    def sections(self, request: Any, name: str = "") -> Iterator[Section]:
+        yield Section("Quiet", "<i>text</i>")
+        yield Section("Loud", "text", is_problem=True)
 
 
 def test_optional_apps_add_sections(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems come first, and text that is not marked as safe is escaped."""
     monkeypatch.setattr(extension, "extensions", [*extension.extensions, Annex()])
-    monkeypatch.setattr(home, "extensions", [*extension.extensions])
+    monkeypatch.setattr(pages, "extensions", [*extension.extensions])
     text = shown(operator)
     assert text.index("Loud") < text.index("Quiet") < text.index("Overrides")
     assert "&lt;i&gt;text" in text
@@ -167,4 +168,4 @@ def test_the_number_of_queries_does_not_grow_with_the_rules(
         ]
     )
     with django_assert_max_num_queries(12):
-        operator.get(HOME)
+        operator.get(OVERVIEW)

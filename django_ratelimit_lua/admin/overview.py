@@ -1,7 +1,4 @@
-"""The page of the app: problems first, then what optional apps add, then the last changes.
-
-Django's admin shows it for the title of the app, above the list of models.
-"""
+"""The page *Overview*: problems first, then sections of optional apps, then the last changes."""
 
 from __future__ import annotations
 
@@ -11,13 +8,12 @@ from typing import NamedTuple
 from django.core.checks import WARNING
 from django.core.checks.registry import registry
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, transaction
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..exceptions import StoreError
-from ..extension import HomeSection, extensions
+from ..extension import Section
 from ..models import RateLimitChange, RateLimitRevision
 from ..operations.admin_urls import admin_url
 from ..operations.formatting import moment_element
@@ -26,7 +22,7 @@ from ..publishing import triggers
 from ..publishing.publish import primary
 from ..rules import provider
 from .history import change_name, changed_words, seen_by
-from .pages import Context, may, may_see_rules
+from .pages import Context, Page, extension_sections, may, may_see_rules, page_response
 
 MAX_CHANGES = 5
 MAX_PROBLEMS = 20
@@ -43,26 +39,33 @@ class Problem(NamedTuple):
     label: str = ""
 
 
-def home_context(request: HttpRequest) -> Context:
-    """Return the context of the page; empty if the user may not see rules."""
-    if not may_see_rules(request):
-        return {}
+class OverviewPage(Page):
+    """The page."""
+
+    may_see = staticmethod(may_see_rules)
+
+    def view(self, request: HttpRequest) -> HttpResponse:
+        return page_response(self, request, "overview.html", overview_context(request))
+
+
+def overview_context(request: HttpRequest) -> Context:
+    """Return the context of the page."""
     try:
         state = health()
     except ImproperlyConfigured as error:  # The system checks explain it.
         state = Health(False, 0.0, str(error), 0, False)
     problems = list(dict.fromkeys(_problems(request, state)))
-    sections = []
+    sections: list[Section] = []
     if state.ok:
         try:
-            sections = list(_sections(request))
+            sections = extension_sections(request)
         except StoreError as error:
             problems.insert(0, _unavailable(error))
     return {
         "problems": problems[:MAX_PROBLEMS],
         "more_problems": len(problems[MAX_PROBLEMS:]),
         "revision": state.revision,
-        "sections": sorted(sections, key=lambda section: not section.is_problem),
+        "sections": sections,
         "changes": _changes(request),
     }
 
@@ -103,16 +106,6 @@ def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Proble
             words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")
             numbers = {"saved": saved, "live": live}
             yield Problem(words % numbers, hint, url, _("View changes"))
-
-
-def _sections(request: HttpRequest) -> Iterator[HomeSection]:
-    for extension in extensions:
-        try:
-            with transaction.atomic(primary()):
-                yield from extension.home(request)
-        except DatabaseError:  # It is not migrated.
-            words = _("%(name)s is not migrated. Run “manage.py migrate”.")
-            yield HomeSection(words % {"name": extension.name}, "", is_problem=True)
 
 
 def _changes(request: HttpRequest) -> list[Context]:
