@@ -344,7 +344,8 @@ class Conf(Table):
         10,
         _slot_seconds,
         "seconds after which slots expire that are not renewed, because their process was killed; "
-        "a running process renews them four times in that time, see :doc:`bans-and-slots`",
+        "a running process renews them four times in that time, see "
+        ":doc:`/how-to/limit-concurrency`",
     )
     WEIGHT = Setting(
         1,
@@ -379,8 +380,8 @@ class Conf(Table):
     NEVER_BAN = Setting(
         None,
         _never_ban,
-        "networks that are never banned, see :doc:`bans-and-slots`. Without a proxy setting, the "
-        "default is private networks and this host: a ban would be of a proxy, and of all clients "
+        "networks that are never banned, see :doc:`/how-to/ban-repeat-offenders`. Without a "
+        "proxy setting, the default is private networks and this host: a ban would be of a proxy, and of all clients "
         "behind it",
         shown="private networks if ``RATELIMIT_TRUSTED_PROXIES`` is not set, otherwise ``[]``",
     )
