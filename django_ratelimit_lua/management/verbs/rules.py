@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 
@@ -16,13 +17,13 @@ from ...exceptions import StoreError
 from ...limits.decision import LimitState
 from ...models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ...operations import rules_yaml
-from ...operations.confirmations import changed_confirmations, changed_notices, enforcing
+from ...operations.confirmations import changed_confirmations, confirmations
 from ...operations.explain import ExplainedLimit, explain
 from ...operations.formatting import count_words
 from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
-from ...rules import provider
-from ...rules.describe import reading
+from ...rules import RuleError, provider
+from ...rules.places import sentence
 from ...rules.problems import problems
 from ...rules.rule import MODES
 from ...rules.ruleset import settings_problems
@@ -51,7 +52,7 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
             source = "the settings only"
         command.warn(f"Redis is unavailable: these are the rules of {source}.")
     for rule in ruleset.rules:
-        command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
+        command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {sentence(rule.given or {})}")
     for problem in ruleset.problems:
         command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
     command.say(f"{count_words(len(ruleset.rules), 'rule')}; revision {ruleset.revision.number}")
@@ -117,8 +118,10 @@ def _switch(command: Printer, options: VerbOptions) -> None:
     if rule is None:
         names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
         raise CommandError(f"the admin has no rule {name!r}; known rules: {names}")
-    if mode == "enforce" != rule.mode:
-        require_confirmation(options, [str(problem) for _field, problem in enforcing(rule)])
+    before, rule.mode = rule.mode, mode
+    with suppress(RuleError):  # An invalid rule can be turned off as well.
+        texts = [str(text) for _field, text in confirmations(rule, before)]
+        require_confirmation(options, texts)
     rule.switch(mode)
     command.say(f"{rule.name}: {rule.reading()}")
     command.warn_if_unpublished()
@@ -159,7 +162,7 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     warnings = _some(_lines(changed_confirmations(changes)), options)
     if not dry_run:
         require_confirmation(options, warnings)
-    for line in [*warnings, *_some(_lines(changed_notices(changes)), options)]:
+    for line in warnings:
         command.warn(line)
     if not dry_run:
         rules_yaml.apply(changes)
