@@ -248,6 +248,8 @@ def _reference(request: HttpRequest, text: str, named: dict[str, Name]) -> Conte
     places = {limit.place for limit in opened.limits}
     name = places.pop() if len(places) == 1 else ""
     known = [pair for pair in sorted(named.items()) if pair[0].startswith(opened.digest_prefix)]
+    if text.isalnum() and not (opened.limits or opened.overrides or known):
+        return {}  # Any word of 12 letters could be a reference.
     return {
         "opened": opened,
         "clients": client_links(request, known[:MAX_LISTED], name),
