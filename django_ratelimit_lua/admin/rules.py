@@ -135,9 +135,9 @@ class RuleAdmin(LimitPages, ActingAdmin):
     object_history_template = "admin/django_ratelimit_lua/history.html"
 
     class Media:
-        """The script of the form."""
+        """The scripts of the form."""
 
-        js = ("django_ratelimit_lua/rule.js",)
+        js = ("django_ratelimit_lua/preview.js", "django_ratelimit_lua/rule.js")
 
     def own_views(self) -> Iterable[tuple[str, View, str]]:
         return (

@@ -41,7 +41,9 @@ def _source(name: str) -> tuple[str, int] | None:
         module = sys.modules.get(".".join(parts[:end]))
         if module is not None:
             line = _line(module, parts[end:])
-            return line and (".".join(parts[end:]), line)
+            if line:
+                return ".".join(parts[end:]), line
+            break
     return None
 
 

@@ -1,10 +1,10 @@
 "use strict";
-// The form of a rule: shows the fields that have an effect, and draws the plot again.
+// The form of a rule: shows the fields that have an effect, and adds rows of tiers.
 document.addEventListener("DOMContentLoaded", () => {
-  const form = document.getElementById("ratelimitrule_form"), box = form?.querySelector("[data-url]");
-  if (!box) return;
   const field = (name) => document.getElementById(`id_${name}`);
-  const {options, algorithm} = JSON.parse(document.getElementById("ratelimit-conditions").textContent);
+  const form = document.getElementById("ratelimitrule_form"), conditions = document.getElementById("ratelimit-conditions");
+  if (!field("algorithm") || !conditions) return;
+  const {options, algorithm} = JSON.parse(conditions.textContent);
 
   // The same as `hidden_options` in admin/choices.py.
   const has = (name) => {
@@ -21,24 +21,9 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   };
 
-  let timer = 0, latest = 0;
-  const draw = async () => {
-    const number = ++latest;
-    const answer = await fetch(box.dataset.url, {method: "POST", body: new FormData(form), credentials: "same-origin", redirect: "manual"});
-    const text = await answer.text();
-    if (number !== latest) return;
-    if (answer.ok) box.innerHTML = text;
-    else if (answer.type === "opaqueredirect" || answer.status === 403) box.textContent = box.dataset.ended;
-    box.dataset.drawn = number;
-  };
-  const change = () => {
-    fit();
-    clearTimeout(timer);
-    timer = setTimeout(() => draw().catch(() => {}), 250);
-  };
-  form.addEventListener("input", change);
-  form.addEventListener("change", change);
-  change();
+  form.addEventListener("input", fit);
+  form.addEventListener("change", fit);
+  fit();
 
   // A further row of tiers.
   const tiers = document.querySelector(".ratelimit-tiers"), add = tiers?.querySelector("button");
