@@ -29,7 +29,6 @@ VERBS_OF_ANNEXES = {
     "grpc": "gateway",
     "proxy": "gateway",
     "replay": "replay",
-    "stats": "statistics",
 }
 """Which optional app defines a verb of `manage.py ratelimit`, by its first word."""
 FIELDS_OF_ANNEXES = {"descriptor": "gateway", "durable": "statistics"}
