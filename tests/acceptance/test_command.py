@@ -254,7 +254,7 @@ def test_a_rule_and_a_limit_in_the_code_are_shown_by_name() -> None:
     lines = said("show", "search").splitlines()
     assert lines[0] == "search (admin): 7 per minute per address, at the call site search"
     assert "  rate: 7/m" in lines
-    assert f"in the code: 100 per minute per address, in {__name__}.search" in lines
+    assert "in the code: 100 per minute per address, in search, line 45" in lines
     assert lines[-1] == f"override {override.pk}: 203.0.113.9, 9/m, for search, for good"
     assert "site (settings): 600 per minute per address, on /" in said("show", "site")
     with pytest.raises(CommandError, match="named 'serch'; did you mean 'search'"):
@@ -265,7 +265,7 @@ def test_a_rule_that_locks_operators_out_is_switched_off_from_a_terminal() -> No
     """The rule is named, and the history has the command."""
     RateLimitRule.objects.create(name="all", path="/", key="ip", rate="0/m")
     assert Client().get("/ok").status_code == 429
-    assert said("mode", "all", "off") == "all: 0 per minute per address, on /, off\n"
+    assert said("mode", "all", "off", "--confirm") == "all: 0 per minute per address, on /, off\n"
     assert Client().get("/ok").status_code == 200
     assert RateLimitChange.objects.order_by("-pk")[0].by == "ratelimit rules mode"
     with pytest.raises(CommandError, match="known rules: all"):

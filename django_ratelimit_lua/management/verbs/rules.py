@@ -14,7 +14,7 @@ from ...conf import conf
 from ...limits.decision import LimitState
 from ...models import RateLimitOverride, RateLimitRule
 from ...operations import rules_yaml
-from ...operations.call_sites import call_sites_of, rule_names
+from ...operations.call_sites import limits_named, place_words, rule_names
 from ...operations.confirmations import changed_confirmations, confirmations
 from ...operations.explain import ExplainedLimit, explain
 from ...operations.formatting import count_words
@@ -59,7 +59,7 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
 def _show(command: Printer, options: VerbOptions) -> None:
     name = options["name"]
     rule = provider.reload().by_name.get(name)
-    sites = call_sites_of(name)
+    sites = [limit for limit in limits_named(name) if not limit.is_rule]
     if rule is None and not sites:
         near = get_close_matches(name, rule_names(), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -70,7 +70,7 @@ def _show(command: Printer, options: VerbOptions) -> None:
         for field, value in given.items():
             command.say(f"  {field}: {value}")
     for site in sites:
-        command.say(f"in the code: {site.words()}")
+        command.say(f"in the code: {site.words}, in {site.place or place_words(name)}")
     for override in RateLimitOverride.objects.lasting().filter(rule=name):
         command.say(override_words(override))
 
