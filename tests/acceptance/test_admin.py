@@ -137,7 +137,7 @@ def test_the_rule_list_shows_sentences_and_switches_modes(operator: Client) -> N
     assert visits(2) == [200, 200]
     page = operator.get(RULES).content.decode()
     assert "1 per hour per user or address, on /ok, shadow" in page
-    assert "no limits, on /admin/" in page
+    assert "no limits, on /admin/" in page.replace("<wbr>", "")
     assert '<a href="limit/?name=a%2Fb%20c">' in page
     assert f'<a href="{rule.pk}/change/">Edit</a>' in page
     action = {"_selected_action": rule.pk}
@@ -169,7 +169,7 @@ def test_the_plot_shows_the_effect_of_an_unsaved_rule(
 
     page = drawn()
     assert "Of 40 requests at once, 20 are allowed." in page
-    assert "Of the next 120, one by one, 120 are allowed." in page
+    assert "Of the next 240, one by one, 120 are allowed." in page
     assert page.count('<path class="line') == 2
     page = drawn(algorithm="leaky_bucket", burst="", queue=4)
     assert "Of 10 requests at once, 5 are allowed." in page
@@ -497,12 +497,12 @@ def test_the_admin_works_while_redis_is_unavailable(
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     }
     settings.RATELIMIT_ON_STORE_ERROR = "open"
-    assert "Redis is unavailable" in operator.get(RULES).content.decode()
+    assert "Redis does not answer" in operator.get(RULES).content.decode()
     operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", rate="4/h"))
     rule.refresh_from_db()
     assert rule.rate == "4/h"
     form = given(path="/ok", key="ip", rate="60/h")
-    assert "Redis is unavailable" in operator.post(f"{RULES}preview/", form).content.decode()
+    assert "Redis does not answer" in operator.post(f"{RULES}preview/", form).content.decode()
     url = reverse("admin:django_ratelimit_lua_inspect")
     asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
     assert "Redis is unavailable" in operator.post(url, asked).content.decode()
