@@ -107,9 +107,9 @@ def _explain(command: Printer, options: VerbOptions) -> None:
             command.say(text)
     for problem in explanation.problems:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
-    if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
+    if not any((explanation.met, explanation.exempt, explanation.block, explanation.notes)):
         command.say("No rule applies.")
-    for line in (*explanation.notes, *verdict(explanation)):
+    for line in (*explanation.notes, verdict(explanation)):
         command.say(line)
 
 
