@@ -531,7 +531,7 @@ def test_a_save_that_is_not_published_is_reported(
     assert "Saved, but not published yet: RATELIMIT_CACHE_PREFIX" in page
     assert "Redis is unavailable" not in page
     with pytest.raises(CommandError, match=r"^RATELIMIT_CACHE_PREFIX"):
-        call_command("ratelimit", "rules", "publish")
+        call_command("ratelimit", "publish")
     assert "Set RATELIMIT_CACHE_PREFIX to another value for each site" in page
     assert [Client().get("/ok").status_code for _ in range(3)] == [200, 200, 429]
     assert "belongs to the database another" in health().problems[0]
