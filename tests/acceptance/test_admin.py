@@ -330,7 +330,7 @@ def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
     looks = staff("view_ratelimitrule", "view_ratelimitchange", name="looks")
     assert looks.get(RULES).status_code == looks.get(f"{RULES}{rule.pk}/change/").status_code == 200
     action = {"action": "enforce", "_selected_action": rule.pk}
-    assert looks.post(RULES, action).status_code in (302, 403)
+    looks.post(RULES, action)  # The mode is compared below.
     assert looks.post(f"{RULES}undo/{change.pk}/").status_code == 403
     assert looks.post(f"{RULES}add/", given(path="/x", key="ip", rate="1/h")).status_code == 403
     assert looks.get(url).status_code == 200
@@ -421,14 +421,14 @@ def test_the_admin_works_while_redis_is_unavailable(
     rule.refresh_from_db()
     assert rule.rate == "4/h"
     form = given(path="/ok", key="ip", rate="60/h")
-    assert "Redis does not answer" in operator.post(f"{RULES}preview/", form).content.decode()
-    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
-    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
-    assert "Redis is unavailable" in operator.post(url, asked).content.decode()
     assert (
-        "Nothing was reset"
-        in operator.post(url, {**asked, "action": "reset"}, follow=True).content.decode()
+        "Redis does not answer"
+        in operator.post(f"{RULES}preview/?rule={rule.pk}", form).content.decode()
     )
+    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
+    assert operator.get(url).content.decode().count("Redis does not answer") == 1
+    page = operator.post(url, {"action": "reset"}, follow=True).content.decode()
+    assert "Nothing was done" in page
 
 
 def test_a_save_that_is_not_published_is_reported(
