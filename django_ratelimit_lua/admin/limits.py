@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -24,7 +23,7 @@ from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..models import RateLimitOverride, RateLimitRule
-from ..operations.admin_urls import admin_url
+from ..operations.admin_urls import admin_url, page_query
 from ..operations.call_sites import LimitInCode, limits_named, place_words, taken_over
 from ..rules import RuleError
 from ..rules.callsite import CallSite, limits_of
@@ -43,7 +42,7 @@ MAX_OVERRIDES = 50
 def limit_url(request: HttpRequest, name: str) -> str:
     """Return the URL of the page of a limit."""
     page = admin_url(request, "django_ratelimit_lua_limit")
-    return f"{page}?{urlencode({'name': name}, errors='replace')}"
+    return f"{page}?{page_query(request, name=name)}"
 
 
 def limit_label(name: str) -> str:
