@@ -61,8 +61,13 @@ def search_clients(text: str, named: Mapping[str, Name]) -> list[FoundClient]:
     known |= {digest for digest, rows in overrides_of(computed.keys()).items() if rows}
     known |= counted_clients(keys)
     found = {digest: computed[digest] for digest in computed if digest in known}
+    names = {client.name for client in found.values()}  # A throttle has digests of its own.
     for digest, name in named.items():
-        if is_match(name, text) or (is_prefix(text) and digest.startswith(text.lower())):
+        if (
+            tuple(name) not in names
+            and is_match(name, text)
+            or (is_prefix(text) and digest.startswith(text.lower()))
+        ):
             found.setdefault(digest, FoundClient(digest, tuple(name)))
     return [*found.values()][:MAX_LISTED]
 

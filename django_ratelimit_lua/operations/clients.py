@@ -13,7 +13,7 @@ from ..identity import Identity
 from ..identity import digest as digest_of
 from ..identity.forwarded import Address, network_words, parse_address, parse_network
 from ..identity.keys import field_identity, split_field, split_prefix
-from ..identity.names import NOTHING, Part
+from ..identity.names import NOTHING, Part, original, own
 from ..limits.call import Call, Charge
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
@@ -31,7 +31,7 @@ from .explain import (
     with_tier,
     without_shared_bans,
 )
-from .reference import KnownLimit, known_limits
+from .reference import IDENT, KnownLimit, known_limits
 from .subjects import network_overrides
 
 MAX_EXAMINED = 2000
@@ -168,9 +168,12 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
         if known.limit is None or (known.rule is None and known.place in ruled):
             continue
         identity = counted_identity(known.key, identities)
+        if known.identity_form and isinstance(identity, tuple):
+            text = known.identity_form.replace(IDENT, str(identity[-1]))
+            identity = own(text, identity)
         counted = digest
         if identity is not None:
-            counted = _digest(identity)
+            counted = _digest(original(identity))
         charge = Charge(known.limit, counted.encode())
         decided = DecidedCharge(charge, known.place, known.rule, known, identity)
         charges.setdefault((charge.digest, known.limit.key_part), decided)
