@@ -155,6 +155,12 @@ def _address(identities: Identities) -> Address | None:
     return parse_address(str(identity[-1]))
 
 
+def counted_digests(digest: str, parts: Iterable[Part]) -> set[str]:
+    """Return the digests that the page of a client includes, such as those of throttles."""
+    charges = _charges(digest, part_identities(digest, parts))
+    return {charge.charge.digest.decode() for charge in charges}
+
+
 def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
     """Return a charge for each limit in force: of the client, or of the part that it counts.
 
@@ -164,9 +170,13 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
     limits = [known for known in known_limits() if known.limit is not None]
     limits = [known for known in limits if known.rule is None or known.rule.mode != "off"]
     ruled = {known.place for known in limits if known.rule is not None}
+    throttles = {known.place: known for known in limits if known.identity_form}
     for known in limits:
         if known.limit is None or (known.rule is None and known.place in ruled):
             continue
+        if not known.key and known.place in throttles:  # A rule in place of a throttle.
+            throttle = throttles[known.place]
+            known = known._replace(key=throttle.key, identity_form=throttle.identity_form)
         identity = counted_identity(known.key, identities)
         if known.identity_form and isinstance(identity, tuple):
             text = known.identity_form.replace(IDENT, str(identity[-1]))

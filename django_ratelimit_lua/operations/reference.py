@@ -11,7 +11,7 @@ from ..limits.limit import Limit
 from ..models import RateLimitOverride
 from ..rules.callsite import THROTTLE, known_call_sites, limits_of
 from ..rules.describe import key_label, reading
-from ..rules.places import look_for_call_sites
+from ..rules.places import look_for_call_sites, sentence
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.stacks import url_patterns
@@ -51,7 +51,7 @@ class KnownLimit(NamedTuple):
         """Return the sentence that describes the limit."""
         if self.rule is None:
             return self.words
-        return reading(self.rule.given or {})
+        return sentence(self.rule.given or {})
 
     @property
     def key_label(self) -> str:
