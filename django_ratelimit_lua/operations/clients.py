@@ -172,7 +172,8 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
     ruled = {known.place for known in limits if known.rule is not None}
     throttles = {known.place: known for known in limits if known.identity_form}
     for known in limits:
-        if known.limit is None or (known.rule is None and known.place in ruled):
+        limit = known.limit
+        if limit is None or (known.rule is None and known.place in ruled):
             continue
         if not known.key and known.place in throttles:  # A rule in place of a throttle.
             throttle = throttles[known.place]
@@ -184,9 +185,9 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
         counted = digest
         if identity is not None:
             counted = _digest(original(identity))
-        charge = Charge(known.limit, counted.encode())
+        charge = Charge(limit, counted.encode())
         decided = DecidedCharge(charge, known.place, known.rule, known, identity)
-        charges.setdefault((charge.digest, known.limit.key_part), decided)
+        charges.setdefault((charge.digest, limit.key_part), decided)
     return [*charges.values()]
 
 
