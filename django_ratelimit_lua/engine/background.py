@@ -16,7 +16,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "flush": "reports once a second that this process is running, gives back leased units, "
         "and writes data that was collected in memory (new bans for the list, and counts of "
         "optional apps)",
-        "breaker": "tests, up to four times a second, whether a server that failed repeatedly "
+        "availability": "tests, up to four times a second, whether a server that failed repeatedly "
         "answers again",
         "publishing": "compares the published rules with the database, every ten seconds in one "
         "of the processes, and publishes changes that could not be published when they were "
@@ -27,7 +27,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
     }
 )
 """What each does, by its name, in the order in which they matter."""
-AT_TIMES = ("breaker", "errand")
+AT_TIMES = ("availability", "errand")
 """Those that are listed only while they run."""
 
 

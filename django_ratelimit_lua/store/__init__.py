@@ -14,11 +14,11 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..conf.changes import on_change
+from .availability import KINDS as FAILURES
+from .availability import failures
 from .commands import ANNEX, RESET, RULES, Reply
 from .connection_params import ConnectionParams, why_unusable
 from .factory import ClusterConnectionFactory
-from .failures import KINDS as FAILURES
-from .failures import failures
 from .flusher import FLUSH_SECONDS, flusher
 from .patience import Patience, last_patience
 from .server import Store

@@ -178,9 +178,9 @@ class Link:
             raise RedisTimeoutError("the deadline has passed")
         if future is None:
             future = self._loop.create_future()
-        is_idle = not (self._waiting or self._to_send)
+        never_pauses = not (self._waiting or self._to_send)
         self._to_send.append((question, future, patience, Clock.monotonic()))
-        if is_idle or len(self._to_send) == BATCH_SIZE:
+        if never_pauses or len(self._to_send) == BATCH_SIZE:
             self._send()
         elif len(self._to_send) == 1:
             self._loop.call_soon(self._send)

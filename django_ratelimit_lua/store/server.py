@@ -1,4 +1,4 @@
-"""One server with its connections and its breaker, and the store that uses one server."""
+"""One server with its connections and its availability, and the store that uses one server."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
 from .asynchronous import IDLE_SECONDS, AsyncConnections, LoopConnections
+from .availability import Availability, Paused, as_store_error, failures, kind_of
 from .blocking import Link
-from .breaker import Breaker
 from .commands import (
     Address,
     Question,
@@ -33,7 +33,6 @@ from .commands import (
     to_run,
 )
 from .connection_params import ConnectionParams
-from .failures import Paused, as_store_error, failures, kind_of
 from .patience import Patience, Pulse
 
 A = TypeVar("A")
@@ -62,7 +61,7 @@ class Node:
         self._async_connections = AsyncConnections(
             partial(LoopConnections, params, self.pulse, timeout, self._check)
         )
-        self.breaker = Breaker(self._answers, is_idle=background)
+        self.availability = Availability(self._answers, never_pauses=background)
         self._begin()
         renew_after_fork(self._renew)
 
@@ -90,7 +89,7 @@ class Node:
         With `is_trial`, it is called after repeated failures as well. Raises the errors of the
         method, and `TimeoutError` of redis-py if no connection becomes free.
         """
-        if self.breaker.is_open and not is_trial:
+        if self.availability.is_paused and not is_trial:
             self._check()
         try:
             if self._waiting:
@@ -101,7 +100,7 @@ class Node:
                 except IndexError:
                     link = self._wait(patience)
             try:
-                if self.breaker.is_open and not is_trial:  # Others failed while it waited.
+                if self.availability.is_paused and not is_trial:  # Others failed while it waited.
                     self._check()
                 answer = ask(link, asked, patience)
             finally:
@@ -113,17 +112,17 @@ class Node:
         except (RedisError, OSError) as error:
             self.note(error)
             raise
-        if self.breaker.failures:
-            self.breaker.succeeded()
+        if self.availability.failures:
+            self.availability.record_reply()
         return answer
 
     def aexchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
         """Send the command of a question and return the parsed reply.
 
         This does not block the event loop. Raises the errors of `Question.read` and of redis-py.
-        The caller reports them to `note`, and a reply to the breaker.
+        The caller reports them to `note`, and a reply to `availability`.
         """
-        if self.breaker.is_open:
+        if self.availability.is_paused:
             self._check()
         return self._async_connections.exchange(question, patience)
 
@@ -132,7 +131,7 @@ class Node:
 
         The connections of an event loop are closed with the loop.
         """
-        self.breaker.succeeded()
+        self.availability.record_reply()
         self._close(unused_since=float("inf"))
 
     def close_idle(self) -> bool:
@@ -182,16 +181,16 @@ class Node:
         return True
 
     def _check(self) -> None:
-        if not self.breaker.may_ask():
+        if not self.availability.may_send():
             raise Paused("Redis has failed repeatedly; calls to it are paused for a moment")
 
     def note(self, error: Exception) -> None:
-        """Record an error of an exchange in the breaker."""
+        """Record an error of an exchange in `availability`."""
         # A server that answers with an error costs no deadline, and may answer the next call.
         if isinstance(error, ResponseError):
-            self.breaker.succeeded()
+            self.availability.record_reply()
         elif not isinstance(error, Paused):
-            self.breaker.failed()
+            self.availability.record_failure()
 
 
 class Store:
@@ -227,7 +226,7 @@ class Store:
     @property
     def is_paused(self) -> bool:
         """Return whether a server is not used at the moment, after repeated failures."""
-        return any(node.breaker.is_open for node in list(self._nodes.values()))
+        return any(node.availability.is_paused for node in list(self._nodes.values()))
 
     @property
     def heard_at(self) -> float:
@@ -408,8 +407,8 @@ class Store:
         except (RedisError, OSError) as error:
             node.note(error)
             raise self._failed(error) from error
-        if node.breaker.failures:
-            node.breaker.succeeded()
+        if node.availability.failures:
+            node.availability.record_reply()
         if self._is_down:
             self._answered()
         return answer

@@ -236,7 +236,7 @@ class ShardedStore(Store):
         except (RedisError, OSError) as error:
             node.note(error)
             raise
-        node.breaker.succeeded()
+        node.availability.record_reply()
         return answer
 
     def _answered(self, node: Address | None = None) -> None:

@@ -13,10 +13,10 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..process.clock import Clock
 from ..process.forks import chance
+from .availability import as_store_error
 from .blocking import Link
 from .commands import command, to_execute
 from .connection_params import ConnectionParams
-from .failures import as_store_error
 from .patience import Patience, Pulse
 from .redis_py import BlockingConnection
 

@@ -52,7 +52,7 @@ def assert_no_outage(
             return
         settings.RATELIMIT_TIMEOUT = (
             settings.RATELIMIT_TIMEOUT
-        )  # A breaker of the last time's is not this one's.
+        )  # This makes a new store, so that no pause of an earlier attempt continues.
     assert found == expected
 
 
