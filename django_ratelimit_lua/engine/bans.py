@@ -29,7 +29,7 @@ from ..limits.rate import SECOND
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..signals import banned
-from ..store import Patience, flusher, get_store
+from ..store import Deadline, flusher, get_store
 from .decided_charge import DecidedCharge
 from .log_sampler import LogSampler
 from .run import Wait
@@ -86,7 +86,7 @@ class BanList:
                 self._added[key] = listed
         flusher.start()
 
-    def flush(self, last: Patience | None = None) -> bool:
+    def flush(self, last: Deadline | None = None) -> bool:
         """Write the added bans, as a `Flush` of the flusher. Raises `StoreError`."""
         with self._lock:
             added = self._added
@@ -101,7 +101,7 @@ class BanList:
             raise
         return False
 
-    def write(self, bans: Mapping[bytes, ListedBan], patience: Patience | None = None) -> None:
+    def write(self, bans: Mapping[bytes, ListedBan], deadline: Deadline | None = None) -> None:
         """Write bans to the list in Redis, by their keys. Raises `StoreError`."""
         name = conf.CACHE_PREFIX + LIST
         now = max(listed.since for listed in bans.values())
@@ -114,7 +114,7 @@ class BanList:
             )
         commands.append((b"ZREMRANGEBYSCORE", name, b"-inf", b"%d" % now))
         commands.append((b"ZREMRANGEBYRANK", name, b"0", b"%d" % (-MAX_LISTED - 1)))
-        get_store(background=True).execute_all(commands, patience)
+        get_store(background=True).execute_all(commands, deadline)
 
     def read(self) -> dict[bytes, int]:
         """Return the ends of the listed bans by their keys, the latest end first.

@@ -28,7 +28,7 @@ from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
-from ..store import Patience, flusher, get_store
+from ..store import Deadline, flusher, get_store
 from .bans import ban_list, report_bans
 from .decided_charge import DecidedCharge
 from .decision_log import log_decision
@@ -98,17 +98,17 @@ def decide(planner: Planner) -> Decision:
 
     Raises only the exceptions of the planner.
     """
-    patience = Patience(conf.TIMEOUT)
-    return run(deciding(planner, patience), patience)
+    deadline = Deadline(conf.TIMEOUT)
+    return run(deciding(planner, deadline), deadline)
 
 
 def adecide(planner: Planner) -> Coroutine[Any, Any, Decision]:
     """`decide`, without blocking the event loop."""
-    patience = Patience(conf.TIMEOUT)
-    return arun(deciding(planner, patience), patience)
+    deadline = Deadline(conf.TIMEOUT)
+    return arun(deciding(planner, deadline), deadline)
 
 
-def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
+def deciding(planner: Planner, deadline: Deadline) -> Waiting[Decision]:
     """Plan by the rules, decide the call, and report the decision.
 
     If the rules were stale, newer ones are loaded, and all is repeated. If an interruption or an
@@ -124,10 +124,10 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
     try:
         for attempt in range(FENCED_ATTEMPTS + 1):
             known = current() if stale is None else None
-            ruleset = known or (yield _loading(stale, patience))
+            ruleset = known or (yield _loading(stale, deadline))
             # Waiting for a thread does not count as waiting for the store.
             if known is None and provider.is_answered:
-                patience.was_answered()
+                deadline.extend()
             # There may be no newer rules than those that were stale.
             has_no_newer = call is not None and call.revision == ruleset.published
             is_last = has_no_newer or attempt == FENCED_ATTEMPTS
@@ -136,7 +136,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
             if is_last:
                 call = call._replace(revision=None)
             try:
-                decision = yield from answered(call, patience)
+                decision = yield from answered(call, deadline)
             except StaleRules as error:
                 stale = error
                 continue
@@ -159,9 +159,9 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
     raise AssertionError("the last attempt does not check the revision")  # pragma: no cover
 
 
-def _loading(stale: StaleRules | None = None, patience: Patience | None = None) -> Wait:
+def _loading(stale: StaleRules | None = None, deadline: Deadline | None = None) -> Wait:
     """Load the rules: for the first time, or because others were stale."""
-    return Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
+    return Wait(partial(load, stale, deadline), partial(sync_to_async(load), stale, deadline))
 
 
 def _report(planner: Planner, call: Call, decision: Decision, seconds: float) -> None:
@@ -211,7 +211,7 @@ def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -
     return decision
 
 
-def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
+def answered(call: Call, deadline: Deadline | None = None) -> Waiting[Decision]:
     """Decide a call, in the first of these steps that can.
 
     1. The deny cache repeats a refusal.
@@ -231,7 +231,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
             return denial
     asked_at = Clock.monotonic()
     generation = deny_cache.generation
-    patience = patience or Patience(conf.TIMEOUT)
+    deadline = deadline or Deadline(conf.TIMEOUT)
     if not (heartbeat.is_started and flusher.is_running):
         _send_heartbeats(call)
     compares_rules = get_store().compares_rules
@@ -241,9 +241,9 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         is_for_redis = compares_rules and call.has_overrides
     try:
         if not (is_for_redis and compares_rules):
-            yield from _comparing(call, patience)
+            yield from _comparing(call, deadline)
         if hot:
-            decision = yield from _decide_here(call, patience)
+            decision = yield from _decide_here(call, deadline)
         elif is_for_redis:
             decision = yield call
         else:
@@ -267,12 +267,12 @@ def _send_heartbeats(call: Call) -> None:
             return
 
 
-def _decide_here(call: Call, patience: Patience) -> Waiting[Decision]:
+def _decide_here(call: Call, deadline: Deadline) -> Waiting[Decision]:
     """Decide a call by leases and splits, and the rest of it in Redis. Raises `StoreError`."""
     here = LocalPart(call)
     of_rest: Decision | None = None
     try:
-        yield from here.taking(patience)
+        yield from here.taking(deadline)
         if here.rest:
             of_rest = yield here.call()
     except BaseException:
@@ -281,7 +281,7 @@ def _decide_here(call: Call, patience: Patience) -> Waiting[Decision]:
     return here.complete(of_rest)
 
 
-def _comparing(call: Call, patience: Patience) -> Waiting[None]:
+def _comparing(call: Call, deadline: Deadline) -> Waiting[None]:
     """Check that a call uses the current rules, unless that was done a moment ago.
 
     Raises `StaleRules` if not. If Redis is unavailable and the call has charges, the known rules
@@ -290,7 +290,7 @@ def _comparing(call: Call, patience: Patience) -> Waiting[None]:
     if call.revision is None or not (freshness.is_due(call) or listener.has_news()):
         return
     question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
-    share = patience.share(RULES_SHARE if call.charges else 1)
+    share = deadline.share(RULES_SHARE if call.charges else 1)
     store = get_store()
     asked_at = Clock.monotonic()
     try:
@@ -301,7 +301,7 @@ def _comparing(call: Call, patience: Patience) -> Waiting[None]:
     else:
         freshness.confirm(call.fence, call.revision, asked_at)
     finally:
-        patience.take_back(share)
+        deadline.count(share)
 
 
 def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:

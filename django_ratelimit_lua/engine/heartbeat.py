@@ -25,7 +25,7 @@ from ..limits.share import Share
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..rules import provider
-from ..store import Patience, Reply, flusher, get_store
+from ..store import Deadline, Reply, flusher, get_store
 from .run import Wait
 
 _PROGRAM = Program.of(source("engine/heartbeat"))
@@ -95,7 +95,7 @@ class Heartbeat:
         self.is_started = True
         flusher.start()
 
-    def flush(self, last: Patience | None = None) -> bool:
+    def flush(self, last: Deadline | None = None) -> bool:
         """Send a heartbeat, or the last one, as a `Flush` of the flusher. Raises `StoreError`."""
         if last is not None:
             self.goodbye(last)
@@ -108,16 +108,16 @@ class Heartbeat:
         self._read(get_store(background=True).run(_PROGRAM, *self._question()))
         return self.count
 
-    def joining(self, patience: Patience) -> Generator[Wait, Any, None]:
+    def joining(self, deadline: Deadline) -> Generator[Wait, Any, None]:
         """Send the first heartbeat, for a decision that needs the share. Raises `StoreError`."""
         store = get_store()
-        words = (_PROGRAM, *self._question(), patience)
+        words = (_PROGRAM, *self._question(), deadline)
         self._read((yield Wait(partial(store.run, *words), partial(store.arun, *words))))
 
-    def goodbye(self, patience: Patience | None = None) -> None:
+    def goodbye(self, deadline: Deadline | None = None) -> None:
         """Leave the register, so that the other processes take over the share of this one."""
         if self._text:  # A child that never sent a heartbeat ends without one.
-            get_store(background=True).run(_PROGRAM, *self._question(ends=True), patience)
+            get_store(background=True).run(_PROGRAM, *self._question(ends=True), deadline)
             self._forget()
 
     def _question(self, *, ends: bool = False) -> tuple[list[bytes], list[bytes]]:

@@ -29,7 +29,7 @@ from ..limits.limit import Limit
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand
-from ..store import Patience, flusher, get_store
+from ..store import Deadline, flusher, get_store
 from .deny_cache import deny_cache
 from .run import Wait
 
@@ -195,7 +195,7 @@ class Leases:
             flusher.start()
 
     def taking(
-        self, lease: Lease, cost: int, patience: Patience
+        self, lease: Lease, cost: int, deadline: Deadline
     ) -> Generator[Wait, Any, LimitState | None]:
         """Take units of a lease, and wait for a batch if there are too few.
 
@@ -207,14 +207,14 @@ class Leases:
             if state is not None or batch is None:
                 return state
             began = Clock.monotonic()
-            seconds = patience.left
+            seconds = deadline.left
             units = 0
             with suppress(TimeoutError, CancelledError):  # It takes too long, or the process ends.
                 units = yield Wait(partial(batch.result, seconds), partial(_await, batch, seconds))
-            patience.spend(began, seconds)
+            deadline.spend(began, seconds)
             if not units:
                 return None
-            patience.was_answered()
+            deadline.extend()
 
     def _fetch(self, lease: Lease) -> Future[int] | None:
         """Return the units of the next batch of a lease, which another thread fetches.
@@ -248,13 +248,13 @@ class Leases:
             lease.is_exhausted = True
         return units
 
-    def _give_back(self, lease: Lease, patience: Patience | None = None) -> None:
+    def _give_back(self, lease: Lease, deadline: Deadline | None = None) -> None:
         refund = lease.empty()
         if refund is not None:
-            get_store(background=True).decide(refund, patience)
+            get_store(background=True).decide(refund, deadline)
             deny_cache.forget([lease.key[1]])
 
-    def give_back(self, last: Patience | None = None) -> bool:
+    def give_back(self, last: Deadline | None = None) -> bool:
         """Give back units, as a `Flush` of the flusher: those of idle leases, or all at the end.
 
         If that fails, the units stay counted. Raises `StoreError`.

@@ -26,7 +26,7 @@ from ..process.clock import Clock
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
-from ..store import ANNEX, RESET, RULES, Patience, Subscription, get_store
+from ..store import ANNEX, RESET, RULES, Deadline, Subscription, get_store
 from .deny_cache import deny_cache
 from .leases import leases
 
@@ -153,7 +153,7 @@ class Listener:
 
     def _connect(self, channel: bytes) -> None:
         try:
-            self._subscription = Subscription(channel, Patience(CONNECT_SECONDS))
+            self._subscription = Subscription(channel, Deadline(CONNECT_SECONDS))
         except StoreError as error:
             self._lose(error)
             return
@@ -230,7 +230,7 @@ class Listener:
                 extension.on_message(of_annexes[extension.name.encode()])
         self._has_news = False
         if not self._is_outdated:  # What was heard is done.
-            deny_cache.heard_at = subscription.heard_at
+            deny_cache.received_at = subscription.received_at
 
 
 listener = Listener()

@@ -11,7 +11,7 @@ from typing import Any
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState, Source
 from ..process.clock import Clock
-from ..store import Patience
+from ..store import Deadline
 from .deny_cache import deny_cache
 from .fallback import local_counts
 from .heartbeat import heartbeat
@@ -33,12 +33,12 @@ class LocalPart:
         self._split: list[Charge] = []
         self._leased: list[tuple[Lease, int]] = []
 
-    def taking(self, patience: Patience) -> Generator[Wait, Any, None]:
+    def taking(self, deadline: Deadline) -> Generator[Wait, Any, None]:
         """Take what the call needs of splits and of leases. Raises `StoreError`."""
         split = [place for place, charge in self.rest.items() if charge.limit.split]
         if split and self._call.now is None:  # The counts of this process have its clock.
             if heartbeat.share is None:
-                yield from heartbeat.joining(patience)
+                yield from heartbeat.joining(deadline)
             self._take_splits(split)
         if self._is_refused:
             return
@@ -47,7 +47,7 @@ class LocalPart:
             lease = None if key is None else leases.find(key)
             if lease is None:
                 continue
-            state = yield from leases.taking(lease, charge.cost, patience)
+            state = yield from leases.taking(lease, charge.cost, deadline)
             if state is not None:
                 self._set(place, state)
                 self._leased.append((lease, charge.cost))

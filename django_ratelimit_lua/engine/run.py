@@ -24,7 +24,7 @@ from asgiref.sync import async_to_sync
 from ..conf import conf
 from ..limits.call import Call
 from ..process.tasks import Errand
-from ..store import PATIENCE, Patience, get_store
+from ..store import BACKGROUND_SECONDS, Deadline, get_store
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -58,14 +58,14 @@ def awaited(value: Awaitable[object]) -> Wait:
     return Wait(async_to_sync(result), result)
 
 
-def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
+def run(waiting: Waiting[T], deadline: Deadline | None = None) -> T:
     """Run a generator to its end, blocking, and return its result.
 
     Args:
         waiting: The generator.
-        patience: The time for all its calls of the store together. Default: `RATELIMIT_TIMEOUT`.
+        deadline: The time for all its calls of the store together. Default: `RATELIMIT_TIMEOUT`.
     """
-    patience = patience or Patience(conf.TIMEOUT)
+    deadline = deadline or Deadline(conf.TIMEOUT)
     value: object = None
     error: BaseException | None = None
     try:
@@ -74,7 +74,7 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
             value = error = None
             try:
                 if isinstance(wait, Call):
-                    value = get_store().decide(wait, patience)
+                    value = get_store().decide(wait, deadline)
                 else:
                     value = wait.blocking()
             except BaseException as raised:
@@ -83,9 +83,9 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
         return finished.value  # type: ignore[no-any-return]
 
 
-async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
+async def arun(waiting: Waiting[T], deadline: Deadline | None = None) -> T:
     """`run`, without blocking the event loop."""
-    patience = patience or Patience(conf.TIMEOUT)
+    deadline = deadline or Deadline(conf.TIMEOUT)
     value: object = None
     error: Exception | None = None
     try:
@@ -94,7 +94,7 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
             value = error = None
             try:
                 if isinstance(wait, Call):
-                    value = await get_store().adecide(wait, patience)
+                    value = await get_store().adecide(wait, deadline)
                 else:
                     value = await wait.awaitable()
             except Exception as raised:
@@ -180,7 +180,7 @@ async def to_the_end(coroutine: Awaitable[T]) -> T:
 
 
 def in_thread(
-    function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE
+    function: Callable[[], object], *, waits: bool = True, seconds: float = BACKGROUND_SECONDS
 ) -> None:
     """Run a function in another thread, because an event loop in this one may not block.
 

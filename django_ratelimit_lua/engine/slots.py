@@ -23,13 +23,13 @@ from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import Errand, Task
 from ..signals import slot_lost
-from ..store import Patience, get_store, last_patience
+from ..store import Deadline, exit_deadline, get_store
 
 logger = logging.getLogger("django_ratelimit_lua")
 
 RENEWALS = 4
 """How often a slot is renewed while it lasts."""
-MIN_PATIENCE = 0.25
+MIN_RENEWAL_SECONDS = 0.25
 """Seconds that a renewal may take at least."""
 _UNITS = Struct(">I")
 _PROGRAM = Program.of(source("engine/renew"))
@@ -164,8 +164,8 @@ class HeldSlots:
         now = self.time_of_calls()  # Some servers forbid TIME in scripts.
         moment = b"" if now is None else b"%d" % now
         records = [(slot.redis_key, slot.slot + _UNITS.pack(slot.charge.cost)) for slot in held]
-        patience = Patience(max(self.interval / 2, MIN_PATIENCE))
-        return get_store(background=True).run_each(_PROGRAM, (moment,), records, patience)
+        deadline = Deadline(max(self.interval / 2, MIN_RENEWAL_SECONDS))
+        return get_store(background=True).run_each(_PROGRAM, (moment,), records, deadline)
 
     def _release_all(self) -> None:
         """Release all slots at the end of the process."""
@@ -175,7 +175,7 @@ class HeldSlots:
             members = [held.slot, *[held.slot + _UNITS.pack(number) for number in units]]
             commands.append((b"ZREM", held.redis_key, *members))
         if commands:
-            get_store(background=True).execute_all(commands, last_patience())
+            get_store(background=True).execute_all(commands, exit_deadline())
 
 
 def _report_lost(slots: Sequence[HeldSlot]) -> None:

@@ -30,7 +30,7 @@ from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.problems import problems
 from ..rules.snapshot import EVERY_SECTION, FORMAT, SECTIONS, Snapshot, split_tags
-from ..store import PATIENCE, get_store, rules_key
+from ..store import BACKGROUND_SECONDS, get_store, rules_key
 from .cleanup import sweep
 from .parts import BATCH, read_rules, read_sections, written
 
@@ -264,7 +264,7 @@ def _in_a_thread(**options: bool) -> int:
     if published is None:
         raise StoreError("no thread can be started to publish the rules")
     try:
-        return published.result(PATIENCE)
+        return published.result(BACKGROUND_SECONDS)
     except TimeoutError:
         if published.done():
             raise

@@ -20,7 +20,7 @@ from ..rules import provider
 from ..rules.problems import problems
 from ..rules.snapshot import Snapshot
 from ..signals import rules_changed
-from ..store import get_store, rules_key, take_turn
+from ..store import acquire_lock, get_store, rules_key
 from .publish import (
     DatabaseErrand,
     OwnerError,
@@ -40,12 +40,12 @@ UNMIGRATED = (
 )
 
 
-def restore_rules(patience: float, rebuild: bool = False) -> bool:
+def restore_rules(seconds: float, rebuild: bool = False) -> bool:
     """Publish the rules of the database if they are not published, or to `rebuild` them.
 
     Return whether the published rules are those of the database. If the database cannot be read, a
     background task keeps trying. The rules are published in another thread, because its connection
-    sees only committed rows, and a request waits for that for at most `patience` seconds. If no
+    sees only committed rows, and a request waits for that for at most `seconds` seconds. If no
     other thread can see the rows, as in the transaction of a test case, the calling thread
     publishes.
     """
@@ -57,7 +57,7 @@ def restore_rules(patience: float, rebuild: bool = False) -> bool:
         return False  # Another request does it. Requests in between use the known rules.
     healed = healing.give(heal)
     with suppress(Exception):  # It takes longer.
-        return healed is not None and healed.result(max(0.0, patience))
+        return healed is not None and healed.result(max(0.0, seconds))
     return False
 
 
@@ -84,10 +84,10 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
     return False
 
 
-def read_database(patience: float, begin: provider.Begin) -> Snapshot | None:
+def read_database(seconds: float, begin: provider.Begin) -> Snapshot | None:
     """Return the rules of the database, as this version would publish them.
 
-    None if they cannot be read within `patience` seconds. `begin` is called with them, however
+    None if they cannot be read within `seconds` seconds. `begin` is called with them, however
     late.
     """
     using = primary()
@@ -109,7 +109,7 @@ def read_database(patience: float, begin: provider.Begin) -> Snapshot | None:
     if is_private(using):
         read()
     elif not reading.is_busy and reading.give(read_in_a_thread) is not None:
-        done.wait(max(0.0, patience))
+        done.wait(max(0.0, seconds))
     return next(iter(snapshots), None)
 
 
@@ -134,7 +134,7 @@ def _look() -> None:
     try:
         # While the id of this database is unknown, each process has to find out.
         is_due = _pause or provider.database is None or problems.unpublished
-        if is_due or take_turn(_turn_key(), provider.COMPARE_SECONDS):
+        if is_due or acquire_lock(_turn_key(), provider.COMPARE_SECONDS):
             _publish(failure, rebuild=_pause > 0)
     except Exception as error:
         _failed(failure, error)

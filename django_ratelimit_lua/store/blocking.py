@@ -23,8 +23,8 @@ from .commands import (
     to_find_master,
 )
 from .connection_params import ConnectionParams
+from .deadline import Deadline, LastReply
 from .flusher import flusher
-from .patience import Patience, Pulse
 from .redis_py import Turn
 
 T = TypeVar("T")
@@ -41,39 +41,39 @@ class Link:
     It connects with the first exchange, and again after an error.
     """
 
-    def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
+    def __init__(self, params: ConnectionParams, last_reply: LastReply) -> None:
         self._params = params
-        self._pulse = pulse
+        self._last_reply = last_reply
         self.turn = Turn()
         self._has_input: Callable[[], object] = lambda: True
         self.connection: Any = None
         self.used_at = 0.0
 
-    def ask(self, question: Question[T], patience: Patience) -> T:
+    def ask(self, question: Question[T], deadline: Deadline) -> T:
         """Send a command and return the answer.
 
         Raises `Unreachable` if nothing was sent, and the errors of the question and of redis-py.
         The connection is closed unless the reply was read completely.
         """
-        self.begin(patience, has_token=question.has_token)
+        self.begin(deadline, has_token=question.has_token)
         try:
             try:
                 return self._exchange(question)
             except NoScriptError:  # It was not run.
                 if question.program is None:
                     raise
-                patience.was_answered()
+                deadline.extend()
                 return self._exchange(question.with_source())
         except BaseException as error:
             raise self._ended(error)  # noqa: B904 - it has its cause
 
-    def ask_all(self, questions: Iterable[Question[T]], patience: Patience) -> list[T]:
+    def ask_all(self, questions: Iterable[Question[T]], deadline: Deadline) -> list[T]:
         """Send commands together and return their answers.
 
         The first that calls a script is sent with its source: if the server did not have the
         script, a command that is sent again would run after its successors.
         """
-        self.begin(patience)
+        self.begin(deadline)
         asked: list[Question[T]] = []
         sent: set[Program] = set()
         remaining = iter(questions)
@@ -95,21 +95,21 @@ class Link:
                     )
                 except ResponseError as error:
                     errors.append(error)
-            self._pulse.heard_at = Clock.monotonic()
+            self._last_reply.at = Clock.monotonic()
             if errors:
                 raise errors[0]
             return answers
         except BaseException as error:
             raise self._ended(error)  # noqa: B904 - it has its cause
 
-    def begin(self, patience: Patience, *, has_token: bool = False) -> None:
+    def begin(self, deadline: Deadline, *, has_token: bool = False) -> None:
         """Begin an exchange.
 
         With `has_token`, the reply contains a token that proves that it belongs to the command.
         """
         # `Turn.begin`, inlined: it is on the way of every hit.
         turn = self.turn
-        turn.patience = patience
+        turn.deadline = deadline
         turn.received = 0
         turn.cpu = 0.0
         # Input that belongs to no command is the server hanging up, or was not meant for us.
@@ -119,7 +119,7 @@ class Link:
             or self._has_input()
             or (not has_token and self.connection.can_read(0))
         ):
-            self._connect(patience)
+            self._connect(deadline)
 
     def close(self) -> None:
         """Close the connection. The next exchange connects again."""
@@ -137,7 +137,7 @@ class Link:
                 self.close()  # There is another reply.
                 raise
         reply = connection.read_response(disable_decoding=True)
-        self._pulse.heard_at = Clock.monotonic()
+        self._last_reply.at = Clock.monotonic()
         return question.read(reply)
 
     def _ended(self, error: BaseException) -> BaseException:
@@ -146,10 +146,10 @@ class Link:
             self.close()
         return as_redis_error(error)
 
-    def _connect(self, patience: Patience) -> None:
+    def _connect(self, deadline: Deadline) -> None:
         self.close()
         try:
-            params = find_master(self._params, patience)
+            params = find_master(self._params, deadline)
             self.connection = params.connection(self.turn)
             self.connection.connect()
             self._has_input = has_input(self.connection.deadline_socket.sock)
@@ -158,19 +158,19 @@ class Link:
         except BaseException as error:
             self.close()
             raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
-        patience.was_answered()
+        deadline.extend()
         flusher.start()  # It closes the connection when it is idle.
 
 
-def find_master(params: ConnectionParams, patience: Patience) -> ConnectionParams:
+def find_master(params: ConnectionParams, deadline: Deadline) -> ConnectionParams:
     """Return the parameters of the master that a Sentinel names; without Sentinels, the same.
 
     Raises `Unreachable`.
     """
     if not params.sentinels:
         return params
-    for sentinel, share in patience.shares(params.sentinels):
-        with suppress(RedisError, OSError), closing(Link(sentinel, Pulse())) as link:
+    for sentinel, share in deadline.shares(params.sentinels):
+        with suppress(RedisError, OSError), closing(Link(sentinel, LastReply())) as link:
             master = link.ask(to_find_master(params.service), share)
             if master is not None:
                 return params.at(master)

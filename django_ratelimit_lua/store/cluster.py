@@ -24,13 +24,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from ..process.clock import Clock
 from ..process.forks import chance
 from .commands import Address, Question, Reply, Unreachable, command
-from .patience import Patience
+from .deadline import Deadline
 
 T = TypeVar("T")
 
 SLOTS = 16_384
 MAX_REDIRECTIONS = 8
-PATIENCE = 0.2
+MAP_SECONDS = 0.2
 """Seconds between two readings of the map while a master does not answer."""
 TRY_AGAIN = 0.005
 """Seconds between two attempts while a hash slot moves and some keys of a call do not exist yet."""
@@ -38,7 +38,7 @@ _ASKING = command(b"ASKING")
 _WHERE = command(b"CLUSTER", b"SLOTS")
 
 
-Send = Callable[[Address, Question[Any], Patience, float], Awaitable[Any]]
+Send = Callable[[Address, Question[Any], Deadline, float], Awaitable[Any]]
 """Sends a command to a node after a pause in seconds, and returns the answer."""
 
 
@@ -69,7 +69,7 @@ class Cluster:
             return None
         return self._masters[slot]
 
-    async def exchange(self, slot: int, question: Question[T], patience: Patience, send: Send) -> T:
+    async def exchange(self, slot: int, question: Question[T], deadline: Deadline, send: Send) -> T:
         """Send a command to the node that has the hash slot, and return the answer.
 
         Raises the errors of redis-py and of the question. A command that may have been executed is
@@ -78,19 +78,19 @@ class Cluster:
         """
         is_doubtful = bool(self._failing or self._is_moved)
         if not self._masters or (is_doubtful and self._may_look()):
-            await self.look(patience, send)
+            await self.look(deadline, send)
         address = self._holder(slot)
         ahead = b""
         pause = 0.0
         redirections = 0
         while redirections < MAX_REDIRECTIONS:
             try:
-                answer: T = await send(address, question._replace(ahead=ahead), patience, pause)
+                answer: T = await send(address, question._replace(ahead=ahead), deadline, pause)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
-                if isinstance(error, TryAgainError) and patience.left > TRY_AGAIN:
+                if isinstance(error, TryAgainError) and deadline.left > TRY_AGAIN:
                     pause = TRY_AGAIN
-                    patience.left -= pause
+                    deadline.left -= pause
                     continue
                 pause = 0.0
                 redirections += 1
@@ -105,7 +105,7 @@ class Cluster:
                     self._failing.add(address)
                     if not self._may_look():
                         raise
-                    await self.look(patience, send)
+                    await self.look(deadline, send)
                     if self._holder(slot) == address:
                         raise
                     address = self._holder(slot)
@@ -119,13 +119,13 @@ class Cluster:
                 return answer
         raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
 
-    async def look(self, patience: Patience, send: Send) -> None:
+    async def look(self, deadline: Deadline, send: Send) -> None:
         """Read the map of hash slots from the first node that replies.
 
         Raises `RedisError` if no node does.
         """
         last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
-        for address, share in patience.shares(self._candidates()):
+        for address, share in deadline.shares(self._candidates()):
             try:
                 learn = partial(self._learn, source=address)
                 await send(address, Question(_WHERE, learn), share, 0.0)
@@ -146,7 +146,7 @@ class Cluster:
 
     def _may_look(self) -> bool:
         now = Clock.monotonic()
-        if now - self._looked_at < PATIENCE:
+        if now - self._looked_at < MAP_SECONDS:
             return False
         self._looked_at = now
         return True

@@ -22,8 +22,8 @@ from redis import ConnectionPool
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection
 
 from ..process.clock import Clock
+from .deadline import Deadline
 from .factory import ClusterConnectionFactory
-from .patience import Patience
 
 # A subclass of `redis.connection.AbstractConnection`, which mypy does not take as hashable.
 ConnectionClass = Any
@@ -53,15 +53,15 @@ _WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWant
 
 
 class Turn:
-    """The current exchange of a connection: its patience, and the number of bytes received."""
+    """The current exchange of a connection: its deadline, and the number of bytes received."""
 
-    __slots__ = ("cpu", "patience", "received")
+    __slots__ = ("cpu", "deadline", "received")
 
     def __init__(self) -> None:
-        self.begin(Patience(0.0))
+        self.begin(Deadline(0.0))
 
-    def begin(self, patience: Patience) -> None:
-        self.patience = patience
+    def begin(self, deadline: Deadline) -> None:
+        self.deadline = deadline
         self.received = 0
         self.cpu = 0.0
 
@@ -69,12 +69,12 @@ class Turn:
         """Count the processor time of this thread since the last call."""
         now = time.thread_time()
         if self.cpu:
-            self.patience.left -= now - self.cpu
+            self.deadline.left -= now - self.cpu
         self.cpu = now
 
 
 class DeadlineSocket:
-    """A connected socket. Its operations together take no longer than the turn's patience.
+    """A connected socket. Its operations together take no longer than the turn's deadline.
 
     redis-py sets a timeout for each operation, so a reply that arrives byte by byte would never
     reach it. Its timeouts are ignored here, except for zero, which means not to wait.
@@ -96,7 +96,7 @@ class DeadlineSocket:
             sent = self.sock.send(data)
         except _WOULD_BLOCK:
             sent = 0
-            self._turn.patience.left -= max(self._timeout, 0.0)
+            self._turn.deadline.left -= max(self._timeout, 0.0)
         while sent < len(data):
             sent += self._within(self.sock.send, memoryview(data)[sent:])
 
@@ -116,16 +116,16 @@ class DeadlineSocket:
         return getattr(self.sock, name)
 
     def _within(self, operation: Callable[[A], T], argument: A) -> T:
-        """Run an operation, and wait for it in slices of bounded length: see `Patience`."""
-        patience = self._turn.patience
+        """Run an operation, and wait for it in slices of bounded length: see `Deadline`."""
+        deadline = self._turn.deadline
         if self._turn.received > LARGE:
             self._turn.count()
-            if patience.is_over:
+            if deadline.is_over:
                 raise TimeoutError("the reply was not complete within the deadline")
         while True:
             timeout = 0.0
             if self._may_wait:
-                timeout = max(0.0, min(patience.left, patience.slice))
+                timeout = max(0.0, min(deadline.left, deadline.slice))
             if timeout != self._timeout:
                 self.sock.settimeout(timeout)
                 self._timeout = timeout
@@ -137,14 +137,14 @@ class DeadlineSocket:
                     raise
                 if not timeout:
                     raise TimeoutError("no reply within the deadline") from error
-                patience.spend(began, timeout)
+                deadline.spend(began, timeout)
             else:
-                patience.left -= min(Clock.monotonic() - began, timeout)
+                deadline.left -= min(Clock.monotonic() - began, timeout)
                 return result
 
 
 class BlockingConnection(synchronous.AbstractConnection):
-    """A mixin for redis-py's connection classes: every operation ends with the turn's patience."""
+    """A mixin for redis-py's connection classes: every operation ends with the turn's deadline."""
 
     turn = Turn()
     deadline_socket: DeadlineSocket
@@ -153,7 +153,7 @@ class BlockingConnection(synchronous.AbstractConnection):
     @property
     def socket_timeout(self) -> float:
         """Return the seconds left to connect. redis-py reads this before each step."""
-        return max(self.turn.patience.left - (Clock.monotonic() - self._began), 0.001)
+        return max(self.turn.deadline.left - (Clock.monotonic() - self._began), 0.001)
 
     @socket_timeout.setter
     def socket_timeout(self, value: object) -> None:
@@ -166,8 +166,8 @@ class BlockingConnection(synchronous.AbstractConnection):
         try:
             sock = super()._connect()  # type: ignore[safe-super] # The class that this is mixed into has one.
         finally:
-            self.turn.patience.spend(self._began, self.turn.patience.left)
-        self.turn.patience.was_answered()
+            self.turn.deadline.spend(self._began, self.turn.deadline.left)
+        self.turn.deadline.extend()
         self.deadline_socket = DeadlineSocket(sock, self.turn)
         return self.deadline_socket
 

@@ -33,7 +33,7 @@ from .commands import (
     to_run,
 )
 from .connection_params import ConnectionParams
-from .patience import Patience, Pulse
+from .deadline import Deadline, LastReply
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -57,9 +57,9 @@ class Node:
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         self._params = params
         self._timeout = timeout
-        self.pulse = Pulse()
+        self.last_reply = LastReply()
         self._async_connections = AsyncConnections(
-            partial(LoopConnections, params, self.pulse, timeout, self._check)
+            partial(LoopConnections, params, self.last_reply, timeout, self._check)
         )
         self.availability = Availability(self._answers, never_pauses=background)
         self._begin()
@@ -67,7 +67,9 @@ class Node:
 
     def _begin(self) -> None:
         # list.append and list.pop are atomic, so that the lock is needed only by threads that wait.
-        self._idle = [Link(self._params, self.pulse) for _ in range(self._params.max_connections)]
+        self._idle = [
+            Link(self._params, self.last_reply) for _ in range(self._params.max_connections)
+        ]
         self._freed = threading.Condition()
         self._waiting = 0
 
@@ -78,9 +80,9 @@ class Node:
 
     def use(
         self,
-        ask: Callable[[Link, A, Patience], T],
+        ask: Callable[[Link, A, Deadline], T],
         asked: A,
-        patience: Patience,
+        deadline: Deadline,
         *,
         is_trial: bool = False,
     ) -> T:
@@ -93,16 +95,16 @@ class Node:
             self._check()
         try:
             if self._waiting:
-                link = self._wait(patience)
+                link = self._wait(deadline)
             else:
                 try:
                     link = self._idle.pop()
                 except IndexError:
-                    link = self._wait(patience)
+                    link = self._wait(deadline)
             try:
                 if self.availability.is_paused and not is_trial:  # Others failed while it waited.
                     self._check()
-                answer = ask(link, asked, patience)
+                answer = ask(link, asked, deadline)
             finally:
                 link.used_at = Clock.monotonic()
                 self._idle.append(link)
@@ -116,7 +118,7 @@ class Node:
             self.availability.record_reply()
         return answer
 
-    def aexchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
+    def aexchange(self, question: Question[T], deadline: Deadline) -> Awaitable[T]:
         """Send the command of a question and return the parsed reply.
 
         This does not block the event loop. Raises the errors of `Question.read` and of redis-py.
@@ -124,7 +126,7 @@ class Node:
         """
         if self.availability.is_paused:
             self._check()
-        return self._async_connections.exchange(question, patience)
+        return self._async_connections.exchange(question, deadline)
 
     def close(self) -> None:
         """Close the idle connections of threads, and stop trials.
@@ -150,9 +152,9 @@ class Node:
             link.connection is not None for link in idle
         )
 
-    def _wait(self, patience: Patience) -> Link:
+    def _wait(self, deadline: Deadline) -> Link:
         """Wait for a connection. Each reply of the server to another thread restarts the wait."""
-        at_first = patience.left
+        at_first = deadline.left
         with self._freed:
             self._waiting += 1
             try:
@@ -160,12 +162,12 @@ class Node:
                     with suppress(IndexError):
                         return self._idle.pop()
                     began = Clock.monotonic()
-                    most = patience.next_slice
+                    most = deadline.next_slice
                     self._freed.wait(most)
-                    patience.spend(began, most)
-                    if self.pulse.heard_at > began:
-                        silence = Clock.monotonic() - self.pulse.heard_at
-                        patience.left = at_first - min(silence, most)
+                    deadline.spend(began, most)
+                    if self.last_reply.at > began:
+                        silence = Clock.monotonic() - self.last_reply.at
+                        deadline.left = at_first - min(silence, most)
                     elif not most:
                         raise RedisTimeoutError(
                             "no connection is free, and the server does not reply"
@@ -175,7 +177,7 @@ class Node:
 
     def _answers(self) -> bool:
         try:
-            self.use(Link.ask, to_execute(b"PING"), Patience(self._timeout), is_trial=True)
+            self.use(Link.ask, to_execute(b"PING"), Deadline(self._timeout), is_trial=True)
         except (RedisError, OSError) as error:
             return isinstance(error, ResponseError)
         return True
@@ -229,18 +231,18 @@ class Store:
         return any(node.availability.is_paused for node in list(self._nodes.values()))
 
     @property
-    def heard_at(self) -> float:
+    def replied_at(self) -> float:
         """Return when a server last replied to a caller in this process (monotonic)."""
         return max(
-            (node.pulse.heard_at for node in list(self._nodes.values())), default=float("-inf")
+            (node.last_reply.at for node in list(self._nodes.values())), default=float("-inf")
         )
 
-    def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        """Decide a call within the given `Patience`, or within the timeout.
+    def decide(self, call: Call, deadline: Deadline | None = None) -> Decision:
+        """Decide a call within the given `Deadline`, or within the timeout.
 
         Raises `StoreError` or `StaleRules`.
         """
-        return self._use(Link.ask, to_decide(call), patience)
+        return self._use(Link.ask, to_decide(call), deadline)
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
         for places in self._portions(keys):
@@ -264,9 +266,9 @@ class Store:
     def _masters(self) -> Collection[Address | None]:
         return [None]
 
-    def adecide(self, call: Call, patience: Patience | None = None) -> Awaitable[Decision]:
+    def adecide(self, call: Call, deadline: Deadline | None = None) -> Awaitable[Decision]:
         """`decide`, without blocking the event loop."""
-        return self._aexchange(to_decide(call), patience)
+        return self._aexchange(to_decide(call), deadline)
 
     def channel(self, prefix: bytes) -> bytes:
         """Return the channel of the processes that share a database and a prefix.
@@ -288,46 +290,46 @@ class Store:
         """`reset`, without blocking the event loop."""
         return self._aexchange(to_reset(call, self.channel(call.prefix)))
 
-    def execute(self, *parts: bytes, patience: Patience | None = None) -> Reply:
+    def execute(self, *parts: bytes, deadline: Deadline | None = None) -> Reply:
         """Return the reply to any other command. Raises `StoreError`."""
-        return self._exchange(to_execute(*parts), patience)
+        return self._exchange(to_execute(*parts), deadline)
 
     def run(
         self,
         program: Program,
         keys: Sequence[bytes],
         arguments: Sequence[bytes],
-        patience: Patience | None = None,
+        deadline: Deadline | None = None,
     ) -> list[Reply]:
         """Return the reply to a script. Its keys must be in one hash slot. Raises `StoreError`."""
-        return self._exchange(to_run(program, keys, arguments), patience)
+        return self._exchange(to_run(program, keys, arguments), deadline)
 
     def arun(
         self,
         program: Program,
         keys: Sequence[bytes],
         arguments: Sequence[bytes],
-        patience: Patience | None = None,
+        deadline: Deadline | None = None,
     ) -> Awaitable[list[Reply]]:
         """`run`, without blocking the event loop."""
-        return self._aexchange(to_run(program, keys, arguments), patience)
+        return self._aexchange(to_run(program, keys, arguments), deadline)
 
     def execute_all(
-        self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None
+        self, commands: Sequence[Sequence[bytes]], deadline: Deadline | None = None
     ) -> list[Reply]:
         """Return the replies to several other commands, sent together.
 
         Raises `StoreError` if one of the replies is an error.
         """
         questions = [to_execute(*parts) for parts in commands]
-        return self._exchange_all(questions, patience)
+        return self._exchange_all(questions, deadline)
 
     def run_each(
         self,
         program: Program,
         common: Sequence[bytes],
         items: Sequence[tuple[bytes, bytes]],
-        patience: Patience,
+        deadline: Deadline,
     ) -> list[int | None]:
         """Return the results of a script that returns one for each key.
 
@@ -343,7 +345,7 @@ class Store:
             if server in failing:
                 continue
             try:
-                found = self.run(program, keys, [*common, *arguments], Patience(patience.whole))
+                found = self.run(program, keys, [*common, *arguments], Deadline(deadline.whole))
             except StoreError:
                 failing.add(server)
             else:
@@ -371,39 +373,39 @@ class Store:
 
     def _use(
         self,
-        ask: Callable[[Link, A, Patience], T],
+        ask: Callable[[Link, A, Deadline], T],
         asked: A,
-        patience: Patience | None = None,
+        deadline: Deadline | None = None,
         address: Address | None = None,
     ) -> T:
         """Call a method of a connection to a server, and report whether it failed."""
-        # `_patience`, inlined: it is on the way of every hit.
-        if patience is None or patience.left <= 0.0:
-            patience = self._patience(patience)
+        # `_deadline`, inlined: it is on the way of every hit.
+        if deadline is None or deadline.left <= 0.0:
+            deadline = self._deadline(deadline)
         node = self._nodes.get(address) or self._node_at(address)
         try:
-            answer = node.use(ask, asked, patience)
+            answer = node.use(ask, asked, deadline)
         except (RedisError, OSError) as error:
             raise self._failed(error, address) from error
         if self._is_down:
             self._answered(address)
         return answer
 
-    def _exchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        return self._use(Link.ask, question, patience)
+    def _exchange(self, question: Question[T], deadline: Deadline | None = None) -> T:
+        return self._use(Link.ask, question, deadline)
 
     def _exchange_all(
-        self, questions: Iterable[Question[T]], patience: Patience | None = None
+        self, questions: Iterable[Question[T]], deadline: Deadline | None = None
     ) -> list[T]:
-        return self._use(Link.ask_all, questions, patience)
+        return self._use(Link.ask_all, questions, deadline)
 
-    async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        # `_patience`, inlined, as in `_use`.
-        if patience is None or patience.left <= 0.0:
-            patience = self._patience(patience)
+    async def _aexchange(self, question: Question[T], deadline: Deadline | None = None) -> T:
+        # `_deadline`, inlined, as in `_use`.
+        if deadline is None or deadline.left <= 0.0:
+            deadline = self._deadline(deadline)
         node = self._node_at(None)
         try:
-            answer = await node.aexchange(question, patience)
+            answer = await node.aexchange(question, deadline)
         except (RedisError, OSError) as error:
             node.note(error)
             raise self._failed(error) from error
@@ -423,18 +425,18 @@ class Store:
             node = self._nodes.setdefault(address, new_node)  # Another thread may have been faster.
         return node
 
-    def _patience(self, patience: Patience | None = None) -> Patience:
-        """Return the patience for a call. Raises `StoreError` if no time is left.
+    def _deadline(self, deadline: Deadline | None = None) -> Deadline:
+        """Return the deadline for a call. Raises `StoreError` if no time is left.
 
         That does not count as a failure of the server.
         """
-        if patience is None:
-            return Patience(self._timeout)
-        if patience.left <= 0.0:
+        if deadline is None:
+            return Deadline(self._timeout)
+        if deadline.left <= 0.0:
             if not self._is_background:
                 failures.add("timeout")
             raise StoreError("the deadline has passed before Redis was called")
-        return patience
+        return deadline
 
     def _answered(self, node: Address | None = None) -> None:
         with self._lock:

@@ -29,7 +29,7 @@ from .blocking import Link
 from .cluster import Cluster, Send
 from .commands import Address, Question, to_decide, to_reset
 from .connection_params import ConnectionParams
-from .patience import Patience
+from .deadline import Deadline
 from .server import MAX_KEYS, Store
 
 T = TypeVar("T")
@@ -64,11 +64,11 @@ class ShardedStore(Store):
         super().__init__(params, timeout, background=background)
         self._cluster = Cluster(params.nodes)
 
-    def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        return _complete(self._decide(call, self._blocking(patience)))
+    def decide(self, call: Call, deadline: Deadline | None = None) -> Decision:
+        return _complete(self._decide(call, self._blocking(deadline)))
 
-    def adecide(self, call: Call, patience: Patience | None = None) -> Awaitable[Decision]:
-        return self._decide(call, self._awaiting(patience))
+    def adecide(self, call: Call, deadline: Deadline | None = None) -> Awaitable[Decision]:
+        return self._decide(call, self._awaiting(deadline))
 
     def reset(self, call: Call) -> int:
         return _complete(self._reset(call, self._blocking()))
@@ -80,16 +80,16 @@ class ShardedStore(Store):
         self.execute(b"EXISTS", b"0")  # The masters are known after any command.
         return self._cluster.masters
 
-    def _exchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        return _complete(self._blocking(patience)(slot_of(question.key), question))
+    def _exchange(self, question: Question[T], deadline: Deadline | None = None) -> T:
+        return _complete(self._blocking(deadline)(slot_of(question.key), question))
 
     def _exchange_all(
-        self, questions: Iterable[Question[T]], patience: Patience | None = None
+        self, questions: Iterable[Question[T]], deadline: Deadline | None = None
     ) -> list[T]:
-        return [self._exchange(question, patience) for question in questions]
+        return [self._exchange(question, deadline) for question in questions]
 
-    async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        return await self._awaiting(patience)(slot_of(question.key), question)
+    async def _aexchange(self, question: Question[T], deadline: Deadline | None = None) -> T:
+        return await self._awaiting(deadline)(slot_of(question.key), question)
 
     def _portions(self, keys: Sequence[bytes]) -> Iterator[Sequence[int]]:
         for places in _places_by_slot(keys).values():
@@ -201,15 +201,15 @@ class ShardedStore(Store):
             deleted += await ask(slot, question)
         return deleted
 
-    def _blocking(self, patience: Patience | None = None) -> AskSlot:
-        return partial(self._ask, self._send, self._patience(patience))
+    def _blocking(self, deadline: Deadline | None = None) -> AskSlot:
+        return partial(self._ask, self._send, self._deadline(deadline))
 
-    def _awaiting(self, patience: Patience | None = None) -> AskSlot:
-        return partial(self._ask, self._asend, self._patience(patience))
+    def _awaiting(self, deadline: Deadline | None = None) -> AskSlot:
+        return partial(self._ask, self._asend, self._deadline(deadline))
 
-    async def _ask(self, send: Send, patience: Patience, slot: int, question: Question[T]) -> T:
+    async def _ask(self, send: Send, deadline: Deadline, slot: int, question: Question[T]) -> T:
         try:
-            answer = await self._cluster.exchange(slot, question, patience, send)
+            answer = await self._cluster.exchange(slot, question, deadline, send)
         except (RedisError, OSError) as error:
             raise self._failed(error, self._cluster.master(slot)) from error
         if self._is_down:
@@ -217,22 +217,22 @@ class ShardedStore(Store):
         return answer
 
     async def _send(
-        self, address: Address, question: Question[T], patience: Patience, pause: float
+        self, address: Address, question: Question[T], deadline: Deadline, pause: float
     ) -> T:
         """Send a command, and block this thread until the reply."""
         if pause:
             time.sleep(pause)
-        return self._node_at(address).use(Link.ask, question, patience)
+        return self._node_at(address).use(Link.ask, question, deadline)
 
     async def _asend(
-        self, address: Address, question: Question[T], patience: Patience, pause: float
+        self, address: Address, question: Question[T], deadline: Deadline, pause: float
     ) -> T:
         """Send a command, without blocking the event loop."""
         if pause:
             await asyncio.sleep(pause)
         node = self._node_at(address)
         try:
-            answer = await node.aexchange(question, patience)
+            answer = await node.aexchange(question, deadline)
         except (RedisError, OSError) as error:
             node.note(error)
             raise

@@ -17,7 +17,7 @@ from .availability import as_store_error
 from .blocking import Link
 from .commands import command, to_execute
 from .connection_params import ConnectionParams
-from .patience import Patience, Pulse
+from .deadline import Deadline, LastReply
 from .redis_py import BlockingConnection
 
 PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
@@ -34,28 +34,28 @@ class Subscription:
     all nodes, so any node that the alias lists is used. But a node that is cut off from the others
     no longer forwards their messages, though it replies to PINGs.
 
-    - `heard_at`: the monotonic time up to which all published messages were received; never known
+    - `received_at`: the monotonic time up to which all published messages were received; unknown
       in a cluster.
     """
 
     _twin: socket.socket | None = None
 
-    def __init__(self, channel: bytes, patience: Patience) -> None:
+    def __init__(self, channel: bytes, deadline: Deadline) -> None:
         self.channel = channel
-        self.heard_at = float("-inf")
+        self.received_at = float("-inf")
         params = ConnectionParams.of(conf.USE_CACHE)
         self._hears_all = not params.nodes
         if params.nodes:
             params = params.at(chance.choice(params.nodes))
-        self._link = Link(params, Pulse())
+        self._link = Link(params, LastReply())
         self._pinged_at = float("-inf")
         self._is_open = self._is_pinged = False
         try:
             # To no subscriber. It fails for a user without the right to publish, which other
             # processes then lack as well.
-            self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
+            self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), deadline)
             self._send(command(b"SUBSCRIBE", channel))
-            if not patience.wait(self._read_confirmation):
+            if not deadline.wait(self._read_confirmation):
                 raise RedisConnectionError("no reply to SUBSCRIBE")
             sock = self._connection.deadline_socket.sock
             self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
@@ -128,7 +128,7 @@ class Subscription:
         return as_store_error(error)
 
     def _send(self, data: bytes) -> None:
-        self._link.turn.begin(Patience(SILENT_SECONDS))
+        self._link.turn.begin(Deadline(SILENT_SECONDS))
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read_confirmation(self, seconds: float) -> bool:
@@ -139,7 +139,7 @@ class Subscription:
         """Return the first message that arrives within this time, and all that arrive with it."""
         messages: list[bytes] = []
         while True:
-            self._link.turn.begin(Patience(seconds))
+            self._link.turn.begin(Deadline(seconds))
             try:
                 # What has arrived of a reply stays in the parser.
                 reply = self._connection.read_response(
@@ -160,5 +160,5 @@ class Subscription:
                     self._is_pinged = False
                     # The answer comes after all that was published before the PING.
                     if self._hears_all:
-                        self.heard_at = self._pinged_at
+                        self.received_at = self._pinged_at
             seconds = 0.0

@@ -17,7 +17,7 @@ from django_ratelimit_lua.limits.call import Revision, StaleRules
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.snapshot import Snapshot
-from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store import Deadline
 from tests.acceptance.test_forks import child_of, ended
 from tests.acceptance.test_rules import another_process, get, rule
 
@@ -91,7 +91,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
 
     monkeypatch.setattr(Ruleset, "__init__", read)
     began = time.monotonic()
-    found = provider.load(StaleRules(new), Patience(0.04))
+    found = provider.load(StaleRules(new), Deadline(0.04))
     waited = time.monotonic() - began
     assert found is known
     assert waited < 0.5
@@ -152,7 +152,7 @@ def test_a_process_without_threads_compiles_in_the_caller(
     assert get() == [429]
 
 
-@pytest.mark.parametrize("change", ["_reread_settings", "_go_elsewhere", "start_fresh"])
+@pytest.mark.parametrize("change", ["_reread_settings", "_forget_published", "start_fresh"])
 def test_rules_compiled_under_other_settings_are_not_used(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.signals import store_down
-from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store import Deadline
 from django_ratelimit_lua.store.commands import command as encode
 from django_ratelimit_lua.store.commands import to_decide
 from django_ratelimit_lua.store.server import Store
@@ -207,11 +207,11 @@ def test_each_call_has_its_own_deadline(held: Holding, store: Store) -> None:
         assert own([0], await asked(store, [0]))
         held.free.clear()
         hasty = [
-            asyncio.ensure_future(store.adecide(call(number), Patience(0.05)))
+            asyncio.ensure_future(store.adecide(call(number), Deadline(0.05)))
             for number in range(5)
         ]
         patient = [
-            asyncio.ensure_future(store.adecide(call(number), Patience(8)))
+            asyncio.ensure_future(store.adecide(call(number), Deadline(8)))
             for number in range(5, 10)
         ]
         found = await asyncio.gather(*hasty, return_exceptions=True)

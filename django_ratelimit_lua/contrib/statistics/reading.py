@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...exceptions import StoreError
-from ...store import FLUSH_SECONDS, Patience, get_store
+from ...store import FLUSH_SECONDS, Deadline, get_store
 from .keys import (
     DAY,
     DROPPED,
@@ -259,7 +259,7 @@ def ask(commands: Sequence[Sequence[bytes]]) -> list[Any]:
     What this process has counted is written first, if Redis accepts it within a second.
     """
     with suppress(StoreError):
-        recorder.flush(Patience(FLUSH_SECONDS))
+        recorder.flush(Deadline(FLUSH_SECONDS))
     store = get_store(background=True)
     replies: list[object] = []
     for at in range(0, len(commands), _AT_ONCE):

@@ -1,8 +1,8 @@
-"""The time for which a decision may wait for Redis.
+"""The deadline of a decision: how long it may still wait for Redis.
 
-A deadline by the clock cannot distinguish a silent server from a thread or an event loop that had
-no time to read: in a burst, replies may have arrived that no thread has read yet. So only the time
-in which a caller really waited counts. A thread waits in slices, and a slice counts for no more
+The clock alone cannot distinguish a silent server from a thread or an event loop that had no time
+to read: in a burst, replies may have arrived that no thread has read yet. So only the time in which
+a caller really waited counts. A thread waits in slices, and a slice counts for no more
 than its own length: a thread that wakes up late looks again before it gives up. An event loop does
 the same with more steps (`asynchronous.Countdown`).
 
@@ -29,12 +29,17 @@ rules were loaded.
 """
 
 
-LAST_PATIENCE = 1.0
+EXIT_SECONDS = 1.0
 """Seconds for everything that a process writes when it ends."""
 
 
-class Patience:
-    """The seconds of waiting that are left."""
+class Deadline:
+    """The seconds of waiting that are left.
+
+    >>> deadline = Deadline(0.1)
+    >>> deadline.left, deadline.is_over
+    (0.1, False)
+    """
 
     __slots__ = ("left", "slice", "whole")
 
@@ -51,11 +56,11 @@ class Patience:
         """Return the seconds that one wait may take."""
         return max(0.0, min(self.left, self.slice))
 
-    def spend(self, began: float, most: float) -> None:
-        """Count a wait that began at this moment (monotonic), as at most `most` seconds."""
-        self.left -= min(Clock.monotonic() - began, most)
+    def spend(self, began: float, longest: float) -> None:
+        """Count a wait that began at this moment (monotonic), as at most `longest` seconds."""
+        self.left -= min(Clock.monotonic() - began, longest)
 
-    def was_answered(self) -> None:
+    def extend(self) -> None:
         """Leave time for one more reply, because Redis has just replied.
 
         The caller may have read that reply late.
@@ -69,24 +74,24 @@ class Patience:
         """
         while True:
             began = Clock.monotonic()
-            most = self.next_slice
-            succeeded = attempt(most)
-            self.spend(began, most)
+            seconds = self.next_slice
+            succeeded = attempt(seconds)
+            self.spend(began, seconds)
             if succeeded or self.is_over:
                 return succeeded
 
-    def share(self, among: int) -> Patience:
+    def share(self, among: int) -> Deadline:
         """Return a part of the time left, for one of several servers that are called in turn.
 
-        See `take_back`.
+        See `count`.
         """
-        return Patience(max(self.left, 0.0) / among)
+        return Deadline(max(self.left, 0.0) / among)
 
-    def take_back(self, share: Patience) -> None:
+    def count(self, share: Deadline) -> None:
         """Count the time that a share has spent."""
         self.left -= share.whole - max(share.left, 0.0)
 
-    def shares(self, among: Sequence[T]) -> Iterator[tuple[T, Patience]]:
+    def shares(self, among: Sequence[T]) -> Iterator[tuple[T, Deadline]]:
         """Yield each of several servers to call in turn, with its share, while time is left.
 
         The time that a share has spent counts with the next iteration, or with the end of the loop.
@@ -98,27 +103,27 @@ class Patience:
             try:
                 yield item, share
             finally:
-                self.take_back(share)
+                self.count(share)
 
 
-class Pulse:
-    """The time of the latest reply of a server to a caller in this process."""
+class LastReply:
+    """The time of the latest reply of a server to a caller in this process (monotonic)."""
 
-    __slots__ = ("heard_at",)
+    __slots__ = ("at",)
 
     def __init__(self) -> None:
-        self.heard_at = float("-inf")
+        self.at = float("-inf")
 
 
-_last: Patience | None = None
+_last: Deadline | None = None
 
 
-def last_patience() -> Patience:
+def exit_deadline() -> Deadline:
     """Return the time left for everything that a process writes when it ends.
 
     It starts with the first call.
     """
     global _last
     if _last is None:
-        _last = Patience(LAST_PATIENCE)
+        _last = Deadline(EXIT_SECONDS)
     return _last
