@@ -21,13 +21,13 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "publishing": "compares the published rules with the database, every ten seconds in one "
         "of the processes, and publishes changes that could not be published when they were "
         "saved, after 0.5 to 30 seconds",
-        "errand": "does single tasks for which no request waits long: reads or publishes rules, "
+        "job": "does single tasks for which no request waits long: reads or publishes rules, "
         "fetches leased units, settles a closed coroutine, sends `slot_lost`, or "
         "copies statistics to the database",
     }
 )
 """What each does, by its name, in the order in which they matter."""
-AT_TIMES = ("availability", "errand")
+AT_TIMES = ("availability", "job")
 """Those that are listed only while they run."""
 
 

@@ -28,7 +28,7 @@ from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
-from ..process.tasks import Errand
+from ..process.tasks import JobRunner
 from ..store import Deadline, flusher, get_store
 from .deny_cache import deny_cache
 from .run import Wait
@@ -168,7 +168,7 @@ class Leases:
     """All leases of this process."""
 
     def __init__(self) -> None:
-        self._errand = Errand()
+        self._jobs = JobRunner()
         self._begin()
         renew_after_fork(self._begin)
 
@@ -225,7 +225,7 @@ class Leases:
             if self._is_gone(lease):
                 return None
             if lease.batch is None or lease.batch.done():
-                lease.batch = self._errand.give(partial(self._fill, lease))
+                lease.batch = self._jobs.submit(partial(self._fill, lease))
             return lease.batch
 
     def _is_gone(self, lease: Lease) -> bool:

@@ -34,9 +34,9 @@ logger = logging.getLogger("django_ratelimit_lua")
 
 CHECK_SECONDS = 0.5
 """Seconds between two checks whether the rules are current: twice as often as they may be old."""
-LOOK_SECONDS = 0.005
-"""How often a thread that answers from memory looks whether the listener has something to hear: as
-long as Python lets a thread go on while others wait. The listener may have to wait for all of them.
+NEWS_SECONDS = 0.005
+"""Seconds between two checks for unread messages by threads that decide from memory: as long as
+Python lets a thread run while others wait. The listener may have to wait for all of them.
 """
 MIN_LENGTH = 0.01
 """Seconds between two of these checks, however many messages come."""
@@ -74,7 +74,7 @@ class Listener:
             self._subscription.close()
         self._subscription = None
         self._connect_at = self._check_at = self._checked_at = self._connected_at = float("-inf")
-        self._looked_at = float("-inf")
+        self._news_checked_at = float("-inf")
         self._load_at = NEVER
         self._pause = FIRST_PAUSE
         self._is_polling = self._is_renewed = self._is_outdated = self._has_news = False
@@ -95,13 +95,13 @@ class Listener:
         """Return whether a message has arrived that is still unread.
 
         Until the listener's thread has read the message, cached decisions are not used. The check
-        costs one reading of the clock, and a system call every `LOOK_SECONDS`.
+        costs one reading of the clock, and a system call every `NEWS_SECONDS`.
         """
         subscription = self._subscription
         if subscription is None:
             return False
-        if not self._has_news and Clock.monotonic() >= self._looked_at + LOOK_SECONDS:
-            self._looked_at = Clock.monotonic()
+        if not self._has_news and Clock.monotonic() >= self._news_checked_at + NEWS_SECONDS:
+            self._news_checked_at = Clock.monotonic()
             self._has_news = subscription.has_news()
         return self._has_news
 
@@ -229,7 +229,7 @@ class Listener:
             if extension.name.encode() in of_annexes:
                 extension.on_message(of_annexes[extension.name.encode()])
         self._has_news = False
-        if not self._is_outdated:  # What was heard is done.
+        if not self._is_outdated:  # All messages are handled.
             deny_cache.received_at = subscription.received_at
 
 

@@ -23,7 +23,7 @@ from asgiref.sync import async_to_sync
 
 from ..conf import conf
 from ..limits.call import Call
-from ..process.tasks import Errand
+from ..process.tasks import JobRunner
 from ..store import BACKGROUND_SECONDS, Deadline, get_store
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -38,7 +38,7 @@ class Wait(NamedTuple):
 
 
 Waiting = Generator[Call | Wait, Any, T]
-_settling = Errand()
+_settling = JobRunner()
 
 
 def called(function: Callable[..., Any], *arguments: object) -> Waiting[Any]:
@@ -192,7 +192,7 @@ def in_thread(
     Raises:
         TimeoutError: The time is over. The thread continues.
     """
-    done = _settling.give(function)
+    done = _settling.submit(function)
     if done is None:
         function()  # As well as can be.
     elif waits:

@@ -21,7 +21,7 @@ from ..limits.call import Charge
 from ..limits.program import Program, source
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
-from ..process.tasks import Errand, Task
+from ..process.tasks import JobRunner, Task
 from ..signals import slot_lost
 from ..store import Deadline, exit_deadline, get_store
 
@@ -36,7 +36,7 @@ _PROGRAM = Program.of(source("engine/renew"))
 Key = tuple[bytes, bytes, bytes]
 """Prefix, identity and limit."""
 
-_signals = Errand()
+_signals = JobRunner()
 
 
 class HeldSlot:
@@ -187,7 +187,7 @@ def _report_lost(slots: Sequence[HeldSlot]) -> None:
             slot_lost.send_robust(HeldSlots, **loss)
 
     # Receivers may take long. Slots that are still held are renewed during that time.
-    if losses and slot_lost.receivers and _signals.give(send) is None:
+    if losses and slot_lost.receivers and _signals.submit(send) is None:
         send()
 
 

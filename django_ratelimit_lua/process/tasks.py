@@ -36,14 +36,14 @@ children, which may still decide.
 """
 
 tasks: WeakSet[Task] = WeakSet()
-_hears_of_end = False
+_has_finalizer = False
 """Whether the finalizer is registered, if this process is a child of multiprocessing."""
 
 
 @renew_after_fork
-def _hear_anew() -> None:
-    global _hears_of_end
-    _hears_of_end = False
+def _register_again() -> None:
+    global _has_finalizer
+    _has_finalizer = False
 
 
 def all_tasks() -> list[Task]:
@@ -104,7 +104,7 @@ class Task:
         if self._is_wanted:
             return True
         with self._lock:
-            _hear_of_end()
+            _register_finalizer()
             if not self.is_running and Clock.monotonic() - self._refused_at >= RETRY_SECONDS:
                 self.is_running = True
                 self._is_over = threading.Event()
@@ -187,8 +187,8 @@ class Task:
         return pause
 
 
-class Errand:
-    """One-off work for callers that may wait for the result. Each piece runs in its own thread."""
+class JobRunner:
+    """Runs one-off jobs, each in its own thread, for callers that may wait for the result."""
 
     def __init__(self) -> None:
         self._begin()
@@ -199,14 +199,13 @@ class Errand:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether the latest work is not done yet."""
+        """Return whether the latest job is not done yet."""
         return self._latest is not None and not self._latest.done()
 
-    def give(self, work: Callable[[], T]) -> Future[T] | None:
-        """Start some work.
+    def submit(self, job: Callable[[], T]) -> Future[T] | None:
+        """Start a job, and return its future; None if no thread can be started.
 
-        Return its future, which is cancelled if the process ends before the work begins; None if no
-        thread can be started.
+        The future is cancelled if the process ends before the job begins.
         """
         future: Future[T] = Future()
 
@@ -214,18 +213,18 @@ class Errand:
             if future.done():  # A task may do its step once more than it was started.
                 return
             try:
-                future.set_result(work())
+                future.set_result(job())
             except BaseException as error:
                 future.set_exception(error)
 
         self._latest = future
-        if Task("errand", do, at_stop=future.cancel).start():
+        if Task("job", do, at_stop=future.cancel).start():
             return future
         future.cancel()
         return None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the latest work is done, for at most `seconds`. Return whether it is done."""
+        """Wait until the latest job is done, for at most `seconds`. Return whether it is done."""
         latest = self._latest
         with suppress(Exception):
             if latest is not None:
@@ -263,16 +262,16 @@ def _start_thread(
     return thread
 
 
-def _hear_of_end() -> None:
+def _register_finalizer() -> None:
     """Register the finalizer in children of multiprocessing.
 
     They end by `os._exit`, without Python's `atexit`. It is registered when a task starts, and not
     earlier, because such a child drops earlier registrations when it begins.
     """
-    global _hears_of_end
-    if _hears_of_end:
+    global _has_finalizer
+    if _has_finalizer:
         return
-    _hears_of_end = True
+    _has_finalizer = True
     multiprocessing = sys.modules.get("multiprocessing")  # Else this is no child of it.
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         from multiprocessing.util import Finalize

@@ -25,7 +25,7 @@ from ..limits import program
 from ..limits.call import NO_RULES, Revision
 from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ..models.change import Risen
-from ..process.tasks import Errand
+from ..process.tasks import JobRunner
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.problems import problems
@@ -40,21 +40,21 @@ SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
 
 
-class DatabaseErrand(Errand):
-    """One-off work in a thread with its own database connections, which see only committed rows."""
+class DatabaseJobRunner(JobRunner):
+    """Runs jobs with their own database connections, which see only committed rows."""
 
-    def give(self, work: Callable[[], T]) -> Future[T] | None:
+    def submit(self, job: Callable[[], T]) -> Future[T] | None:
         def close_after() -> T:
             try:
-                return work()
+                return job()
             finally:
                 connections.close_all()
 
-        return super().give(close_after)
+        return super().submit(close_after)
 
 
-healing = DatabaseErrand()
-committed = DatabaseErrand()
+healing = DatabaseJobRunner()
+committed = DatabaseJobRunner()
 
 
 class Published(NamedTuple):
@@ -260,7 +260,7 @@ def _read_parts(using: str, row: Risen, published: Published) -> tuple[bytes, li
 
 def _in_a_thread(**options: bool) -> int:
     """Publish in another thread: its connection sees only committed rows."""
-    published = committed.give(partial(publish, **options))
+    published = committed.submit(partial(publish, **options))
     if published is None:
         raise StoreError("no thread can be started to publish the rules")
     try:

@@ -22,7 +22,7 @@ from ..rules.snapshot import Snapshot
 from ..signals import rules_changed
 from ..store import acquire_lock, get_store, rules_key
 from .publish import (
-    DatabaseErrand,
+    DatabaseJobRunner,
     OwnerError,
     healing,
     is_in_memory,
@@ -55,7 +55,7 @@ def restore_rules(seconds: float, rebuild: bool = False) -> bool:
         return heal()
     if publishing.is_running or healing.is_busy:
         return False  # Another request does it. Requests in between use the known rules.
-    healed = healing.give(heal)
+    healed = healing.submit(heal)
     with suppress(Exception):  # It takes longer.
         return healed is not None and healed.result(max(0.0, seconds))
     return False
@@ -108,12 +108,12 @@ def read_database(seconds: float, begin: provider.Begin) -> Snapshot | None:
 
     if is_private(using):
         read()
-    elif not reading.is_busy and reading.give(read_in_a_thread) is not None:
+    elif not reading.is_busy and reading.submit(read_in_a_thread) is not None:
         done.wait(max(0.0, seconds))
     return next(iter(snapshots), None)
 
 
-def look() -> None:
+def check_published() -> None:
     """Publish the rules of the database, in a thread, if the published rules differ.
 
     Without an edit, they differ if the database was restored from a backup, if its replica has
@@ -129,12 +129,12 @@ def _start() -> None:
         publishing.start()
 
 
-def _look() -> None:
+def _compare() -> None:
     failure = "The published rules cannot be compared with those of the database: %s"
     try:
         # While the id of this database is unknown, each process has to find out.
         is_due = _pause or provider.database is None or problems.unpublished
-        if is_due or acquire_lock(_turn_key(), provider.COMPARE_SECONDS):
+        if is_due or acquire_lock(_lock_key(), provider.COMPARE_SECONDS):
             _publish(failure, rebuild=_pause > 0)
     except Exception as error:
         _failed(failure, error)
@@ -146,15 +146,15 @@ _pause = 0.0
 """Seconds until the next try, after one that has failed."""
 publishing = Task(
     "publishing",
-    _look,
+    _compare,
     delay=lambda: _pause,
     meanwhile="the rules that were published last stay in force",
 )
-reading = DatabaseErrand()
+reading = DatabaseJobRunner()
 
 
-def _turn_key() -> bytes:
-    return rules_key() + b":" + (provider.database or "").encode() + b":looked"
+def _lock_key() -> bytes:
+    return rules_key() + b":" + (provider.database or "").encode() + b":compared"
 
 
 def before_migration() -> None:
@@ -277,4 +277,4 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: object) -> None:
 def connect() -> None:
     """Publish when rules change, and when a process finds Redis empty."""
     rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publishing.publish")
-    provider.connect(restore_rules, read_database, look)
+    provider.connect(restore_rules, read_database, check_published)

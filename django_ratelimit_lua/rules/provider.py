@@ -23,7 +23,7 @@ from ..limits.call import NO_RULES, UNKNOWN, Revision, StaleRules
 from ..limits.program import Program, source
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
-from ..process.tasks import Errand
+from ..process.tasks import JobRunner
 from ..store import BACKGROUND_SECONDS, Deadline, get_store, rules_key
 from .freshness import freshness
 from .problems import problems
@@ -104,7 +104,7 @@ _snapshot: Snapshot | None = None
 _changes = 0
 """How often the settings have changed: rules that were read by others are not gone by."""
 _lock = Lock()
-_loading = Errand()
+_loading = JobRunner()
 _unread: tuple[bytes, bytes | None] | None = None
 _unanswered_at = float("-inf")
 _compare_at = float("-inf")
@@ -206,7 +206,7 @@ def load(stale: StaleRules | None = None, deadline: Deadline | None = None) -> R
         return _load(stale, deadline)
     # A large number takes a while to read. A thread does that, and the request waits only as long
     # as leaves time to decide.
-    if not _loading.is_busy and _loading.give(partial(_load_beside, stale)) is None:
+    if not _loading.is_busy and _loading.submit(partial(_load_beside, stale)) is None:
         return _load(stale, deadline)  # There is no thread for it.
     half = deadline.share(2)
     if not half.wait(_loading.wait):

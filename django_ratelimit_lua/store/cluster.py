@@ -51,7 +51,7 @@ class Cluster:
         self._others: tuple[Address, ...] = ()
         self._failing: set[Address] = set()
         self._is_moved = False
-        self._looked_at = float("-inf")
+        self._read_at = float("-inf")
 
     @property
     def masters(self) -> set[Address]:
@@ -77,8 +77,8 @@ class Cluster:
         its hash slot to move is sent again until no time is left.
         """
         is_doubtful = bool(self._failing or self._is_moved)
-        if not self._masters or (is_doubtful and self._may_look()):
-            await self.look(deadline, send)
+        if not self._masters or (is_doubtful and self._may_read_map()):
+            await self.read_map(deadline, send)
         address = self._holder(slot)
         ahead = b""
         pause = 0.0
@@ -103,9 +103,9 @@ class Cluster:
                         self._is_moved = True
                 elif _is_without_node(error):
                     self._failing.add(address)
-                    if not self._may_look():
+                    if not self._may_read_map():
                         raise
-                    await self.look(deadline, send)
+                    await self.read_map(deadline, send)
                     if self._holder(slot) == address:
                         raise
                     address = self._holder(slot)
@@ -119,7 +119,7 @@ class Cluster:
                 return answer
         raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
 
-    async def look(self, deadline: Deadline, send: Send) -> None:
+    async def read_map(self, deadline: Deadline, send: Send) -> None:
         """Read the map of hash slots from the first node that replies.
 
         Raises `RedisError` if no node does.
@@ -144,11 +144,11 @@ class Cluster:
         every = dict.fromkeys([*nodes, *self._first])
         return sorted(every, key=lambda address: address in self._failing)[:5]
 
-    def _may_look(self) -> bool:
+    def _may_read_map(self) -> bool:
         now = Clock.monotonic()
-        if now - self._looked_at < MAP_SECONDS:
+        if now - self._read_at < MAP_SECONDS:
             return False
-        self._looked_at = now
+        self._read_at = now
         return True
 
     def _learn(self, reply: Reply, source: Address) -> None:

@@ -44,7 +44,7 @@ class Subscription:
         self.channel = channel
         self.received_at = float("-inf")
         params = ConnectionParams.of(conf.USE_CACHE)
-        self._hears_all = not params.nodes
+        self._is_complete = not params.nodes
         if params.nodes:
             params = params.at(chance.choice(params.nodes))
         self._link = Link(params, LastReply())
@@ -159,6 +159,6 @@ class Subscription:
                 case [b"pong", *_]:
                     self._is_pinged = False
                     # The answer comes after all that was published before the PING.
-                    if self._hears_all:
+                    if self._is_complete:
                         self.received_at = self._pinged_at
             seconds = 0.0

@@ -18,7 +18,7 @@ from django_ratelimit_lua.extension import extensions
 from django_ratelimit_lua.operations.health import ahealth, health
 from django_ratelimit_lua.process.tasks import Task, tasks
 
-AT_TIMES = {"availability", "errand"}
+AT_TIMES = {"availability", "job"}
 """The tasks that are shown only while they run."""
 
 

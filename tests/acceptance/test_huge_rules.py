@@ -86,7 +86,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
 
     def read(*args: Any, **kwargs: Any) -> None:
         # However late a busy machine lets this test go on, the thread is still at it.
-        assert threading.current_thread().name != "ratelimit-errand" or may_end.wait(30)
+        assert threading.current_thread().name != "ratelimit-jobs" or may_end.wait(30)
         reads(*args, **kwargs)
 
     monkeypatch.setattr(Ruleset, "__init__", read)
@@ -95,7 +95,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
     waited = time.monotonic() - began
     assert found is known
     assert waited < 0.5
-    assert [thread.name for thread in threading.enumerate()].count("ratelimit-errand") == 1
+    assert [thread.name for thread in threading.enumerate()].count("ratelimit-jobs") == 1
     may_end.set()
     for _ in range(600):
         if provider._ruleset is not known:
@@ -129,7 +129,7 @@ def test_a_process_forked_during_loading_loads_the_rules_itself(
     another_process()
     assert get() == [200]
     may_end = threading.Event()
-    assert provider._loading.give(may_end.wait)
+    assert provider._loading.submit(may_end.wait)
     put(direct, prefix, declared(provider.MANY + 1, 0))
 
     def child() -> None:

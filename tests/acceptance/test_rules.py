@@ -711,7 +711,7 @@ def test_publishing_in_a_transaction_waits_for_no_request() -> None:
     """It does not wait for another publication that waits for the database."""
     rule()
     may_end = threading.Event()
-    assert triggers.healing.give(lambda: may_end.wait(60))
+    assert triggers.healing.submit(lambda: may_end.wait(60))
     try:
         with transaction.atomic():
             assert publish() == provider.reload().revision.number
