@@ -153,19 +153,20 @@ class HeldSlots:
 
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
         """Renew these slots once. Return those that have ended, and are lost."""
+        now = self.time_of_calls()  # Some servers forbid TIME in scripts.
+        moment = b"" if now is None else b"%d" % now
+        records: dict[tuple[bytes, ...], HeldSlot] = {
+            (slot.redis_key, slot.slot + _UNITS.pack(slot.charge.cost)): slot for slot in held
+        }
+        deadline = Deadline(max(self.interval / 2, MIN_RENEWAL_SECONDS))
+        store = get_store(background=True)
         lost = []
-        for slot, is_held in zip(held, self._renewed(held), strict=True):
-            if is_held == 0 and self.drop([slot]):  # None: the server did not reply.
+        for record, is_held in store.run_each(_PROGRAM, (moment,), [*records], deadline).items():
+            slot = records[record]
+            if not is_held and self.drop([slot]):
                 slot.is_lost = True
                 lost.append(slot)
         return lost
-
-    def _renewed(self, held: Sequence[HeldSlot]) -> list[int | None]:
-        now = self.time_of_calls()  # Some servers forbid TIME in scripts.
-        moment = b"" if now is None else b"%d" % now
-        records = [(slot.redis_key, slot.slot + _UNITS.pack(slot.charge.cost)) for slot in held]
-        deadline = Deadline(max(self.interval / 2, MIN_RENEWAL_SECONDS))
-        return get_store(background=True).run_each(_PROGRAM, (moment,), records, deadline)
 
     def _release_all(self) -> None:
         """Release all slots at the end of the process."""

@@ -30,14 +30,14 @@ from ..limits.program import Program
 from ..process.clock import Clock
 from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import find_master
-from .commands import Question, Reply, Unreachable, as_redis_error, to_check_master
+from .commands import Command, Reply, Unreachable, as_redis_error, role_command
 from .connection_params import ConnectionParams
 from .deadline import Deadline, LastReply
 from .redis_py import AsyncConnection
 
 T = TypeVar("T")
 
-PendingCommand = tuple[Question[Any], asyncio.Future[Any], Deadline, float]
+PendingCommand = tuple[Command[Any], asyncio.Future[Any], Deadline, float]
 """A command, the future of its answer, the deadline of its caller, and when the wait began."""
 
 IDLE_SECONDS = 60.0
@@ -122,7 +122,7 @@ async def within(deadline: Deadline, awaitable: Awaitable[T]) -> T:
         deadline.spend(began, deadline.left)
 
 
-class Link:
+class SharedConnection:
     """One connection of one event loop, which any number of coroutines may use at once.
 
     It is closed if a reply is malformed, or if the server does not reply for `timeout` seconds.
@@ -171,13 +171,13 @@ class Link:
         self._reader._log_destroy_pending = False  # type: ignore[attr-defined] # A loop may be closed before it.
         self._close_if_idle()
 
-    def ask(
+    def execute(
         self,
-        question: Question[T],
+        command: Command[T],
         deadline: Deadline,
         future: asyncio.Future[T] | None = None,
     ) -> asyncio.Future[T]:
-        """Send a command and return the future of its answer; see `blocking.Link.ask`.
+        """Send a command and return the future of its answer; see `blocking.SharedConnection.ask`.
 
         If a `future` is given, it gets the answer.
         """
@@ -187,9 +187,9 @@ class Link:
             raise RedisTimeoutError("the deadline has passed")
         if future is None:
             future = self._loop.create_future()
-        never_pauses = not (self._waiting or self._to_send)
-        self._to_send.append((question, future, deadline, Clock.monotonic()))
-        if never_pauses or len(self._to_send) == BATCH_SIZE:
+        is_idle = not (self._waiting or self._to_send)
+        self._to_send.append((command, future, deadline, Clock.monotonic()))
+        if is_idle or len(self._to_send) == BATCH_SIZE:
             self._send()
         elif len(self._to_send) == 1:
             self._loop.call_soon(self._send)
@@ -199,16 +199,16 @@ class Link:
             future.add_done_callback(lambda _: timer.cancel())
         return future
 
-    def _ask_again(
-        self, question: Question[T], future: asyncio.Future[T], deadline: Deadline, began: float
+    def _retry(
+        self, command: Command[T], future: asyncio.Future[T], deadline: Deadline, began: float
     ) -> None:
         """Send a command whose script the server did not have. It was not run."""
         # Otherwise another caller has sent the source since, and this comes after that.
-        if began >= self._source_sent_at.get(question.program, 0.0):
-            self._source_sent_at[question.program] = Clock.monotonic()
-            question = question.with_source()
+        if began >= self._source_sent_at.get(command.program, 0.0):
+            self._source_sent_at[command.program] = Clock.monotonic()
+            command = command.with_source()
         deadline.extend()
-        self.ask(question._replace(program=None), deadline, future)
+        self.execute(command._replace(program=None), deadline, future)
 
     def _expire(self, future: asyncio.Future[Any], deadline: Deadline) -> None:
         if not future.done():
@@ -224,10 +224,10 @@ class Link:
             self._last_reply.at = Clock.monotonic()  # Its silence begins now.
         commands = []
         for pending in self._to_send:
-            question, future, _, _ = pending
+            command, future, _, _ = pending
             if not future.done():
                 self._waiting.append(pending)
-                commands.append(question.ahead + question.command)
+                commands.append(command.ahead + command.data)
         self._to_send.clear()
         if commands:
             if self._watch is None:
@@ -262,19 +262,19 @@ class Link:
                 raise
 
     def _settle(self, pending: PendingCommand, reply: Reply) -> None:
-        question, future, deadline, began = pending
+        command, future, deadline, began = pending
         deadline.left -= self._last_reply.at - began
         try:
             if isinstance(reply, ResponseError):
                 raise reply
-            answer = question.read(reply)
+            answer = command.read(reply)
         except (ResponseError, StaleRules) as error:
             if isinstance(error, ReadOnlyError):  # A replica, to be replaced by the master.
                 self.is_usable = False
             if future.done():
                 return
-            if isinstance(error, NoScriptError) and question.program is not None:
-                self._ask_again(*pending)
+            if isinstance(error, NoScriptError) and command.program is not None:
+                self._retry(*pending)
             else:
                 future.set_exception(error)
         else:
@@ -334,29 +334,29 @@ class LoopConnections:
         self._timeout = timeout
         self._check = check
         self._loop_ended = loop_ended
-        self._link: Link | None = None
+        self._connection: SharedConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         """Close the connection."""
-        if self._link is not None:
-            self._link.close()
+        if self._connection is not None:
+            self._connection.close()
 
-    def exchange(self, question: Question[T], deadline: Deadline) -> Awaitable[T]:
+    def exchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
         """Send a command and return the answer.
 
-        Raises `Unreachable` if nothing was sent, and the errors of the question, of redis-py and of
+        Raises `Unreachable` if nothing was sent, and the errors of the command, of redis-py and of
         `check`.
         """
-        link = self._link
-        if link is None or not link.is_ready:
-            return self._exchange_anew(question, deadline)
-        return link.ask(question, deadline)
+        connection = self._connection
+        if connection is None or not connection.is_ready:
+            return self._exchange_anew(command, deadline)
+        return connection.execute(command, deadline)
 
-    async def _exchange_anew(self, question: Question[T], deadline: Deadline) -> T:
+    async def _exchange_anew(self, command: Command[T], deadline: Deadline) -> T:
         for _ in range(3):  # The loop notices if the server has closed the connection.
             await asyncio.sleep(0)
-        while (link := self._link) is None or not link.is_usable:
+        while (connection := self._connection) is None or not connection.is_usable:
             is_first = self._connecting is None
             if self._connecting is None:
                 self._connecting = asyncio.create_task(self._connect(), context=Context())
@@ -370,7 +370,7 @@ class LoopConnections:
                     raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
                 self._check()
             deadline.extend()
-        return await link.ask(question, deadline)
+        return await connection.execute(command, deadline)
 
     async def _connect(self) -> None:
         deadline = Deadline(self._timeout)
@@ -378,18 +378,18 @@ class LoopConnections:
         try:
             if params.sentinels:
                 params = await asyncio.to_thread(find_master, params, deadline)
-            link = Link(
+            connection = SharedConnection(
                 params.async_connection(), self._last_reply, self._timeout, self._loop_ended
             )
             try:
-                await within(deadline, link.open())
+                await within(deadline, connection.open())
                 deadline.extend()
                 if params.sentinels:
-                    await link.ask(to_check_master(), deadline)
+                    await connection.execute(role_command(), deadline)
             except BaseException as error:
-                link.close(error)
+                connection.close(error)
                 raise
-            self._link = link
+            self._connection = connection
         finally:
             self._connecting = None
 
@@ -407,7 +407,7 @@ class AsyncConnections:
         leave_to_parent(self._loops)
         self._loops = {}
 
-    def exchange(self, question: Question[T], deadline: Deadline) -> Awaitable[T]:
+    def exchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
         """Send a command and return the answer; see `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)
@@ -419,4 +419,4 @@ class AsyncConnections:
             # A loop that has ended is dropped at once: it may refer to its last requests.
             loop_ended = partial(self._loops.pop, loop, None)
             connections = self._loops[loop] = self._new_connections(loop_ended)
-        return connections.exchange(question, deadline)
+        return connections.exchange(command, deadline)

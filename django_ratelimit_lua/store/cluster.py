@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..process.clock import Clock
 from ..process.forks import chance
-from .commands import Address, Question, Reply, Unreachable, command
+from .commands import Address, Command, Reply, Unreachable, encode
 from .deadline import Deadline
 
 T = TypeVar("T")
@@ -34,11 +34,11 @@ MAP_SECONDS = 0.2
 """Seconds between two readings of the map while a master does not answer."""
 TRY_AGAIN = 0.005
 """Seconds between two attempts while a hash slot moves and some keys of a call do not exist yet."""
-_ASKING = command(b"ASKING")
-_WHERE = command(b"CLUSTER", b"SLOTS")
+_ASKING = encode(b"ASKING")
+_WHERE = encode(b"CLUSTER", b"SLOTS")
 
 
-Send = Callable[[Address, Question[Any], Deadline, float], Awaitable[Any]]
+SendToNode = Callable[[Address, Command[Any], Deadline, float], Awaitable[Any]]
 """Sends a command to a node after a pause in seconds, and returns the answer."""
 
 
@@ -69,10 +69,12 @@ class Cluster:
             return None
         return self._masters[slot]
 
-    async def exchange(self, slot: int, question: Question[T], deadline: Deadline, send: Send) -> T:
+    async def exchange(
+        self, slot: int, command: Command[T], deadline: Deadline, send: SendToNode
+    ) -> T:
         """Send a command to the node that has the hash slot, and return the answer.
 
-        Raises the errors of redis-py and of the question. A command that may have been executed is
+        Raises the errors of redis-py and of the command. A command that may have been executed is
         not sent again. One that was redirected, or could not be sent, is. One that has to wait for
         its hash slot to move is sent again until no time is left.
         """
@@ -85,7 +87,7 @@ class Cluster:
         redirections = 0
         while redirections < MAX_REDIRECTIONS:
             try:
-                answer: T = await send(address, question._replace(ahead=ahead), deadline, pause)
+                answer: T = await send(address, command._replace(ahead=ahead), deadline, pause)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
                 if isinstance(error, TryAgainError) and deadline.left > TRY_AGAIN:
@@ -119,7 +121,7 @@ class Cluster:
                 return answer
         raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
 
-    async def read_map(self, deadline: Deadline, send: Send) -> None:
+    async def read_map(self, deadline: Deadline, send: SendToNode) -> None:
         """Read the map of hash slots from the first node that replies.
 
         Raises `RedisError` if no node does.
@@ -128,7 +130,7 @@ class Cluster:
         for address, share in deadline.shares(self._candidates()):
             try:
                 learn = partial(self._learn, source=address)
-                await send(address, Question(_WHERE, learn), share, 0.0)
+                await send(address, Command(_WHERE, learn), share, 0.0)
             except (RedisError, OSError) as error:
                 last_error = error
             else:

@@ -52,7 +52,7 @@ for it.
 _WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Turn:
+class Exchange:
     """The current exchange of a connection: its deadline, and the number of bytes received."""
 
     __slots__ = ("cpu", "deadline", "received")
@@ -74,17 +74,17 @@ class Turn:
 
 
 class DeadlineSocket:
-    """A connected socket. Its operations together take no longer than the turn's deadline.
+    """A connected socket. Its operations together take no longer than the exchange's deadline.
 
     redis-py sets a timeout for each operation, so a reply that arrives byte by byte would never
     reach it. Its timeouts are ignored here, except for zero, which means not to wait.
     """
 
-    __slots__ = ("_may_wait", "_timeout", "_turn", "sock")
+    __slots__ = ("_exchange", "_may_wait", "_timeout", "sock")
 
-    def __init__(self, sock: socket.socket, turn: Turn) -> None:
+    def __init__(self, sock: socket.socket, exchange: Exchange) -> None:
         self.sock = sock
-        self._turn = turn
+        self._exchange = exchange
         self._timeout = -1.0
         self._may_wait = True
 
@@ -96,7 +96,7 @@ class DeadlineSocket:
             sent = self.sock.send(data)
         except _WOULD_BLOCK:
             sent = 0
-            self._turn.deadline.left -= max(self._timeout, 0.0)
+            self._exchange.deadline.left -= max(self._timeout, 0.0)
         while sent < len(data):
             sent += self._within(self.sock.send, memoryview(data)[sent:])
 
@@ -104,12 +104,12 @@ class DeadlineSocket:
         if flags:  # redis-py looks at what has arrived.
             return self.sock.recv(size, flags)
         data = self._within(self.sock.recv, size)
-        self._turn.received += len(data)
+        self._exchange.received += len(data)
         return data
 
     def recv_into(self, buffer: bytearray) -> int:
         size = self._within(self.sock.recv_into, buffer)
-        self._turn.received += size
+        self._exchange.received += size
         return size
 
     def __getattr__(self, name: str) -> Any:
@@ -117,9 +117,9 @@ class DeadlineSocket:
 
     def _within(self, operation: Callable[[A], T], argument: A) -> T:
         """Run an operation, and wait for it in slices of bounded length: see `Deadline`."""
-        deadline = self._turn.deadline
-        if self._turn.received > LARGE:
-            self._turn.count()
+        deadline = self._exchange.deadline
+        if self._exchange.received > LARGE:
+            self._exchange.count()
             if deadline.is_over:
                 raise TimeoutError("the reply was not complete within the deadline")
         while True:
@@ -144,16 +144,16 @@ class DeadlineSocket:
 
 
 class BlockingConnection(synchronous.AbstractConnection):
-    """A mixin for redis-py's connection classes: every operation ends with the turn's deadline."""
+    """A mixin for redis-py's connection classes: operations end with the exchange's deadline."""
 
-    turn = Turn()
+    exchange = Exchange()
     deadline_socket: DeadlineSocket
     _began = 0.0
 
     @property
     def socket_timeout(self) -> float:
         """Return the seconds left to connect. redis-py reads this before each step."""
-        return max(self.turn.deadline.left - (Clock.monotonic() - self._began), 0.001)
+        return max(self.exchange.deadline.left - (Clock.monotonic() - self._began), 0.001)
 
     @socket_timeout.setter
     def socket_timeout(self, value: object) -> None:
@@ -166,9 +166,9 @@ class BlockingConnection(synchronous.AbstractConnection):
         try:
             sock = super()._connect()  # type: ignore[safe-super] # The class that this is mixed into has one.
         finally:
-            self.turn.deadline.spend(self._began, self.turn.deadline.left)
-        self.turn.deadline.extend()
-        self.deadline_socket = DeadlineSocket(sock, self.turn)
+            self.exchange.deadline.spend(self._began, self.exchange.deadline.left)
+        self.exchange.deadline.extend()
+        self.deadline_socket = DeadlineSocket(sock, self.exchange)
         return self.deadline_socket
 
 
@@ -207,13 +207,15 @@ def _mixed(base: type, kind: ConnectionClass) -> Any:
     return type(base.__name__, (base, kind), {})
 
 
-def blocking_connection(kind: ConnectionClass, options: Options, turn: Turn) -> BlockingConnection:
+def blocking_connection(
+    kind: ConnectionClass, options: Options, exchange: Exchange
+) -> BlockingConnection:
     """Return a connection that is not connected yet.
 
     Raises the errors of redis-py for options that it rejects.
     """
     connection: BlockingConnection = _mixed(BlockingConnection, kind)(**options, protocol=2)
-    connection.turn = turn
+    connection.exchange = exchange
     _remove_library_name(connection)
     return connection
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -22,15 +22,15 @@ from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
 from .asynchronous import IDLE_SECONDS, AsyncConnections, LoopConnections
 from .availability import Availability, Paused, as_store_error, failures, kind_of
-from .blocking import Link
+from .blocking import Connection
 from .commands import (
     Address,
-    Question,
+    Command,
     Reply,
-    to_decide,
-    to_execute,
-    to_reset,
-    to_run,
+    decision_command,
+    plain_command,
+    reset_command,
+    script_command,
 )
 from .connection_params import ConnectionParams
 from .deadline import Deadline, LastReply
@@ -68,20 +68,20 @@ class Node:
     def _begin(self) -> None:
         # list.append and list.pop are atomic, so that the lock is needed only by threads that wait.
         self._idle = [
-            Link(self._params, self.last_reply) for _ in range(self._params.max_connections)
+            Connection(self._params, self.last_reply) for _ in range(self._params.max_connections)
         ]
         self._freed = threading.Condition()
         self._waiting = 0
 
     def _renew(self) -> None:
-        for link in self._idle:
-            link.close()  # Only this process's copy; the parent's connection stays open.
+        for connection in self._idle:
+            connection.close()  # Only this process's copy; the parent's connection stays open.
         self._begin()
 
     def use(
         self,
-        ask: Callable[[Link, A, Deadline], T],
-        asked: A,
+        method: Callable[[Connection, A, Deadline], T],
+        argument: A,
         deadline: Deadline,
         *,
         is_trial: bool = False,
@@ -95,19 +95,19 @@ class Node:
             self._check()
         try:
             if self._waiting:
-                link = self._wait(deadline)
+                connection = self._wait(deadline)
             else:
                 try:
-                    link = self._idle.pop()
+                    connection = self._idle.pop()
                 except IndexError:
-                    link = self._wait(deadline)
+                    connection = self._wait(deadline)
             try:
                 if self.availability.is_paused and not is_trial:  # Others failed while it waited.
                     self._check()
-                answer = ask(link, asked, deadline)
+                answer = method(connection, argument, deadline)
             finally:
-                link.used_at = Clock.monotonic()
-                self._idle.append(link)
+                connection.used_at = Clock.monotonic()
+                self._idle.append(connection)
                 if self._waiting:
                     with self._freed:
                         self._freed.notify()
@@ -118,15 +118,15 @@ class Node:
             self.availability.record_reply()
         return answer
 
-    def aexchange(self, question: Question[T], deadline: Deadline) -> Awaitable[T]:
-        """Send the command of a question and return the parsed reply.
+    def aexchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
+        """Send a command and return the parsed reply.
 
-        This does not block the event loop. Raises the errors of `Question.read` and of redis-py.
+        This does not block the event loop. Raises the errors of `Command.read` and of redis-py.
         The caller reports them to `note`, and a reply to `availability`.
         """
         if self.availability.is_paused:
             self._check()
-        return self._async_connections.exchange(question, deadline)
+        return self._async_connections.exchange(command, deadline)
 
     def close(self) -> None:
         """Close the idle connections of threads, and stop trials.
@@ -141,43 +141,51 @@ class Node:
         return self._close(unused_since=Clock.monotonic() - IDLE_SECONDS)
 
     def _close(self, unused_since: float) -> bool:
-        for link in self._idle[:]:
-            if link.connection is not None and link.used_at <= unused_since:
+        for connection in self._idle[:]:
+            if connection.redis_connection is not None and connection.used_at <= unused_since:
                 with suppress(ValueError):  # A thread has taken it.
-                    self._idle.remove(link)
-                    link.close()
-                    self._idle.insert(0, link)
+                    self._idle.remove(connection)
+                    connection.close()
+                    self._idle.insert(0, connection)
         idle = self._idle[:]
         return len(idle) < self._params.max_connections or any(
-            link.connection is not None for link in idle
+            connection.redis_connection is not None for connection in idle
         )
 
-    def _wait(self, deadline: Deadline) -> Link:
+    def _wait(self, deadline: Deadline) -> Connection:
         """Wait for a connection. Each reply of the server to another thread restarts the wait."""
         at_first = deadline.left
         with self._freed:
             self._waiting += 1
             try:
                 while True:
-                    with suppress(IndexError):
+                    try:
                         return self._idle.pop()
-                    began = Clock.monotonic()
-                    most = deadline.next_slice
-                    self._freed.wait(most)
-                    deadline.spend(began, most)
-                    if self.last_reply.at > began:
-                        silence = Clock.monotonic() - self.last_reply.at
-                        deadline.left = at_first - min(silence, most)
-                    elif not most:
-                        raise RedisTimeoutError(
-                            "no connection is free, and the server does not reply"
-                        )
+                    except IndexError:
+                        self._wait_for_release(deadline, at_first)
             finally:
                 self._waiting -= 1
 
+    def _wait_for_release(self, deadline: Deadline, at_first: float) -> None:
+        """Wait until a connection may be free, for one slice of the deadline.
+
+        Raises `TimeoutError` of redis-py if no time is left.
+        """
+        began = Clock.monotonic()
+        seconds = deadline.next_slice
+        self._freed.wait(seconds)
+        deadline.spend(began, seconds)
+        if self.last_reply.at > began:
+            silence = Clock.monotonic() - self.last_reply.at
+            deadline.left = at_first - min(silence, seconds)
+        elif not seconds:
+            raise RedisTimeoutError("no connection is free, and the server does not reply")
+
     def _answers(self) -> bool:
         try:
-            self.use(Link.ask, to_execute(b"PING"), Deadline(self._timeout), is_trial=True)
+            self.use(
+                Connection.execute, plain_command(b"PING"), Deadline(self._timeout), is_trial=True
+            )
         except (RedisError, OSError) as error:
             return isinstance(error, ResponseError)
         return True
@@ -242,11 +250,11 @@ class Store:
 
         Raises `StoreError` or `StaleRules`.
         """
-        return self._use(Link.ask, to_decide(call), deadline)
+        return self._use(Connection.execute, decision_command(call), deadline)
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
-        for places in self._portions(keys):
-            self.execute(b"DEL", *[keys[place] for place in places])
+        for portion in self._portions([(key,) for key in keys]):
+            self.execute(b"DEL", *[key for (key,) in portion])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
         """Return the keys that begin with `begin` and then match a pattern, from all masters.
@@ -259,7 +267,7 @@ class Store:
             cursor = b""
             while cursor != b"0":
                 scan = (b"SCAN", cursor or b"0", b"MATCH", begin + pattern, b"COUNT", b"1000")
-                cursor, keys = self._use(Link.ask, to_execute(*scan), address=address)
+                cursor, keys = self._use(Connection.execute, plain_command(*scan), address=address)
                 found.update(keys)
         return found
 
@@ -268,7 +276,7 @@ class Store:
 
     def adecide(self, call: Call, deadline: Deadline | None = None) -> Awaitable[Decision]:
         """`decide`, without blocking the event loop."""
-        return self._aexchange(to_decide(call), deadline)
+        return self._aexchange(decision_command(call), deadline)
 
     def channel(self, prefix: bytes) -> bytes:
         """Return the channel of the processes that share a database and a prefix.
@@ -284,15 +292,15 @@ class Store:
 
         After an `unban` the state is kept. Return the number of deleted keys. Raises `StoreError`.
         """
-        return self._exchange(to_reset(call, self.channel(call.prefix)))
+        return self._exchange(reset_command(call, self.channel(call.prefix)))
 
     def areset(self, call: Call) -> Awaitable[int]:
         """`reset`, without blocking the event loop."""
-        return self._aexchange(to_reset(call, self.channel(call.prefix)))
+        return self._aexchange(reset_command(call, self.channel(call.prefix)))
 
     def execute(self, *parts: bytes, deadline: Deadline | None = None) -> Reply:
         """Return the reply to any other command. Raises `StoreError`."""
-        return self._exchange(to_execute(*parts), deadline)
+        return self._exchange(plain_command(*parts), deadline)
 
     def run(
         self,
@@ -302,7 +310,7 @@ class Store:
         deadline: Deadline | None = None,
     ) -> list[Reply]:
         """Return the reply to a script. Its keys must be in one hash slot. Raises `StoreError`."""
-        return self._exchange(to_run(program, keys, arguments), deadline)
+        return self._exchange(script_command(program, keys, arguments), deadline)
 
     def arun(
         self,
@@ -312,7 +320,7 @@ class Store:
         deadline: Deadline | None = None,
     ) -> Awaitable[list[Reply]]:
         """`run`, without blocking the event loop."""
-        return self._aexchange(to_run(program, keys, arguments), deadline)
+        return self._aexchange(script_command(program, keys, arguments), deadline)
 
     def execute_all(
         self, commands: Sequence[Sequence[bytes]], deadline: Deadline | None = None
@@ -321,26 +329,25 @@ class Store:
 
         Raises `StoreError` if one of the replies is an error.
         """
-        questions = [to_execute(*parts) for parts in commands]
-        return self._exchange_all(questions, deadline)
+        return self._exchange_all([plain_command(*parts) for parts in commands], deadline)
 
     def run_each(
         self,
         program: Program,
         common: Sequence[bytes],
-        items: Sequence[tuple[bytes, bytes]],
+        items: Sequence[tuple[bytes, ...]],
         deadline: Deadline,
-    ) -> list[int | None]:
-        """Return the results of a script that returns one for each key.
+    ) -> dict[tuple[bytes, ...], int]:
+        """Return the results of a script that returns one for each item: a key and an argument.
 
-        Its arguments are the `common` ones and one for each key. The result is None for the keys of
-        a server that did not reply.
+        Its other arguments are the `common` ones. The items of a server that did not reply are
+        missing.
         """
-        answers: list[int | None] = [None] * len(items)
+        results: dict[tuple[bytes, ...], int] = {}
         failing: set[Address | None] = set()  # A server that failed is not tried again.
-        for places in self._portions([key for key, _ in items]):
-            keys = [items[place][0] for place in places]
-            arguments = [items[place][1] for place in places]
+        for portion in self._portions(items):
+            keys = [item[0] for item in portion]
+            arguments = [item[1] for item in portion]
             server = self._server_of(keys[0])
             if server in failing:
                 continue
@@ -349,14 +356,15 @@ class Store:
             except StoreError:
                 failing.add(server)
             else:
-                for place, answer in zip(places, found, strict=True):
-                    answers[place] = answer
-        return answers
+                results.update(zip(portion, found, strict=True))
+        return results
 
-    def _portions(self, keys: Sequence[bytes]) -> Iterator[Sequence[int]]:
-        """Yield the positions of the keys that may be in one command."""
-        for first in range(0, len(keys), MAX_KEYS):
-            yield range(first, min(first + MAX_KEYS, len(keys)))
+    def _portions(
+        self, items: Sequence[tuple[bytes, ...]]
+    ) -> Iterator[Sequence[tuple[bytes, ...]]]:
+        """Yield the items, which begin with a key, in portions that one command may contain."""
+        for first in range(0, len(items), MAX_KEYS):
+            yield items[first : first + MAX_KEYS]
 
     def _server_of(self, key: bytes) -> Address | None:
         return None
@@ -373,8 +381,8 @@ class Store:
 
     def _use(
         self,
-        ask: Callable[[Link, A, Deadline], T],
-        asked: A,
+        method: Callable[[Connection, A, Deadline], T],
+        argument: A,
         deadline: Deadline | None = None,
         address: Address | None = None,
     ) -> T:
@@ -384,28 +392,28 @@ class Store:
             deadline = self._deadline(deadline)
         node = self._nodes.get(address) or self._node_at(address)
         try:
-            answer = node.use(ask, asked, deadline)
+            answer = node.use(method, argument, deadline)
         except (RedisError, OSError) as error:
             raise self._failed(error, address) from error
         if self._is_down:
             self._answered(address)
         return answer
 
-    def _exchange(self, question: Question[T], deadline: Deadline | None = None) -> T:
-        return self._use(Link.ask, question, deadline)
+    def _exchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
+        return self._use(Connection.execute, command, deadline)
 
     def _exchange_all(
-        self, questions: Iterable[Question[T]], deadline: Deadline | None = None
+        self, commands: Sequence[Command[T]], deadline: Deadline | None = None
     ) -> list[T]:
-        return self._use(Link.ask_all, questions, deadline)
+        return self._use(Connection.execute_all, commands, deadline)
 
-    async def _aexchange(self, question: Question[T], deadline: Deadline | None = None) -> T:
+    async def _aexchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
         # `_deadline`, inlined, as in `_use`.
         if deadline is None or deadline.left <= 0.0:
             deadline = self._deadline(deadline)
         node = self._node_at(None)
         try:
-            answer = await node.aexchange(question, deadline)
+            answer = await node.aexchange(command, deadline)
         except (RedisError, OSError) as error:
             node.note(error)
             raise self._failed(error) from error

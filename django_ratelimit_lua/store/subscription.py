@@ -14,8 +14,8 @@ from ..exceptions import StoreError
 from ..process.clock import Clock
 from ..process.forks import chance
 from .availability import as_store_error
-from .blocking import Link
-from .commands import command, to_execute
+from .blocking import Connection
+from .commands import encode, plain_command
 from .connection_params import ConnectionParams
 from .deadline import Deadline, LastReply
 from .redis_py import BlockingConnection
@@ -47,14 +47,14 @@ class Subscription:
         self._is_complete = not params.nodes
         if params.nodes:
             params = params.at(chance.choice(params.nodes))
-        self._link = Link(params, LastReply())
+        self._subscriber = Connection(params, LastReply())
         self._pinged_at = float("-inf")
         self._is_open = self._is_pinged = False
         try:
             # To no subscriber. It fails for a user without the right to publish, which other
             # processes then lack as well.
-            self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), deadline)
-            self._send(command(b"SUBSCRIBE", channel))
+            self._subscriber.execute(plain_command(b"PUBLISH", channel + b":test", b""), deadline)
+            self._send(encode(b"SUBSCRIBE", channel))
             if not deadline.wait(self._read_confirmation):
                 raise RedisConnectionError("no reply to SUBSCRIBE")
             sock = self._connection.deadline_socket.sock
@@ -90,7 +90,7 @@ class Subscription:
             if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
                 self._pinged_at = now
                 self._is_pinged = True
-                self._send(command(b"PING"))
+                self._send(encode(b"PING"))
             messages = self._read(min(seconds, PING_SECONDS))
             # By the time before it was read: this process may have stood still, and the answer be
             # there.
@@ -102,12 +102,12 @@ class Subscription:
 
     def close(self) -> None:
         """Close the connection."""
-        self._link.close()
+        self._subscriber.close()
         if self._twin is not None:
             self._twin.close()
 
     def __del__(self) -> None:
-        # Of one that was dropped, as after a fork. The link closes itself.
+        # Of one that was dropped, as after a fork. The connection closes itself.
         if self._twin is not None:
             self._twin.close()
 
@@ -118,7 +118,7 @@ class Subscription:
 
     @property
     def _connection(self) -> BlockingConnection:
-        connection: BlockingConnection | None = self._link.connection
+        connection: BlockingConnection | None = self._subscriber.redis_connection
         if connection is None:
             raise RedisConnectionError("the connection was closed")
         return connection
@@ -128,7 +128,7 @@ class Subscription:
         return as_store_error(error)
 
     def _send(self, data: bytes) -> None:
-        self._link.turn.begin(Deadline(SILENT_SECONDS))
+        self._subscriber.exchange.begin(Deadline(SILENT_SECONDS))
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read_confirmation(self, seconds: float) -> bool:
@@ -139,7 +139,7 @@ class Subscription:
         """Return the first message that arrives within this time, and all that arrive with it."""
         messages: list[bytes] = []
         while True:
-            self._link.turn.begin(Deadline(seconds))
+            self._subscriber.exchange.begin(Deadline(seconds))
             try:
                 # What has arrived of a reply stays in the parser.
                 reply = self._connection.read_response(

@@ -23,7 +23,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import get_store, server
-from django_ratelimit_lua.store.commands import command
+from django_ratelimit_lua.store.commands import encode
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
@@ -235,7 +235,7 @@ def test_the_fault_tests_reset_connections() -> None:
         wire.tears = True
         with socket.create_connection(("127.0.0.1", wire.port), timeout=60) as connection:
             for expected in (b"+PONG\r\n", b"+PONG\r\n", b"+PO"):
-                connection.sendall(command(b"PING"))
+                connection.sendall(encode(b"PING"))
                 assert connection.recv(64) == expected
             with pytest.raises(ConnectionResetError):
                 connection.recv(64)
