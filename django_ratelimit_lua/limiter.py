@@ -34,7 +34,7 @@ from .exceptions import Ratelimited
 from .identity import Identity, digest
 from .identity.names import own
 from .limits.algorithms.concurrency import new_slot
-from .limits.algorithms.token_bucket import most_units
+from .limits.algorithms.token_bucket import max_debt
 from .limits.call import Charge, Operation, whole_cost
 from .limits.decision import Decision
 from .limits.limit import Limit
@@ -389,7 +389,7 @@ class RateLimiter:
             if not limit.kind.allows_debt:
                 problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "debt")
-            if whole_cost(cost) > (most := most_units(limit)):
+            if whole_cost(cost) > (most := max_debt(limit)):
                 problem = f"cost is {cost}; the maximum with debt at {limit.rate} is {most}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
 

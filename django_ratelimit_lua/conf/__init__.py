@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 
 from ..limits import algorithms
-from ..limits.options import POLICIES, Policy
+from ..limits.terms import POLICIES, Policy
 from ..limits.values import Check, Choice, Number, Whole, or_none
 from .callables import Function, find
 from .changes import on_change

@@ -12,7 +12,7 @@ import socket
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.program import Program, source
-from ..limits.share import Share
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..rules import provider
@@ -33,6 +32,44 @@ PROCESSES = b"{rules}:processes"
 VERSION = b"{rules}:processes-version"
 LIFETIME = 10
 """Seconds without a heartbeat after which a process is removed."""
+
+
+@lru_cache(maxsize=1024)
+def divide(whole: int, weights: Sequence[int]) -> Sequence[int]:
+    """Divide a number of units by weights, with the method of the largest remainder.
+
+    >>> divide(100, (1, 1, 1)), divide(10, (70, 30)), divide(1, (1, 2))
+    ((34, 33, 33), (7, 3), (0, 1))
+    """
+    total = sum(weights)
+    parts = [whole * weight // total for weight in weights]
+    by_remainder = sorted(
+        range(len(weights)), key=lambda place: whole * weights[place] % total, reverse=True
+    )
+    for place in by_remainder[: whole - sum(parts)]:
+        parts[place] += 1
+    return tuple(parts)
+
+
+class Share(NamedTuple):
+    """The share of one process: its host is one of several with weights, and it is one on its host.
+
+    - `weights`: the weights of the hosts; `host`: the position of its own;
+    - `processes`: the number of processes on its host; `process`: its own position.
+
+    >>> [Share((70, 30), 1, 4, number).units(100) for number in range(4)]
+    [8, 8, 7, 7]
+    """
+
+    weights: tuple[int, ...]
+    host: int
+    processes: int
+    process: int
+
+    def units(self, whole: int) -> int:
+        """Return the part of a number of units. The parts of all processes add up to it."""
+        of_host = divide(whole, self.weights)[self.host]
+        return divide(of_host, (1,) * self.processes)[self.process]
 
 
 class Process(NamedTuple):

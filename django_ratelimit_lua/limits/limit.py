@@ -13,9 +13,9 @@ from typing import Any, Unpack
 from . import algorithms, calendar
 from .algorithms.algorithm import Algorithm, Numbers
 from .ban import BanTerms
-from .decision import Mode
-from .options import OPTIONS, Align, Options, Policy, read_options
+from .options import OPTIONS, Options, read_options
 from .rate import SECOND, LimitError, Rate
+from .terms import Terms
 from .values import gettext_noop as _
 
 _MAX_ID_LENGTH = 64
@@ -28,7 +28,7 @@ _VARIANT = b"@"
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
-class Limit:
+class Limit(Terms):
     """A rate with a name, and the algorithm that enforces it.
 
     >>> Limit("search", "100/m", algorithm="token_bucket", burst=20).burst
@@ -38,46 +38,26 @@ class Limit:
     ...
     django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option ...
 
-    It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`;
-    `counted_as`: the name of the count, if that is another one; `variant`: distinguishes this count
-    from those of the same name at other rates. All variants share their bans. Raises `LimitError`.
+    It takes a name, a rate (see `Rate.parse`), the options of the table in `limits/options.py`, and
+    `counted_as` and `variant` (see `Terms`). All variants share their bans. Raises `LimitError`.
+
+    - `key_part`: the end of the keys of its count;
+    - `packed`: its numbers as arguments of the Lua program; empty if they follow the calendar, see
+      `packed_at`;
+    - `counts_to`: the capacity of its record;
+    - `is_hot`: whether this process decides it, as far as it can;
+    - `ban`: when and for how long it bans; None if it does not;
+    - `text`: everything that is compared, as one text, which is hashed once;
+    - `holds`: whether a hit takes slots, which are held until they are released.
     """
 
-    name: str
-    counted_as: str
-    variant: str
-    rate: Rate
-    algorithm: str
-    burst: int | None
-    queue: int | None
-    segments: int | None
-    align: Align | None
-    time_zone: str
-    max_wait: float | None
-    count_denied: bool
-    mode: Mode
-    on_store_error: Policy | None
-    lease: int | None
-    split: bool
-    ban_after: int | None
-    ban_window: str | None
-    ban_for: str | None
     key_part: bytes = field(repr=False)
     packed: bytes = field(repr=False)
-    """Its numbers as arguments of the Lua program; empty if they follow the calendar, see
-    `packed_at`.
-    """
     counts_to: int = field(repr=False)
-    """The capacity of its record."""
-    max_wait_us: int = field(repr=False)
     is_hot: bool = field(repr=False)
-    """Whether it is decided in this process, as far as may be."""
     ban: BanTerms | None = field(repr=False)
-    """By what it bans; None: it does not."""
     text: str = field(repr=False)
-    """All that is compared, as one text, which is hashed once."""
     holds: bool = field(repr=False)
-    """Whether what a hit takes are slots, which are held until they are released."""
 
     def __init__(
         self,
@@ -113,7 +93,8 @@ class Limit:
         max_wait_us = round((self.max_wait or 0) * SECOND)
         if kind.waits_anyway and self.max_wait is None:
             max_wait_us = -1
-        self._set({"max_wait_us": max_wait_us})
+        capacity = kind.capacity(self.rate, {"burst": self.burst, "queue": self.queue})
+        self._set({"max_wait_us": max_wait_us, "capacity": capacity})
         numbers = kind.numbers(self, 0)
         packed = b""
         if self.align not in calendar.PERIODS:
@@ -158,11 +139,6 @@ class Limit:
         if prefix != TIER:
             return ""
         return tier
-
-    @property
-    def capacity(self) -> int:
-        """Return the maximum number of units that are counted at once."""
-        return self.kind.capacity(self.rate, {"burst": self.burst, "queue": self.queue})
 
     @property
     def lapse(self) -> float:

@@ -12,12 +12,10 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 from . import algorithms, calendar
 from .ban import MAX_OFFENCES, ban_lengths
 from .rate import SECOND, LimitError, Rate, duration
+from .terms import POLICIES, Align, Policy
 from .values import Choice, Number, Whole, flag
 from .values import gettext_noop as _
 
-Align = Literal["clock", "day", "week", "month"]
-Policy = Literal["open", "closed", "local"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
 _MAX_WAIT = Rate.MAX_US // SECOND
 
 
