@@ -18,10 +18,10 @@ from .availability import KINDS as FAILURES
 from .availability import failures
 from .commands import ANNEX, RESET, RULES, Reply
 from .connection_params import ConnectionParams, why_unusable
-from .deadline import Deadline, exit_deadline
+from .deadline import Deadline, exit_deadline, page_deadline
 from .factory import ClusterConnectionFactory
 from .flusher import FLUSH_SECONDS, flusher
-from .server import Store
+from .server import Outage, Store
 from .sharded import ShardedStore
 from .subscription import Subscription
 
@@ -33,6 +33,7 @@ __all__ = [
     "RULES",
     "ClusterConnectionFactory",
     "Deadline",
+    "Outage",
     "Reply",
     "Store",
     "Subscription",
@@ -41,6 +42,7 @@ __all__ = [
     "failures",
     "flusher",
     "get_store",
+    "page_deadline",
     "rules_key",
     "why_unusable",
 ]

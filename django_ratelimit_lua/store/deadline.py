@@ -13,8 +13,11 @@ restarts it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
+from ..exceptions import StoreError
 from ..process.clock import Clock
 
 T = TypeVar("T")
@@ -31,6 +34,8 @@ rules were loaded.
 
 EXIT_SECONDS = 1.0
 """Seconds for everything that a process writes when it ends."""
+PAGE_SECONDS = 0.5
+"""Seconds for the calls of one page of the admin."""
 
 
 class Deadline:
@@ -127,3 +132,43 @@ def exit_deadline() -> Deadline:
     if _last is None:
         _last = Deadline(EXIT_SECONDS)
     return _last
+
+
+class PageDeadline:
+    """One deadline for all calls of Redis that a page of the admin makes.
+
+    A page makes many calls, some of them with the long timeout of the background. If Redis hangs,
+    the first call fails after half a second, and the others fail at once.
+
+    - `error`: the last failure.
+    """
+
+    def __init__(self) -> None:
+        self.error: StoreError | None = None
+
+    def limit(self, deadline: Deadline) -> Deadline:
+        """Return the deadline for the next call.
+
+        Raises:
+            StoreError: A call before it had no reply.
+        """
+        if self.error is not None and not self.error.was_answered:
+            raise StoreError(str(self.error))
+        if deadline.left > PAGE_SECONDS:
+            return Deadline(PAGE_SECONDS)
+        return deadline
+
+
+_page: ContextVar[PageDeadline | None] = ContextVar("ratelimit_page_deadline", default=None)
+current_page = _page.get
+
+
+@contextmanager
+def page_deadline() -> Iterator[PageDeadline]:
+    """Apply one deadline to all calls of this thread."""
+    page = PageDeadline()
+    token = _page.set(page)
+    try:
+        yield page
+    finally:
+        _page.reset(token)

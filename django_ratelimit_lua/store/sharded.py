@@ -29,7 +29,7 @@ from .blocking import Connection
 from .cluster import Cluster, SendToNode
 from .commands import Address, Command, decision_command, reset_command
 from .connection_params import ConnectionParams
-from .deadline import Deadline
+from .deadline import Deadline, current_page
 from .server import Store
 
 T = TypeVar("T")
@@ -156,7 +156,11 @@ class ShardedStore(Store):
         return deleted
 
     def _blocking(self, deadline: Deadline | None = None) -> Send:
-        return partial(self._execute, self._send, self._deadline(deadline))
+        deadline = self._deadline(deadline)
+        page = current_page()
+        if page is not None:
+            deadline = page.limit(deadline)
+        return partial(self._execute, self._send, deadline)
 
     def _awaiting(self, deadline: Deadline | None = None) -> Send:
         return partial(self._execute, self._asend, self._deadline(deadline))
