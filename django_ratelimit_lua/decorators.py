@@ -11,8 +11,8 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
 from .engine.decide import adecide, decide
-from .engine.run import arun, run
-from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
+from .engine.run import arun, run, settled, to_the_end, unmasked
+from .engine.waiting import await_turn, wait_turn
 from .exceptions import Ratelimited
 from .identity.keys import KeyLike
 from .limits.options import Options
@@ -212,7 +212,7 @@ def _checked(
             if [decided for decided in charges if decided.slot]:
                 held = hold_slots(request, decision, charges)
             if blocks and decision.wait > 0:
-                hold(decision.wait, charges)
+                wait_turn(decision.wait, charges)
             if not settles and held is None:
                 return add_ratelimit_headers(request, checked(request, *args, **kwargs))
             try:
@@ -250,7 +250,7 @@ def _checked(
             if [decided for decided in charges if decided.slot]:
                 held = hold_slots(request, decision, charges)
             if blocks and decision.wait > 0:
-                await ahold(decision.wait, charges)
+                await await_turn(decision.wait, charges)
             if not settles and held is None:
                 return add_ratelimit_headers(request, await checked(request, *args, **kwargs))
             try:

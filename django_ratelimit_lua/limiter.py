@@ -29,7 +29,7 @@ from .engine.decide import (
 from .engine.decided_charge import DecidedCharge
 from .engine.holding import Held
 from .engine.run import Wait, Waiting, arun, run
-from .engine.waiting import ahold, hold, trying
+from .engine.waiting import await_turn, trying, wait_turn
 from .exceptions import Ratelimited
 from .identity import Identity, digest
 from .identity.names import own
@@ -365,7 +365,7 @@ class RateLimiter:
         """
         decision, charges = run(self._acquiring(identity, cost, _seconds(timeout), debt))
         if decision and decision.wait > 0:
-            hold(decision.wait, charges)
+            wait_turn(decision.wait, charges)
         return decision
 
     async def aacquire(
@@ -379,7 +379,7 @@ class RateLimiter:
         """`acquire`, for coroutines."""
         decision, charges = await arun(self._acquiring(identity, cost, _seconds(timeout), debt))
         if decision and decision.wait > 0:
-            await ahold(decision.wait, charges)
+            await await_turn(decision.wait, charges)
         return decision
 
     def _acquiring(
@@ -551,7 +551,7 @@ class Slot:
             decision, charges = run(taking)
             held = self._hold(decision, charges)
             if decision.wait > 0:  # Because of a rate in the same limiter.
-                hold(decision.wait, charges)
+                wait_turn(decision.wait, charges)
         except BaseException:
             self.__exit__()
             raise
@@ -572,7 +572,7 @@ class Slot:
             decision, charges = await arun(taking)
             held = self._hold(decision, charges)
             if decision.wait > 0:
-                await ahold(decision.wait, charges)
+                await await_turn(decision.wait, charges)
         except BaseException as stopped:
             await self.__aexit__(type(stopped))
             raise

@@ -31,7 +31,7 @@ from ..process.forks import renew_after_fork
 from ..signals import banned
 from ..store import Deadline, flusher, get_store
 from .decided_charge import DecidedCharge
-from .log_sampler import LogSampler
+from .logs import LogSampler
 from .run import Wait
 
 logger = logging.getLogger("django_ratelimit_lua.banned")

@@ -31,14 +31,13 @@ from ..rules.ruleset import Ruleset
 from ..store import Deadline, flusher, get_store
 from .bans import ban_list, report_bans
 from .decided_charge import DecidedCharge
-from .decision_log import log_decision
-from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
-from .fallback import local_counts
 from .heartbeat import heartbeat
 from .leases import leases
 from .listener import listener
-from .local_part import LocalPart
+from .local import LocalPart, local_counts
+from .logs import log_decision
+from .logs import logger as decision_logger
 from .run import Wait, Waiting, arun, run, settling
 from .slots import held_slots
 

@@ -29,8 +29,7 @@ from django.utils.encoding import escape_uri_path
 
 from ..engine.decided_charge import DecidedCharge
 from ..engine.holding import Held
-from ..engine.run import Waiting, run
-from ..engine.waiting import in_thread, settled, to_the_end, unmasked
+from ..engine.run import Waiting, in_thread, run, settled, to_the_end, unmasked
 from ..identity.request_state import plain, request_state
 from ..limits.decision import Decision
 

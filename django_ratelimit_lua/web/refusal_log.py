@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from django.http import HttpRequest
 
-from ..engine.log_sampler import LogSampler
+from ..engine.logs import LogSampler
 from ..identity.address import client_address
 from ..limits.decision import Decision
 

@@ -25,7 +25,7 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import Decision, LimitError, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.bans import ban_log
 from django_ratelimit_lua.engine.deny_cache import deny_cache
-from django_ratelimit_lua.engine.log_sampler import MAX_OF_LIMIT
+from django_ratelimit_lua.engine.logs import MAX_OF_LIMIT
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.ban import Ban

@@ -21,7 +21,7 @@ from django_ratelimit_lua import Limit, Rate, RateLimiter, ratelimit
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.engine.decide import answered
 from django_ratelimit_lua.engine.leases import leases
-from django_ratelimit_lua.engine.local_part import LocalPart
+from django_ratelimit_lua.engine.local import LocalPart
 from django_ratelimit_lua.engine.run import run
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge

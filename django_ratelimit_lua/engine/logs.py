@@ -1,19 +1,63 @@
-"""Sample the records of a log, so that a flood writes little, whether of one client or of many."""
+"""The log of decisions, and samples of other logs, so that a flood writes few records.
+
+The log of decisions has one record of the level DEBUG for each decision, which explains it.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Sequence
 from threading import Lock
 
+from ..limits.decision import Decision
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
+from .decided_charge import DecidedCharge
 
+logger = logging.getLogger("django_ratelimit_lua.decisions")
 MAX_OF_LIMIT = 10
 MAX_OF_LOG = 60
 """Records about one limit, and about all, that a process writes to one log in a minute."""
 MAX_LIMITS = 1_000
 """Maximum number of limits with counts of skipped records."""
 MINUTE = 60.0
+
+
+def log_decision(operation: str, charges: Sequence[DecidedCharge], decision: Decision) -> None:
+    """Write a record, unless there was nothing to decide.
+
+    The record contains the first 8 digits of each identity's digest.
+    """
+    limits = [
+        {
+            "limit": decided.state.name,
+            "rule": None if decided.rule is None else decided.rule.name,
+            "identity": decided.charge.digest[:8].decode(),
+            "mode": decided.state.mode,
+            "allowed": decided.state.allowed,
+            "remaining": decided.state.remaining,
+            "retry_after": decided.state.retry_after,
+        }
+        for decided in charges
+    ]
+    if not limits:
+        return
+    numbers = {
+        "operation": operation,
+        "allowed": decision.allowed,
+        "remaining": decision.remaining,
+        "retry_after": decision.retry_after,
+        "source": decision.source,
+        "denied_by": decision.denied_by,
+        "limits": limits,
+    }
+    logger.debug(
+        "%(operation)s: allowed %(allowed)s, remaining %(remaining)s, "
+        "retry_after %(retry_after)s, source %(source)s, limits %(limits)s",
+        numbers,
+        extra=numbers,
+    )
 
 
 class LogSampler:
