@@ -147,10 +147,11 @@ def description_key(ban_key: bytes) -> bytes:
     return ban_key + b":about"
 
 
-def descriptions(ban_keys: Iterable[bytes]) -> list[bytes | None]:
-    """Return the descriptions of bans, as far as they are stored. Raises `StoreError`."""
-    commands = [(b"GET", description_key(key)) for key in ban_keys]
-    return get_store(background=True).execute_all(commands)
+def descriptions(ban_keys: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Return the descriptions of bans by their keys, unless they are lost. Raises `StoreError`."""
+    keys = list(ban_keys)
+    texts = get_store(background=True).execute_all([(b"GET", description_key(key)) for key in keys])
+    return {key: text for key, text in zip(keys, texts, strict=True) if text is not None}
 
 
 def _time_of_redis() -> int:
@@ -167,10 +168,11 @@ def bans_active() -> Counter[str]:
     A ban whose description was lost counts under the end of its key. Raises `StoreError`.
     """
     numbers: Counter[str] = Counter()
-    keys = list(ban_list.read())
-    for key, text in zip(keys, descriptions(keys), strict=True):
+    keys = ban_list.read().keys()
+    texts = descriptions(keys)
+    for key in keys:
         part = key.partition(b"}:")[2].removesuffix(b":ban").decode(errors="replace")
-        numbers[json.loads(text or b"{}").get("name") or part] += 1
+        numbers[json.loads(texts.get(key, b"{}")).get("name") or part] += 1
     return numbers
 
 
@@ -225,10 +227,7 @@ def _log_ban(
     digest: bytes, state: LimitState, ban: Ban, *, request: object, **details: Any
 ) -> None:
     """Write one record, unless there were too many."""
-    if not logger.isEnabledFor(logging.WARNING):
-        return
-    left_out = ban_log.left_out(state.name, digest)
-    if left_out is None:
+    if not (logger.isEnabledFor(logging.WARNING) and ban_log.admit(state.name, digest)):
         return
     details |= {
         "limit": state.name,
@@ -236,12 +235,12 @@ def _log_ban(
         "path": printable(str(getattr(request, "path", ""))[:MAX_PATH_LENGTH]) or None,
         "offences": ban.offences,
         "times": ban.times,
-        "left_out": left_out,
+        "skipped": ban_log.take_skipped(state.name),
     }
     logger.warning(
         "Banned by %(limit)s (rule: %(rule)s) for %(seconds)s s after %(offences)s refusals: "
         "client %(client)s (%(identity)s), last path %(path)s, ban number %(times)s; "
-        "records dropped before: %(left_out)s",
+        "records dropped before: %(skipped)s",
         details,
         extra=details,
     )

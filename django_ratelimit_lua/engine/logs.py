@@ -63,7 +63,9 @@ def log_decision(operation: str, charges: Sequence[DecidedCharge], decision: Dec
 class LogSampler:
     """Decides which records of a log are written. It needs no call to Redis.
 
-    The next record about the same limit contains the number of skipped records.
+    >>> sampler = LogSampler()
+    >>> [sampler.admit("login", b"ada") for _ in range(3)], sampler.take_skipped("login")
+    ([True, False, False], 2)
     """
 
     def __init__(self) -> None:
@@ -75,28 +77,32 @@ class LogSampler:
         self._skipped = Counter[str]()
         self._ends_at = float("-inf")
 
-    def left_out(self, limit: str, identity: bytes, now: float | None = None) -> int | None:
-        """Return the number of records about the limit that were skipped before this one.
+    def admit(self, limit: str, identity: bytes, now: float | None = None) -> bool:
+        """Count a record about a limit. Return whether to write it.
 
-        None: skip this one, too. `now`: in seconds, by the monotonic clock; `identity`: a digest,
-        empty if it is not known.
+        Args:
+            limit: The name of the limit.
+            identity: A digest; empty if it is not known.
+            now: Seconds by the monotonic clock.
         """
-        if now is None:
-            now = Clock.monotonic()
+        now = Clock.monotonic() if now is None else now
+        client = (limit, identity)
         with self._lock:
             if now >= self._ends_at:
                 self._ends_at = now + MINUTE
                 self._written = Counter[str]()
                 self._clients: set[tuple[str, bytes]] = set()
-            if (
-                (limit, identity) in self._clients
-                or self._written[limit] >= MAX_OF_LIMIT
-                or self._written.total() >= MAX_OF_LOG
-            ):
+            is_full = self._written[limit] >= MAX_OF_LIMIT or self._written.total() >= MAX_OF_LOG
+            if is_full or client in self._clients:
                 if limit in self._skipped or len(self._skipped) < MAX_LIMITS:
                     self._skipped[limit] += 1
-                return None
+                return False
             self._written[limit] += 1
             if identity:
-                self._clients.add((limit, identity))
+                self._clients.add(client)
+            return True
+
+    def take_skipped(self, limit: str) -> int:
+        """Return the number of records about a limit that were not written since the last call."""
+        with self._lock:
             return self._skipped.pop(limit, 0)
