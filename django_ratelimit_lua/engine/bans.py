@@ -26,7 +26,6 @@ from ..limits.ban import Ban
 from ..limits.call import Call
 from ..limits.decision import Decision, LimitState
 from ..limits.rate import SECOND
-from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..signals import banned
 from ..store import Deadline, flusher, get_store
@@ -155,11 +154,8 @@ def descriptions(ban_keys: Iterable[bytes]) -> dict[bytes, bytes]:
 
 
 def _time_of_redis() -> int:
-    # A cluster has no single clock.
-    with suppress(IndexError):
-        seconds, microseconds = get_store(background=True).execute(b"TIME")
-        return int(seconds) * SECOND + int(microseconds)
-    return Clock.time_ns() // 1000
+    seconds, microseconds = get_store(background=True).execute(b"TIME")
+    return int(seconds) * SECOND + int(microseconds)
 
 
 def bans_active() -> Counter[str]:

@@ -49,8 +49,10 @@ def _register_again() -> None:
 def all_tasks() -> list[Task]:
     """Return the tasks of this process, even while another thread makes one."""
     while True:
-        with suppress(RuntimeError):  # The set has changed its size during the iteration.
+        try:
             return list(tasks)
+        except RuntimeError:  # The set has changed its size during the iteration.
+            continue
 
 
 class Task:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
+from concurrent.futures import CancelledError
 from functools import partial
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -56,9 +56,12 @@ def restore_rules(seconds: float, rebuild: bool = False) -> bool:
     if publishing.is_running or healing.is_busy:
         return False  # Another request does it. Requests in between use the known rules.
     healed = healing.submit(heal)
-    with suppress(Exception):  # It takes longer.
-        return healed is not None and healed.result(max(0.0, seconds))
-    return False
+    if healed is None:
+        return False
+    try:
+        return healed.result(max(0.0, seconds))
+    except (TimeoutError, CancelledError):  # It takes longer, or the process ends.
+        return False
 
 
 def _publish(failure: str, *, rebuild: bool = False) -> bool:

@@ -19,8 +19,8 @@ from .availability import failures
 from .commands import ANNEX, RESET, RULES, Reply
 from .connection_params import ConnectionParams, why_unusable
 from .deadline import Deadline, exit_deadline, page_deadline
-from .factory import ClusterConnectionFactory
 from .flusher import FLUSH_SECONDS, flusher
+from .redis_py import ClusterConnectionFactory
 from .server import Outage, Store
 from .sharded import ShardedStore
 from .subscription import Subscription

@@ -17,7 +17,7 @@ from redis import ConnectionPool
 
 from . import redis_py
 from .commands import Address
-from .factory import ClusterConnectionFactory, address_of
+from .redis_py import ClusterConnectionFactory, address_of
 
 MAX_CONNECTIONS = 100
 """Maximum number of connections of a process to one server, unless the alias's pool allows fewer.
