@@ -112,7 +112,7 @@ def known_limits() -> Iterator[KnownLimit]:
             if site.kind == THROTTLE:
                 continue
             for limit in site.limits:
-                words = site._replace(rates=(limit.rate,)).words()
+                words = reading({"rate": str(limit.rate), "key": site.key.split("+")})
                 yield KnownLimit(limit.name, "code", words, None, limit, name, site.key)
     yield from _of_throttles()
 

@@ -34,7 +34,7 @@ rules were loaded.
 
 EXIT_SECONDS = 1.0
 """Seconds for everything that a process writes when it ends."""
-PAGE_SECONDS = 0.5
+PAGE_SECONDS = 0.3
 """Seconds for the calls of one page of the admin."""
 
 
@@ -138,7 +138,7 @@ class PageDeadline:
     """One deadline for all calls of Redis that a page of the admin makes.
 
     A page makes many calls, some of them with the long timeout of the background. If Redis hangs,
-    the first call fails after half a second, and the others fail at once.
+    the first call fails after 0.3 s, and the others fail at once.
 
     - `error`: the last failure.
     """

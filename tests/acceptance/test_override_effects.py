@@ -64,9 +64,9 @@ def test_another_limit_is_shown_as_it_then_applies(operator: Client) -> None:
     now = [words for words, _then in effects(operator, **given)]
     assert [words.partition(" per address")[0] for words in now] == ["2 per second", "9 per hour"]
     then = {words for _now, words in effects(operator, **given)}
-    assert then == {"5 per hour per address, bursts of 3"}
+    assert then == {"5 per hour, up to 3 at once"}
     assert {words for _now, words in effects(operator, **given, burst="7")} == {
-        "5 per hour per address, bursts of 7"
+        "5 per hour, up to 7 at once"
     }
     save(operator, **given, burst="7")
     assert admitted("/export") == 7
@@ -84,7 +84,7 @@ def test_an_override_replaces_all_tiers(operator: Client) -> None:
     shown = effects(operator, **given)
     assert len(shown) == 2
     assert shown[1][0].endswith("(tier pro)")
-    assert {then for _now, then in shown} == {"4 per minute per address"}
+    assert {then for _now, then in shown} == {"4 per minute"}
     save(operator, **given)
     assert admitted("/ok") == 4
 

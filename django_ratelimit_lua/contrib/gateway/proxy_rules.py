@@ -8,9 +8,8 @@ from functools import lru_cache
 from django.utils.translation import gettext_noop as _
 
 from ...limits.rate import Rate
-from ...rules.paths import PathIndex
 from ...rules.rule import Rule
-from ...rules.ruleset import Ruleset
+from ...rules.ruleset import PathIndex, Ruleset
 from .conf import settings
 
 LACKS = _(
