@@ -24,7 +24,7 @@ from ..exceptions import StoreError
 from ..identity.names import printable, shown
 from ..limits.ban import Ban
 from ..limits.call import Call
-from ..limits.decision import Decision, LimitState
+from ..limits.decision import Decision
 from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..signals import banned
@@ -183,55 +183,45 @@ def report_bans(
     A ban that was made by hand, and one in shadow mode, which refuses no request, are only listed.
     """
     for each in charges:
-        state = each.state
-        ban = state.ban
+        ban = each.state.ban
         if ban is None or not ban.is_new:
             continue
-        (key,) = Call([each.charge], "peek", conf.CACHE_PREFIX).ban_keys()
-        rule = None if each.rule is None else each.rule.name or None
         name = shown(each.identity)
-        description = {
-            "limit": state.name,
-            "name": each.name,
-            "rule": rule,
-            "who": name,
-            "why": why[:MAX_WHY_LENGTH],
-        }
-        ban_list.add(key, ListedBan.of(ban, decision.moment, **description))
-        if not ban.offences or state.mode == "shadow":
+        rule = None if each.rule is None else each.rule.name or None
+        details = {"limit": each.state.name, "rule": rule}
+        listed = ListedBan.of(
+            ban, decision.moment, **details, name=each.name, who=name, why=why[:MAX_WHY_LENGTH]
+        )
+        (key,) = Call([each.charge], "peek", conf.CACHE_PREFIX).ban_keys()
+        ban_list.add(key, listed)
+        if not ban.offences or each.state.mode == "shadow":
             continue
         digest = each.charge.digest
-        client = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in name) or "hidden"
-        seconds = round((ban.until - decision.moment) / SECOND)
-        _log_ban(digest, state, ban, rule=rule, client=client, seconds=seconds, request=request)
+        if logger.isEnabledFor(logging.WARNING) and ban_log.admit(each.state.name, digest):
+            client = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in name)
+            seconds = round((ban.until - decision.moment) / SECOND)
+            _log_ban(ban, digest, request, client=client or "hidden", seconds=seconds, **details)
         if banned.receivers:
             send = partial(
                 banned.send_robust,
                 Ban,
                 ban=ban,
-                limit=state.name,
-                rule=rule,
                 identity=digest.decode(),
-                mode=state.mode,
+                mode=each.state.mode,
                 decision=decision,
                 request=request,
+                **details,
             )
             yield Wait(send, sync_to_async(send))
 
 
-def _log_ban(
-    digest: bytes, state: LimitState, ban: Ban, *, request: object, **details: Any
-) -> None:
-    """Write one record, unless there were too many."""
-    if not (logger.isEnabledFor(logging.WARNING) and ban_log.admit(state.name, digest)):
-        return
+def _log_ban(ban: Ban, digest: bytes, request: object, **details: Any) -> None:
     details |= {
-        "limit": state.name,
         "identity": digest[:8].decode(),
         "path": printable(str(getattr(request, "path", ""))[:MAX_PATH_LENGTH]) or None,
         "offences": ban.offences,
         "times": ban.times,
-        "skipped": ban_log.take_skipped(state.name),
+        "skipped": ban_log.take_skipped(details["limit"]),
     }
     logger.warning(
         "Banned by %(limit)s (rule: %(rule)s) for %(seconds)s s after %(offences)s refusals: "

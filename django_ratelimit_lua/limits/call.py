@@ -279,15 +279,7 @@ class Call(NamedTuple):
         size = len(reply) - len(token)
         # No decision begins so: its first double is 0 or 1.
         if self.revision is not None and reply.startswith(_STALE):
-            try:
-                current = Revision.read(reply[len(_STALE) : size])
-            except ValueError:  # It was edited by hand. The rules are published again.
-                current = UNKNOWN
-            if current == self.revision:
-                raise ValueError(
-                    "unexpected reply to a call: it reports the revision of the call as changed"
-                )
-            raise StaleRules(current)
+            self._raise_stale(reply[len(_STALE) : size])
         count = _HEADER
         for charge in self.charges:
             count += _PER_LIMIT
@@ -338,6 +330,18 @@ class Call(NamedTuple):
         return Decision(
             allowed == 1, states, int(granted), wait / SECOND, "redis", int(moment), revision
         )
+
+    def _raise_stale(self, text: bytes) -> None:
+        """Raise `StaleRules` with the revision in force, as the reply names it."""
+        try:
+            current = Revision.read(text)
+        except ValueError:  # It was edited by hand. The rules are published again.
+            current = UNKNOWN
+        if current == self.revision:
+            raise ValueError(
+                "unexpected reply to a call: it reports the revision of the call as changed"
+            )
+        raise StaleRules(current)
 
 
 @lru_cache(maxsize=64)

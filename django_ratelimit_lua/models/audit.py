@@ -255,7 +255,7 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
     overrides = [line for line in lines if line.kind == RateLimitChange.Kind.OVERRIDE]
     sections = {section_of(line.object_id) for line in overrides if line.object_id is not None}
     has_rules = len(overrides) < len(lines)
-    raised = RateLimitRevision.rise(using, rules=has_rules, sections=sections)
+    raised = RateLimitRevision.increment(using, rules=has_rules, sections=sections)
     if len(lines) > MAX_RECORDED:
         name = _("%(number)d rows") % {"number": len(lines)}
         lines = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import (
     AskError,
@@ -40,6 +40,14 @@ _WHERE = encode(b"CLUSTER", b"SLOTS")
 
 SendToNode = Callable[[Address, Command[Any], Deadline, float], Awaitable[Any]]
 """Sends a command to a node after a pause in seconds, and returns the answer."""
+
+
+class Attempt(NamedTuple):
+    """Where to send a command, what to send immediately before it, and how long to pause first."""
+
+    address: Address
+    ahead: bytes = b""
+    pause: float = 0.0
 
 
 class Cluster:
@@ -81,45 +89,53 @@ class Cluster:
         is_doubtful = bool(self._failing or self._is_moved)
         if not self._masters or (is_doubtful and self._may_read_map()):
             await self.read_map(deadline, send)
-        address = self._holder(slot)
-        ahead = b""
-        pause = 0.0
+        attempt = Attempt(self._holder(slot))
         redirections = 0
         while redirections < MAX_REDIRECTIONS:
+            address, ahead, pause = attempt
             try:
                 answer: T = await send(address, command._replace(ahead=ahead), deadline, pause)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
                 if isinstance(error, TryAgainError) and deadline.left > TRY_AGAIN:
-                    pause = TRY_AGAIN
-                    deadline.left -= pause
+                    deadline.left -= TRY_AGAIN
+                    attempt = Attempt(address, ahead, TRY_AGAIN)
                     continue
-                pause = 0.0
                 redirections += 1
                 if isinstance(error, AskError):
-                    address = (error.host or address[0], error.port)
-                    ahead = _ASKING
-                    if isinstance(error, MovedError):  # A subclass of `AskError`.
-                        ahead = b""
-                        self._masters[slot] = address
-                        self._is_moved = True
-                elif _is_without_node(error):
+                    attempt = self._redirect(slot, address, error)
+                    continue
+                if _is_without_node(error):
+                    other = await self._find_other_holder(slot, address, deadline, send)
+                    if other is not None:
+                        attempt = Attempt(other)
+                        continue
+                elif not isinstance(error, ResponseError):
                     self._failing.add(address)
-                    if not self._may_read_map():
-                        raise
-                    await self.read_map(deadline, send)
-                    if self._holder(slot) == address:
-                        raise
-                    address = self._holder(slot)
-                    ahead = b""
-                else:
-                    if not isinstance(error, ResponseError):
-                        self._failing.add(address)
-                    raise
-            else:
-                self._failing.discard(address)
-                return answer
+                raise
+            self._failing.discard(address)
+            return answer
         raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
+
+    def _redirect(self, slot: int, address: Address, error: AskError) -> Attempt:
+        """Return the attempt to which a node redirects a command."""
+        to = (error.host or address[0], error.port)
+        if not isinstance(error, MovedError):  # A subclass of `AskError`.
+            return Attempt(to, _ASKING)
+        self._masters[slot] = to
+        self._is_moved = True
+        return Attempt(to)
+
+    async def _find_other_holder(
+        self, slot: int, address: Address, deadline: Deadline, send: SendToNode
+    ) -> Address | None:
+        """Return the node that has the hash slot now, or None if it is still this failing one."""
+        self._failing.add(address)
+        if not self._may_read_map():
+            return None
+        await self.read_map(deadline, send)
+        holder = self._holder(slot)
+        return None if holder == address else holder
 
     async def read_map(self, deadline: Deadline, send: SendToNode) -> None:
         """Read the map of hash slots from the first node that replies.
