@@ -86,7 +86,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
 
     def read(*args: Any, **kwargs: Any) -> None:
         # However late a busy machine lets this test go on, the thread is still at it.
-        assert threading.current_thread().name != "ratelimit-jobs" or may_end.wait(30)
+        assert threading.current_thread().name != "ratelimit-job" or may_end.wait(30)
         reads(*args, **kwargs)
 
     monkeypatch.setattr(Ruleset, "__init__", read)
@@ -95,7 +95,7 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
     waited = time.monotonic() - began
     assert found is known
     assert waited < 0.5
-    assert [thread.name for thread in threading.enumerate()].count("ratelimit-jobs") == 1
+    assert [thread.name for thread in threading.enumerate()].count("ratelimit-job") == 1
     may_end.set()
     for _ in range(600):
         if provider._ruleset is not known:
@@ -148,7 +148,7 @@ def test_a_process_without_threads_compiles_in_the_caller(
     another_process()
     assert get() == [200]
     put(direct, prefix, declared(provider.MANY + 1, 0))
-    monkeypatch.setattr(provider._loading, "give", lambda work: None)
+    monkeypatch.setattr(provider._loading, "submit", lambda work: None)
     assert get() == [429]
 
 

@@ -82,7 +82,7 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for _, found in kept():
         if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "most", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.rules.ruleset._MAX_REMEMBERED", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.engine.leases.MAX_LEASES", BOUND)
     monkeypatch.setattr(
         callables, "known", dict(callables.known)
