@@ -109,29 +109,20 @@ class LocalCounts:
 
     def _apply(self, call: Call, count: LocalCount, allowed: bool) -> LimitState:
         """Take or give back the units of a charge, and return the state of its limit."""
-        limit, _, cost, *_ = count.charge
-        retry_after = count.retry_after
-        is_taken = call.operation == "charge" or (call.operation == "hit" and retry_after == 0.0)
-        used = count.used
-        counted_at = 0
-        if is_taken and allowed and count.size < inf:
-            used += cost
-            counted_at = count.start
-        elif call.operation == "refund" and not limit.holds and call.hit_at in (None, count.start):
-            used = max(0, used - cost)
+        limit = count.charge.limit
+        used = _used_after(call, count, allowed)
         if used != count.used and limit.holds:
-            granted = HeldSlot(call.prefix, count.charge, call.slot, "", is_local=True)
-            held_slots.reserve(granted)
+            held_slots.reserve(HeldSlot(call.prefix, count.charge, call.slot, "", is_local=True))
         elif used != count.used:
             self._counts.put(count.key, (count.start, used))
         return LimitState.of(
             limit,
-            allowed=retry_after == 0.0,
+            allowed=count.retry_after == 0.0,
             used=used,
             remaining=max(0, min(limit.capacity, count.size - used)),
-            retry_after=retry_after,
+            retry_after=count.retry_after,
             reset_after=count.ends_in if used else 0.0,
-            counted_at=counted_at,
+            counted_at=count.start if used > count.used else 0,
         )
 
     def forget(self, call: Call) -> None:
@@ -139,6 +130,17 @@ class LocalCounts:
         with self._lock:
             for charge in call.charges:
                 self._counts.pop((call.prefix, charge.digest, charge.limit.key_part))
+
+
+def _used_after(call: Call, count: LocalCount, allowed: bool) -> int:
+    """Return the units that are counted after an operation."""
+    limit, _, cost = count.charge
+    if call.operation == "refund" and not limit.holds and call.hit_at in (None, count.start):
+        return max(0, count.used - cost)
+    fits = call.operation == "hit" and count.retry_after == 0.0
+    if allowed and (fits or call.operation == "charge") and count.size < inf:
+        return count.used + cost
+    return count.used
 
 
 def _size(limit: Limit, in_outage: bool) -> float:

@@ -7,8 +7,7 @@ that fails is repeated until it succeeds.
 from __future__ import annotations
 
 import logging
-import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from functools import partial
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -94,26 +93,31 @@ def read_database(seconds: float, begin: provider.Begin) -> Snapshot | None:
     late.
     """
     using = primary()
-    snapshots: list[Snapshot] = []
-    done = threading.Event()
+    if is_private(using):
+        return _read_or_warn(using)
+    found: Future[Snapshot | None] = Future()
 
     def read() -> None:
-        try:
-            snapshots.append(snapshot_of(using))
-        except Exception as error:
-            _warn("The rules in the database cannot be read: %s", error)
-
-    def read_in_a_thread() -> None:
-        read()
-        done.set()
-        for snapshot in snapshots:
+        snapshot = _read_or_warn(using)
+        found.set_result(snapshot)
+        if snapshot is not None:
             begin(snapshot)
 
-    if is_private(using):
-        read()
-    elif not reading.is_busy and reading.submit(read_in_a_thread) is not None:
-        done.wait(max(0.0, seconds))
-    return next(iter(snapshots), None)
+    if reading.is_busy or reading.submit(read) is None:
+        return None
+    try:
+        return found.result(max(0.0, seconds))
+    except TimeoutError:
+        return None
+
+
+def _read_or_warn(using: str) -> Snapshot | None:
+    """Return the rules of a database. If they cannot be read, log a warning, and return None."""
+    try:
+        return snapshot_of(using)
+    except Exception as error:
+        _warn("The rules in the database cannot be read: %s", error)
+        return None
 
 
 def check_published() -> None:
