@@ -288,12 +288,14 @@ def _comparing(call: Call, deadline: Deadline) -> Waiting[None]:
     """
     if call.revision is None or not (freshness.is_due(call) or listener.has_news()):
         return
-    question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
+    comparison = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
     share = deadline.share(RULES_SHARE if call.charges else 1)
     store = get_store()
     asked_at = Clock.monotonic()
     try:
-        yield Wait(partial(store.decide, question, share), partial(store.adecide, question, share))
+        yield Wait(
+            partial(store.decide, comparison, share), partial(store.adecide, comparison, share)
+        )
     except StoreError:
         if not call.charges:
             raise

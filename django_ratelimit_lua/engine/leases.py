@@ -203,7 +203,9 @@ class Leases:
         """
         while True:
             state = lease.take(cost)
-            batch = self._fetch(lease) if state is None or lease.is_low else None
+            if state is not None and not lease.is_low:
+                return state
+            batch = self._fetch(lease)
             if state is not None or batch is None:
                 return state
             began = Clock.monotonic()

@@ -177,7 +177,7 @@ class SharedConnection:
         deadline: Deadline,
         future: asyncio.Future[T] | None = None,
     ) -> asyncio.Future[T]:
-        """Send a command and return the future of its answer; see `blocking.SharedConnection.ask`.
+        """Send a command and return the future of its answer; see `blocking.Connection.execute`.
 
         If a `future` is given, it gets the answer.
         """

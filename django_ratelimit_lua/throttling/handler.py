@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from django.http import HttpRequest
+from rest_framework.exceptions import APIException, PermissionDenied, Throttled
 
 from ..exceptions import Ratelimited
 from ..identity.request_state import plain, request_state
@@ -31,30 +32,10 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
     The body is DRF's. Its `detail` begins with the message of the rule that refuses, and it has the
     members `type`, `violated-policies` and `reference`, as in a problem document.
     """
-    from rest_framework.exceptions import APIException, PermissionDenied, Throttled
     from rest_framework.views import exception_handler as drf_handler
 
-    request = plain(context.get("request"))
-    error: Any = exc
-    refusal: Refusal | None = None
-    details: ErrorDetails | None = details_of(exc)
-    if details is not None:
-        error = APIException(details.detail())
-        error.status_code = details.status
-    elif isinstance(exc, Ratelimited):
-        details = refusal = refusal_of(HttpRequest() if request is None else request, exc.decision)
-        error = Throttled(exc.decision.retry_after, _detail(refusal))
-    elif isinstance(exc, Throttled):
-        details = refusal = last_refusal(request)
-        # A view may have its own message.
-        if refusal is not None and str(error.detail).startswith(str(Throttled.default_detail)):
-            wait = error.wait
-            if refusal.retry_after is None:
-                wait = None
-            error = Throttled(wait, _detail(refusal))
-    if refusal is not None and refusal.is_forbidden:
-        error = PermissionDenied(refusal.detail())
-    response = drf_handler(error, context)
+    details = _details(exc, plain(context.get("request")))
+    response = drf_handler(_error(exc, details), context)
     if details is None:
         return response
     if isinstance(response.data, dict):
@@ -63,9 +44,39 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
         }
     for name, value in details.headers().items():
         response.headers[name] = value
-    if refusal is not None:
-        add_headers(response, refusal.decision)
+    if isinstance(details, Refusal):
+        add_headers(response, details.decision)
     return response
+
+
+def _details(exc: Exception, request: HttpRequest | None) -> ErrorDetails | None:
+    """Return the content of the response to an exception; None for an exception of others."""
+    if isinstance(exc, Ratelimited):
+        return refusal_of(request or HttpRequest(), exc.decision)
+    if isinstance(exc, Throttled):
+        return last_refusal(request)
+    return details_of(exc)
+
+
+def _error(exc: Any, details: ErrorDetails | None) -> Any:
+    """Return the exception of DRF with these details."""
+    if details is None:
+        return exc
+    if not isinstance(details, Refusal):
+        error = APIException(details.detail())
+        error.status_code = details.status
+        return error
+    if details.is_forbidden:
+        return PermissionDenied(details.detail())
+    if isinstance(exc, Ratelimited):
+        return Throttled(exc.decision.retry_after, _detail(details))
+    # A view may have its own message.
+    if str(exc.detail).startswith(str(Throttled.default_detail)):
+        wait = exc.wait
+        if details.retry_after is None:
+            wait = None
+        return Throttled(wait, _detail(details))
+    return exc
 
 
 def _detail(refusal: Refusal) -> str | None:
