@@ -11,7 +11,7 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
 from .engine.decide import adecide, decide
-from .engine.run import arun, run, settled, to_the_end, unmasked
+from .engine.run import arun, finish_interrupted, logging_errors, run, to_the_end
 from .engine.waiting import await_turn, wait_turn
 from .exceptions import Ratelimited
 from .identity.keys import KeyLike
@@ -218,7 +218,7 @@ def _checked(
             try:
                 response = checked(request, *args, **kwargs)
             except BaseException as error:
-                with unmasked(error):
+                with logging_errors(error):
                     run(settle(request, error, decision, charges, held))
                 raise
             run(settle(request, response, decision, charges))
@@ -256,13 +256,13 @@ def _checked(
             try:
                 response = await checked(request, *args, **kwargs)
             except BaseException as error:
-                await settled(error, settle(request, error, decision, charges, held))
+                await finish_interrupted(error, settle(request, error, decision, charges, held))
                 raise
             try:
                 await to_the_end(arun(settle(request, response, decision, charges)))
             except BaseException as error:
                 if held is not None:  # No caller gets the response, so it may never be closed.
-                    await settled(error, held.releasing())
+                    await finish_interrupted(error, held.releasing())
                 raise
             if held is not None:
                 response = watch_body(request, response)

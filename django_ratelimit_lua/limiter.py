@@ -32,7 +32,7 @@ from .engine.run import Wait, Waiting, arun, run
 from .engine.waiting import await_turn, trying, wait_turn
 from .exceptions import Ratelimited
 from .identity import Identity, digest
-from .identity.names import own
+from .identity.names import supplied_identity
 from .limits.algorithms.concurrency import new_slot
 from .limits.algorithms.token_bucket import max_debt
 from .limits.call import Charge, Operation, whole_cost
@@ -322,7 +322,7 @@ class RateLimiter:
         if identity is None:
             raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity")
         ruleset = yield from rules_in_use()
-        charges = self._charges(ruleset, own(identity), digest(identity))
+        charges = self._charges(ruleset, supplied_identity(identity), digest(identity))
         banning_charges = [planned for planned in charges if planned.charge.limit.ban is not None]
         if not banning_charges:
             raise LimitError(
@@ -681,7 +681,7 @@ class _HitPlanner(Planner):
         self.units = cost if self.is_hit else 0
         self._asked: Operation = operation
         self._limiter = limiter
-        self._identity = own(identity)
+        self._identity = supplied_identity(identity)
         self._subject = digest(identity)
         self._cost = cost
 

@@ -11,7 +11,7 @@ from django.template.response import SimpleTemplateResponse
 
 from .conf import conf
 from .engine.decide import deciding
-from .engine.run import Wait, Waiting, arun, run, unmasked
+from .engine.run import Wait, Waiting, arun, logging_errors, run
 from .engine.waiting import waiting_turn
 from .exceptions import Ratelimited
 from .identity.request_state import request_state
@@ -68,7 +68,7 @@ class RateLimitMiddleware:
                 try:
                     response = cast(HttpResponseBase, self.get_response(request))
                 except BaseException as error:
-                    with unmasked(error):
+                    with logging_errors(error):
                         run(releasing(request))
                     raise
             return self._with_headers(request, response)

@@ -135,7 +135,7 @@ def deciding(planner: Planner, deadline: Deadline) -> Waiting[Decision]:
             if is_last:
                 call = call._replace(revision=None)
             try:
-                decision = yield from answered(call, deadline)
+                decision = yield from deciding_call(call, deadline)
             except StaleRules as error:
                 stale = error
                 continue
@@ -210,7 +210,7 @@ def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -
     return decision
 
 
-def answered(call: Call, deadline: Deadline | None = None) -> Waiting[Decision]:
+def deciding_call(call: Call, deadline: Deadline | None = None) -> Waiting[Decision]:
     """Decide a call, in the first of these steps that can.
 
     1. The deny cache repeats a refusal.
@@ -318,7 +318,7 @@ def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
         held_slots.drop([held for held in held_slots.all() if held.slot == slot])
         yield from releasing(releases, slot)
     for token, refunds in by_token.items():
-        yield from answered(build_call(refunds, "refund")._replace(hit_at=token))
+        yield from deciding_call(build_call(refunds, "refund")._replace(hit_at=token))
 
 
 def peeking(charges: Sequence[DecidedCharge]) -> Waiting[Decision]:
@@ -327,7 +327,7 @@ def peeking(charges: Sequence[DecidedCharge]) -> Waiting[Decision]:
     Raises `StoreError` if Redis is unavailable.
     """
     call = build_call([planned.charge for planned in charges], "peek")
-    decision = yield from answered(call)
+    decision = yield from deciding_call(call)
     if decision.source == "fallback":
         raise StoreError("Redis is unavailable")
     return complete(charges, call, decision)
@@ -337,7 +337,7 @@ def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
     """Release a slot of these limits. If Redis is unavailable, the slot ends by itself."""
     held_slots.cancel(slot)
     if charges:
-        yield from answered(build_call(charges, "refund", slot=slot))
+        yield from deciding_call(build_call(charges, "refund", slot=slot))
 
 
 def rules_in_use() -> Waiting[Ruleset | None]:

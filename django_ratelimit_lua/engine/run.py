@@ -41,15 +41,15 @@ Waiting = Generator[Call | Wait, Any, T]
 _settling = JobRunner()
 
 
-def called(function: Callable[..., Any], *arguments: object) -> Waiting[Any]:
+def calling(function: Callable[..., Any], *arguments: object) -> Waiting[Any]:
     """Return the result of a user's function, awaited if it is awaitable."""
     value = function(*arguments)
     if inspect.isawaitable(value):
-        value = yield awaited(value)
+        value = yield waiting_for(value)
     return value
 
 
-def awaited(value: Awaitable[object]) -> Wait:
+def waiting_for(value: Awaitable[object]) -> Wait:
     """Return a `Wait` for the awaitable that a user's function has returned."""
 
     async def result() -> object:
@@ -118,7 +118,7 @@ async def _stop(waiting: Waiting[object], error: BaseException) -> None:
         if raised is not thrown:
             raise
     else:
-        await settled(error, _going_on(waiting, wait, thrown))
+        await finish_interrupted(error, _going_on(waiting, wait, thrown))
 
 
 def _going_on(waiting: Waiting[object], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
@@ -142,13 +142,13 @@ def settling(error: BaseException, waiting: Waiting[object]) -> Waiting[None]:
     No step runs before this generator yields. A coroutine may be closed by the garbage collector,
     at any point of the program, even while this thread holds a lock.
     """
-    with unmasked(error):
+    with logging_errors(error):
         yield Wait(partial(run, waiting), partial(arun, waiting))
 
 
-async def settled(error: BaseException, waiting: Waiting[None]) -> None:
+async def finish_interrupted(error: BaseException, waiting: Waiting[None]) -> None:
     """Run the steps that a coroutine still owes when an exception ends it."""
-    with unmasked(error):
+    with logging_errors(error):
         # The coroutine is closed, and cannot wait for anything more.
         if isinstance(error, GeneratorExit):
             in_thread(lambda: run(waiting))
@@ -200,7 +200,7 @@ def in_thread(
 
 
 @contextmanager
-def unmasked(error: BaseException) -> Iterator[None]:
+def logging_errors(error: BaseException) -> Iterator[None]:
     """Log an error that occurs during an interruption, so that the interruption goes on.
 
     If there is no interruption, raise the error.

@@ -68,9 +68,9 @@ class Limit(Terms):
         variant: str = "",
         **options: Unpack[Options],
     ) -> None:
-        name, _key_name = _named(name)
+        name, _key_name = _name_and_key(name)
         if counted_as:
-            counted_as, _key_name = _named(counted_as)
+            counted_as, _key_name = _name_and_key(counted_as)
         names = {"name": name, "counted_as": counted_as or name, "variant": variant}
         try:
             if not isinstance(rate, Rate):
@@ -112,10 +112,10 @@ class Limit(Terms):
 
     def _keys(self) -> Mapping[str, object]:
         """Return the attributes that name the keys of the count and of the bans."""
-        _name, key_name = _named(self.counted_as)
+        _name, key_name = _name_and_key(self.counted_as)
         ban = BanTerms.of(self, key_name)
         if self.variant:
-            key_name += _VARIANT + _named(self.variant)[1]
+            key_name += _VARIANT + _name_and_key(self.variant)[1]
         return {"key_part": key_name + b":" + self.kind.suffix, "ban": ban}
 
     def _set_text(self) -> None:
@@ -178,7 +178,7 @@ class Limit(Terms):
 
     def renamed(self, name: str) -> Limit:
         """Return the same limit under another name, with its own count."""
-        name, _key_name = _named(name)
+        name, _key_name = _name_and_key(name)
         renamed = self._but(name=name, counted_as=name)
         keys = renamed._keys()
         if self.ban is None:
@@ -220,7 +220,7 @@ def other_rate(rate: Rate) -> LimitError:
     return LimitError(text, "rate", algorithm=algorithms.OF_SLOTS, limit=rate.limit, rate=str(rate))
 
 
-def _named(name: str) -> tuple[str, bytes]:
+def _name_and_key(name: str) -> tuple[str, bytes]:
     """Return the name in decisions and caches, and its form in keys.
 
     A short name of plain characters is its own form in keys. The form of any other name is its

@@ -88,7 +88,7 @@ def one_change(using: str) -> Iterator[None]:
             yield
         finally:
             _batches.reset(token)
-        _write(using, _merged(lines))
+        _write(using, _merge_by_row(lines))
 
 
 class AuditedQuerySet(models.QuerySet[M]):
@@ -269,7 +269,7 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
     rules_changed.send(RateLimitRevision, using=using)
 
 
-def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
+def _merge_by_row(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
     """Return one entry for each row, from before its first change to after its last."""
     merged: dict[tuple[str, int | None], RateLimitChange] = {}
     for line in lines:

@@ -146,7 +146,7 @@ class Task:
             while not is_over.wait(pause):
                 # A caller that starts it from now on may have more to do than this step sees.
                 self._is_wanted = False
-                next_pause = self._do()
+                next_pause = self._run_step()
                 if next_pause is None:
                     with self._lock:
                         if not self._is_wanted and not is_over.is_set():
@@ -168,7 +168,7 @@ class Task:
             return self._delay()
         return self._delay
 
-    def _do(self) -> float | None:
+    def _run_step(self) -> float | None:
         try:
             pause = self._step()
         except Exception as error:

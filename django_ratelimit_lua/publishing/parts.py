@@ -151,6 +151,6 @@ def _user_digests(row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) ->
     return [digest(identity, secret).decode() for secret in secrets.values()]
 
 
-def written(part: Part) -> bytes:
+def encode_part(part: Part) -> bytes:
     """Return a part as it is published."""
     return json.dumps(part, separators=(",", ":")).encode()

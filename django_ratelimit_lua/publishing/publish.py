@@ -32,7 +32,7 @@ from ..rules.problems import problems
 from ..rules.snapshot import EVERY_SECTION, FORMAT, SECTIONS, Snapshot, split_tags
 from ..store import BACKGROUND_SECONDS, get_store, rules_key
 from .cleanup import sweep
-from .parts import BATCH, read_rules, read_sections, written
+from .parts import BATCH, encode_part, read_rules, read_sections
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -266,11 +266,11 @@ def _read_parts(using: str, row: RevisionRow, published: Published) -> tuple[byt
     rules = b""
     tag, _overrides = published.revision.tags()
     if published.database != row.database or tag != row.rules.encode():
-        rules = written(read_rules(using, row))
+        rules = encode_part(read_rules(using, row))
     sections = [b""] * SECTIONS
     changed = _changed_sections(row, published)
     for number, section in read_sections(using, row, changed).items():
-        sections[number] = written(section)
+        sections[number] = encode_part(section)
     if changed and published.keys != key_ids():
         _digest_anew(using)
     return rules, sections
@@ -293,7 +293,9 @@ def snapshot_of(using: str) -> Snapshot:
     """Return the snapshot of a database, as it would be published."""
     row = RateLimitRevision.read(using)
     sections = read_sections(using, row, EVERY_SECTION).values()
-    rules, *overrides = [json.loads(written(part)) for part in (read_rules(using, row), *sections)]
+    rules, *overrides = [
+        json.loads(encode_part(part)) for part in (read_rules(using, row), *sections)
+    ]
     return Snapshot(Revision.read(row.text), row.database, rules, overrides)
 
 

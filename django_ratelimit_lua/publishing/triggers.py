@@ -77,11 +77,11 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
             _warn("A change of the rules is saved, but not published by this process: %s", error)
     except Exception as error:
         unpublished = str(error)
-        if _failed(failure, error):
+        if _report_failure(failure, error):
             _pause = RETRY_SECONDS
             _start()
     else:
-        _mended()
+        _clear_problems()
         return True
     return False
 
@@ -144,7 +144,7 @@ def _compare() -> None:
         if is_due or acquire_lock(_lock_key(), provider.COMPARE_SECONDS):
             _publish(failure, rebuild=_pause > 0)
     except Exception as error:
-        _failed(failure, error)
+        _report_failure(failure, error)
     finally:
         connections[primary()].close()
 
@@ -188,7 +188,7 @@ def after_migration(using: str, *, has_changed: bool) -> None:
         provider.note_database(row.database)
         if row.revision:
             publish(rebuild=True)
-        _mended()
+        _clear_problems()
     except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
             "The rules are migrated, but not published: %s. Run `manage.py ratelimit publish`.",
@@ -237,7 +237,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
     return f"apps are installed, but not migrated: {apps}. Run `manage.py migrate`."
 
 
-def _failed(message: str, error: Exception) -> bool:
+def _report_failure(message: str, error: Exception) -> bool:
     """Report a failure. Return whether to try again: not before the app is migrated."""
     problem = migration_problem()
     if _is_migrating or not problem:
@@ -249,7 +249,7 @@ def _failed(message: str, error: Exception) -> bool:
     return False
 
 
-def _mended() -> None:
+def _clear_problems() -> None:
     global _warned, unpublished, _pause
     problems.database = problems.unpublished = unpublished = ""
     _pause = 0.0

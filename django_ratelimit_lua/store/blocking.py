@@ -57,7 +57,7 @@ class Connection:
                 deadline.extend()
                 return self._send(command.with_source())
         except BaseException as error:
-            raise self._ended(error)  # noqa: B904 - it has its cause
+            raise self._close_after(error)  # noqa: B904 - it has its cause
 
     def execute_all(self, commands: Sequence[Command[T]], deadline: Deadline) -> list[T]:
         """Send commands together and return their answers. None of them calls a script."""
@@ -78,7 +78,7 @@ class Connection:
             if errors:
                 raise errors[0]
         except BaseException as error:
-            raise self._ended(error)  # noqa: B904 - it has its cause
+            raise self._close_after(error)  # noqa: B904 - it has its cause
         return answers
 
     def begin(self, deadline: Deadline, *, has_token: bool = False) -> None:
@@ -119,7 +119,7 @@ class Connection:
         self._last_reply.at = Clock.monotonic()
         return command.read(reply)
 
-    def _ended(self, error: BaseException) -> BaseException:
+    def _close_after(self, error: BaseException) -> BaseException:
         # A server that turns out to be a replica has to be replaced by the master.
         if not isinstance(error, (ResponseError, StaleRules)) or isinstance(error, ReadOnlyError):
             self.close()

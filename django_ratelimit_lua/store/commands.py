@@ -135,21 +135,21 @@ def _build_form(call: Call) -> Form:
         return Form(program, b"")
     keys = [_key_template(call.prefix, part) for part in parts]
     if call.revision is not None:
-        keys.append(_escaped(_encode_parts(call.fence)))
+        keys.append(_escape(_encode_parts(call.fence)))
     args = call.args()[:-1]
     count = 3 + len(keys) + len(args) + 1
     start = b"*%d\r\n%b" % (count, _encode_parts(b"EVALSHA", program.sha, b"%d" % len(keys)))
     end = b"$%d\r\n%%b\r\n" % TOKEN_SIZE
-    return Form(program, start + b"".join(keys) + _escaped(_encode_parts(*args)) + end)
+    return Form(program, start + b"".join(keys) + _escape(_encode_parts(*args)) + end)
 
 
 def _key_template(prefix: bytes, part: bytes) -> bytes:
     """Return a state's key as it is sent, with a placeholder for the digest."""
     size = len(prefix) + DIGEST_SIZE + len(part) + len(b"{}:")
-    return b"$%d\r\n%b{%%b}:%b\r\n" % (size, _escaped(prefix), _escaped(part))
+    return b"$%d\r\n%b{%%b}:%b\r\n" % (size, _escape(prefix), _escape(part))
 
 
-def _escaped(text: bytes) -> bytes:
+def _escape(text: bytes) -> bytes:
     return text.replace(b"%", b"%%")
 
 

@@ -112,7 +112,7 @@ class Node:
                     with self._freed:
                         self._freed.notify()
         except (RedisError, OSError) as error:
-            self.note(error)
+            self.record_error(error)
             raise
         if self.availability.failures:
             self.availability.record_reply()
@@ -122,7 +122,7 @@ class Node:
         """Send a command and return the parsed reply.
 
         This does not block the event loop. Raises the errors of `Command.read` and of redis-py.
-        The caller reports them to `note`, and a reply to `availability`.
+        The caller reports them to `record_error`, and a reply to `availability`.
         """
         if self.availability.is_paused:
             self._check()
@@ -194,7 +194,7 @@ class Node:
         if not self.availability.may_send():
             raise Paused("Redis has failed repeatedly; calls to it are paused for a moment")
 
-    def note(self, error: Exception) -> None:
+    def record_error(self, error: Exception) -> None:
         """Record an error of an exchange in `availability`."""
         # A server that answers with an error costs no deadline, and may answer the next call.
         if isinstance(error, ResponseError):
@@ -407,9 +407,9 @@ class Store:
         try:
             answer = node.use(method, argument, deadline)
         except (RedisError, OSError) as error:
-            raise self._failed(error, address) from error
+            raise self._record_failure(error, address) from error
         if self._is_down:
-            self._answered(address)
+            self._record_reply(address)
         return answer
 
     def _exchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
@@ -428,12 +428,12 @@ class Store:
         try:
             answer = await node.aexchange(command, deadline)
         except (RedisError, OSError) as error:
-            node.note(error)
-            raise self._failed(error) from error
+            node.record_error(error)
+            raise self._record_failure(error) from error
         if node.availability.failures:
             node.availability.record_reply()
         if self._is_down:
-            self._answered()
+            self._record_reply()
         return answer
 
     def _node_at(self, address: Address | None) -> Node:
@@ -459,7 +459,7 @@ class Store:
             raise StoreError("the deadline has passed before Redis was called")
         return deadline
 
-    def _answered(self, node: Address | None = None) -> None:
+    def _record_reply(self, node: Address | None = None) -> None:
         with self._lock:
             self._failing.discard(node)
             is_steady = self._was_paused or Clock.monotonic() - self._failed_at >= STEADY_SECONDS
@@ -473,7 +473,7 @@ class Store:
         )
         store_up.send_robust(Store, alias=self._params.name)
 
-    def _failed(self, error: Exception, node: Address | None = None) -> StoreError:
+    def _record_failure(self, error: Exception, node: Address | None = None) -> StoreError:
         failure = as_store_error(error)
         page = current_page()
         if page is not None:

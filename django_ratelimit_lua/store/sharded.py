@@ -171,9 +171,9 @@ class ShardedStore(Store):
         try:
             answer = await self._cluster.exchange(slot, command, deadline, send)
         except (RedisError, OSError) as error:
-            raise self._failed(error, self._cluster.master(slot)) from error
+            raise self._record_failure(error, self._cluster.master(slot)) from error
         if self._is_down:
-            self._answered(self._cluster.master(slot))
+            self._record_reply(self._cluster.master(slot))
         return answer
 
     async def _send(
@@ -194,19 +194,19 @@ class ShardedStore(Store):
         try:
             answer = await node.aexchange(command, deadline)
         except (RedisError, OSError) as error:
-            node.note(error)
+            node.record_error(error)
             raise
         node.availability.record_reply()
         return answer
 
-    def _answered(self, node: Address | None = None) -> None:
+    def _record_reply(self, node: Address | None = None) -> None:
         for address in list(self._nodes.keys() - self._cluster.nodes):
             gone = self._nodes.pop(address, None)
             if gone is not None:
                 gone.close()
         with self._lock:  # A node that is not a master any more need not answer.
             self._failing &= self._cluster.masters
-        super()._answered(node)
+        super()._record_reply(node)
 
 
 async def _decide_part(

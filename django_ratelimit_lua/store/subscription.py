@@ -61,7 +61,7 @@ class Subscription:
             self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
             self._twin.settimeout(0.0)
         except (RedisError, OSError) as error:
-            raise self._ended(error) from error
+            raise self._close_after(error) from error
 
     def has_news(self) -> bool:
         """Return whether there is a message to receive, or the connection has ended.
@@ -97,7 +97,7 @@ class Subscription:
             if self._is_pinged and now - self._pinged_at > SILENT_SECONDS:
                 raise RedisConnectionError("the server does not reply")
         except (RedisError, OSError) as error:
-            raise self._ended(error) from error
+            raise self._close_after(error) from error
         return messages
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class Subscription:
             raise RedisConnectionError("the connection was closed")
         return connection
 
-    def _ended(self, error: Exception) -> StoreError:
+    def _close_after(self, error: Exception) -> StoreError:
         self.close()
         return as_store_error(error)
 

@@ -25,7 +25,7 @@ from ..engine.waiting import wait_turn
 from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
-from ..identity.names import own
+from ..identity.names import supplied_identity
 from ..identity.request_state import plain, request_state
 from ..limits import algorithms
 from ..limits.algorithms.sliding_log import MAX_LOG_LENGTH
@@ -325,8 +325,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         with suppress(KeyError, TypeError, ValueError):  # The project has its own format.
             for kind, ident in idents:
                 if self.key == self.cache_format % {"scope": self.scope, "ident": ident}:
-                    return own(self.key, (kind, ident))
-        return own(self.key)
+                    return supplied_identity(self.key, (kind, ident))
+        return supplied_identity(self.key)
 
     def limits_on(self, view: APIView) -> list[Limit]:
         """Return its limits for requests to a view, of all methods."""

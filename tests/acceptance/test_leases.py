@@ -19,7 +19,7 @@ from django.http import HttpResponse
 
 from django_ratelimit_lua import Limit, Rate, RateLimiter, ratelimit
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.engine.decide import answered
+from django_ratelimit_lua.engine.decide import deciding_call
 from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.engine.local import LocalPart
 from django_ratelimit_lua.engine.run import run
@@ -185,7 +185,7 @@ def test_a_refused_stack_is_cached_if_its_leases_are_not_empty() -> None:
         Charge(Limit("closed", "0/h"), digest("x"), 1),
     ]
     call = Call(charges, prefix=conf.CACHE_PREFIX)
-    assert [run(answered(call)).source for _ in range(2)] == ["redis", "deny-cache"]
+    assert [run(deciding_call(call)).source for _ in range(2)] == ["redis", "deny-cache"]
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
