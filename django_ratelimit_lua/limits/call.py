@@ -187,8 +187,7 @@ class Call(NamedTuple):
     def algorithms(self) -> tuple[str, ...]:
         """Return the names of the Lua files that decide its states, sorted."""
         names = {limit.algorithm for limit, _, _ in self.charges}
-        terms = [charge.limit.ban for charge in self.charges if charge.limit.ban is not None]
-        if terms and self.decides_bans:
+        if self.decides_bans and any(charge.limit.ban is not None for charge in self.charges):
             names.add(BAN)
         return tuple(sorted(names))
 
@@ -200,18 +199,17 @@ class Call(NamedTuple):
 
     def ban_keys(self) -> list[bytes]:
         """Return the keys of the bans of its limits."""
-        return [
-            b"%b{%b}:%b" % (self.prefix, digest, part)
-            for limit, digest, _ in self.charges
-            for part in self.key_parts(limit)[1:]
-        ]
+        return self.state_keys(first=1)
 
-    def state_keys(self) -> list[bytes]:
-        """Return the keys of the counts, each followed by that of the limit's ban."""
+    def state_keys(self, first: int = 0) -> list[bytes]:
+        """Return the keys of the counts, each followed by that of the limit's ban.
+
+        With `first` 1, return only those of bans.
+        """
         return [
             b"%b{%b}:%b" % (self.prefix, digest, part)
             for limit, digest, _ in self.charges
-            for part in self.key_parts(limit)
+            for part in self.key_parts(limit)[first:]
         ]
 
     def keys(self) -> list[bytes]:

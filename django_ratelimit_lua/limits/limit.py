@@ -108,7 +108,7 @@ class Limit(Terms):
             }
         )
         self._set(self._keys())
-        self._set_text()
+        self._set({"text": repr((self, self.ban))})
 
     def _keys(self) -> Mapping[str, object]:
         """Return the attributes that name the keys of the count and of the bans."""
@@ -117,9 +117,6 @@ class Limit(Terms):
         if self.variant:
             key_name += _VARIANT + _name_and_key(self.variant)[1]
         return {"key_part": key_name + b":" + self.kind.suffix, "ban": ban}
-
-    def _set_text(self) -> None:
-        object.__setattr__(self, "text", repr((self, self.ban)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Limit) and self.text == other.text
@@ -188,7 +185,7 @@ class Limit(Terms):
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
         copy._set({each.name: getattr(self, each.name) for each in fields(self)} | changes)
-        copy._set_text()
+        copy._set({"text": repr((copy, copy.ban))})
         return copy
 
     def numbers(self, now: int) -> Numbers:
