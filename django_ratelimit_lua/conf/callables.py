@@ -21,15 +21,13 @@ to be one.
 """
 MAX_ENTRIES = 10_000
 MAX_LENGTH = 300
-OF_CALL_SITES = ("group", "request")
-"""The arguments of functions that call sites name."""
 
 
 def find(path: str, purpose: str, *arguments: str) -> Function:
     """Return the object at a dotted path.
 
-    Raises `ImproperlyConfigured` if it cannot be imported, or cannot be called with `arguments`,
-    which default to any.
+    Raises `ImproperlyConfigured` if it cannot be imported, or cannot be called with these
+    arguments, if any are given.
     """
     try:
         target: object = import_string(path)
@@ -65,7 +63,7 @@ def lazily(path: str, purpose: str) -> Function:
         known[path] = purpose
 
     def call(*args: object) -> object:
-        return find(path, purpose, *OF_CALL_SITES)(*args)
+        return find(path, purpose, "group", "request")(*args)
 
     call.__module__, _, call.__qualname__ = path.rpartition(".")
     return call

@@ -67,7 +67,7 @@ def _parts_of_annexes(using: str) -> dict[str, object]:
 def read_sections(using: str, row: RevisionRow, numbers: Collection[int]) -> dict[int, Part]:
     """Return some sections of the overrides, by number, without overrides that have ended."""
     secrets = secrets_by_id()
-    tags = split_tags(row.sections)
+    tags = split_tags(row.sections) or [""] * SECTIONS  # No rule or override was ever saved.
     sections = {number: Section(tags[number], list(secrets)) for number in numbers}
     rows = RateLimitOverride.objects.using(using).lasting().order_by("pk")
     if len(sections) < SECTIONS:
