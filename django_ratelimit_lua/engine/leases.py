@@ -41,11 +41,11 @@ LOW = 5
 """The next batch is fetched if less than this part of a batch is left: a fifth."""
 MAX_LEASES = 10_000
 
-Key = tuple[bytes, bytes, Limit]
+LeaseKey = tuple[bytes, bytes, Limit]
 """Prefix, identity and limit."""
 
 
-def lease_key(call: Call, charge: Charge) -> Key | None:
+def lease_key(call: Call, charge: Charge) -> LeaseKey | None:
     """Return the key of the lease that may serve a charge of a call; None: Redis has to.
 
     Redis decides other operations, hits that are larger than a batch, and hits that are partial,
@@ -74,7 +74,7 @@ class Lease:
     - `hit_at`: the moment of the last hit (monotonic).
     """
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: LeaseKey) -> None:
         self.key = key
         self.units = 0
         self.batch: Future[int] | None = None
@@ -175,16 +175,16 @@ class Leases:
     def _begin(self) -> None:
         # A child does not spend the units of its parent.
         self._lock = threading.Lock()
-        self._leases: dict[Key, Lease] = {}
+        self._leases: dict[LeaseKey, Lease] = {}
 
-    def find(self, key: Key) -> Lease | None:
+    def find(self, key: LeaseKey) -> Lease | None:
         """Return the lease of an identity that made a hit in the last second."""
         lease = self._leases.get(key)
         if lease is None or lease.is_idle or lease.is_exhausted:
             return None
         return lease
 
-    def note_hit(self, key: Key) -> None:
+    def note_hit(self, key: LeaseKey) -> None:
         """Record a hit that Redis has allowed: a further one within a second uses a lease."""
         lease = self._leases.get(key)
         if lease is not None:

@@ -27,7 +27,7 @@ from .deny_cache import deny_cache
 from .heartbeat import heartbeat
 from .leases import Lease, lease_key, leases
 from .run import Wait
-from .slots import HeldSlot, Key, held_slots
+from .slots import CountKey, HeldSlot, held_slots
 
 logger = logging.getLogger("django_ratelimit_lua")
 MAX_COUNTS = 10_000
@@ -46,7 +46,7 @@ class LocalCount(NamedTuple):
     """
 
     charge: Charge
-    key: Key
+    key: CountKey
     size: float
     start: int
     ends_in: float
@@ -69,7 +69,7 @@ class LocalCounts:
     """All counts of this process."""
 
     def __init__(self) -> None:
-        self._counts: BoundedMap[Key, tuple[int, int]] = BoundedMap(MAX_COUNTS)
+        self._counts: BoundedMap[CountKey, tuple[int, int]] = BoundedMap(MAX_COUNTS)
         self._begin()
         renew_after_fork(self._begin)
 

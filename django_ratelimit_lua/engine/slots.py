@@ -33,7 +33,7 @@ MIN_RENEWAL_SECONDS = 0.25
 """Seconds that a renewal may take at least."""
 _UNITS = Struct(">I")
 _PROGRAM = Program.of(source("engine/renew"))
-Key = tuple[bytes, bytes, bytes]
+CountKey = tuple[bytes, bytes, bytes]
 """Prefix, identity and limit."""
 
 _signals = JobRunner()
@@ -60,7 +60,7 @@ class HeldSlot:
         self.held_at = Clock.monotonic()
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CountKey:
         return self.prefix, self.charge.digest, self.charge.limit.key_part
 
     @property
@@ -91,7 +91,7 @@ class HeldSlots:
         # A child neither renews nor releases the slots of its parent.
         self._lock = threading.Lock()
         self._held: WeakSet[HeldSlot] = WeakSet()
-        self._reserved: dict[tuple[Key, bytes], HeldSlot] = {}
+        self._reserved: dict[tuple[CountKey, bytes], HeldSlot] = {}
 
     @property
     def interval(self) -> float:
@@ -101,7 +101,7 @@ class HeldSlots:
         with self._lock:
             return list(self._held)
 
-    def units_of(self, key: Key) -> int:
+    def units_of(self, key: CountKey) -> int:
         """Return the units of all slots of one identity under one limit, held or reserved."""
         oldest = Clock.monotonic() - conf.SLOT_SECONDS
         with self._lock:

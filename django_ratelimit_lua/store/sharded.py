@@ -54,7 +54,7 @@ class DecidedLimit(NamedTuple):
     state: LimitState
 
 
-class Part(NamedTuple):
+class HashSlotDecision(NamedTuple):
     """What one hash slot has decided of a call."""
 
     slot: int
@@ -120,7 +120,7 @@ class ShardedStore(Store):
         places_by_slot = _places_by_slot([charge.digest for charge in call.charges])
         if len(places_by_slot) == 1:
             return await send(next(iter(places_by_slot)), decision_command(call))
-        decided: list[Part] = []
+        decided: list[HashSlotDecision] = []
         try:
             for slot, places in places_by_slot.items():
                 decided.append(await _decide_part(call, decided, slot, places, send))
@@ -210,8 +210,8 @@ class ShardedStore(Store):
 
 
 async def _decide_part(
-    call: Call, decided: Sequence[Part], slot: int, places: Sequence[int], send: Send
-) -> Part:
+    call: Call, decided: Sequence[HashSlotDecision], slot: int, places: Sequence[int], send: Send
+) -> HashSlotDecision:
     """Decide the charges of a call that are in one hash slot, after other parts were decided."""
     charges = [call.charges[place] for place in places]
     is_hit = call.operation == "hit"
@@ -224,11 +224,11 @@ async def _decide_part(
         part = call._replace(charges=[*charges, refuses], partial=False)
     decision = await send(slot, decision_command(part))
     states = decision.limits[: len(places)]  # Without that of `REFUSES`.
-    return Part(slot, decision, list(map(DecidedLimit, places, charges, states)))
+    return HashSlotDecision(slot, decision, list(map(DecidedLimit, places, charges, states)))
 
 
 async def _refund(
-    call: Call, decided: Sequence[Part], keep: int, send: Send
+    call: Call, decided: Sequence[HashSlotDecision], keep: int, send: Send
 ) -> dict[int, LimitState]:
     """Refund the units that a hit has taken, except `keep` units of each limit.
 
@@ -255,7 +255,7 @@ async def _refund(
     return states
 
 
-def _units_to_refund(call: Call, part: Part, charge: Charge, keep: int) -> int:
+def _units_to_refund(call: Call, part: HashSlotDecision, charge: Charge, keep: int) -> int:
     """Return the units that a charge has taken, less those to keep."""
     if call.operation != "hit" or not part.decision.allowed:
         return 0
