@@ -68,6 +68,23 @@ def is_below(room: str, other: str) -> bool:
     return floor_of(other) < floor_of(room)
 
 
+def modules_imported(path: Path) -> set[Path]:
+    """Return the files of the package that a file imports, also for types only."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for alias in node.names:
+                places = (base / alias.name, base)
+                files = [
+                    each
+                    for place in places
+                    for each in (place.with_suffix(".py"), place / "__init__.py")
+                ]
+                found.add(next(file for file in files if file.is_file()))
+    return found - {path}
+
+
 def drawing() -> str:
     """The floors, the highest first: each room, what it is, and the rooms it imports from."""
     lines: list[str] = []

@@ -210,7 +210,7 @@ class OverrideAdmin(ActingAdmin):
         ruleset = in_force()
         if ruleset is None:
             return False
-        return bool(override.misfits(ruleset.by_name.get(override.rule)))
+        return bool(override.limit_problems(ruleset.by_name.get(override.rule)))
 
     @admin.display(description=gettext_lazy("rule"), ordering="rule")
     def of_rule(self, override: RateLimitOverride) -> str:

@@ -92,8 +92,10 @@ def shown(identity: Identity) -> Name:
     ([('ip', '203.0.113.0/24')], [('user', '7')])
     >>> shown((("ip", "2001:db8:1:2::/64"), ("post", "username", "alice")))
     [('ip', '2001:db8:1::/56'), ('post:username', 'al…')]
-    >>> shown(own("ada@example.org")), shown(own(("user", "ada@example.org")))
-    ([('', 'ad…')], [('', 'us…'), ('', 'ad…')])
+    >>> shown(supplied_identity("ada@example.org"))
+    [('', 'ad…')]
+    >>> shown(supplied_identity(("user", "ada@example.org")))
+    [('', 'us…'), ('', 'ad…')]
     """
     if conf.SHOW_IDENTITIES == "off":
         return []
@@ -103,7 +105,7 @@ def shown(identity: Identity) -> Name:
         return [("", NOTHING)]
 
 
-def own(identity: Identity, name: Identity = None) -> Identity:
+def supplied_identity(identity: Identity, name: Identity = None) -> Identity:
     """Return an identity for a value that the project has supplied instead of a key.
 
     It never equals an identity that a key has read. It is shown as `name`, if given. `None`, all
@@ -117,7 +119,7 @@ def own(identity: Identity, name: Identity = None) -> Identity:
 
 
 def original(identity: Identity) -> Identity:
-    """Return the identity to digest: without the mark of `own`, if it has one."""
+    """Return the identity to digest: without the mark of `supplied_identity`, if it has one."""
     if isinstance(identity, tuple) and identity[:1] == (_OWN,):
         return identity[1]
     return identity

@@ -13,7 +13,7 @@ from ..identity import Identity
 from ..identity import digest as digest_of
 from ..identity.forwarded import Address, network_words, parse_address, parse_network
 from ..identity.keys import field_identity, split_field, split_prefix
-from ..identity.names import NOTHING, Part, original, own
+from ..identity.names import NOTHING, Part, original, supplied_identity
 from ..limits.call import Call, Charge
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
@@ -179,7 +179,7 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
         identity = counted_identity(known.key, identities)
         if known.identity_form and isinstance(identity, tuple):
             text = known.identity_form.replace(IDENT, str(identity[-1]))
-            identity = own(text, identity)
+            identity = supplied_identity(text, identity)
         counted = digest
         if identity is not None:
             counted = _digest(original(identity))

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..conf.callables import name_of
-from ..engine.decide import answered, build_call, decide, forgetting, now_us
+from ..engine.decide import build_call, decide, deciding_call, forgetting, now_us
 from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
 from ..exceptions import StoreError
@@ -376,7 +376,7 @@ def reset(
     )
     if not charges:
         return []
-    counted = run(answered(build_call(charges, "peek")))
+    counted = run(deciding_call(build_call(charges, "peek")))
     if counted.source == "fallback":
         raise StoreError(_("Redis is unavailable"))
     run(forgetting(build_call(charges, "peek"), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from ..store.failures import Failures
+from ..store.availability import Failures
 
 logger = logging.getLogger("django_ratelimit_lua")
 

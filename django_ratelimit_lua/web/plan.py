@@ -18,12 +18,12 @@ from django.http import HttpRequest
 from ..conf import PRIVATE, conf
 from ..engine.decide import build_call
 from ..engine.decided_charge import DecidedCharge
-from ..engine.run import Wait, Waiting, awaited, called
+from ..engine.run import Wait, Waiting, calling, waiting_for
 from ..identity import Identity, digest
 from ..identity.address import client_address
 from ..identity.forwarded import Address
 from ..identity.keys import Key, registered_keys, user_missing
-from ..identity.names import own
+from ..identity.names import supplied_identity
 from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload, drop_impossible
 from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, whole_cost
@@ -92,7 +92,7 @@ class Place:
         """
         subject = digest(identity)
         if numbers.key is None or numbers.key.functions:
-            identity = own(identity)
+            identity = supplied_identity(identity)
         charges: list[DecidedCharge] = []
         taken = self._taken.copy()
         for rate in rates:
@@ -357,7 +357,7 @@ class RequestPlanner(Planner):
         for rate in numbers.rates:
             value: Any = rate
             if callable(rate):
-                value = yield from called(rate, name, request)
+                value = yield from calling(rate, name, request)
             if value is not None and not isinstance(value, Rate):
                 value = Rate.parse(value)
             if value is not None:
@@ -365,7 +365,7 @@ class RequestPlanner(Planner):
         if not rates:
             return
         if callable(cost):
-            cost = whole_cost((yield from called(cost, name, request)), f"{name}: cost is")
+            cost = whole_cost((yield from calling(cost, name, request)), f"{name}: cost is")
         if cost is None:
             cost = 1
         # Most keys wait for nothing.
@@ -398,7 +398,7 @@ class RequestPlanner(Planner):
         if type(identity) is not tuple and inspect.isawaitable(
             identity
         ):  # Only a function returns it.
-            identity = yield awaited(identity)
+            identity = yield waiting_for(identity)
         return identity
 
     def _user(self) -> Waiting[User | AnonymousUser]:

@@ -16,7 +16,7 @@ from django.template import TemplateDoesNotExist, loader
 from django.template.backends.django import DjangoTemplates, Template
 
 from ..conf import conf
-from ..engine.run import Wait, Waiting, arun, awaited, run
+from ..engine.run import Wait, Waiting, arun, run, waiting_for
 from ..exceptions import Ratelimited
 from ..limits.decision import Decision
 from .headers import add_headers
@@ -160,7 +160,7 @@ def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
             awaitable = sync_to_async(view)
         answer = yield Wait(partial(view, request, error), partial(awaitable, request, error))
         if inspect.isawaitable(answer):
-            answer = yield awaited(answer)
+            answer = yield waiting_for(answer)
         response = _finished(answer, refusal)
     add_headers(response, decision)
     return response

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections import Counter
 from configparser import ConfigParser
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
 from tests import annex_imports
-from tests.floors import PACKAGE, drawing, floor_of, imports, is_below, room_of
+from tests.floors import PACKAGE, drawing, floor_of, imports, is_below, modules_imported, room_of
 
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = {"limits": {"django", "redis", "django_redis"}}
@@ -44,6 +45,12 @@ def test_imports_only_go_to_lower_floors(path: Path) -> None:
             assert is_below(room, other), (
                 f"{room} (floor {floor_of(room)}) imports {other} (floor {floor_of(other)})"
             )
+
+
+def test_no_modules_import_each_other() -> None:
+    """There is no circle of imports, inside a room either, and also not for types only."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    TopologicalSorter({path: modules_imported(path) for path in files}).prepare()
 
 
 def test_optional_apps_import_only_public_names_of_the_core() -> None:
