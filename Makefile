@@ -58,6 +58,7 @@ dist: $(VENV)/dist
 	$(RUN)/python -m twine check --strict dist/*
 	$(RUN)/check-wheel-contents dist/*.whl
 	$(RUN)/python -m tests.tutorial dist/*.whl
+	@$(RUN)/python -c "import setup; print(setup.report())"
 
 # Needs gettext. `LANGUAGES="--locale de --locale fr"` begins another language.
 LANGUAGES ?= --all
