@@ -30,6 +30,7 @@ lint: $(VENV)/lint
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/zizmor --offline --quiet .github
 
 bench: $(VENV)/test
 	$(RUN)/python -m tests.bench
@@ -45,6 +46,7 @@ docs: $(VENV)/docs
 	$(RUN)/python -m docs.tables
 	$(RUN)/python -m docs.gateway_files
 	$(RUN)/python -m docs.plots
+	$(RUN)/python -m docs.llms
 	$(RUN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 # The pictures of the admin, which need chromium and chromedriver.

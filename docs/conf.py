@@ -26,6 +26,7 @@ autodoc_member_order = "bysource"
 html_theme = "furo"
 pygments_dark_style = "monokai"  # Furo's own underlines names of modules, as if they were links.
 html_title = "django_ratelimit_lua"
+html_extra_path = ["llms.txt"]
 exclude_patterns = ["_build", "__pycache__"]
 nitpicky = True
 # Sphinx knows only the names of this documentation: it does not load those of Python and Django.
