@@ -120,8 +120,6 @@ def _mapping(spec: object) -> Spec:
 def _action_words(action: str, after: Spec, *, may_see_who: bool) -> list[str]:
     """Describe an operator's action on a client."""
     reason = list(filter(None, [may_see_who and after.get("why")]))
-    if action == RateLimitChange.Action.ENDED:
-        return [gettext("Counts are reset."), *reason]
     digests = after.get("digests") or ["—"]
     names = _mapping(may_see_who and after.get("who"))
     named = [
@@ -134,6 +132,8 @@ def _action_words(action: str, after: Spec, *, may_see_who: bool) -> list[str]:
     text = ngettext(
         "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)
     )
+    if action == RateLimitChange.Action.ENDED:
+        text = gettext("The counts of %(client)s are reset.")
     lines = [text % {"client": ", ".join(named)}]
     if after.get("forget"):
         lines.append(gettext("Earlier bans are forgotten."))

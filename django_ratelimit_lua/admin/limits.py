@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -13,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
 from ..extension import Column, extensions
+from ..identity.names import name_words
 from ..limits.algorithms import OF_SLOTS
 from ..limits.rate import Rate
 from ..models import RateLimitRule
@@ -22,6 +24,17 @@ from ..rules import RuleError
 from .forms import form_values
 from .pages import page_response
 from .revisions import Values
+
+
+def limit_url(request: HttpRequest, name: str) -> str:
+    """Return the URL of the page of a limit."""
+    page = admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist")
+    return f"{page}?{urlencode({'name': name}, errors='replace')}"
+
+
+def limit_label(name: str) -> str:
+    """Return the name of a limit in words."""
+    return name_words(name)
 
 
 class ListColumn:

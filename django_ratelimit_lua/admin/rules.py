@@ -54,7 +54,6 @@ from .history import (
     undo_warnings,
     undone,
 )
-from .inspector import may_inspect
 from .limits import LimitsInCode, ListColumn, column_cells, list_columns
 from .pages import Context, page_response
 from .preview import previewed
@@ -250,7 +249,6 @@ class RuleAdmin(LimitsInCode, ActingAdmin):
     ) -> HttpResponse:
         context: Context = {
             "settings_rules": _settings_rules(),
-            "may_inspect": may_inspect(request),
         }
         try:
             context["published"] = publish()

@@ -16,7 +16,7 @@ _HEADS = ("allowed", "refused", "shadow", "blocked", "exempt", "policy", "failed
 @verb("stats show", "show the counts of the last 24 hours, by rule and call site")
 def show(command: Printer, options: dict[str, object]) -> None:
     """Print the last day as a table."""
-    found = [course for course in limits("day", sort="requests") if course.numbers["requests"]]
+    found = [course for course in limits("day") if course.numbers["requests"]]
     if not found:
         command.say("Nothing was counted yet.")
         return

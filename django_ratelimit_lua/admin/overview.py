@@ -1,32 +1,29 @@
-"""The page of the app: problems first, then what optional apps add, then the last changes.
-
-Django's admin shows it for the title of the app, above the list of models.
-"""
+"""The page *Overview*: problems first, then sections of optional apps, then the last changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from django.core.checks import WARNING
 from django.core.checks.registry import registry
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, transaction
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from ..conf import conf
 from ..exceptions import StoreError
-from ..extension import HomeSection, extensions
+from ..extension import Section
 from ..models import RateLimitChange, RateLimitRevision
 from ..operations.admin_urls import admin_url
-from ..operations.formatting import moment_element
+from ..operations.formatting import moment_element, moment_of, moment_words
 from ..operations.health import Health, health
 from ..publishing import triggers
 from ..publishing.publish import primary
 from ..rules import provider
+from ..store import Outage, get_store
 from .history import change_name, changed_words, seen_by
-from .pages import Context, may, may_see_rules
+from .pages import Context, Page, extension_sections, may, may_see_rules, page_response
 
 MAX_CHANGES = 5
 MAX_PROBLEMS = 20
@@ -43,41 +40,53 @@ class Problem(NamedTuple):
     label: str = ""
 
 
-def home_context(request: HttpRequest) -> Context:
-    """Return the context of the page; empty if the user may not see rules."""
-    if not may_see_rules(request):
-        return {}
+class OverviewPage(Page):
+    """The page."""
+
+    may_see = staticmethod(may_see_rules)
+
+    def view(self, request: HttpRequest) -> HttpResponse:
+        return page_response(self, request, "overview.html", overview_context(request))
+
+
+def overview_context(request: HttpRequest) -> Context:
+    """Return the context of the page."""
+    sections: list[Section] = []
+    outage = None
     try:
         state = health()
+        outage = get_store().last_outage
     except ImproperlyConfigured as error:  # The system checks explain it.
         state = Health(False, 0.0, str(error), 0, False)
     problems = list(dict.fromkeys(_problems(request, state)))
-    sections = []
-    if state.ok:
-        try:
-            sections = list(_sections(request))
-        except StoreError as error:
-            problems.insert(0, _unavailable(error))
+    with suppress(StoreError):  # The page says it, see `audited`.
+        sections = extension_sections(request)
     return {
         "problems": problems[:MAX_PROBLEMS],
         "more_problems": len(problems[MAX_PROBLEMS:]),
+        "is_available": state.ok,
+        "outage": outage and _outage_words(outage),
         "revision": state.revision,
-        "sections": sorted(sections, key=lambda section: not section.is_problem),
+        "sections": sections,
         "changes": _changes(request),
     }
 
 
-def _unavailable(error: object) -> Problem:
-    hint = _("Limits use their policy for store errors (%(policy)s).")
-    return Problem(_("Redis is unavailable: %s") % error, hint % {"policy": conf.ON_STORE_ERROR})
+def _outage_words(outage: Outage) -> str:
+    moments = {
+        name: f"{moment_words(moment)}:{moment:%S}"
+        for name, seconds in outage._asdict().items()
+        if seconds is not None
+        for moment in [moment_of(seconds * 1e6)]
+    }
+    if outage.end is None:
+        return _("Redis has not decided limits since %(start)s.") % moments
+    words = _("Redis did not decide limits from %(start)s to %(end)s, as seen by this process.")
+    return words % moments
 
 
 def _problems(request: HttpRequest, state: Health) -> Iterator[Problem]:
     """Yield what keeps limits from working, the most urgent first."""
-    if not state.ok:
-        yield _unavailable(state.error)
-    elif state.is_paused:
-        yield Problem(_("Redis is paused after failures"))
     yield from _unpublished(request, is_available=state.ok)
     rules = admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist")
     for words in state.problems:
@@ -91,7 +100,7 @@ def _problems(request: HttpRequest, state: Health) -> Iterator[Problem]:
 
 def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Problem]:
     """Yield the problem that saved rules are not in force, if there is one."""
-    hint = _("It is tried again in the background. “manage.py ratelimit rules publish” shows why.")
+    hint = _("It is tried again in the background. “manage.py ratelimit publish” shows why.")
     url = admin_url(request, "django_ratelimit_lua_ratelimitchange_changelist")
     if triggers.unpublished:
         words = _("Saved, but not published yet: %s") % triggers.unpublished
@@ -103,16 +112,6 @@ def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Proble
             words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")
             numbers = {"saved": saved, "live": live}
             yield Problem(words % numbers, hint, url, _("View changes"))
-
-
-def _sections(request: HttpRequest) -> Iterator[HomeSection]:
-    for extension in extensions:
-        try:
-            with transaction.atomic(primary()):
-                yield from extension.home(request)
-        except DatabaseError:  # It is not migrated.
-            words = _("%(name)s is not migrated. Run “manage.py migrate”.")
-            yield HomeSection(words % {"name": extension.name}, "", is_problem=True)
 
 
 def _changes(request: HttpRequest) -> list[Context]:

@@ -1,4 +1,4 @@
-"""The page of the statistics: the whole site, or one limit with `?name=`."""
+"""The statistics on the page *Overview*, and on the page of a limit."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from urllib.parse import urlencode
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
 from django.template.loader import render_to_string
 from django.utils import formats
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...admin.client_links import client_links
 from ...admin.identities import readable_parts, visible_name
-from ...admin.pages import Context, Page, may_see_rules, page_response, register_page
+from ...admin.links import client_links
+from ...admin.pages import Context
 from ...conf import conf
-from ...exceptions import StoreError
-from ...extension import HomeSection
-from ...identity.names import name_words
+from ...extension import Section
 from ...models import RateLimitRule
 from ...operations.formatting import (
     between_words,
@@ -28,19 +26,17 @@ from ...operations.formatting import (
     moment_words,
     number_words,
 )
-from ...operations.health import health
 from ...publishing.publish import primary
 from ...rules.rule import is_unwritable
 from . import reading
 from .charts import draw
-from .core_pages import limit_url, rehearsal
+from .core_pages import limit_link, rehearsal
 from .keys import HOUR, SITE
 from .recorder import recorder
 from .report import (
     PERIOD_NAMES,
     PERIODS,
     RESULT_NAMES,
-    SORTS,
     Column,
     Course,
     Report,
@@ -70,55 +66,18 @@ CLIENT_TITLES: dict[str, Any] = {
     "would_be_refused": gettext_lazy("Clients that would be refused most"),
     "used": gettext_lazy("Clients that used most"),
 }
-MAX_CLIENTS = 10
-"""Clients of a list."""
-MAX_LIMITS = 100
-"""Limits that are listed; for others, a part of the name is entered."""
-MAX_HOME_LIMITS = 5
-"""Limits that the page of the core's app lists."""
+MAX_ROWS = 10
+"""Limits and clients of a list."""
 MAX_OUTAGES = 5
 ORDINARY = ("requests", "refused", "allowed", "exempt", "policy")
 """Results that the list of limits does not mention separately."""
 
 
-class StatisticsPages(Page):
-    """The page of the whole site and of one name, at the URL where the admin expects a model's.
-
-    The name is in the query, because names may contain slashes.
-    """
-
-    class Media:
-        """The style sheet."""
-
-        css = {"all": ("ratelimit_statistics/statistics.css",)}  # noqa: RUF012 - Django's way
-
-    may_see = staticmethod(may_see_rules)
-
-    def view(self, request: HttpRequest) -> HttpResponse:
-        name = request.GET.get("name", "")
-        context: Context = {"name": name, "title": name_words(name) or _("Statistics")}
-        try:
-            state = health()  # It has a shorter timeout than statistics.
-            if not state.ok:
-                raise StoreError(state.error)
-            context |= _limit_context(request, name) if name else _site_context(request)
-        except StoreError as error:
-            context |= {"status": 503, "error": error}
-        response = page_response(self, request, "statistics.html", context)
-        response.status_code = context.get("status", 200)
-        return response
-
-
-def home_sections(request: HttpRequest) -> Iterator[HomeSection]:
-    """Yield the requests and refusals of a period.
-
-    Raises:
-        StoreError: Redis is unavailable.
-    """
-    context = _site_context(request, MAX_HOME_LIMITS)
-    context["url"] = limit_url(request, "", context["period"])
+def sections(request: HttpRequest, name: str) -> Iterator[Section]:
+    """Yield the counts of a period, of the whole site or of one limit. See `Extension.sections`."""
+    context = _limit_context(request, name) if name else _site_context(request)
     body = render_to_string("admin/ratelimit_statistics/report.html", context, request)
-    yield HomeSection(_("Requests"), body)
+    yield Section(_("Requests"), body)
 
 
 def _period(request: HttpRequest, periods: Collection[str]) -> str:
@@ -126,29 +85,18 @@ def _period(request: HttpRequest, periods: Collection[str]) -> str:
     return period if period in periods else "day"
 
 
-def _query(request: HttpRequest, **changes: str) -> str:
-    """Return the query of this page with some changes."""
-    return urlencode(request.GET.dict() | changes, errors="replace")
-
-
-def _site_context(request: HttpRequest, size: int = MAX_LIMITS) -> Context:
+def _site_context(request: HttpRequest) -> Context:
     periods = [*PERIODS][:-1]  # Of the whole site, the database keeps no hours.
     period = _period(request, periods)
-    sort = request.GET.get("sort", "")
-    if sort not in SORTS:
-        sort = "refused"
-    query = request.GET.get("q", "")
     site = courses([SITE], period)[SITE]
-    found = limits(period, query, sort)
+    most = [course for course in limits(period) if course.numbers["requests"]][:MAX_ROWS]
     return {
         **_course_context(request, site, periods),
         "notices": [*_notices(), *_outage_words()],
-        "query": query,
-        "sort": sort,
-        "more": len(found[size:]),
         "reports": [
-            _limits_report(request, found[:size], period, sort),
-            _clients_report(request, SITE, period, "refused"),
+            _limits_report(request, most, period),
+            _clients_report(request, SITE, period, site.refusals),
+            _clients_report(request, SITE, period, "used"),
             _steps_report(site),
         ],
     }
@@ -156,23 +104,18 @@ def _site_context(request: HttpRequest, size: int = MAX_LIMITS) -> Context:
 
 def _limit_context(request: HttpRequest, name: str) -> Context:
     row = _rules([name]).get(name)
-    sentence = described(name, row)
     spec = spec_of(name, row)
-    period = _period(request, PERIODS)
-    course = course_with_stored_hours(name, period)
-    if not (sentence or course.numbers or name in reading.known_names()):
-        return {"status": 404, "sentence": _("There is no limit of this name.")}
+    course = course_with_stored_hours(name, _period(request, PERIODS))
+    notices = []
+    if spec.get("mode") == "shadow":
+        notices.append(rehearsal(spec))
+    rule = row.name if row else ""
     return {
         **_course_context(request, course, PERIODS),
-        "sentence": sentence or _("Limit in the code, or a removed limit"),
-        "rehearsal": rehearsal(spec) if spec.get("mode") == "shadow" else "",
-        "rule": row,
-        "site_url": limit_url(request, "", period),
+        "notices": notices,
         "reports": [
-            *[
-                _clients_report(request, name, period, what, row.name if row else "")
-                for what in (course.refusals, "used")
-            ],
+            _clients_report(request, name, course.period, course.refusals, rule),
+            _clients_report(request, name, course.period, "used", rule),
             _steps_report(course),
         ],
     }
@@ -189,7 +132,7 @@ def _course_context(request: HttpRequest, course: Course, periods: Collection[st
     label = f"{PERIOD_NAMES[course.period]}, {result_words(numbers)}"
     return {
         "period": course.period,
-        "periods": [(key, PERIOD_NAMES[key], _query(request, period=key)) for key in periods],
+        "periods": [(key, PERIOD_NAMES[key], _query(request, key)) for key in periods],
         "tiles": [
             (_("requests"), number_words(numbers["requests"]), ""),
             (
@@ -205,6 +148,11 @@ def _course_context(request: HttpRequest, course: Course, periods: Collection[st
         "most": number_words(max(each["requests"] for each in counts)),
         "axis": [names[0], names[len(names) // 2], names[-1]],
     }
+
+
+def _query(request: HttpRequest, period: str) -> str:
+    """Return the query of this page in another period."""
+    return urlencode(request.GET.dict() | {"period": period}, errors="replace")
 
 
 def _notices() -> Iterator[str]:
@@ -225,20 +173,15 @@ def _outage_words() -> Iterator[str]:
         }
 
 
-def _limits_report(request: HttpRequest, found: Iterable[Course], period: str, sort: str) -> Report:
-    def column(heading: Any, name: str, kind: str = "") -> Column:
-        if name == sort:
-            kind += " sorted"
-        return Column(heading, kind, _query(request, sort=name))
-
+def _limits_report(request: HttpRequest, found: Iterable[Course], period: str) -> Report:
     rules = _rules(course.name for course in found)
     return Report(
-        _("Limits"),
+        _("Limits that refuse most"),
         [
-            column(_("name"), "name"),
+            Column(_("name")),
             Column(PERIOD_NAMES[period], "spark"),
-            column(_("requests"), "requests", "number"),
-            column(_("refused"), "refused", "number"),
+            Column(_("requests"), "number"),
+            Column(_("refused"), "number"),
             Column(_("share of requests"), "number"),
         ],
         [_limit_row(request, course, rules.get(course.name)) for course in found],
@@ -261,9 +204,8 @@ def _limit_row(request: HttpRequest, course: Course, row: RateLimitRule | None) 
     others = result_words(numbers, [word for word in RESULT_NAMES if word not in ORDINARY])
     return [
         format_html(
-            '<a href="{}">{}</a><div class="help">{}</div>',
-            limit_url(request, course.name, course.period),
-            breakable(name_words(course.name)),
+            '{}<div class="help">{}</div>',
+            limit_link(request, course.name, course.period),
             breakable(described(course.name, row)),
         ),
         course.spark,
@@ -313,7 +255,7 @@ def _clients_report(
     hours = span_of("hour" if period == "hour" else "day").parts(HOUR)
     # A client that may not have come at all is noise of the estimates.
     clients = [each for each in reading.top(name, hours, column) if each.times > each.error]
-    clients = clients[:MAX_CLIENTS]
+    clients = clients[:MAX_ROWS]
     labels = [visible_name(request, client.name) for client in clients]
     named = [(client.digest, label) for client, label in zip(clients, labels, strict=True)]
     links = client_links(request, named, name, rule)
@@ -351,6 +293,3 @@ def _client_note(request: HttpRequest) -> str:
             "actions apply only to that client."
         )
     return text
-
-
-register_page("Statistics", gettext_lazy("Statistics"), StatisticsPages, "ratelimit_statistics")
