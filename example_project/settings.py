@@ -71,7 +71,7 @@ CACHES = {
 }
 RATELIMIT_CACHE_PREFIX = "example:"
 RATELIMIT_VIEW = "example_project.views.blocked"
-RATELIMIT_HEADERS = "draft-10"
+RATELIMIT_HEADERS = "ietf"
 RATELIMIT_NEVER_BAN: list[str] = []  # Else this host is never banned, from which you look at it.
 
 # What this site counts by, in addition to the built-in keys: see the rule "tenants" in
