@@ -59,7 +59,8 @@ class Recorder:
         kills = dice.randrange(2 + can_have_both)
         edits = dice.randrange(4) if can_have_both or not kills else 0
         limits = [dice.randrange(20, 600) for _ in range(edits + 1)]
-        prefix, path = f"linearizable{next(serial)}:", self.folder / f"{seed}.jsonl"
+        number = next(serial)
+        prefix, path = f"linearizable{number}:", self.folder / f"{number}.jsonl"
         copy(self.empty, self.database)
         memory = 0 if edits else dice.choice((0, 1))
         setting = f"override_settings(RATELIMIT_DENY_CACHE_SECONDS={memory}).enable()"
