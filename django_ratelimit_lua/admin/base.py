@@ -80,10 +80,9 @@ def _shown_sections(
         if names == ["confirm"] and not getattr(form, "asks", False):
             continue
         classes = set(section.get("classes", ()))
-        if "collapse" in classes and any(
-            name in form.errors or _has_value(form, name) for name in names
-        ):
-            classes.remove("collapse")
+        is_open = getattr(form, "is_redrawn", False)
+        if is_open or any(name in form.errors or _has_value(form, name) for name in names):
+            classes.discard("collapse")
         yield title, {**section, "classes": sorted(classes)}
 
 

@@ -24,6 +24,7 @@ from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride
 from ..operations.bans import active_bans
+from ..operations.call_sites import place_words
 from ..operations.client_search import (
     FoundClient,
     computed_clients,
@@ -48,6 +49,7 @@ from .identities import (
     readable_parts,
     visible_name,
 )
+from .limits import limit_url
 from .links import client_links, client_url, known_clients, network_url, override_url
 from .override_form import DURATIONS, own_digests
 from .pages import ActionPage, Context, page_response
@@ -106,7 +108,7 @@ class ClientPage(ActionPage):
                 (record, [list(zip(record.headings, row, strict=True)) for row in record.rows])
                 for record in records
             ],
-            "bans": [(active, ban_key(active)) for active in client.bans],
+            "bans": [(active, place_words(active.name), ban_key(active)) for active in client.bans],
             "url": client_url(
                 request, digest, request.GET.get("name", ""), q=_search_text(request)
             ),
@@ -232,7 +234,7 @@ def _found_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -
             "digest": client.digest,
             "words": client.label or ", ".join(part.words for part in words),
             "url": client_url(request, client.digest, q=text if client.label else ""),
-            "bans": bans.get(client.digest, ()),
+            "bans": [(active, place_words(active.name)) for active in bans.get(client.digest, ())],
             "overrides": [row for row in overrides[client.digest] if row.is_active()],
         }
         for client, words in zip(found, names, strict=True)
@@ -248,8 +250,14 @@ def _reference(request: HttpRequest, text: str, named: dict[str, Name]) -> Conte
     places = {limit.place for limit in opened.limits}
     name = places.pop() if len(places) == 1 else ""
     known = [pair for pair in sorted(named.items()) if pair[0].startswith(opened.digest_prefix)]
+    if text.isalnum() and not (opened.limits or opened.overrides or known):
+        return {}  # Any word of 12 letters could be a reference.
     return {
         "opened": opened,
+        "limits": [
+            (limit, place_words(limit.place), limit_url(request, limit.place))
+            for limit in opened.limits
+        ],
         "clients": client_links(request, known[:MAX_LISTED], name),
         "may_see_overrides": may_see_overrides(request),
         "may_see_names": may_see_names(request),
@@ -285,7 +293,9 @@ def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, na
         messages.error(request, _("Nothing was reset: %s") % error)
         return
     if done:
-        messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
+        labels = [limit.counted_as for limit in client.found.met if limit.name in done]
+        texts = dict.fromkeys(map(place_words, labels))
+        messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(texts)})
     else:
         messages.warning(request, _("Nothing was reset: no limit counts this client."))
 
@@ -296,7 +306,12 @@ def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> l
         messages.warning(request, _("Redis is unavailable: the counts are unknown."))
     rows = []
     for limit in client.found.met:
-        row: Context = {"limit": limit, "verdict": _verdict(limit)}
+        row: Context = {
+            "limit": limit,
+            "label": place_words(limit.counted_as),
+            "page": limit_url(request, limit.counted_as),
+            "verdict": _verdict(limit),
+        }
         digest = limit.charge.digest.decode()
         name = parts
         if digest != client.digest:
@@ -340,7 +355,7 @@ def _reason(limit: ExplainedLimit) -> str:
     """Return why a limit refuses, in one sentence."""
     state = limit.state
     assert state is not None
-    name = limit.counted_as or limit.name
+    name = place_words(limit.counted_as or limit.name)
     if state.ban is not None and state.banned_until is not None:
         return _ban_words(name, state.ban, state.banned_until)
     placeholders = {**state._asdict(), "name": name, "again": _again(state)}

@@ -8,29 +8,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django import forms
-from django.contrib.auth.models import Group
 from django.core.exceptions import ValidationError
+from django.forms.utils import ErrorDict
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy as _
 
 from ..extension import FIELDS_OF_ANNEXES
 from ..models import RateLimitRule
 from ..models.rule import METHODS
-from ..operations.confirmations import confirmations, enforcing, notices
+from ..operations.confirmations import confirmations
 from ..rules import RuleError
 from ..rules.describe import value_words
-from ..rules.options import COLUMNS, NAMES, options
-from .fields import NamesField, TextField, is_set, option_field, split
+from ..rules.options import COLUMNS, options
+from ..rules.places import route_names
+from .choices import audience_choices, group_names, hidden_options, key_choices
+from .fields import KeyWidget, NamesField, TextField, is_set, option_field, split
 from .revisions import RevisionForm, Values
-
-GROUP = "group:"
-"""The prefix of an audience that is a group."""
-AUDIENCES = [(name, _(words)) for name, words in NAMES["audience"].items()]
-
-
-def group_names() -> list[str]:
-    """Return the names of Django's groups."""
-    return list(Group.objects.order_by("name").values_list("name", flat=True))
 
 
 def confirmation_of(texts: Sequence[str]) -> str:
@@ -73,10 +66,7 @@ class AskingForm(RevisionForm):
 def form_values(rule: RateLimitRule) -> Values:
     """Return the values of the form's fields for a rule."""
     values: Values = {name: getattr(rule, name) for name in COLUMNS}
-    names = rule.audience.splitlines()
-    values["groups"] = [name.removeprefix(GROUP) for name in names if name.startswith(GROUP)]
-    if values["groups"]:
-        values["audience"] = "groups"
+    values["path"] = "\n".join(filter(None, [rule.path, values.pop("route")]))
     return {**dict.fromkeys(options()), **own_options(rule), **values}
 
 
@@ -96,42 +86,34 @@ def absent_options(rule: RateLimitRule) -> dict[str, Any]:
 class RuleForm(AskingForm):
     """The form of a rule: its columns, and a field for each entry of the table of options.
 
-    An effect on all clients has to be confirmed.
+    The name of a URL pattern is entered as one of the paths.
     """
 
     is_asking = True
     """Whether it asks for confirmations."""
-    notices: Sequence[str] = ()
-    """What to show once the rule is saved."""
-    dropped: Sequence[str] = ()
-    """The notice of unknown options that are removed."""
 
     method = NamesField(
         label=capfirst(_(COLUMNS["method"])),
-        required=False,
         help_text=_("None selected: all methods. GET includes HEAD."),
     )
-    audience = forms.ChoiceField(
+    audience = NamesField(
         label=capfirst(_(COLUMNS["audience"])),
-        choices=[*AUDIENCES, ("groups", _("members of the groups below"))],
-    )
-    groups = forms.MultipleChoiceField(
-        label=_("Groups"),
-        required=False,
-        widget=forms.CheckboxSelectMultiple,
-        help_text=_("For the audience “members of the groups below”."),
+        help_text=_("None selected: everyone."),
+        separator="\n",
+        none="everyone",
     )
 
     class Meta:
         """The model and its fields."""
 
         model = RateLimitRule
-        fields = tuple(COLUMNS)
+        fields = tuple(name for name in COLUMNS if name != "route")
         field_classes = dict.fromkeys(("path", "description", "message"), TextField)
         widgets = {  # noqa: RUF012 - Django's way
-            "path": forms.Textarea(attrs={"rows": 3}),
+            "path": forms.Textarea(attrs={"rows": 2}),
             "description": forms.Textarea(attrs={"rows": 2}),
             "message": forms.Textarea(attrs={"rows": 2}),
+            "key": KeyWidget,
         }
 
     def __init__(self, *args: Any, initial: Values | None = None, **kwargs: Any) -> None:
@@ -143,56 +125,76 @@ class RuleForm(AskingForm):
         if self.is_editable:
             self._set_choices(values)
             return
-        for name in ("groups", *options()):  # Django's page reads an attribute.
+        self.instance.path = values["path"]
+        for name in options():  # Django's page reads an attribute.
             setattr(self.instance, name, value_words(name, values[name]))
+
+    @property
+    def is_redrawn(self) -> bool:
+        """Return whether the page is shown again with other fields, and nothing is saved."""
+        return "_redraw" in self.data
 
     def _set_choices(self, values: Values) -> None:
         fields: dict[str, Any] = self.fields
         for field in ("name", "group"):
             fields[field].widget.attrs["list"] = "ratelimit-names"
-        fields["route"].widget.attrs["list"] = "ratelimit-routes"
-        if self.instance.pk is None:
-            fields["name"].widget.attrs["data-focus"] = "first"
+        fields["key"].widget.choices = key_choices()
         # Methods that the rule has already stay: WebDAV and other clients use more than these.
-        fields["method"].offer([*METHODS, *split(values["method"])])
+        methods = [*METHODS, *split(values["method"])]
+        fields["method"].offer((name, name) for name in methods)
         groups = group_names()
-        names = dict.fromkeys([*groups, *values["groups"]])
-        fields["groups"].choices = [(name, name) for name in names]
+        fields["audience"].offer(audience_choices(groups, values["audience"].splitlines()))
         fields["tiers"].offer(groups, values.get("tiers"))
 
+    def mark_hidden(self) -> None:
+        """Mark the fields that have no effect, which the style sheet hides."""
+        values = {name: self[name].value() for name in self.fields}
+        for name in hidden_options(values):
+            if name not in self.errors:
+                self.fields[name].widget.attrs["data-hidden"] = ""
+
+    def full_clean(self) -> None:
+        super().full_clean()
+        if self.is_redrawn:
+            self._errors = ErrorDict()
+
+    def is_valid(self) -> bool:
+        return super().is_valid() and not self.is_redrawn
+
+    def clean_path(self) -> str:
+        """Return the paths, and set the route of the rule.
+
+        Raises `ValidationError` for more than one route, and for one that the site does not have.
+        """
+        lines = split(self.cleaned_data["path"], "\n")
+        routes = [line for line in lines if not line.startswith(("/", "*"))]
+        if len(routes) > 1:
+            raise ValidationError(_("Enter the name of only one URL pattern."))
+        route = next(iter(routes), "")
+        if route not in ("", self.instance.route, *route_names()):
+            text = _(
+                "%(text)s is no path, which begins with / or **, and no name of a URL pattern."
+            )
+            raise ValidationError(text % {"text": route})
+        self.instance.route = route
+        return "\n".join(line for line in lines if line != route)
+
     def clean(self) -> Values:
-        """Set the options of the rule, and convert values to those of the columns."""
+        """Set the options of the rule. Unknown ones, from edits by hand, are removed."""
         given = super().clean()
-        if not self.is_editable:
-            return given
-        if given.get("audience") == "groups":
-            given["audience"] = "\n".join(f"{GROUP}{name}" for name in given.get("groups", ()))
-            if not given["audience"]:
-                del given["audience"]
-                self.add_error("groups", _("Select at least one group."))
-        table = options()
-        row = self.instance
-        kept = absent_options(row)
-        dropped = own_options(row).keys() - table.keys() - kept.keys()
-        if dropped:
-            text = _("Unknown options were removed: %s.")
-            self.dropped = [text % ", ".join(sorted(dropped))]
-        row.options = kept | {name: given[name] for name in table if is_set(given.get(name))}
+        if self.is_editable:
+            values = {name: given[name] for name in options() if is_set(given.get(name))}
+            self.instance.options = absent_options(self.instance) | values
         return given
 
     def _post_clean(self) -> None:
         super()._post_clean()
         if self.errors or not (self.is_editable and self.is_asking):
             return  # No warnings until the form is valid.
-        rule = self.instance  # As it would be saved.
-        found = confirmations(rule)
-        subject = [text for _field, text in found]
-        if rule.pk is not None and self.initial.get("mode") != rule.mode == "enforce":
-            found += enforcing(rule)
-            subject.append(rule.reading())  # Its words have numbers that grow.
-        self.ask(found, subject)
-        before = RateLimitRule.objects.filter(pk=rule.pk).first()
-        self.notices = [*self.dropped, *notices(rule, before)]
+        mode = ""
+        if self.instance.pk is not None:
+            mode = self.initial["mode"]
+        self.ask(confirmations(self.instance, mode))
 
     def check_row(self) -> None:
         """Compile the rule, and add its errors to fields without an error."""
@@ -206,56 +208,10 @@ class RuleForm(AskingForm):
             reported = {*self.errors}
             tiers: Any = self.fields["tiers"]
             for each in error.each:
-                if each.field in reported:
+                field = {"route": "path"}.get(each.field, each.field)
+                if field in reported:
                     continue
                 text = each.words()
                 if each.tier:
                     tiers.add_error(each.tier, each.field, text)
-                self.add_error(each.field if each.field in self.fields else None, text)
-
-
-class RowForm(RevisionForm):
-    """The fields of a rule that can be edited in the list.
-
-    Their labels contain the name of the rule, for screen readers.
-    """
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        for field in (bound.field for bound in self.visible_fields()):
-            field.help_text = ""
-            field.widget.attrs["aria-label"] = f"{field.label}: {self.instance}"
-
-    def check_row(self) -> None:
-        """Check the changed fields, without the others."""
-        try:
-            self.instance.check_apart({*self.changed_data} - {*self.errors})
-        except RuleError as error:
-            for each in error.each:
-                self.add_error(each.field, each.words())
-
-
-CONFIRMED = "enforce_confirmed"
-"""The answer to the question whether rules are to be enforced: the versions that were shown."""
-
-
-def versions_of(rules: Sequence[RateLimitRule]) -> str:
-    """Return the current revisions of these rules, to be confirmed."""
-    return " ".join(sorted(f"{rule.pk}-{rule.revision}" for rule in rules))
-
-
-UNITS = {"s": _("second"), "m": _("minute"), "h": _("hour"), "d": _("day")}
-
-
-class PreviewForm(RuleForm):
-    """An unsaved rule, and the requests to simulate in its preview."""
-
-    is_asking = False
-
-    preview_burst = forms.IntegerField(
-        label=_("Requests at once"), min_value=0, max_value=100_000, required=False
-    )
-    preview_flow = forms.IntegerField(
-        label=_("then, steadily"), min_value=0, max_value=1_000_000, required=False
-    )
-    preview_unit = forms.ChoiceField(label=_("per"), choices=list(UNITS.items()), required=False)
+                self.add_error(field if field in self.fields else None, text)

@@ -19,11 +19,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import AUDITED, Spec
-from ..operations.confirmations import confirmations, enforcing
 from ..operations.formatting import moment_element, moment_words
 from ..operations.history_names import MAX_NAMED
 from ..rules import RuleError
-from ..rules.describe import difference, rate_words, reading
+from ..rules.describe import difference, rate_words
+from ..rules.places import sentence
 from .identities import WHO, client_words, identity_words, may_see_names, numbered_override
 from .pages import Context, ReadOnlyAdmin, may
 
@@ -176,19 +176,6 @@ def undone(change: RateLimitChange) -> RateLimitRule:
     return row
 
 
-def undo_warnings(row: RateLimitRule, mode: str) -> list[str]:
-    """Return the warnings to confirm before an undone rule is saved.
-
-    Args:
-        row: The rule, see `undone`.
-        mode: Its mode at present; empty if it was deleted.
-    """
-    found = confirmations(row)
-    if mode and mode != row.mode == "enforce":
-        found += enforcing(row)
-    return [text for _field, text in found]
-
-
 def rule_of(change: RateLimitChange) -> RateLimitRule | None:
     """Return the rule that a change is about, if it exists."""
     return RateLimitRule.objects.filter(pk=change.object_id or 0).first()
@@ -247,7 +234,7 @@ class ChangeAdmin(ReadOnlyAdmin):
         declared = change.before or change.after
         is_whole = None in (change.before, change.after)
         if is_whole and declared and change.kind == RateLimitChange.Kind.RULE:
-            return reading(declared)
+            return sentence(declared)
         lines = changed_words(change, may_see_who=change.may_see_who)  # type: ignore[attr-defined]
         return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
 

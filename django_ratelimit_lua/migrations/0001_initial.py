@@ -4,6 +4,7 @@ import django.core.validators
 import django.db.models.deletion
 import django_ratelimit_lua.identity
 import django_ratelimit_lua.models.change
+import django_ratelimit_lua.models.rule
 from django.conf import settings
 from django.db import migrations, models
 
@@ -83,14 +84,14 @@ class Migration(migrations.Migration):
                 ('order', models.IntegerField(default=0, help_text='Rules are listed and applied in this order, smallest first.', verbose_name='order')),
                 ('description', models.TextField(blank=True, help_text='For colleagues: why this rule exists.', verbose_name='description')),
                 ('rate', models.CharField(blank=True, help_text='For example 100/m, 10/15m or 5000/d; a number alone is for slots. Several, such as 10/s, 500/h: a request must be within all of them.', max_length=300, verbose_name='rate')),
-                ('key', models.CharField(blank=True, help_text='The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With exact: in front, a value is compared letter by letter, with int: as a whole number. Empty: the key of the call site with this name.', max_length=300, verbose_name='count by')),
-                ('path', models.TextField(blank=True, help_text='One per line: a prefix such as /api/, or a pattern. In patterns, * is any text without a slash, and ** is any text. A single / is every request. Empty: only where a limit in the code has the name of this rule.', verbose_name='paths')),
+                ('key', models.CharField(blank=True, help_text='Other: a field such as header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME, or several keys joined with +. With exact: in front, a value is compared letter by letter, with int: as a whole number. Nothing: the key of the call site with this name.', max_length=300, verbose_name='count by')),
+                ('path', models.TextField(blank=True, help_text='One per line: a prefix such as /api/, or a pattern, in which * is any text without a slash, and ** is any text. A single / is every request. Also the name of a URL pattern, such as shop:detail. Empty: only where a limit in the code has the name of this rule.', verbose_name='paths')),
                 ('route', models.CharField(blank=True, help_text='The name of a URL pattern, for example shop:detail.', max_length=300, verbose_name='route')),
                 ('group', models.CharField(blank=True, help_text='The group of a decorator or the scope of a throttle. This rule then applies in addition to the limits in the code, or instead of them if it has the same name.', max_length=200, verbose_name='call site')),
                 ('method', models.CharField(blank=True, help_text='Empty: all methods. GET includes HEAD.', max_length=200, verbose_name='methods')),
                 ('audience', models.CharField(default='everyone', help_text='For members of groups: group:NAME, one per line.', max_length=1000, verbose_name='audience')),
                 ('message', models.CharField(blank=True, help_text='The text for refused clients.', max_length=300, verbose_name='message')),
-                ('options', models.JSONField(blank=True, default=dict, verbose_name='options')),
+                ('options', models.JSONField(blank=True, decoder=django_ratelimit_lua.models.rule.OptionsDecoder, default=dict, verbose_name='options')),
             ],
             options={
                 'verbose_name': 'rule',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -12,9 +13,8 @@ from .. import rules
 from ..extension import FIELDS_OF_ANNEXES
 from ..limits.algorithms import SYNONYMS
 from ..rules.callsite import known_call_sites
-from ..rules.describe import reading
 from ..rules.options import COLUMNS, NAMES, field_names
-from ..rules.places import look_for_call_sites
+from ..rules.places import look_for_call_sites, sentence
 from ..rules.rule import MAX_LENGTHS
 from ..rules.ruleset import settings_rules
 from ..rules.snapshot import WHERE
@@ -28,6 +28,20 @@ _SEPARATORS = {"rate": ", ", "key": "+", "method": ", ", "path": "\n", "audience
 _DEFAULTS = {"mode": "enforce", "order": 0, "audience": "everyone"}
 _APART = {"mode", "order", "description"}
 """Columns that are checked without the others if only they are saved."""
+
+
+class OptionsDecoder(json.JSONDecoder):
+    """Decodes options. Numbers that are too long for Python, from edits by hand, become text."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(parse_int=_number, **kwargs)
+
+
+def _number(digits: str) -> int | str:
+    try:
+        return int(digits)
+    except ValueError:
+        return digits
 
 
 class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
@@ -82,21 +96,20 @@ class RateLimitRule(AuditedModel):
         max_length=MAX_LENGTHS["key"],
         blank=True,
         help_text=_(
-            "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, "
-            "get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With "
-            "exact: in front, a value is compared letter by letter, with int: as a whole number. "
-            "Empty: the key of the call site with this name."
+            "Other: a field such as header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, "
+            "data:NAME or kwarg:NAME, or several keys joined with +. With exact: in front, a value "
+            "is compared letter by letter, with int: as a whole number. Nothing: the key of the "
+            "call site with this name."
         ),
     )
     path = models.TextField(
         _(COLUMNS["path"]),
         blank=True,
         help_text=_(
-            "One per line: a prefix such as /api/, or a pattern. In patterns, * is any text "
-            "without a slash, and ** "
-            "is any text. A single / is every request. Empty: only where a limit in the code has "
-            "the name of this "
-            "rule."
+            "One per line: a prefix such as /api/, or a pattern, in which * is any text without a "
+            "slash, and ** is any text. A single / is every request. Also the name of a URL "
+            "pattern, such as shop:detail. Empty: only where a limit in the code has the name of "
+            "this rule."
         ),
     )
     route = models.CharField(
@@ -132,7 +145,7 @@ class RateLimitRule(AuditedModel):
         blank=True,
         help_text=_("The text for refused clients."),
     )
-    options = models.JSONField(_("options"), default=dict, blank=True)
+    options = models.JSONField(_("options"), default=dict, blank=True, decoder=OptionsDecoder)
     """Everything else, by the names of the table in `rules.options`. Options of optional apps that
     are not installed are kept.
     """
@@ -207,7 +220,7 @@ class RateLimitRule(AuditedModel):
 
     def reading(self) -> str:
         """Return the rule in one sentence."""
-        return reading(self.spec)
+        return sentence(self.spec)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Check the rule and save the row. Raises `RuleError`; see also `AuditedModel.save`."""

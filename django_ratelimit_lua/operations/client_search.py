@@ -77,7 +77,9 @@ def computed_clients(text: str) -> list[FoundClient]:
     value = " ".join(word for word in words if word not in addresses)
     if len(addresses) > 1 or not words:
         return []
-    values = {"ip": address_as(address, "").network or "" for address in addresses}
+    values: dict[str, str] = {}
+    for address in addresses:
+        values["ip"] = address_as(address, "").network or ""
     user = find_user(value) if value else None
     if user is not None:
         values["user"] = str(user.pk)

@@ -85,7 +85,7 @@ def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> E
     if address is not None:
         rows += network_overrides(str(address))
     counted = _counted(charges[:MAX_EXAMINED], rows)
-    listed = [*_without_counts(charges, counted, name, is_named=bool(identities)), *counted]
+    listed = [*counted, *_unused(charges, counted, name, bool(identities))]
     planner = _ClientPlanner(listed[:MAX_LISTED], digests, address)
     found = Explanation(decide(planner))
     found.met = [_with_reading(explained) for explained in explained_limits(planner)]
@@ -231,28 +231,29 @@ def _counts(charge: DecidedCharge, overrides: Sequence[RateLimitOverride]) -> li
     return [limit, *(override.limit(limit) for override in own)]
 
 
-def _without_counts(
-    charges: Sequence[DecidedCharge],
-    counted: Sequence[DecidedCharge],
-    name: str,
-    *,
-    is_named: bool,
+def _unused(
+    charges: Sequence[DecidedCharge], counted: Sequence[DecidedCharge], name: str, is_known: bool
 ) -> list[DecidedCharge]:
-    """Return the limits of this name that the client has not used.
+    """Return the limits that the client has not used, but that belong to the others.
 
-    A limit that counts by something else has no count of this client, so it is left out. If only
-    the digest is known, the limits that have counted it have its key.
+    If the parts of the client are known, these are its limits in all places that have counted it,
+    and those of the given name. Otherwise, a limit that counts by something else is left out,
+    because its count is unknown.
     """
+    names = {name}
     keys = {_known(charge).key for charge in counted if charge.name == name}
-    return [
-        charge
-        for charge in charges
-        if charge.name == name
-        and charge not in counted
-        and not charge.charge.limit.variant
-        and (not is_named or charge.identity is not None or not _known(charge).key)
-        and (is_named or not keys or _known(charge).key in keys)
-    ]
+    if is_known:
+        names |= {charge.name for charge in counted}
+    found = []
+    for charge in charges:
+        is_counted = charge in counted or charge.charge.limit.variant
+        key = _known(charge).key
+        is_own = not keys or key in keys
+        if is_known:
+            is_own = charge.identity is not None or not key
+        if charge.name in names and is_own and not is_counted:
+            found.append(charge)
+    return found
 
 
 def _known(charge: DecidedCharge) -> KnownLimit:

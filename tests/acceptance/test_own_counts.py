@@ -98,7 +98,8 @@ def tiered(rate: str = "3/m", **options: Any) -> RateLimitRule:
 
 def met(client: str, address: str = "") -> list[ExplainedLimit]:
     """Return the limits of the rule on the page of a client. Other limits may refuse any client."""
-    found = explain_client(client, address=address).found
+    parts = [("ip", address)] if address else []
+    found = explain_client(client, parts=parts).found
     return [limit for limit in found.met if limit.planned.name == "own"]
 
 
