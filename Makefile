@@ -49,9 +49,10 @@ docs: $(VENV)/docs
 	$(RUN)/python -m docs.llms
 	$(RUN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
-# The pictures of the admin, which need chromium and chromedriver.
+# The pictures of the admin, and the moving one of the README, which need chromium and chromedriver.
 screenshots: $(VENV)/docs
 	$(RUN)/python -m docs.screenshots
+	$(RUN)/python -m docs.moving_picture
 
 # A wheel, made from the source archive, with which the tutorial is followed in a fresh environment.
 dist: $(VENV)/dist
