@@ -211,8 +211,8 @@ def test_the_page_of_a_client_shows_and_resets_the_counts_of_all_tiers() -> None
     ]
     RateLimitOverride.objects.create(network=ADDRESS, rule="own", rate="5/m")
     assert [get(), get("plan=pro")] == [200, 200]
-    (_limit, _tier) = met(client, ADDRESS)
-    assert reset(explain_client(client, address=ADDRESS).found) == ["own"]
+    (_limit,) = met(client, ADDRESS)
+    assert reset(explain_client(client, parts=[("ip", ADDRESS)]).found) == ["own"]
     assert used() == [0]
     assert not met(client, ADDRESS)
 
