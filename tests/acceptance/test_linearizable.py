@@ -38,14 +38,21 @@ class Recorder:
         self.folder = folder
         self.empty = migrated(folder / "empty.sqlite3")
         self.database = copy(self.empty, folder / "db.sqlite3")
-        self.editor, *self.workers = [self.start() for _ in range(1 + PROCESSES)]
+        self.workers: list[Worker] = []
+        self.restart()
 
     def start(self) -> Worker:
         return Worker("linearizable:", {"default": self.database})
 
+    def restart(self) -> None:
+        """Start all processes again. Each history nests another change of settings in them."""
+        self.close()
+        self.editor, *self.workers = [self.start() for _ in range(1 + PROCESSES)]
+
     def close(self) -> None:
-        for worker in (self.editor, *self.workers):
-            worker.__exit__()
+        if self.workers:
+            for worker in (self.editor, *self.workers):
+                worker.__exit__()
 
     def record(self, seed: int) -> tuple[list[Call], Limit]:
         """Record a history, and return its calls and the limit with which it begins.
@@ -62,6 +69,8 @@ class Recorder:
         most = 150 if algorithm == "sliding_log" else 600
         limits = [dice.randrange(20, most) for _ in range(edits + 1)]
         number = next(serial)
+        if number % 200 == 199:
+            self.restart()
         prefix, path = f"linearizable{number}:", self.folder / f"{number}.jsonl"
         copy(self.empty, self.database)
         memory = 0 if edits else dice.choice((0, 1))
