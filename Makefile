@@ -26,10 +26,13 @@ coverage: $(VENV)/test
 	$(RUN)/python -m coverage combine --quiet
 	$(RUN)/python -m coverage report $(if $(ARGS),--fail-under=0)
 
+# The name of an override is a part of a sentence, without a line break at its end.
+TEMPLATES := $(shell find django_ratelimit_lua example_project -name "*.html" -not -name override_name.html)
 lint: $(VENV)/lint
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/djade --target-version 5.2 --check $(TEMPLATES)
 	$(RUN)/zizmor --offline --quiet .github
 
 bench: $(VENV)/test
@@ -73,6 +76,7 @@ messages: $(VENV)/test
 format: $(VENV)/lint
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
+	$(RUN)/djade --target-version 5.2 $(TEMPLATES) || true # It fails if it has changed a file.
 
 $(RUN)/python:
 	$(PYTHON) -m venv $(VENV)
