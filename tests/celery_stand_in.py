@@ -26,9 +26,7 @@ def celery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def django_tasks(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    """Before Django 6.0, let `django.tasks` be the package django-tasks. No task is run."""
-    module = "django.tasks" if find_spec("django.tasks") else "django_tasks"
-    settings.TASKS = {"default": {"BACKEND": f"{module}.backends.dummy.DummyBackend"}}
-    if module == "django_tasks":
-        monkeypatch.setitem(sys.modules, "django.tasks", import_module(module))
+def django_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Django 6.0, let `django.tasks` be the package django-tasks."""
+    if not find_spec("django.tasks"):
+        monkeypatch.setitem(sys.modules, "django.tasks", import_module("django_tasks"))

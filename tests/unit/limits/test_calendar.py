@@ -17,7 +17,9 @@ NOW = 1_750_000_000_000_000
 @pytest.fixture
 def no_time_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hide the time zones of the system and of the package tzdata."""
-    monkeypatch.setitem(sys.modules, "tzdata", None)
+    imported = [name for name in sys.modules if name.startswith("tzdata.")]
+    for name in ("tzdata", *imported):
+        monkeypatch.setitem(sys.modules, name, None)
     zoneinfo.reset_tzpath(to=())
     zoneinfo.ZoneInfo.clear_cache()
     yield
