@@ -402,8 +402,8 @@ class Conf(Table):
     )
     HEADERS = Setting(
         None,
-        Choice((None, "draft-10", "x")),
-        'the format of rate-limit headers: ``"draft-10"`` or ``"x"``, see :doc:`responses`',
+        Choice((None, "ietf", "x")),
+        'the format of rate-limit headers: ``"ietf"`` or ``"x"``, see :doc:`responses`',
         shown="``None``",
     )
     KEY_SECRET = Setting(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
@@ -16,8 +16,13 @@ may name.
 """
 
 
-def zone(name: str) -> ZoneInfo:
-    """Return the IANA time zone of that name. Raises `LimitError` if it is unknown."""
+def zone(name: str) -> tzinfo:
+    """Return the IANA time zone of that name. Raises `LimitError` if it is unknown.
+
+    UTC needs no database of time zones, which a small container may lack.
+    """
+    if name == "UTC":
+        return UTC
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):

@@ -42,7 +42,8 @@ def _algorithm(value: str) -> str:
 
 
 def _time_zone(value: str) -> str:
-    return calendar.zone(value).key
+    calendar.zone(value)
+    return value
 
 
 _NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")

@@ -35,7 +35,7 @@ QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded
 QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 ABNORMAL_USAGE = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected"
 ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal request pattern"
-"""Of draft-ietf-httpapi-ratelimit-headers-10, section 5, for programs: not translated."""
+"""Of draft-ietf-httpapi-ratelimit-headers, section 5, for programs: not translated."""
 
 
 class ErrorDetails:
@@ -182,7 +182,7 @@ class Refusal(ErrorDetails):
         """Return the members of the body for programs (RFC 9457).
 
         They are type, title, the reference, and the names of the violated policies as in
-        draft-ietf-httpapi-ratelimit-headers-10.
+        draft-ietf-httpapi-ratelimit-headers.
         """
         members: dict[str, object] = {}
         violated = violated_policies(self.decision)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
-import zipfile
 from collections import Counter
 from configparser import ConfigParser
 from graphlib import TopologicalSorter
@@ -208,21 +205,6 @@ def test_a_script_contains_every_line_of_its_files() -> None:
     assert {
         path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.lua")
     } == pieces | others
-
-
-def test_the_wheel_contains_every_file_of_the_package(tmp_path: Path) -> None:
-    """The wheel is built from the source archive and contains each file of the package except the
-    sources of translations. It contains no tests, example project or documentation.
-    """
-    command = [sys.executable, "-m", "build", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    files = {
-        path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in (".po", ".pyc")
-    }
-    assert {path.relative_to(ROOT).as_posix() for path in files} <= names
-    assert not [name for name in names if name.startswith(("tests", "example_project", "docs"))]
 
 
 def test_proxy_files_are_packaged_by_their_folder() -> None:

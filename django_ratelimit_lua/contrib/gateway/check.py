@@ -62,7 +62,7 @@ async def answer_check(meta: Meta) -> Answer:
         decision = await adecide(planner)
     except (BadRequest, SuspiciousOperation) as error:
         return _refusal(Answer.text(400, str(error)))
-    style = conf.HEADERS or "draft-10"
+    style = conf.HEADERS or "ietf"
     if not decision:
         refusal = brief_refusal(request, decision, style)
         return _refusal(Answer(refusal.status_code, dict(refusal.items()), refusal.content))

@@ -150,7 +150,7 @@ async def answer(data: bytes) -> Any:
 
 
 def _compose(results: Sequence[DescriptorResult], decision: Decision) -> Any:
-    style = conf.HEADERS or "draft-10"
+    style = conf.HEADERS or "ietf"
     response = messages.Response(overall_code=messages.OK)
     headers = limit_headers(decision, style)
     if not decision.allowed:
