@@ -157,13 +157,11 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
     Limits in code that a rule replaces are left out.
     """
     charges: dict[tuple[bytes, bytes], DecidedCharge] = {}
-    limits = [known for known in known_limits() if known.limit is not None]
-    limits = [known for known in limits if known.rule is None or known.rule.mode != "off"]
+    limits = [known for known in known_limits() if not known.rule or known.rule.mode != "off"]
     ruled = {known.place for known in limits if known.rule is not None}
     throttles = {known.place: known for known in limits if known.identity_form}
     for known in limits:
-        limit = known.limit
-        if limit is None or (known.rule is None and known.place in ruled):
+        if known.rule is None and known.place in ruled:
             continue
         if not known.key and known.place in throttles:  # A rule in place of a throttle.
             throttle = throttles[known.place]
@@ -175,7 +173,7 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
         counted = digest
         if identity is not None:
             counted = _digest(original(identity))
-        charge = Charge(limit, counted.encode())
+        charge = Charge(known.limit, counted.encode())
         decided = DecidedCharge(charge, known.place, known.rule, known, identity)
         charges.setdefault(counter_of(charge), decided)
     return [*charges.values()]
@@ -216,7 +214,7 @@ def counted_clients(keys: Mapping[str, str]) -> set[str]:
         DecidedCharge(Charge(known.limit, digest.encode()), known.place)
         for known in known_limits()
         for digest, key in keys.items()
-        if known.limit is not None and known.key == key
+        if known.key == key
     ]
     return {charge.charge.digest.decode() for charge in _counted(charges, ())}
 
