@@ -170,7 +170,7 @@ class OverrideAdmin(ActingAdmin):
         with suppress(StoreError):
             named = known_clients(request)
             matches = matcher(search_term)
-            digests |= {digest for digest, name in named.items() if matches(name)}
+            digests |= {digest for digest, name in named.items() if matches(digest, name)}
         networks = [
             network
             for network in queryset.values_list("network", flat=True)

@@ -109,7 +109,7 @@ def _banning_limits() -> dict[bytes, Limit]:
     """Return the limits of this site that ban, by the ends of the keys of their bans."""
     limits: dict[bytes, Limit] = {}
     for each in known_limits():
-        if each.limit is not None and each.limit.ban is not None:  # A rule's come first.
+        if each.limit.ban is not None:  # A rule's come first.
             limits.setdefault(each.limit.ban.key_part, each.limit)
     return limits
 

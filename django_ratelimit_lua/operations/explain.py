@@ -268,7 +268,7 @@ def explained_limits(
     if ruleset is None:  # Rate limiting is switched off.
         return []
     known = _found_overrides(planner)
-    states = {_counter(decided): decided.state for decided in planner.charges}
+    states = {counter_of(decided.charge): decided.state for decided in planner.charges}
     names = {planned.charge.limit.name for planned in planner.gathered}
     explained = []
     for planned in planner.gathered:
@@ -288,7 +288,7 @@ def explained_limits(
                 "code" if rule is None else rule.source,
                 planned,
                 _counts(limit, planned.rule, rates, names),
-                states.get(_counter(planned)),
+                states.get(counter_of(planned.charge)),
                 override_row(override),
                 is_skipped,
                 is_advice,
@@ -324,8 +324,9 @@ def _found_overrides(planner: Planner) -> list[Override]:
     return [override for party in planner.parties for override in party.overrides]
 
 
-def _counter(planned: DecidedCharge) -> tuple[bytes, bytes]:
-    return planned.charge.digest, planned.charge.limit.key_part
+def counter_of(charge: Charge) -> tuple[bytes, bytes]:
+    """Return the digest and the part of the key that identify a count."""
+    return charge.digest, charge.limit.key_part
 
 
 def _reading(planned: DecidedCharge) -> str:
@@ -394,7 +395,7 @@ def reset(
 
 def without_shared_bans(charges: Sequence[Charge]) -> list[Charge]:
     """Return the charges in a form that one call accepts: each count and each ban once."""
-    counts = {(charge.digest, charge.limit.key_part): charge for charge in charges}
+    counts = {counter_of(charge): charge for charge in charges}
     bans: set[tuple[bytes, bytes]] = set()
     found = []
     for charge in counts.values():
