@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -32,6 +32,7 @@ from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
+from ..web.drf_views import is_logged_in, prepared_view
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
 from .history_names import record_change
@@ -204,14 +205,14 @@ class _Explainer:
         return [self._place(rules, stack.group)]
 
     def _is_reached(self, view: object, placed: Stack) -> bool:
-        if not is_behind_login(view, placed) or _is_logged_in(self.request):
+        if not is_behind_login(view, placed) or is_logged_in(self.request):
             return True
         self._note(_("Not checked: limits for logged-in users. Enter a user to see them."))
         return False
 
     def _explain_throttles(self, here: OnView, match: ResolverMatch) -> None:
         try:
-            view = _view(here.class_view, match, self.request)
+            view = prepared_view(here.class_view, match, self.request)
             throttles = view.get_throttles()
         except Exception as error:
             self._on_error(_("throttles of the view"), error)
@@ -302,32 +303,6 @@ def _rules_for(view: object, method: str) -> set[int]:
     """Return the ids of the call sites that count requests of an HTTP method."""
     rules = [rule for stack in on_view(view, method).stacks for rule in stack.rules]
     return {id(rule) for rule in rules if rule.methods is None or method in rule.methods}
-
-
-def _view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:
-    """Return the view of Django REST framework for a request, prepared for its throttles.
-
-    Its `request` is DRF's.
-    """
-    view = function.cls(**getattr(function, "initkwargs", {}))
-    actions = dict(getattr(function, "actions", None) or {})
-    if "get" in actions:
-        actions.setdefault("head", actions["get"])
-    view.action_map = actions
-    for method, action in actions.items():
-        setattr(view, method, getattr(view, action))
-    view.setup(request, *match.args, **match.kwargs)
-    view.headers = {}
-    view.request = view.initialize_request(request, *match.args, **match.kwargs)
-    if _is_logged_in(request):
-        view.request.user = request.user  # As described; otherwise the user of its headers.
-    elif view.request.user is not None:
-        request.user = view.request.user
-    return view
-
-
-def _is_logged_in(request: HttpRequest) -> bool:
-    return getattr(getattr(request, "user", None), "is_authenticated", False)
 
 
 def explained_limits(planner: Planner, *, is_advice: bool = False) -> list[ExplainedLimit]:

@@ -325,14 +325,14 @@ class RequestPlanner(Planner):
             if self._once and self.state.running:
                 # A view and its base class may have the same limit.
                 running = {
-                    _limit_key(decided)
+                    limit_key(decided)
                     for each in self.state.running
                     for decided in each
                     # A limit that refuses has counted nothing, and an inner decorator may have to
                     # refuse.
                     if decided.state.allowed
                 }
-                charges = [planned for planned in charges if _limit_key(planned) not in running]
+                charges = [planned for planned in charges if limit_key(planned) not in running]
             self.gathered = charges
         self.parties = ()  # Older rules may have had overrides.
         if ruleset.overrides.fields:
@@ -489,7 +489,7 @@ class RequestPlanner(Planner):
         ]
 
 
-def _limit_key(planned: DecidedCharge) -> tuple[object, ...]:
+def limit_key(planned: DecidedCharge) -> tuple[object, ...]:
     """Return what two charges of one limit have in common: the counter, cost and outcomes."""
     charge = planned.charge
     rule = planned.rule
