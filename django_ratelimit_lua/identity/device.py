@@ -96,7 +96,7 @@ def _entries(cookie: str | None) -> list[Entry]:
     """Return the entries of a cookie, the last login first; none if the cookie was altered."""
     try:
         entries = [Entry(*each) for each in Signer(salt=SALT).unsign_object(cookie or "")]
-    except (BadSignature, ValueError):
+    except (BadSignature, ValueError, TypeError):
         return []
     return [entry for entry in entries if entry.signed_in_at > time.time() - MAX_AGE]
 

@@ -226,11 +226,13 @@ class _UsagePlanner(RequestPlanner):
         if here.has_throttles:
             from rest_framework.exceptions import APIException
 
+            user = getattr(self.request, "user", None)
             with suppress(APIException):  # The view refuses the client before its throttles.
                 self._view = prepared_view(here.class_view, match, self.request)
                 for throttle in self._view.get_throttles():
                     if hasattr(throttle, "is_decided_together"):
                         self._throttles.append(throttle)
+            self.request.user = user
 
     def _places(self, ruleset: Ruleset) -> list[Place]:
         self.counted = {}
