@@ -59,9 +59,8 @@ def device_of(request: HttpRequest, name: str) -> tuple[str, ...]:
     entries = _entries(cookie_value(request, COOKIE))
     if entries and len(name) <= MAX_LENGTH:
         user = _account(name)
-        for entry in entries:
-            if user is not None and _is_of(entry, user):
-                return (entry.device,)
+        if user is not None:
+            return tuple([entry.device for entry in entries if _is_of(entry, user)])
     return ()
 
 
@@ -71,20 +70,18 @@ def remember(sender: object, request: Any, user: User, **kwargs: object) -> None
 
     A login without a session, such as one by a token, gets no cookie.
     """
-    session = getattr(request, "session", None)
-    if session is None or session.get(SESSION_KEY) != user._meta.pk.value_to_string(user):
+    if getattr(request, "session", {}).get(SESSION_KEY) != str(user.pk):
         return
     device = secrets.token_urlsafe(16)
-    others: list[Entry] = []
-    for entry in _entries(request.COOKIES.get(COOKIE)):
+    entries = _entries(request.COOKIES.get(COOKIE))
+    for entry in entries.copy():
         if _is_of(entry, user):
             device = entry.device
-        else:
-            others.append(entry)
-    entry = Entry(_digest(user, settings.SECRET_KEY), device, time.time())
+            entries.remove(entry)
+    entries.insert(0, Entry(_digest(user, settings.SECRET_KEY), device, time.time()))
     request_state(request).device_cookie = {
         "key": COOKIE,
-        "value": Signer(salt=SALT).sign_object([entry, *others][:MAX_ACCOUNTS]),
+        "value": Signer(salt=SALT).sign_object(entries[:MAX_ACCOUNTS]),
         "max_age": MAX_AGE,
         "secure": True,
         "httponly": True,

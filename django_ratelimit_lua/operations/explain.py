@@ -32,9 +32,9 @@ from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
-from ..web.drf_views import is_logged_in, prepared_view
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
+from ..web.usage import is_logged_in, prepared_view
 from .history_names import record_change
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"

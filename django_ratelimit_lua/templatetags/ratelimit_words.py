@@ -14,12 +14,13 @@ from ..operations.formatting import (
     readable,
     share_words,
 )
-from ..web.durations import duration_words
+from ..web.durations import duration_words, in_time
 
 register = template.Library()
 for words in (
     breakable,
     duration_words,
+    in_time,
     limit_words,
     milliseconds_words,
     moment_element,

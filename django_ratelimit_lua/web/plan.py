@@ -319,24 +319,28 @@ class RequestPlanner(Planner):
                         charges = [_without_ban(planned) for planned in charges]
                     break
             if len(charges) > 1:
-                charges = one_of_each(charges)
+                charges = self.distinct(charges)
             if self.is_hit and self.state.held:
                 charges = self._without_held(charges)
             if self._once and self.state.running:
                 # A view and its base class may have the same limit.
                 running = {
-                    limit_key(decided)
+                    _limit_key(decided)
                     for each in self.state.running
                     for decided in each
                     # A limit that refuses has counted nothing, and an inner decorator may have to
                     # refuse.
                     if decided.state.allowed
                 }
-                charges = [planned for planned in charges if limit_key(planned) not in running]
+                charges = [planned for planned in charges if _limit_key(planned) not in running]
             self.gathered = charges
         self.parties = ()  # Older rules may have had overrides.
         if ruleset.overrides.fields:
             yield from self._find_overrides(ruleset, self._has_blocks and places is not None)
+
+    def distinct(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
+        """Return the charges in a form that one call accepts: each counter once."""
+        return one_of_each(charges)
 
     def _add(self, rule: Rule, place: Place) -> Waiting[None]:
         request = self.request
@@ -489,7 +493,7 @@ class RequestPlanner(Planner):
         ]
 
 
-def limit_key(planned: DecidedCharge) -> tuple[object, ...]:
+def _limit_key(planned: DecidedCharge) -> tuple[object, ...]:
     """Return what two charges of one limit have in common: the counter, cost and outcomes."""
     charge = planned.charge
     rule = planned.rule

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
-from django.utils.formats import date_format
-from django.utils.translation import gettext as _
+from django.urls import ResolverMatch
 from django.views.decorators.cache import never_cache
 
 from ..engine.decide import decide, now_us
 from ..engine.decided_charge import DecidedCharge
-from ..engine.run import Waiting
 from ..exceptions import StoreError
 from ..identity.names import original
 from ..identity.request_state import RequestState, plain, request_state
@@ -26,14 +23,11 @@ from ..limits.calendar import PERIODS, boundaries, zone
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
 from ..rules.exempt import is_exempt
-from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.stacks import Stack, is_behind_login, on_view
-from .drf_views import is_logged_in, prepared_view
-from .durations import duration_words, in_time
 from .headers import policy_names
 from .overrides import is_unknown
-from .plan import Place, RequestPlanner, limit_key
+from .plan import Place, RequestPlanner
 from .refusal import ErrorDetails
 from .responses import asked_for, our_page, projects_page, render_page
 
@@ -60,28 +54,9 @@ class LimitUsage(NamedTuple):
     remaining: int
     retry_after: float | None
     reset_after: float
-    unit: Literal["requests", "concurrent-requests"]
+    unit: str
     window: tuple[datetime, datetime] | None
     message: str
-
-    def span(self) -> str:
-        """Return the time for which the limit counts, in words."""
-        if self.window is not None:
-            start, end = self.window
-            words = {"start": date_format(start), "end": date_format(end), "zone": start.tzinfo}
-            return _("from %(start)s to %(end)s (%(zone)s)") % words
-        if not self.period:
-            return _("at the same time")
-        return _("in %(time)s") % {"time": duration_words(self.period)}
-
-    def when(self) -> str:
-        """Return when a request is allowed, or when the limit is unused again, in words."""
-        if self.retry_after is None:
-            return _("You are blocked.")
-        words = {"in_time": in_time(math.ceil(self.retry_after or self.reset_after))}
-        if self.retry_after:
-            return _("Try again %(in_time)s.") % words
-        return _("Unused again %(in_time)s.") % words
 
 
 def usage(request: HttpRequest) -> list[LimitUsage]:
@@ -117,14 +92,14 @@ def usage_view(request: HttpRequest, paths: Sequence[str] = ("/",)) -> HttpRespo
         paths: The paths whose limits are shown, with a method if it is not GET, such as
             "POST /orders/".
     """
-    found: dict[tuple[object, ...], DecidedCharge] = {}
+    charges: list[DecidedCharge] = []
     limits: list[LimitUsage] | None = None
     with suppress(StoreError):
         for place in paths:
             for charge in _charges(_request_at(request, place)):
                 if charge.state.is_block or _is_own(charge.identity):
-                    found[limit_key(charge)] = charge
-        limits = _usages([*found.values()])
+                    charges.append(charge)
+        limits = _usages(_distinct(charges))
     status = 503 if limits is None else 200
     if asked_for(request) != "page":
         rows = [each._asdict() for each in limits or ()]
@@ -160,11 +135,7 @@ def _request_at(request: HttpRequest, place: str) -> HttpRequest:
 def _is_own(identity: Any) -> bool:
     """Return whether an identity is of the caller, and not shared with other clients."""
     identity = original(identity)
-    if is_unknown(identity):
-        return False
-    if isinstance(identity[0], tuple):
-        return any(map(_is_own, identity))
-    return bool(identity[0] != "kwarg")
+    return not is_unknown(identity) and identity[0] != "kwarg"
 
 
 def _charges(request: Any) -> list[DecidedCharge]:
@@ -173,6 +144,12 @@ def _charges(request: Any) -> list[DecidedCharge]:
     if decide(planner).source == "fallback":
         raise StoreError("Redis is unavailable")
     return [each for each in planner.charges if each.state.mode != "shadow"]
+
+
+def _distinct(charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
+    """Return the charges without those of a count that is charged in several places."""
+    counts = {(each.charge.digest, each.charge.limit.key_part): each for each in charges}
+    return [*counts.values()]
 
 
 def _usages(charges: Sequence[DecidedCharge]) -> list[LimitUsage]:
@@ -212,6 +189,8 @@ def _window(limit: Limit) -> tuple[datetime, datetime] | None:
 class _UsagePlanner(RequestPlanner):
     """Plans all limits of a request together, whether they were counted already or not."""
 
+    distinct = staticmethod(_distinct)
+
     def __init__(self, request: Any) -> None:
         super().__init__(plain(request), self._places, operation="peek")
         self._stacks: list[Stack] = []
@@ -226,17 +205,14 @@ class _UsagePlanner(RequestPlanner):
         if here.has_throttles:
             from rest_framework.exceptions import APIException
 
-            user = getattr(self.request, "user", None)
             with suppress(APIException):  # The view refuses the client before its throttles.
-                self._view = prepared_view(here.class_view, match, self.request)
+                self._view = prepared_view(here.class_view, match, copy(self.request))
                 for throttle in self._view.get_throttles():
                     if hasattr(throttle, "is_decided_together"):
                         self._throttles.append(throttle)
-            self.request.user = user
 
     def _places(self, ruleset: Ruleset) -> list[Place]:
         self.counted = {}
-        self._owners: dict[tuple[object, ...], Place] = {}
         places: list[Place] = []
         if () in self.state.running and not is_exempt(self.request):
             rules = ruleset.matching(self.request)
@@ -250,12 +226,29 @@ class _UsagePlanner(RequestPlanner):
             places.append(throttle.place(self._view.request, self._view, ruleset))
         return places
 
-    def _add(self, rule: Rule, place: Place) -> Waiting[None]:
-        """Add the charges of a rule, unless another place has counted the request by it."""
-        before = len(place.charges)
-        yield from super()._add(rule, place)
-        for charge in place.charges[before:]:
-            if self._owners.setdefault(limit_key(charge), place) is not place:
-                place.charges.remove(charge)
-        if rule.name:
-            self.counted[rule.name] = None
+
+def prepared_view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:
+    """Return the view of Django REST framework for a request, prepared for its throttles.
+
+    Its `request` is DRF's, which is authenticated unless a user is signed in already.
+    """
+    view = function.cls(**getattr(function, "initkwargs", {}))
+    actions = dict(getattr(function, "actions", None) or {})
+    if "get" in actions:
+        actions.setdefault("head", actions["get"])
+    view.action_map = actions
+    for method, action in actions.items():
+        setattr(view, method, getattr(view, action))
+    view.setup(request, *match.args, **match.kwargs)
+    view.headers = {}
+    view.request = view.initialize_request(request, *match.args, **match.kwargs)
+    if is_logged_in(request):
+        view.request.user = request.user  # As described; otherwise the user of its headers.
+    elif view.request.user is not None:
+        request.user = view.request.user
+    return view
+
+
+def is_logged_in(request: HttpRequest) -> bool:
+    """Return whether a request has a signed-in user."""
+    return getattr(getattr(request, "user", None), "is_authenticated", False)

@@ -16,6 +16,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.decorators import method_decorator
+from django.utils.formats import date_format
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
@@ -120,6 +121,7 @@ def header(response: Any) -> list[list[Any]]:
 def test_six_limits_of_rules_decorators_and_throttles_are_one_round_trip(
     direct: redis.Redis,
 ) -> None:
+    """The limits of rules, decorators and throttles are read in one call."""
     client().get("/search/")
     before = decisions(direct)
     answer = client().get("/search/").json()
@@ -138,6 +140,7 @@ def test_six_limits_of_rules_decorators_and_throttles_are_one_round_trip(
 
 @pytest.mark.usefixtures("quiet")
 def test_usage_equals_the_next_refusal(direct: redis.Redis) -> None:
+    """All numbers are those of the headers of a refusal."""
     with move_clock() as clock:
         for _ in range(3):
             assert client().get("/search/").status_code == 200
@@ -172,6 +175,7 @@ def test_a_peek_before_the_refusal_shows_what_it_will_say() -> None:
 
 
 def test_slots_are_a_unit_of_their_own_and_nothing_is_counted() -> None:
+    """A slot that the request holds is used, and reading counts nothing."""
     for used in (1, 2):
         assert client().get("/report/").json() == [
             ["all pages", 100, used, 100 - used, "requests"],
@@ -181,6 +185,7 @@ def test_slots_are_a_unit_of_their_own_and_nothing_is_counted() -> None:
 
 
 def test_a_coroutine_view_reads_the_same() -> None:
+    """`ausage` returns what `usage` does."""
     answer = async_to_sync(AsyncClient().get)("/later/", REMOTE_ADDR=ADDRESS)
     assert answer.json() == [
         ["all pages", 100, 1, 99, "requests"],
@@ -189,6 +194,7 @@ def test_a_coroutine_view_reads_the_same() -> None:
 
 
 def test_the_page_is_not_counted_even_if_rules_match_it() -> None:
+    """Requests for the page count under no rule."""
     for _ in range(3):
         (shown,) = client().get("/usage/").json()["limits"]
         assert (shown["name"], shown["used"]) == ("all pages", 0)
@@ -218,6 +224,7 @@ def test_only_the_limits_of_the_caller_are_shown() -> None:
 
 
 def test_a_signed_in_user_sees_the_count_of_the_user() -> None:
+    """The count of a user is the same from every address."""
     ada = client()
     ada.force_login(User.objects.create_user("ada"))
     ada.get("/report/")
@@ -227,6 +234,7 @@ def test_a_signed_in_user_sees_the_count_of_the_user() -> None:
 
 
 def test_a_quota_of_a_month_is_shown_by_its_window(settings: Any) -> None:
+    """A calendar window is shown with its first day and its end, in its time zone."""
     quota = {"name": "quota", "path": "/", "key": "ip", "rate": "1000/30d"}
     options = {"algorithm": "fixed_window", "align": "month", "time_zone": "Europe/Berlin"}
     settings.RATELIMIT_RULES = [quota | options | {"message": "Upgrade your plan."}]
@@ -238,12 +246,14 @@ def test_a_quota_of_a_month_is_shown_by_its_window(settings: Any) -> None:
     assert (start.day, start.hour, end.day, end.hour) == (1, 0, 1, 0)
     assert (shown["used"], shown["remaining"]) == (1, 999)
     page = client().get("/usage/", headers={"Accept": "text/html"}).content.decode()
-    assert "1 of 1000 used from " in page
-    assert "(Europe/Berlin), 999 left." in page
+    assert "1 of 1000 used, 999 left." in page
+    words = f"The quota is from {date_format(start)} to {date_format(end)} (Europe/Berlin)."
+    assert words in page
     assert "When nothing is left: Upgrade your plan." in page
 
 
 def test_people_get_a_page_with_the_message_of_the_rule(settings: Any) -> None:
+    """Browsers get a page without inline styles and scripts."""
     settings.RATELIMIT_RULES = [
         {"name": "hits", "path": "/", "key": "ip", "rate": "1/m", "message": "Try <later>."}
     ]
@@ -252,7 +262,8 @@ def test_people_get_a_page_with_the_message_of_the_rule(settings: Any) -> None:
     page = answer.content.decode()
     assert answer.headers["Content-Type"].startswith("text/html")
     assert "no-store" in answer.headers["Cache-Control"]
-    assert "1 of 1 used in 60 s, 0 left." in page
+    assert "1 of 1 used, 0 left." in page
+    assert "The limit is per 60 s." in page
     assert re.search(r"Try again in \d+ seconds\.", page)
     assert "<p>Try &lt;later&gt;.</p>" in page
     assert " style=" not in page
@@ -260,6 +271,7 @@ def test_people_get_a_page_with_the_message_of_the_rule(settings: Any) -> None:
 
 
 def test_a_blocked_client_sees_the_block_but_not_its_end() -> None:
+    """A block that forbids is shown without its end."""
     RateLimitOverride.objects.create(
         network=ADDRESS, effect="block", forbids=True, message="Write to us."
     )
@@ -271,6 +283,7 @@ def test_a_blocked_client_sees_the_block_but_not_its_end() -> None:
 
 
 def test_limits_in_shadow_mode_are_left_out(settings: Any) -> None:
+    """They do not affect the client."""
     settings.RATELIMIT_RULES[0]["mode"] = "shadow"
     settings.RATELIMIT_RULES = [*settings.RATELIMIT_RULES]
     assert client().get("/usage/").json() == {"limits": []}
@@ -279,6 +292,7 @@ def test_limits_in_shadow_mode_are_left_out(settings: Any) -> None:
 
 
 def test_without_redis_the_page_reports_that(settings: Any) -> None:
+    """The status is 503, and `usage` raises `StoreError`."""
     settings.CACHES = {
         "default": {
             "BACKEND": "django_redis.cache.RedisCache",
@@ -295,5 +309,6 @@ def test_without_redis_the_page_reports_that(settings: Any) -> None:
 
 
 def test_switched_off_there_are_no_limits(settings: Any) -> None:
+    """With `RATELIMIT_ENABLE = False` the list is empty."""
     settings.RATELIMIT_ENABLE = False
     assert json.loads(client().get("/report/").content) == []
