@@ -29,7 +29,6 @@ VERBS_OF_ANNEXES = {
     "grpc": "gateway",
     "proxy": "gateway",
     "replay": "replay",
-    "stats": "statistics",
 }
 """Which optional app defines a verb of `manage.py ratelimit`, by its first word."""
 FIELDS_OF_ANNEXES = {"descriptor": "gateway", "durable": "statistics"}
@@ -70,8 +69,8 @@ class Column(NamedTuple):
     cells: Callable[[HttpRequest, Mapping[str, Any]], Mapping[str, object]]
 
 
-class HomeSection(NamedTuple):
-    """A section of the home page; `body` is safe HTML. Problems stand before the others."""
+class Section(NamedTuple):
+    """A section of a page; `body` is safe HTML. Problems stand before the others."""
 
     heading: Any
     body: str
@@ -92,8 +91,13 @@ class Extension:
     columns: Sequence[Column] = ()
     """Columns that it adds to lists."""
 
-    def home(self, request: Any) -> Iterable[HomeSection]:
-        """Return sections of the home page, for a user who may see rules. Raises `StoreError`."""
+    def sections(self, request: Any, name: str = "") -> Iterable[Section]:
+        """Return sections of a page, for a user who may see rules. Raises `StoreError`.
+
+        Args:
+            request: The request for the page.
+            name: The limit that the page is about; empty: the page *Overview*.
+        """
         return ()
 
     def client(self, request: Any, digest: str, name: str = "") -> Mapping[str, ClientRecord]:

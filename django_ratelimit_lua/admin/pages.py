@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError, transaction
 from django.db.models import Model
 from django.db.models.base import ModelBase
 from django.db.models.options import Options
@@ -16,6 +17,8 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
+from ..extension import Extension, Section, extensions
+from ..publishing.publish import primary
 from .base import ActingAdmin, audited
 
 T = TypeVar("T")
@@ -60,6 +63,31 @@ def may(request: HttpRequest, *names: str) -> bool:
 def may_see_rules(request: HttpRequest) -> bool:
     """Return whether the user may see the rules, and the page of processes."""
     return may(request, "view_ratelimitrule")
+
+
+def extension_sections(request: HttpRequest, name: str = "") -> list[Section]:
+    """Return the sections that optional apps add to a page, problems first.
+
+    `sections.html` shows them.
+
+    Args:
+        request: The request for the page.
+        name: The limit that the page is about; empty: the page *Overview*.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    found = [section for each in extensions for section in _sections_of(each, request, name)]
+    return sorted(found, key=lambda section: not section.is_problem)
+
+
+def _sections_of(extension: Extension, request: HttpRequest, name: str) -> list[Section]:
+    try:
+        with transaction.atomic(primary()):
+            return list(extension.sections(request, name))
+    except DatabaseError:  # It is not migrated.
+        words = _("%(name)s is not migrated. Run “manage.py migrate”.")
+        return [Section(words % {"name": extension.name}, "", is_problem=True)]
 
 
 class ReadOnlyAdmin(ActingAdmin):
@@ -125,11 +153,10 @@ class ActionPage(Page):
 
 
 def read_or_warn(request: HttpRequest, read: Callable[[], list[T]]) -> list[T] | None:
-    """Return the result of reading Redis. If Redis is unavailable, show a warning; return None."""
+    """Return the result of reading Redis, or None if Redis is unavailable: the page says so."""
     try:
         return read()
-    except StoreError as error:
-        messages.warning(request, _("Redis is unavailable: %s") % error)
+    except StoreError:
         return None
 
 

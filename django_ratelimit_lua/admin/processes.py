@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from django import forms
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..conf import MAX_WEIGHT
 from ..engine.heartbeat import Host, hosts, live_processes
+from ..exceptions import StoreError
 from ..models import RateLimitHost
 from ..models.audit import one_change
 from ..publishing.publish import primary
+from ..rules.callsite import known_call_sites, limits_of
+from ..rules.provider import current, load
+from ..rules.ruleset import Ruleset
 from .pages import Page, may, may_see_rules, page_response, read_or_warn
+
+
+def has_split_limits() -> bool:
+    """Return whether a limit is split: at a call site, or of a rule in force."""
+    sites = (site for name in known_call_sites.names() for site in known_call_sites.of(name))
+    if any(limit.split for site in sites for limit in site.limits):
+        return True
+    try:
+        return _splits(current() or load())
+    except (ImproperlyConfigured, StoreError):  # Other pages report it.
+        return False
+
+
+@lru_cache(maxsize=1)  # Each page of the admin asks.
+def _splits(ruleset: Ruleset) -> bool:
+    rules = [rule for rule in ruleset.rules if rule.mode != "off"]
+    return any(limit.split for rule in rules for limit in limits_of(rule))
 
 
 class WeightsForm(forms.Form):
@@ -49,6 +71,10 @@ class ProcessPage(Page):
     """The processes with their last heartbeat, by host, and the weights of the hosts."""
 
     may_see = staticmethod(may_see_rules)
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Show the entry of the menu only if a limit is split."""
+        return super().has_module_permission(request) and has_split_limits()
 
     def view(self, request: HttpRequest) -> HttpResponse:
         found = read_or_warn(request, live_processes)

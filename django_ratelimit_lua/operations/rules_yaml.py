@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from django.db import router
@@ -11,8 +11,9 @@ from django.db import router
 from ..models import RateLimitRule
 from ..models.audit import one_change
 from ..rules import RuleError, compile
-from ..rules.describe import difference, reading
+from ..rules.describe import difference
 from ..rules.options import COLUMNS
+from ..rules.places import sentence
 from ..rules.rule import Spec, refuse_absent
 from .formatting import count_words
 
@@ -39,7 +40,7 @@ class RuleChange(NamedTuple):
     def words(self) -> list[str]:
         title = f"{MARKS[self.action]} {self.name}"
         if self.action != "changed":
-            return [f"{title}: {reading(self.after or self.before or {})}"]
+            return [f"{title}: {sentence(self.after or self.before or {})}"]
         return [title, *(f"    {line}" for line in difference(self.before, self.after))]
 
 
@@ -93,24 +94,22 @@ def load(text: str, source: str = "Rules") -> dict[str, Spec]:
     return specs
 
 
-def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleChange]:
-    """Return the changes that are needed so that the rules are as in a text.
+def plan(after: Mapping[str, Spec], *, delete: bool = True) -> list[RuleChange]:
+    """Return the changes that are needed so that the rules are as in `after`.
 
     Args:
-        text: The YAML.
-        source: As in `load`.
-        merge: Whether rules that are not in the text are kept.
+        after: The rules, as `load` returns them.
+        delete: Whether other rules are deleted.
 
     Raises:
-        RuleError: As in `load`, or a changed rule needs an optional app that is not installed.
+        RuleError: A changed rule needs an optional app that is not installed.
     """
-    after = load(text, source)
     before = _stored()
-    names = after if merge else after | before
+    names = {**after, **before} if delete else after
     changes = [RuleChange(name, before.get(name), after.get(name)) for name in names]
     changes = [change for change in changes if change.before != change.after]
     for change in changes:
-        refuse_absent(change.after or {}, f"{source}: rule {change.name!r}")
+        refuse_absent(change.after or {}, f"Rule {change.name!r}")
     return changes
 
 

@@ -6,7 +6,6 @@ from ..identity.names import name_words
 from ..operations.call_sites import rule_words
 from ..operations.formatting import (
     breakable,
-    limit_words,
     milliseconds_words,
     moment_element,
     number_words,
@@ -21,7 +20,6 @@ for words in (
     breakable,
     duration_words,
     in_time,
-    limit_words,
     milliseconds_words,
     moment_element,
     name_words,

@@ -11,28 +11,33 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ...admin.limits import limit_label, limit_url
 from ...admin.pages import may_see_rules
 from ...extension import ClientRecord
-from ...identity.names import name_words
 from ...models import RateLimitRule
-from ...operations.admin_urls import admin_url
-from ...operations.formatting import between_words, clients_words, number_words, share_words
+from ...operations.formatting import (
+    between_words,
+    breakable,
+    clients_words,
+    number_words,
+    share_words,
+)
 from .keys import HOUR, TOP_HOURS
 from .reading import client_lists, known_names, merged, shadow_numbers
-from .report import courses, result_words
+from .report import GROUPS, courses, result_words
 
 NOT_ALLOWED = ("refused", "blocked", "would_be_refused", "failed")
 MAX_NAMES = 500
 """Maximum number of limits to read lists of clients of: those that counted something last."""
 
 
-def limit_url(request: HttpRequest, name: str, period: str = "day") -> str:
-    """Return the URL of the page of a limit, or of the whole site."""
-    page = admin_url(request, "ratelimit_statistics_statistics_changelist")
-    query = {"name": name, "period": period}
-    if not name:
-        del query["name"]
-    return f"{page}?{urlencode(query, errors='replace')}"
+def limit_link(request: HttpRequest, name: str, period: str = "day") -> SafeString:
+    """Return a link to the page of a limit, in the same period, with the name of the limit."""
+    # Blocks without a rule, and names beyond the maximum, are no limits.
+    if name in GROUPS:
+        return format_html("{}", GROUPS[name])
+    url = f"{limit_url(request, name)}&{urlencode({'period': period})}"
+    return format_html('<a href="{}">{}</a>', url, breakable(limit_label(name)))
 
 
 def last_day_cells(
@@ -98,9 +103,9 @@ def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, Cl
         lists = client_lists(each, hours)
         if not any(f'["{digest}'.encode() in written for written in lists):
             continue
-        link = name_words(each)
+        link = str(GROUPS.get(each) or limit_label(each))
         if may_see_rules(request):
-            link = format_html('<a href="{}">{}</a>', limit_url(request, each), link)
+            link = limit_link(request, each)
         counts = [
             {client.digest: client for client in merged(lists, what)}
             for what in ("refused", "used")

@@ -14,7 +14,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy, gettext_noop
 
 from ...engine.decided_charge import DecidedCharge
-from ...extension import ClientRecord, Column, Extension, HomeSection
+from ...extension import ClientRecord, Column, Extension, Section
 from ...identity.request_state import RequestState
 from ...limits.decision import Decision
 from ...limits.options import Option
@@ -51,7 +51,6 @@ class StatisticsExtension(Extension):
     name = "statistics"
     options = MappingProxyType({"durable": DURABLE})
     columns = (Column("last_day", gettext_lazy("last day"), _last_day_cells),)
-    verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
 
     def on_decision(
         self,
@@ -73,10 +72,10 @@ class StatisticsExtension(Extension):
 
         return forget(digests)
 
-    def home(self, request: HttpRequest) -> Iterable[HomeSection]:
-        from .admin import home_sections
+    def sections(self, request: HttpRequest, name: str = "") -> Iterable[Section]:
+        from .sections import sections
 
-        return home_sections(request)
+        return sections(request, name)
 
     def client(
         self, request: HttpRequest, digest: str, name: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,10 +15,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy
 
 from ...models import RateLimitRule
-from ...operations.call_sites import call_sites_of, names_in_code
+from ...operations.call_sites import names_in_code
 from ...operations.formatting import number_words, share_words
 from ...publishing.publish import primary
-from ...rules.describe import reading as rule_sentence
+from ...rules.places import call_sites_of
+from ...rules.places import sentence as rule_sentence
 from ...rules.rule import Spec, is_unwritable
 from ...rules.ruleset import settings_rules
 from . import reading
@@ -70,15 +71,10 @@ GROUPS = {
 
 
 class Column(NamedTuple):
-    """A column of a report.
-
-    - `kind`: the CSS class of its cells;
-    - `query`: the query of the page that sorts by it; empty: nothing does.
-    """
+    """A column of a report; `kind` is the CSS class of its cells."""
 
     heading: Any
     kind: str = ""
-    query: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,29 +217,17 @@ def course_with_stored_hours(name: str, period: str) -> Course:
     return Course.of(name, period, reading.by_step(span, HOUR, by_hour))
 
 
-SORTS: dict[str, Callable[[Course], Any]] = {
-    "name": lambda course: course.name.casefold(),
-    "requests": lambda course: -course.numbers["requests"],
-    "refused": lambda course: (
-        -course.numbers["refused"],
-        -course.numbers["would_be_refused"],
-        -course.numbers["requests"],
-    ),
-}
-"""The columns that the list of limits can be sorted by."""
-
-
-def limits(period: str, query: str = "", sort: str = "refused") -> list[Course]:
-    """Return the counts of all rules and call sites whose names contain a text, sorted.
+def limits(period: str) -> list[Course]:
+    """Return the counts of all rules and call sites; those that refused most come first.
 
     Raises:
         StoreError: Redis is unavailable.
     """
     rules = RateLimitRule.objects.using(primary()).values_list("name", flat=True)
     names = {*rules, *reading.known_names(), *names_in_code()}
-    wanted = query.strip().casefold()
-    found = courses(sorted(name for name in names if wanted in name.casefold()), period)
-    return sorted(found.values(), key=SORTS[sort])
+    found = courses(sorted(names), period).values()
+    results = ("refused", "would_be_refused", "requests")
+    return sorted(found, key=lambda course: [-course.numbers[result] for result in results])
 
 
 def spec_of(name: str, row: RateLimitRule | None) -> Spec:

@@ -1,0 +1,129 @@
+"""The page *Overview*: problems first, then sections of optional apps, then the last changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from django.core.checks import WARNING
+from django.core.checks.registry import registry
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+
+from ..exceptions import StoreError
+from ..extension import Section
+from ..models import RateLimitChange, RateLimitRevision
+from ..operations.admin_urls import admin_url
+from ..operations.formatting import moment_element, moment_of, moment_words
+from ..operations.health import Health, health
+from ..publishing import triggers
+from ..publishing.publish import primary
+from ..rules import provider
+from ..store import Outage, get_store
+from .history import change_name, changed_words, seen_by
+from .pages import Context, Page, extension_sections, may, may_see_rules, page_response
+
+MAX_CHANGES = 5
+MAX_PROBLEMS = 20
+"""Problems that are listed in full; of further ones, only the number is shown."""
+_PACKAGE = "django_ratelimit_lua"
+
+
+class Problem(NamedTuple):
+    """A problem, what to do about it, and a page for that."""
+
+    words: str
+    hint: str = ""
+    url: str = ""
+    label: str = ""
+
+
+class OverviewPage(Page):
+    """The page."""
+
+    may_see = staticmethod(may_see_rules)
+
+    def view(self, request: HttpRequest) -> HttpResponse:
+        return page_response(self, request, "overview.html", overview_context(request))
+
+
+def overview_context(request: HttpRequest) -> Context:
+    """Return the context of the page."""
+    sections: list[Section] = []
+    outage = None
+    try:
+        state = health()
+        outage = get_store().last_outage
+    except ImproperlyConfigured as error:  # The system checks explain it.
+        state = Health(False, 0.0, str(error), 0, False)
+    problems = list(dict.fromkeys(_problems(request, state)))
+    with suppress(StoreError):  # The page says it, see `audited`.
+        sections = extension_sections(request)
+    return {
+        "problems": problems[:MAX_PROBLEMS],
+        "more_problems": len(problems[MAX_PROBLEMS:]),
+        "is_available": state.ok,
+        "outage": outage and _outage_words(outage),
+        "revision": state.revision,
+        "sections": sections,
+        "changes": _changes(request),
+    }
+
+
+def _outage_words(outage: Outage) -> str:
+    moments = {
+        name: f"{moment_words(moment)}:{moment:%S}"
+        for name, seconds in outage._asdict().items()
+        if seconds is not None
+        for moment in [moment_of(seconds * 1e6)]
+    }
+    if outage.end is None:
+        return _("Redis has not decided limits since %(start)s.") % moments
+    words = _("Redis did not decide limits from %(start)s to %(end)s, as seen by this process.")
+    return words % moments
+
+
+def _problems(request: HttpRequest, state: Health) -> Iterator[Problem]:
+    """Yield what keeps limits from working, the most urgent first."""
+    yield from _unpublished(request, is_available=state.ok)
+    rules = admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist")
+    for words in state.problems:
+        yield Problem(words, url=rules, label=_("View rules"))
+    for check in registry.get_checks():
+        if check.__module__.startswith(_PACKAGE):
+            for message in check(app_configs=None, databases=None):
+                if message.level >= WARNING and not message.is_silenced():
+                    yield Problem(f"{message.msg} ({message.id})", message.hint or "")
+
+
+def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Problem]:
+    """Yield the problem that saved rules are not in force, if there is one."""
+    hint = _("It is tried again in the background. “manage.py ratelimit publish” shows why.")
+    url = admin_url(request, "django_ratelimit_lua_ratelimitchange_changelist")
+    if triggers.unpublished:
+        words = _("Saved, but not published yet: %s") % triggers.unpublished
+        yield Problem(words, hint, url, _("View changes"))
+    elif is_available:
+        saved = RateLimitRevision.read(primary()).revision
+        live = provider.load_published().revision.number
+        if saved > live:
+            words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")
+            numbers = {"saved": saved, "live": live}
+            yield Problem(words % numbers, hint, url, _("View changes"))
+
+
+def _changes(request: HttpRequest) -> list[Context]:
+    if not may(request, "view_ratelimitchange"):
+        return []
+    changes = RateLimitChange.objects.order_by("-at", "-pk")
+    return [
+        {
+            "change": change,
+            "at": moment_element(change.at),
+            "name": change_name(change),
+            "words": changed_words(change, may_see_who=change.may_see_who),  # type: ignore[attr-defined]
+        }
+        for change in seen_by(request, changes)[:MAX_CHANGES]
+    ]
