@@ -78,7 +78,7 @@ def remember(sender: object, request: Any, user: User, **kwargs: object) -> None
         if _is_of(entry, user):
             device = entry.device
             entries.remove(entry)
-    entries.insert(0, Entry(_digest(user, settings.SECRET_KEY), device, time.time()))
+    entries.insert(0, Entry(_digests(user)[0], device, time.time()))
     request_state(request).device_cookie = {
         "key": COOKIE,
         "value": Signer(salt=SALT).sign_object(entries[:MAX_ACCOUNTS]),
@@ -118,10 +118,11 @@ def _account(name: str) -> User | None:
 
 def _is_of(entry: Entry, user: User) -> bool:
     """Return whether an entry is of an account, whose password has not changed since."""
-    known = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
-    return any(constant_time_compare(entry.account, _digest(user, secret)) for secret in known)
+    return any(constant_time_compare(entry.account, each) for each in _digests(user))
 
 
-def _digest(user: User, secret: str | bytes) -> str:
+def _digests(user: User) -> list[str]:
+    """Return the digests of an account and its password, the one by the present key first."""
     value = f"{user.pk} {user.password}"
-    return salted_hmac(SALT, value, secret, algorithm="sha256").hexdigest()[:32]
+    keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    return [salted_hmac(SALT, value, key, algorithm="sha256").hexdigest()[:32] for key in keys]

@@ -13,6 +13,7 @@ from ..operations.formatting import (
     readable,
     share_words,
 )
+from ..rules import describe
 from ..web.durations import duration_words, in_time
 
 register = template.Library()
@@ -30,3 +31,4 @@ for words in (
     share_words,
 ):
     register.filter(words)
+register.filter("rate", describe.rate_words)

@@ -38,24 +38,25 @@ class LimitUsage(NamedTuple):
     """What a client has used of one limit. Times are seconds from now.
 
     - `name`: the name that the header `RateLimit-Policy` gives to the limit;
-    - `limit`, `period`: the units of its rate, and its seconds (0.0: they are slots);
+    - `rate`, `limit`: its rate, such as "100/15m", or a number of slots; and its units;
     - `used`, `remaining`: the units counted, and those that are available now;
     - `retry_after`: when a request is allowed (0.0: now; None: never, or not disclosed);
     - `reset_after`: when the limit is completely unused again if nothing else happens;
     - `unit`: "requests", or "concurrent-requests" for slots;
-    - `window`: for a quota of a day, week or month: when the present one begins and ends;
+    - `window`: for a quota of a day, week or month: when the present one begins and ends; otherwise
+      empty;
     - `message`: the message of the rule or of the block, or empty.
     """
 
     name: str
+    rate: str
     limit: int
-    period: float
     used: int
     remaining: int
     retry_after: float | None
     reset_after: float
     unit: str
-    window: tuple[datetime, datetime] | None
+    window: Sequence[datetime]
     message: str
 
 
@@ -154,11 +155,12 @@ def _distinct(charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
 
 def _usages(charges: Sequence[DecidedCharge]) -> list[LimitUsage]:
     names = policy_names([decided.state.name for decided in charges])
-    return [_usage(*each) for each in zip(names, charges, strict=True)]
+    return [*map(_usage, names, charges)]
 
 
 def _usage(name: str, decided: DecidedCharge) -> LimitUsage:
     state = decided.state
+    limit = decided.charge.limit
     message = getattr(decided.rule, "message", "")
     if state.block is not None:
         message = state.block.message or message
@@ -166,24 +168,23 @@ def _usage(name: str, decided: DecidedCharge) -> LimitUsage:
             state = state._replace(retry_after=None, reset_after=0.0)
     return LimitUsage(
         name,
+        str(limit.rate),
         state.limit,
-        state.period,
         state.used,
         state.remaining,
         state.retry_after,
         state.reset_after,
         "concurrent-requests" if state.is_slots else "requests",
-        _window(decided.charge.limit),
+        _window(limit),
         message,
     )
 
 
-def _window(limit: Limit) -> tuple[datetime, datetime] | None:
+def _window(limit: Limit) -> list[datetime]:
     if limit.align not in PERIODS:
-        return None
-    start, end, _next = boundaries(limit.align, limit.time_zone, now_us())
-    tz = zone(limit.time_zone)
-    return datetime.fromtimestamp(start / SECOND, tz), datetime.fromtimestamp(end / SECOND, tz)
+        return []
+    starts = boundaries(limit.align, limit.time_zone, now_us())
+    return [datetime.fromtimestamp(each / SECOND, zone(limit.time_zone)) for each in starts[:2]]
 
 
 class _UsagePlanner(RequestPlanner):

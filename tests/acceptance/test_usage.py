@@ -246,9 +246,8 @@ def test_a_quota_of_a_month_is_shown_by_its_window(settings: Any) -> None:
     assert (start.day, start.hour, end.day, end.hour) == (1, 0, 1, 0)
     assert (shown["used"], shown["remaining"]) == (1, 999)
     page = client().get("/usage/", headers={"Accept": "text/html"}).content.decode()
-    assert "1 of 1000 used, 999 left." in page
-    words = f"The quota is from {date_format(start)} to {date_format(end)} (Europe/Berlin)."
-    assert words in page
+    words = f"1000 from {date_format(start)} to {date_format(end)} (Europe/Berlin)"
+    assert f"{words}: 1 used, 999 left." in page
     assert "When nothing is left: Upgrade your plan." in page
 
 
@@ -262,8 +261,7 @@ def test_people_get_a_page_with_the_message_of_the_rule(settings: Any) -> None:
     page = answer.content.decode()
     assert answer.headers["Content-Type"].startswith("text/html")
     assert "no-store" in answer.headers["Cache-Control"]
-    assert "1 of 1 used, 0 left." in page
-    assert "The limit is per 60 s." in page
+    assert "1 per minute: 1 used, 0 left." in page
     assert re.search(r"Try again in \d+ seconds\.", page)
     assert "<p>Try &lt;later&gt;.</p>" in page
     assert " style=" not in page
