@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +28,8 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import UNSAFE, ratelimit
 from django_ratelimit_lua.identity.device import COOKIE, MAX_AGE, SALT
 from django_ratelimit_lua.identity.names import shown
+from tests.acceptance.test_recipes import DOCS, recipe
+from tests.project import Project
 
 pytestmark = pytest.mark.django_db(transaction=True)
 N = 5
@@ -364,3 +370,65 @@ def test_operators_see_the_account_and_the_device_masked(settings: Any) -> None:
     assert shown(identity) == [("device:username", "al… f8…")]
     settings.RATELIMIT_SHOW_IDENTITIES = "plain"
     assert shown(identity) == [("device:username", "alice f81d4fae")]
+
+
+def test_the_recipe_for_django_rest_framework(settings: Any) -> None:
+    """The owner's browser logs in while others have used up the guesses."""
+    urls = ModuleType("urls")
+    view = recipe("how-to/login.rst", "SessionLogin")["SessionLogin"].as_view()
+    urls.urlpatterns = [path("login/", view)]  # type: ignore[attr-defined]
+    settings.ROOT_URLCONF = urls
+
+    def post(password: str, cookie: str = "") -> Any:
+        client = Client()
+        client.cookies[COOKIE] = cookie
+        body = {"username": "ada", "password": password}
+        return client.post("/login/", body, "application/json")
+
+    cookie = post("ada's").cookies[COOKIE].value
+    assert [post("guess").status_code for _ in range(50)] == [403] * 49 + [429]
+    assert post("ada's").status_code == 429
+    assert post("ada's", cookie).status_code == 204
+
+
+ALLAUTH = """
+from django.test import Client
+from django.contrib.auth.models import User
+from django_ratelimit_lua.identity.device import COOKIE
+
+User.objects.create_user("ada", "ada@example.org", "ada's")
+
+def post(name, password, cookie=""):
+    client = Client()
+    client.cookies[COOKIE] = cookie
+    return client.post("/accounts/login/", {"login": name, "password": password}, secure=True)
+
+for name in ("ada", "ada@example.org"):
+    cookie = post(name, "ada's").cookies[COOKIE].value
+    print([post(name, "guess").status_code for _ in range(50)].count(200), end=" ")
+    print(post(name, "ada's").status_code, post(name, "ada's", cookie).status_code)
+"""
+ALLAUTH_SETTINGS = """
+INSTALLED_APPS += ["allauth", "allauth.account"]
+MIDDLEWARE += ["allauth.account.middleware.AccountMiddleware"]
+AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
+ACCOUNT_LOGIN_METHODS = {"username", "email"}
+ACCOUNT_EMAIL_VERIFICATION = "none"
+ACCOUNT_RATE_LIMITS = False
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+"""
+
+
+@pytest.mark.skipif(find_spec("allauth") is None, reason="NO ALLAUTH TEST: pip install it")
+def test_the_recipe_for_allauth(tmp_path: Path) -> None:
+    """The login page of allauth finds accounts by user name and by address."""
+    text = (DOCS / "how-to" / "login.rst").read_text()
+    (rules,) = re.findall(r"^   (by_account = .*)\n   (RATELIMIT_RULES.*)$", text, re.MULTILINE)
+    project = Project(
+        tmp_path,
+        settings=ALLAUTH_SETTINGS + "\n".join(rules),
+        urls="from django.urls import include, path\n"
+        'urlpatterns = [path("accounts/", include("allauth.urls"))]\n',
+    )
+    project.manage("migrate")
+    assert project.execute(ALLAUTH).splitlines() == ["49 429 302"] * 2
