@@ -11,7 +11,6 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -302,8 +301,6 @@ def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, na
 
 def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> list[Context]:
     """Return the limits as the page shows them."""
-    if client.found.decision.source == "fallback":
-        messages.warning(request, _("Redis is unavailable: the counts are unknown."))
     rows = []
     for limit in client.found.met:
         row: Context = {
@@ -348,6 +345,8 @@ def _verdict(limit: ExplainedLimit) -> str:
 def _again(state: LimitState) -> str:
     if state.retry_after is None:
         return _("never")
+    if state.is_slots:
+        return _("when a slot is free")
     return _("in %s") % duration_words(state.retry_after)
 
 
@@ -358,25 +357,8 @@ def _reason(limit: ExplainedLimit) -> str:
     name = place_words(limit.counted_as or limit.name)
     if state.ban is not None and state.banned_until is not None:
         return _ban_words(name, state.ban, state.banned_until)
-    placeholders = {**state._asdict(), "name": name, "again": _again(state)}
-    kind = limit.charge.limit.kind
-    if state.is_slots and state.retry_after is not None:
-        text = _(
-            "Refused by %(name)s: %(used)s of %(limit)s slots are in use; one may become free at "
-            "any time."
-        )
-    elif kind.is_bucket or kind.holds:  # Units drain continuously, so they have no beginning.
-        text = _("Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s.")
-    else:
-        seconds = state.period
-        if kind.ends_together:
-            seconds -= state.reset_after
-        placeholders["moment"] = moment_words(timezone.now() - datetime.timedelta(seconds=seconds))
-        text = _(
-            "Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s; "
-            "used %(used)s since %(moment)s."
-        )
-    return text % placeholders
+    text = _("Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s.")
+    return text % {**state._asdict(), "name": name, "again": _again(state)}
 
 
 def _ban_words(name: str, ban: Ban, until: datetime.datetime) -> str:

@@ -117,7 +117,7 @@ def _account(name: str) -> User | None:
 
 
 def _is_of(entry: Entry, user: User) -> bool:
-    """Return whether an entry is of an account, whose password has not changed since."""
+    """Return whether an entry is of an account with its present password."""
     return any(constant_time_compare(entry.account, each) for each in _digests(user))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from django.db import router
@@ -94,22 +94,22 @@ def load(text: str, source: str = "Rules") -> dict[str, Spec]:
     return specs
 
 
-def plan(after: Mapping[str, Spec], *, delete: bool = True) -> list[RuleChange]:
-    """Return the changes that are needed so that the rules are as in `after`.
+def plan(text: str, source: str = "Rules") -> list[RuleChange]:
+    """Return the changes that are needed so that the rules are as in a text.
 
     Args:
-        after: The rules, as `load` returns them.
-        delete: Whether other rules are deleted.
+        text: The YAML.
+        source: As in `load`.
 
     Raises:
-        RuleError: A changed rule needs an optional app that is not installed.
+        RuleError: As in `load`, or a changed rule needs an optional app that is not installed.
     """
+    after = load(text, source)
     before = _stored()
-    names = {**after, **before} if delete else after
-    changes = [RuleChange(name, before.get(name), after.get(name)) for name in names]
+    changes = [RuleChange(name, before.get(name), after.get(name)) for name in after | before]
     changes = [change for change in changes if change.before != change.after]
     for change in changes:
-        refuse_absent(change.after or {}, f"Rule {change.name!r}")
+        refuse_absent(change.after or {}, f"{source}: rule {change.name!r}")
     return changes
 
 

@@ -90,7 +90,7 @@ def usage_view(request: HttpRequest, paths: Sequence[str] = ("/",)) -> HttpRespo
 
     Args:
         request: The request.
-        paths: The paths whose limits are shown, with a method if it is not GET, such as
+        paths: The paths to show the limits of, with a method if it is not GET, such as
             "POST /orders/".
     """
     charges: list[DecidedCharge] = []

@@ -18,10 +18,11 @@ from django.contrib.staticfiles import finders
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
-from django.urls import path, reverse
+from django.urls import path
 from django.utils import timezone
 
 from django_ratelimit_lua import ratelimit
+from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import (
     RateLimitChange,
     RateLimitOverride,
@@ -48,6 +49,7 @@ APP = "django_ratelimit_lua"
 RULES = "/admin/django_ratelimit_lua/ratelimitrule/"
 OVERRIDES = "/admin/django_ratelimit_lua/ratelimitoverride/"
 CHANGES = "/admin/django_ratelimit_lua/ratelimitchange/"
+CLIENTS = "/admin/django_ratelimit_lua/client/"
 UNDO = "Undo this change"
 UNDO_ALL = "Undo this and all later changes"
 NO_TIERS = {
@@ -123,7 +125,6 @@ def test_tiers_are_edited_in_the_rule_form(operator: Client) -> None:
     form = {**given(path="/ok", key="ip", rate="1/h"), **tier}
     operator.post(f"{RULES}add/", form)
     assert RateLimitRule.objects.get().spec["tiers"] == [{"group": "pro", "rate": "50/h"}]
-    page = operator.get(f"{RULES}{RateLimitRule.objects.get().pk}/change/").content.decode()
     assert RateLimitRule.objects.get().options["tiers"][0]["group"] == "pro"
 
 
@@ -137,7 +138,7 @@ def test_the_rule_list_shows_sentences_and_switches_modes(operator: Client) -> N
     assert visits(2) == [200, 200]
     page = operator.get(RULES).content.decode()
     assert "1 per hour per user or address, on /ok, shadow" in page
-    assert "no limits, on /admin/" in page
+    assert "no limits, on /admin/" in page.replace("<wbr>", "")
     assert '<a href="limit/?name=a%2Fb%20c">' in page
     assert f'<a href="{rule.pk}/change/">Edit</a>' in page
     action = {"_selected_action": rule.pk}
@@ -169,7 +170,7 @@ def test_the_plot_shows_the_effect_of_an_unsaved_rule(
 
     page = drawn()
     assert "Of 40 requests at once, 20 are allowed." in page
-    assert "Of the next 120, one by one, 120 are allowed." in page
+    assert "Of the next 240, one by one, 120 are allowed." in page
     assert page.count('<path class="line') == 2
     page = drawn(algorithm="leaky_bucket", burst="", queue=4)
     assert "Of 10 requests at once, 5 are allowed." in page
@@ -278,81 +279,6 @@ def test_the_form_finds_users_by_autocomplete(operator: Client) -> None:
     assert RateLimitOverride.objects.get().client() == "user lovelace"
 
 
-def test_the_inspector_shows_limits_and_resets_exempts_and_blocks(operator: Client) -> None:
-    """It shows used and remaining units, the reset time and overrides. A reset, an exemption and a
-    block are recorded in the history.
-    """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
-    url = reverse("admin:django_ratelimit_lua_inspect")
-    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
-    assert visits(3) == [200, 200, 429]
-    page = operator.post(url, asked).content.decode()
-    assert "2 / 2" in page
-    assert "would be refused" in page
-    assert "2 per hour per address, on /ok" in page
-    operator.post(url, {**asked, "action": "reset:site"})
-    assert visits(3) == [200, 200, 429]
-    operator.post(url, {**asked, "action": "exempt", "subject": "address", "duration": "3600"})
-    assert visits(3) == [200] * 3
-    assert "exempt" in operator.post(url, asked).content.decode()
-    operator.post(url, {**asked, "action": "reset"})
-    block = {**asked, "action": "block", "subject": "address", "duration": "86400"}
-    assert "Block 203.0.113.9 for 1 day?" in operator.post(url, block).content.decode()
-    assert visits() == [200]
-    operator.post(url, {**block, "confirm": "yes"})
-    assert visits() == [429]
-    page = operator.post(url, asked).content.decode()
-    assert "203.0.113.9: block" in page
-    assert {entry.user.username for entry in LogEntry.objects.all()} == {"grace"}
-    kinds = [(change.kind, change.action) for change in RateLimitChange.objects.order_by("pk")]
-    assert kinds == [
-        ("rule", "created"),
-        ("identity", "reset"),
-        ("override", "created"),
-        ("identity", "reset"),
-        ("override", "created"),
-    ]
-    assert "203.0.113.9" not in str(list(RateLimitChange.objects.filter(kind="identity").values()))
-
-
-def test_the_inspector_finds_users_headers_and_call_sites(operator: Client) -> None:
-    """Invalid input is an error on the page."""
-    User.objects.create(username="ada")
-    url = reverse("admin:django_ratelimit_lua_inspect")
-    asked = {"address": "203.0.113.9", "path": "/search", "method": "GET"}
-    page = operator.post(
-        url, {**asked, "user": "ada", "header": "X-API-Key: hush"}
-    ).content.decode()
-    assert "search:*:ip:100/m" in page
-    assert "user ada" in page
-    block = {"action": "block", "subject": "header:X-API-Key", "duration": "3600", "confirm": "yes"}
-    operator.post(url, {**asked, "header": "X-API-Key: hush", **block})
-    assert Client(headers={"x-api-key": "hush"}).get("/search").status_code == 429
-    operator.post(
-        url, {**asked, "user": "ada", "action": "exempt", "subject": "user", "duration": "3600"}
-    )
-    assert RateLimitOverride.objects.filter(user__username="ada").exists()
-    assert (
-        "No user has this name" in operator.post(url, {**asked, "user": "nobody"}).content.decode()
-    )
-    assert (
-        "Line 1: enter NAME: VALUE"
-        in operator.post(url, {**asked, "header": "key"}).content.decode()
-    )
-    assert "A path begins with /" in operator.post(url, {**asked, "path": "ok"}).content.decode()
-    assert "Exempt by admin" in operator.post(url, {**asked, "path": "/admin/"}).content.decode()
-    assert "No rule applies" in operator.post(url, {**asked, "path": "/nowhere"}).content.decode()
-    own = {
-        **asked,
-        "address": OPERATOR,
-        "action": "block",
-        "subject": "address",
-        "duration": "3600",
-    }
-    assert "lock yourself out" in operator.post(url, own, follow=True).content.decode()
-    assert operator.post(url, {**asked, "action": "explode"}).status_code == 403
-
-
 def test_the_history_shows_and_undoes_changes(operator: Client) -> None:
     """The history shows old and new values in words, and the operator. Undoing a change brings back
     what was before it, also if the rule was deleted. What would change nothing is not offered.
@@ -398,24 +324,19 @@ def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
     rule.order = 1
     rule.save()
     change = RateLimitChange.objects.order_by("-pk")[0]
-    url = reverse("admin:django_ratelimit_lua_inspect")
-    block = {
-        "address": "203.0.113.9",
-        "path": "/ok",
-        "action": "block",
-        "subject": "address",
-        "confirm": "yes",
-    }
+    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
+    block = {"action": "block", "duration": "3600"}
     looks = staff("view_ratelimitrule", "view_ratelimitchange", name="looks")
     assert looks.get(RULES).status_code == looks.get(f"{RULES}{rule.pk}/change/").status_code == 200
-    assert looks.post(f"{RULES}{rule.pk}/mode/enforce/").status_code == 403
+    action = {"action": "enforce", "_selected_action": rule.pk}
+    looks.post(RULES, action)  # The mode is compared below.
     assert looks.post(f"{RULES}undo/{change.pk}/").status_code == 403
     assert looks.post(f"{RULES}add/", given(path="/x", key="ip", rate="1/h")).status_code == 403
     assert looks.get(url).status_code == 200
-    assert looks.post(url, {**block, "duration": "3600"}).status_code == 403
+    assert looks.post(url, block).status_code == 403
     assert "Undo" not in looks.get(f"{CHANGES}{change.pk}/change/").content.decode()
     blocks = staff("block_identity", name="blocks")
-    assert blocks.post(url, {**block, "duration": "3600"}).status_code == 302
+    assert blocks.post(url, block).status_code == 302
     assert visits() == [429]
     assert blocks.get(RULES).status_code == 403
     ended = RateLimitOverride.objects.get()
@@ -431,7 +352,7 @@ def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
     careless.force_login(User.objects.create_superuser("root"))
     for target in (
         url,
-        f"{RULES}{rule.pk}/mode/enforce/",
+        RULES,
         f"{RULES}undo/{change.pk}/",
         f"{RULES}preview/",
     ):
@@ -448,12 +369,9 @@ def test_pages_offer_only_permitted_actions(permissions: tuple[str, ...]) -> Non
     rule.save()
     client = staff(*(f"{one}_ratelimitrule" for one in permissions))
     listed = client.get(RULES)
-    offered = "inspect/" in listed.content.decode() if listed.status_code == 200 else False
-    assert (
-        offered
-        is (client.get(f"{OVERRIDES}inspect/").status_code == 200)
-        is ("view" in permissions)
-    )
+    for words, permission in (("Edit", "change"), ("Add rule", "add")):
+        if listed.status_code == 200:
+            assert (words in listed.content.decode()) is (permission in permissions)
     change = RateLimitChange.objects.order_by("-pk")[0]
     history = client.get(f"{RULES}{rule.pk}/history/")
     undoable = UNDO in history.content.decode() if history.status_code == 200 else False
@@ -497,19 +415,19 @@ def test_the_admin_works_while_redis_is_unavailable(
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     }
     settings.RATELIMIT_ON_STORE_ERROR = "open"
-    assert "Redis is unavailable" in operator.get(RULES).content.decode()
+    assert "Redis does not answer" in operator.get(RULES).content.decode()
     operator.post(f"{RULES}{rule.pk}/change/", given(path="/ok", key="ip", rate="4/h"))
     rule.refresh_from_db()
     assert rule.rate == "4/h"
     form = given(path="/ok", key="ip", rate="60/h")
-    assert "Redis is unavailable" in operator.post(f"{RULES}preview/", form).content.decode()
-    url = reverse("admin:django_ratelimit_lua_inspect")
-    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
-    assert "Redis is unavailable" in operator.post(url, asked).content.decode()
     assert (
-        "Nothing was reset"
-        in operator.post(url, {**asked, "action": "reset"}, follow=True).content.decode()
+        "Redis does not answer"
+        in operator.post(f"{RULES}preview/?rule={rule.pk}", form).content.decode()
     )
+    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
+    assert operator.get(url).content.decode().count("Redis does not answer") == 1
+    page = operator.post(url, {"action": "reset"}, follow=True).content.decode()
+    assert "Nothing was done" in page
 
 
 def test_a_save_that_is_not_published_is_reported(
@@ -531,7 +449,7 @@ def test_a_save_that_is_not_published_is_reported(
     assert "Saved, but not published yet: RATELIMIT_CACHE_PREFIX" in page
     assert "Redis is unavailable" not in page
     with pytest.raises(CommandError, match=r"^RATELIMIT_CACHE_PREFIX"):
-        call_command("ratelimit", "rules", "publish")
+        call_command("ratelimit", "publish")
     assert "Set RATELIMIT_CACHE_PREFIX to another value for each site" in page
     assert [Client().get("/ok").status_code for _ in range(3)] == [200, 200, 429]
     assert "belongs to the database another" in health().problems[0]

@@ -188,7 +188,7 @@ def test_replays_from_fifty_addresses_share_one_count() -> None:
     assert sum(attempts(2, "ada", cookie=cookie, address=f"203.0.113.{n}") for n in range(50)) == N
 
 
-def test_an_altered_cookie_counts_as_none() -> None:
+def test_an_altered_cookie_is_ignored() -> None:
     """Only a cookie that the site has signed is valid."""
     cookie = cookie_of("ada")
     assert attempts(N + 3, "ada") == N - 1
@@ -215,7 +215,7 @@ def test_an_altered_cookie_counts_as_none() -> None:
 
 
 def test_a_change_of_the_password_ends_all_cookies() -> None:
-    """Earlier cookies count as none."""
+    """Earlier cookies are ignored."""
     cookie = cookie_of("ada")
     assert attempts(N + 3, "ada") == N - 1
     ada = User.objects.get(username="ada")

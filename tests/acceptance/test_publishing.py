@@ -23,14 +23,14 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_sites(empty: Path) -> dict[str, Path]:
-    """Return databases of three sites, with separate ids by `ratelimit rules new-id`."""
+    """Return databases of three sites, with separate ids by `ratelimit publish --new-id`."""
     databases = {
         name: copy(empty, empty.with_name(f"{name}.sqlite3"))
         for name in ("site", "first", "second")
     }
     for name, database in databases.items():
         with Worker(f"{name}:", {"default": database}) as worker:
-            worker("call_command('ratelimit', 'rules', 'new-id', stdout=open(os.devnull, 'w'))")
+            worker("call_command('ratelimit', 'publish', '--new-id', stdout=open(os.devnull, 'w'))")
     return databases
 
 
@@ -158,8 +158,8 @@ def test_a_prefix_belongs_to_one_database(
     )
     assert there("ask('203.0.113.1')") == {"site": 2000}
     assert len([line for line in there("said") if "belongs to the database" in line]) == 1
-    assert "rules adopt" in too("health().problems[0]")
-    assert "rules adopt" in there("triggers.unpublished")
+    assert "publish --take-over" in too("health().problems[0]")
+    assert "publish --take-over" in there("triggers.unpublished")
     assert here("[said, list(health().problems)]") == [[], []]
     found = (
         "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
@@ -255,10 +255,6 @@ def test_rotating_the_key_lifts_no_block(
 
     blocked = f"[ask(**one) for one in ({ADA}, {{'key': 'new'}}, {{}})]"
     refused = ["refused"] * 5 + [MANY]
-    counted = (
-        "{one.id: one.msg[-2:] for one in checks.run_checks(databases=['default'], "
-        "tags=[checks.Tags.database])}"
-    )
     old = started(prefix, databases, **keys("old"))
     old("User.objects.create(username='ada') ;; rule(rate='1000/h') ;; block(key='secret')")
     old(
@@ -266,7 +262,6 @@ def test_rotating_the_key_lifts_no_block(
         "block(network='198.51.100.0/24')"
     )
     assert old(blocked) == ["refused"] * 4 + [MANY] * 2
-    assert old(counted) == {}
     new = started(prefix, databases, **keys("new", "old"))
     assert new(blocked) == old(blocked) == ["refused"] * 4 + [MANY] * 2
     new("block(key='new')")
@@ -278,12 +273,10 @@ def test_rotating_the_key_lifts_no_block(
         editor("block(network='203.0.113.9')")
         assert new(blocked) == refused
         assert old(blocked)[:4] == ["refused"] * 4
-    assert new(counted) == {"django_ratelimit_lua.I015": "1."}
     newest = started(prefix, databases, **keys("newest", "new", "old"))
     assert newest(blocked) == refused
     last = started(prefix, databases, **keys("newest", "new"))
     assert last(blocked) == [MANY, *refused[1:]]
-    assert last(counted) == {"django_ratelimit_lua.W014": "1.", "django_ratelimit_lua.I015": "1."}
     last("RateLimitOverride.objects.filter(network='203.0.113.9').delete()")
     assert last("ask('203.0.113.9')") == MANY
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from django.db import transaction
 
+from ...exceptions import StoreError
 from ...models import RateLimitRevision
-from ...publishing.publish import primary, publish
+from ...publishing.publish import OwnerError, primary, publish
 from . import Printer, VerbOptions, argument, verb
 
 
@@ -24,9 +25,16 @@ from . import Printer, VerbOptions, argument, verb
     ),
 )
 def _publish(command: Printer, options: VerbOptions) -> None:
-    if options["new_id"]:
-        using = primary()
-        with transaction.atomic(using):
-            command.say(f"the database now has the id {RateLimitRevision.rename(using)}")
-    number = publish(rebuild=not options["new_id"], take_over=options["take_over"])
-    command.say(f"published revision {number}")
+    take_over = options["take_over"]
+    if not options["new_id"]:
+        command.say(f"published revision {publish(rebuild=True, take_over=take_over)}")
+        return
+    using = primary()
+    with transaction.atomic(using):
+        command.say(f"the database now has the id {RateLimitRevision.rename(using)}")
+    try:
+        command.say(f"published revision {publish(take_over=take_over)}")
+    except OwnerError as error:
+        command.warn(str(error))
+    except StoreError as error:
+        command.warn_if_unpublished(str(error))

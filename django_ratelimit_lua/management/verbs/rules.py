@@ -107,9 +107,9 @@ def _explain(command: Printer, options: VerbOptions) -> None:
             command.say(text)
     for problem in explanation.problems:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
-    if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
+    if not any((explanation.met, explanation.exempt, explanation.block, explanation.notes)):
         command.say("No rule applies.")
-    for line in (*explanation.notes, *verdict(explanation)):
+    for line in (*explanation.notes, verdict(explanation)):
         command.say(line)
 
 
@@ -159,8 +159,11 @@ def _export(command: Printer, options: VerbOptions) -> None:
 )
 def _import_rules(command: Printer, options: VerbOptions) -> None:
     require_urlconf()
-    specs = rules_yaml.load(*_read(options["file"]))
-    changes = rules_yaml.plan(specs, delete=options["delete"])
+    changes = rules_yaml.plan(*_read(options["file"]))
+    kept = []
+    if not options["delete"]:
+        kept = [change.name for change in changes if change.after is None]
+        changes = [change for change in changes if change.after is not None]
     found = changed_confirmations(changes)
     warnings = [f"{name}: {text}" for name, texts in found.items() for text in texts]
     if options["dry_run"]:
@@ -172,7 +175,6 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     for change in changes:
         command.say("\n".join(change.words()))
     command.say(rules_yaml.summary(changes, "would be " if options["dry_run"] else ""))
-    kept = RateLimitRule.objects.exclude(name__in=specs).values_list("name", flat=True)
     if kept:
         names = shorten(", ".join(kept), 500)
         command.warn(f"not in the file: {names}. --delete deletes these rules.")
