@@ -310,3 +310,26 @@ def test_switched_off_there_are_no_limits(settings: Any) -> None:
     """With `RATELIMIT_ENABLE = False` the list is empty."""
     settings.RATELIMIT_ENABLE = False
     assert json.loads(client().get("/report/").content) == []
+
+
+def test_bans_overrides_and_leases_are_included(settings: Any) -> None:
+    """A banned client, one with another rate, and a limit with leases."""
+    settings.RATELIMIT_NEVER_BAN = []
+    settings.RATELIMIT_RULES = [
+        {"name": "banned", "path": "/", "key": "ip", "rate": "2/m", "ban_after": 1, "ban_for": "1h"}
+    ]
+    for _ in range(4):
+        refused = client().get("/report/")
+    (shown,) = client().get("/usage/").json()["limits"]
+    assert shown["remaining"] == 0
+    assert abs(shown["retry_after"] - int(refused.headers["Retry-After"])) < 5
+    settings.RATELIMIT_RULES = [
+        {"name": "rated", "path": "/", "key": "ip", "rate": "2/m"},
+        {"name": "leased", "path": "/", "key": "ip", "rate": "1000/s", "lease": 50}
+        | {"algorithm": "token_bucket"},
+    ]
+    RateLimitOverride.objects.create(network=ADDRESS, rule="rated", effect="limit", rate="9/h")
+    client().get("/report/")
+    rated, leased = client().get("/usage/").json()["limits"]
+    assert (rated["rate"], rated["limit"], rated["used"]) == ("9/h", 9, 1)
+    assert leased["limit"] == 1000
