@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import redis
 from django.contrib import admin
-from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.contrib.staticfiles import finders
 from django.core.management import CommandError, call_command
