@@ -68,6 +68,7 @@ async def later(request: HttpRequest) -> HttpResponse:
 @ratelimit("guesses", ("ip", "post:username"), "5/m", method=UNSAFE)
 @ratelimit("names", "get:name", "5/m")
 @ratelimit("everybody", "all", "100/m")
+@ratelimit("numbers", lambda _, request: int(request.META["REMOTE_ADDR"][-1]), "11/m")
 def login(request: HttpRequest, tenant: str = "") -> HttpResponse:
     return HttpResponse("form")
 
@@ -220,7 +221,11 @@ def test_only_the_limits_of_the_caller_are_shown() -> None:
     ]
     for answer in curious:
         assert {each["used"] for each in answer.json()["limits"]} == {0}
-        assert {each["name"] for each in answer.json()["limits"]} == {"all pages", "guesses"}
+        assert {each["name"] for each in answer.json()["limits"]} == {
+            "all pages",
+            "guesses",
+            "numbers",
+        }
 
 
 def test_a_signed_in_user_sees_the_count_of_the_user() -> None:
