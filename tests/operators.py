@@ -20,8 +20,8 @@ from tests.acceptance.test_admin_browser import complaints, goes_on, log_in, loo
 from tests.demo import SCREENS, run_in, screenshot, start
 
 CLICKS = {
-    "lower a limit of the code": 4,
-    "add a lower limit to that of the code": 4,
+    "lower a limit of the code": 3,
+    "add a lower limit to that of the code": 3,
     "add two rates on a path": 3,
     "take over a rule of the settings": 3,
     "undo a change of a rule": 3,
@@ -29,7 +29,7 @@ CLICKS = {
     "find the clients refused most in the last hour": 2,
     "find the limit that refused a request, by its reference": 2,
     "explain a refusal by its reference": 3,
-    "unblock a customer locked out at login": 4,
+    "unblock a customer locked out at login": 3,
     "raise the limit of one customer": 7,
     "unblock a blocked client": 3,
     "block a network for an hour": 4,

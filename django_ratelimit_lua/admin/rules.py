@@ -29,12 +29,12 @@ from ..operations.confirmations import confirmations
 from ..operations.formatting import breakable
 from ..publishing.publish import OwnerError, primary, publish
 from ..rules import RuleError
-from ..rules.options import NAMES, options
+from ..rules.options import options
 from ..rules.places import sentence
 from ..rules.problems import problems
 from ..rules.provider import load_published
 from .base import ActingAdmin, View
-from .choices import GROUP, code_names, conditions, default_algorithm
+from .choices import code_names, conditions, default_algorithm
 from .forms import RuleForm, absent_options, confirmation_of
 from .history import changed_words, may_undo, revision_of, rule_of, undo_label, undone
 from .limits import LimitPages, ListColumn, limit_label, limit_url, list_columns
@@ -62,26 +62,6 @@ def sections() -> list[tuple[Any, dict[str, Any]]]:
         (_("Advanced"), {"classes": ("collapse",), "fields": advanced}),
         (_("Confirm"), {"fields": [CONFIRM]}),
     ]
-
-
-class AudienceFilter(admin.SimpleListFilter):
-    """Filters rules by their audience. Those for groups are one choice."""
-
-    title = gettext_lazy("audience")
-    parameter_name = "audience"
-
-    def lookups(self, request: HttpRequest, model_admin: object) -> list[tuple[str, Any]]:
-        audiences = [(name, _(words)) for name, words in NAMES["audience"].items()]
-        return [*audiences, (GROUP, _("groups"))]
-
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[RateLimitRule]
-    ) -> QuerySet[RateLimitRule]:
-        if self.value() is None:
-            return queryset
-        if self.value() == GROUP:
-            return queryset.filter(audience__startswith=GROUP)
-        return queryset.filter(audience=self.value())
 
 
 class LimitList(ChangeList):
@@ -126,8 +106,8 @@ class RuleAdmin(LimitPages, ActingAdmin):
     form = RuleForm
     list_display = ("limit", "sentence", "mode", "edit")
     list_display_links = None
-    list_filter = ("mode", AudienceFilter)
-    search_fields = ("name", "description", "path", "route", "key", "group")
+    list_filter = ("mode",)
+    search_fields = ("name", "description", "path", "route", "key", "group", "audience")
     actions = ("enforce", "shadow", "switch_off")
     save_as = True
     change_list_template = "admin/django_ratelimit_lua/ratelimitrule/change_list.html"
@@ -172,9 +152,9 @@ class RuleAdmin(LimitPages, ActingAdmin):
         )
 
     @admin.display(description=gettext_lazy("summary"))
-    def sentence(self, rule: RateLimitRule) -> str:
+    def sentence(self, rule: RateLimitRule) -> SafeString:
         """Return the rule in one sentence."""
-        return rule.reading()
+        return breakable(rule.reading())
 
     @admin.display(description=gettext_lazy("actions"))
     def edit(self, rule: RateLimitRule) -> SafeString:

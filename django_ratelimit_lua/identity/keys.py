@@ -174,8 +174,8 @@ FIELDS: Mapping[str, FieldKind] = {
     "post": FieldKind(form_value, gettext_lazy("form field %s"), in_body=True),
     "json": FieldKind(json_value, gettext_lazy("JSON field %s"), in_body=True),
     "data": FieldKind(data_value, gettext_lazy("form or JSON field %s"), in_body=True),
-    "kwarg": FieldKind(_kwarg, gettext_lazy("part of the URL %s")),
     "device": FieldKind(data_value, gettext_lazy("account in %s or its browser"), in_body=True),
+    "kwarg": FieldKind(_kwarg, gettext_lazy("part of the URL %s")),
 }
 FIELD_FORMS = tuple(f"{kind}:NAME" for kind in FIELDS)
 RESERVED = frozenset({*BUILT_IN, *FIELDS, "exact", "int", "digest", "entry", "network"})

@@ -338,10 +338,6 @@ class RequestPlanner(Planner):
         if ruleset.overrides.fields:
             yield from self._find_overrides(ruleset, self._has_blocks and places is not None)
 
-    def distinct(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
-        """Return the charges in a form that one call accepts: each counter once."""
-        return one_of_each(charges)
-
     def _add(self, rule: Rule, place: Place) -> Waiting[None]:
         request = self.request
         name = rule.name or rule.group or place.group
@@ -478,6 +474,10 @@ class RequestPlanner(Planner):
         overrides = find_overrides(who, ruleset.overrides, fields, self.gathered)
         if overrides:
             self.parties = [Party(self.gathered, overrides, has_blocks)]
+
+    def distinct(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
+        """Return the charges in a form that one call accepts: each counter once."""
+        return one_of_each(charges)
 
     def _without_held(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
         """Return the charges without the slots that the request holds already.

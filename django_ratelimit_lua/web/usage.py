@@ -97,9 +97,7 @@ def usage_view(request: HttpRequest, paths: Sequence[str] = ("/",)) -> HttpRespo
     limits: list[LimitUsage] | None = None
     with suppress(StoreError):
         for place in paths:
-            for charge in _charges(_request_at(request, place)):
-                if charge.state.is_block or _is_own(charge.identity):
-                    charges.append(charge)
+            charges += filter(_is_own, _charges(_request_at(request, place)))
         limits = _usages(_distinct(charges))
     status = 503 if limits is None else 200
     if asked_for(request) != "page":
@@ -133,10 +131,11 @@ def _request_at(request: HttpRequest, place: str) -> HttpRequest:
     return other
 
 
-def _is_own(identity: Any) -> bool:
-    """Return whether an identity is of the caller, and not shared with other clients."""
-    identity = original(identity)
-    return not is_unknown(identity) and identity[0] != "kwarg"
+def _is_own(decided: DecidedCharge) -> bool:
+    """Return whether a charge is of the caller, and not shared with other clients."""
+    identity = original(decided.identity)
+    is_of_path = isinstance(identity, tuple) and identity[0] == "kwarg"
+    return decided.state.is_block or not (is_of_path or is_unknown(identity))
 
 
 def _charges(request: Any) -> list[DecidedCharge]:

@@ -373,8 +373,8 @@ def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -
     block.set_value("acme")
     block.save()
     settings.RATELIMIT_KEYS = {}
-    found = " ".join(health().problems)
     page = words(operator.get(RULES))
+    found = " ".join(health().problems)
     for problem in ("Unknown key 'tenant'", "'plan:pro' is not KEY:VALUE"):
         assert problem in found
         assert problem in page

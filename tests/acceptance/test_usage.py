@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime
+from pathlib import Path
 from typing import Any, ClassVar
 from zoneinfo import ZoneInfo
 
+import axe_core_python
 import pytest
 import redis
 from asgiref.sync import async_to_sync
@@ -26,6 +28,7 @@ from django_ratelimit_lua.models import RateLimitOverride
 from django_ratelimit_lua.testing import move_clock
 from django_ratelimit_lua.throttling import ScopedRateThrottle, UserRateThrottle
 
+AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "203.0.113.9"
 
@@ -68,6 +71,7 @@ async def later(request: HttpRequest) -> HttpResponse:
 @ratelimit("guesses", ("ip", "post:username"), "5/m", method=UNSAFE)
 @ratelimit("names", "get:name", "5/m")
 @ratelimit("everybody", "all", "100/m")
+@ratelimit("numbers", lambda _, request: int(request.META["REMOTE_ADDR"][-1]), "11/m")
 def login(request: HttpRequest, tenant: str = "") -> HttpResponse:
     return HttpResponse("form")
 
@@ -220,7 +224,11 @@ def test_only_the_limits_of_the_caller_are_shown() -> None:
     ]
     for answer in curious:
         assert {each["used"] for each in answer.json()["limits"]} == {0}
-        assert {each["name"] for each in answer.json()["limits"]} == {"all pages", "guesses"}
+        assert {each["name"] for each in answer.json()["limits"]} == {
+            "all pages",
+            "guesses",
+            "numbers",
+        }
 
 
 def test_a_signed_in_user_sees_the_count_of_the_user() -> None:
@@ -333,3 +341,20 @@ def test_bans_overrides_and_leases_are_included(settings: Any) -> None:
     rated, leased = client().get("/usage/").json()["limits"]
     assert (rated["rate"], rated["limit"], rated["used"]) == ("9/h", 9, 1)
     assert leased["limit"] == 1000
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_real_browser_renders_the_page(theme: str, browser: Any, live_server: Any) -> None:
+    """axe finds no problem on a phone in light and dark."""
+    media = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    metrics = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    client("127.0.0.1").get("/search/")
+    browser.get(f"{live_server.url}/usage/every/")
+    assert browser.find_element("tag name", "h1").text == "Your limits"
+    assert "1000 per day: 1 used, 999 left." in browser.find_element("tag name", "dl").text
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    browser.execute_script(AXE)
+    found = browser.execute_async_script("axe.run().then(arguments[0])")
+    assert [problem["id"] for problem in found["violations"]] == []

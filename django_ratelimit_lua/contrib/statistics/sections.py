@@ -76,6 +76,8 @@ ORDINARY = ("requests", "refused", "allowed", "exempt", "policy")
 def sections(request: HttpRequest, name: str) -> Iterator[Section]:
     """Yield the counts of a period, of the whole site or of one limit. See `Extension.sections`."""
     context = _limit_context(request, name) if name else _site_context(request)
+    if not context:
+        return
     body = render_to_string("admin/ratelimit_statistics/report.html", context, request)
     yield Section(_("Requests"), body)
 
@@ -106,6 +108,8 @@ def _limit_context(request: HttpRequest, name: str) -> Context:
     row = _rules([name]).get(name)
     spec = spec_of(name, row)
     course = course_with_stored_hours(name, _period(request, PERIODS))
+    if not (spec or course.numbers or name in reading.known_names()):
+        return {}
     notices = []
     if spec.get("mode") == "shadow":
         notices.append(rehearsal(spec))
@@ -205,7 +209,7 @@ def _limit_row(request: HttpRequest, course: Course, row: RateLimitRule | None) 
     return [
         format_html(
             '{}<div class="help">{}</div>',
-            limit_link(request, course.name, course.period),
+            limit_link(request, course.name),
             breakable(described(course.name, row)),
         ),
         course.spark,
@@ -277,19 +281,28 @@ def _clients_report(
         ],
         rows,
         _("since %(moment)s") % {"moment": since},
-        _client_note(request),
+        _client_note(request, any(client.error for client in clients), what),
     )
 
 
-def _client_note(request: HttpRequest) -> str:
-    text = _("“38 ± 2” means between 36 and 40.")
+def _client_note(request: HttpRequest, has_errors: bool, what: str) -> str:
+    notes = []
+    if has_errors:
+        notes.append(_("“38 ± 2” means between 36 and 40."))
+    if what == "used":  # The list above has the other notes.
+        return "".join(notes)
     if not request.user.has_perm("django_ratelimit_lua.view_identities"):
-        text += " " + _(
-            "To see the names of clients, you need the permission “May see the names of clients”."
+        notes.append(
+            _(
+                "To see the names of clients, you need the permission “May see the names of "
+                "clients”."
+            )
         )
     elif conf.SHOW_IDENTITIES == "masked":
-        text += " " + _(
-            "Addresses are shown as networks (/24, /56), but each row is one client, and its "
-            "actions apply only to that client."
+        notes.append(
+            _(
+                "Addresses are shown as networks (/24, /56), but each row is one client, and its "
+                "actions apply only to that client."
+            )
         )
-    return text
+    return " ".join(notes)
