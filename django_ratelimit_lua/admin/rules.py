@@ -69,6 +69,7 @@ class LimitList(ChangeList):
 
     others: Sequence[tuple[Any, ...]] = ()
     """Each of these limits, with its label, its URL and the cells of optional apps."""
+    may_add = False
 
     def read_columns(self, request: HttpRequest) -> None:
         """Read the cells of the columns of optional apps, and the limits in the code."""
@@ -194,7 +195,8 @@ class RuleAdmin(LimitPages, ActingAdmin):
         return LimitList
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        changes: Any = super().get_changelist_instance(request)
+        changes = super().get_changelist_instance(request)
+        assert isinstance(changes, LimitList)
         changes.read_columns(request)
         changes.may_add = self.has_add_permission(request)
         return changes

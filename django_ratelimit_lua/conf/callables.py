@@ -23,11 +23,11 @@ MAX_ENTRIES = 10_000
 MAX_LENGTH = 300
 
 
-def find(path: str, purpose: str) -> Function:
+def find(path: str, purpose: str, *arguments: str) -> Function:
     """Return the object at a dotted path.
 
-    Raises `ImproperlyConfigured` if it cannot be imported, or cannot be called with a group and a
-    request.
+    Raises `ImproperlyConfigured` if it cannot be imported, or cannot be called with these
+    arguments, if any are given.
     """
     try:
         target: object = import_string(path)
@@ -35,8 +35,8 @@ def find(path: str, purpose: str) -> Function:
         raise ImproperlyConfigured(f"{purpose} {path!r} cannot be imported: {error}") from error
     if not callable(target):
         raise ImproperlyConfigured(f"{purpose} {path!r} is not callable")
-    if not accepts(target, "group", "request"):
-        raise ImproperlyConfigured(f"{purpose} {path!r} must accept (group, request)")
+    if arguments and not accepts(target, *arguments):
+        raise ImproperlyConfigured(f"{purpose} {path!r} must accept ({', '.join(arguments)})")
     return target
 
 
@@ -63,7 +63,7 @@ def lazily(path: str, purpose: str) -> Function:
         known[path] = purpose
 
     def call(*args: object) -> object:
-        return find(path, purpose)(*args)
+        return find(path, purpose, "group", "request")(*args)
 
     call.__module__, _, call.__qualname__ = path.rpartition(".")
     return call

@@ -368,6 +368,11 @@ for model in (models.RateLimitRule, models.RateLimitOverride, models.RateLimitCh
     model.objects.all().delete()
 models.RateLimitChange.objects.all().delete()
 """
+LIMITED = """
+from django_ratelimit_lua.models import RateLimitRule as Rule
+Rule.objects.create(name="example_project.views.Login.dispatch", rate="3/h, 20/d")
+Rule.objects.create(name="example_project.views.clock, slower", group="example_project.views.clock", key="ip", rate="1/m")
+"""  # noqa: E501
 OVERFLOWING = """
 const width = window.innerWidth, beyond = document.documentElement.scrollWidth - width;
 if (beyond <= 0) return [];
@@ -473,6 +478,8 @@ NAMES = {
     "reports at once",
     "Tried out before it refuses anybody.",
     "That is enough for today.",
+    "More for those who pay.",
+    "username",
     "ratelimit rules import",
 }
 """What the demo has called its own rules and scopes, and the command that has made them."""

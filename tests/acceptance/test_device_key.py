@@ -5,11 +5,16 @@ from __future__ import annotations
 import base64
 import json
 import re
+import threading
 import time
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPResponse
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlencode
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -18,6 +23,7 @@ from django.contrib.auth.models import User
 from django.contrib.auth.signals import user_logged_in
 from django.contrib.auth.views import LoginView
 from django.core.signing import Signer
+from django.core.wsgi import get_wsgi_application
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.test import AsyncClient, Client
 from django.urls import path
@@ -166,6 +172,53 @@ def test_a_thousand_addresses_get_n_guesses_and_the_owner_signs_in_at_once() -> 
     assert attempt("ada", "ada's").status_code == 429
     assert attempt("ada", "ada's", cookie).status_code == 302
     assert attempt("bob", "bob's").status_code == 302  # Other accounts are not affected.
+
+
+class Quiet(WSGIRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def host(settings: Any) -> Iterator[str]:
+    """The host and port of a server of this site, behind a trusted proxy."""
+    settings.RATELIMIT_TRUSTED_PROXIES = 1
+    with make_server("127.0.0.1", 0, get_wsgi_application(), handler_class=Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_over_http_admits_n_guesses_of_a_thousand_addresses(host: str) -> None:
+    """The same over HTTP, with the cookie as a browser sends it."""
+    connection = HTTPConnection(host, timeout=30)
+
+    def post(password: str, address: str, cookie: str = "") -> HTTPResponse:
+        headers = {
+            "X-Forwarded-For": address,
+            "Cookie": cookie,
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        body = urlencode({"login": "ada", "password": password})
+        connection.request("POST", "/address/", body, headers)
+        response = connection.getresponse()
+        response.read()
+        return response
+
+    cookie = next(
+        value.partition(";")[0]
+        for name, value in post("ada's", OWNER).getheaders()
+        if name == "Set-Cookie" and value.startswith(COOKIE)
+    )
+    guesses = [post("guess", f"203.0.{n // 250}.{n % 250}").status for n in range(1000)]
+    assert (guesses.count(403), guesses.count(429)) == (N - 1, 1001 - N)
+    assert post("ada's", OWNER).status == 429
+    assert post("ada's", OWNER, cookie).status == 200
+    replays = [post("guess", f"198.51.100.{n}", cookie).status for n in range(50)]
+    assert (replays.count(403), replays.count(429)) == (N - 1, 51 - N)
+    connection.close()
 
 
 def test_other_spellings_share_the_guesses() -> None:
