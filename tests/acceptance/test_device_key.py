@@ -442,6 +442,9 @@ def test_the_recipe_for_django_rest_framework(settings: Any) -> None:
     assert [post("guess").status_code for _ in range(50)] == [403] * 49 + [429]
     assert post("ada's").status_code == 429
     assert post("ada's", cookie).status_code == 204
+    forged = Client(enforce_csrf_checks=True).post("/login/", {}, "application/json")
+    assert forged.status_code == 403
+    assert b"CSRF" in forged.content
 
 
 ALLAUTH = """
