@@ -237,14 +237,11 @@ def prepared_view(function: Any, match: ResolverMatch, request: HttpRequest) -> 
     if "get" in actions:
         actions.setdefault("head", actions["get"])
     view.action_map = actions
-    for method, action in actions.items():
-        setattr(view, method, getattr(view, action))
     view.setup(request, *match.args, **match.kwargs)
-    view.headers = {}
     view.request = view.initialize_request(request, *match.args, **match.kwargs)
     if is_logged_in(request):
         view.request.user = request.user  # As described; otherwise the user of its headers.
-    elif view.request.user is not None:
+    else:
         request.user = view.request.user
     return view
 
