@@ -130,8 +130,11 @@ class RateLimitMiddleware:
 
     @staticmethod
     def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        if request_state(request).held:
+        state = request_state(request)
+        if state.held:
             watch_body(request, response)
+        if state.device_cookie:
+            response.set_cookie(**state.device_cookie)
         if hasattr(request, "ratelimit"):
             return add_ratelimit_headers(request, response)
         return response

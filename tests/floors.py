@@ -25,7 +25,7 @@ FLOORS = [
         "checks",
         "operations",
     ],
-    ["admin", "management", "apps", "pytest_plugin", "__init__"],
+    ["admin", "management", "apps", "pytest_plugin", "debug_panel", "__init__"],
     ["contrib", "templatetags"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.

@@ -136,8 +136,9 @@ def _parts(identity: object, is_masked: bool) -> Name:
             return [("", _value(value, is_masked=is_masked)) for value in _flat(rest)]
         if len(rest) == 1 and kind in (*BUILT_IN, *registered_keys()):
             return [(kind, _of_key(kind, rest[0], is_masked))]
-        if len(rest) == 2 and kind in (*FIELDS, "entry"):
-            text = _value(rest[1], is_masked=is_masked or kind == "cookie")
+        if len(rest) >= 2 and kind in (*FIELDS, "entry"):
+            is_masked = is_masked or kind == "cookie"
+            text = " ".join([_value(value, is_masked=is_masked) for value in rest[1:]])
             return [(f"{kind}:{rest[0]}"[:MAX_LENGTH], text)]
     items = [_parts(item, is_masked) for item in identity[:MAX_PARTS]]
     return [part for parts in items for part in parts]

@@ -30,7 +30,8 @@ class RequestState:
     - `looked_ahead`, `ahead`: whether its route was resolved before Django did, and the result;
     - `fields`: the result of parsing its body;
     - `refusal`: the content of the last refusal;
-    - `count`: an optional app's data for counting the request once, at its end.
+    - `count`: an optional app's data for counting the request once, at its end;
+    - `device_cookie`: the arguments of `set_cookie` after a login.
     """
 
     counted: dict[str, object] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class RequestState:
     fields: Any = None
     refusal: Any = None
     count: Any = None
+    device_cookie: dict[str, Any] = field(default_factory=dict)
 
 
 def plain(request: object) -> Any:

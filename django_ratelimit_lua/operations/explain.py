@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -35,6 +35,7 @@ from ..rules.ruleset import Ruleset
 from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
+from ..web.usage import is_logged_in, prepared_view
 from .history_names import history_names, record_change
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -177,14 +178,14 @@ class _Explainer:
                 self._decide(planner, is_advice=not stack.blocks)
 
     def _is_reached(self, view: object, placed: Stack) -> bool:
-        if not is_behind_login(view, placed) or _is_logged_in(self.request):
+        if not is_behind_login(view, placed) or is_logged_in(self.request):
             return True
         self._note(_("Not checked: limits for logged-in users. Enter a user to see them."))
         return False
 
     def _explain_throttles(self, here: OnView, match: ResolverMatch) -> None:
         try:
-            view = _view(here.class_view, match, self.request)
+            view = prepared_view(here.class_view, match, self.request)
             throttles = view.get_throttles()
         except Exception as error:
             self._on_error(_("throttles of the view"), error)
@@ -232,29 +233,6 @@ def _is_applied() -> bool:
         for path in settings.MIDDLEWARE
         for cls in getattr(import_string(path), "__mro__", ())
     )
-
-
-def _view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:
-    """Return the view of Django REST framework for a request, prepared for its throttles.
-
-    Its `request` is DRF's.
-    """
-    view = function.cls(**getattr(function, "initkwargs", {}))
-    actions = dict(getattr(function, "actions", None) or {})
-    if "get" in actions:
-        actions.setdefault("head", actions["get"])
-    view.action_map = actions
-    view.setup(request, *match.args, **match.kwargs)
-    view.request = view.initialize_request(request, *match.args, **match.kwargs)
-    if _is_logged_in(request):
-        view.request.user = request.user  # As described; otherwise the user of its headers.
-    else:
-        request.user = view.request.user
-    return view
-
-
-def _is_logged_in(request: HttpRequest) -> bool:
-    return getattr(getattr(request, "user", None), "is_authenticated", False)
 
 
 def explained_limits(

@@ -69,7 +69,7 @@ def violated_policies(decision: Decision) -> list[str]:
     A block is not a policy.
     """
     states = [state for state in decision.limits if state.mode != "shadow"]
-    named = zip(_names([state.name for state in states]), states, strict=True)
+    named = zip(policy_names([state.name for state in states]), states, strict=True)
     return [name for name, state in named if state.refuses and not state.is_block]
 
 
@@ -83,7 +83,7 @@ def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[s
     """
     items: list[Any] = []
     for name, (_, limit, period, is_block) in zip(
-        _names([name for name, *_ in limits]), limits, strict=True
+        policy_names([name for name, *_ in limits]), limits, strict=True
     ):
         quota: dict[str, int | str] = {
             QUOTA: min(limit, _MAX_INTEGER),
@@ -99,7 +99,7 @@ def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[s
     return http_sf.ser(items), [http_sf.ser([name]) for name, _ in items]
 
 
-def _names(limits: Iterable[str]) -> list[str]:
+def policy_names(limits: Iterable[str]) -> list[str]:
     """Return a unique name for each limit: the last part of its name, in printable ASCII."""
     names: list[str] = []
     for limit in limits:

@@ -319,7 +319,7 @@ class RequestPlanner(Planner):
                         charges = [_without_ban(planned) for planned in charges]
                     break
             if len(charges) > 1:
-                charges = one_of_each(charges)
+                charges = self.distinct(charges)
             if self.is_hit and self.state.held:
                 charges = self._without_held(charges)
             if self._once and self.state.running:
@@ -474,6 +474,10 @@ class RequestPlanner(Planner):
         overrides = find_overrides(who, ruleset.overrides, fields, self.gathered)
         if overrides:
             self.parties = [Party(self.gathered, overrides, has_blocks)]
+
+    def distinct(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
+        """Return the charges in a form that one call accepts: each counter once."""
+        return one_of_each(charges)
 
     def _without_held(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
         """Return the charges without the slots that the request holds already.
