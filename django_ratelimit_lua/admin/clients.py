@@ -313,34 +313,28 @@ def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> l
             (words,) = readable_parts(request, [name])
             row |= {"of": link_words(words, digest), "url": client_url(request, digest)}
         row["limit_url"] = override_url(request, digest, name, limit.counted_as)
-        if _is_blocked(limit):
-            row["verdict"] = "blocked"
-        elif limit.refuses and limit.state is not None:
+        if row["verdict"] == "refused":
             row |= {"reason": _reason(limit), "again": _again(limit.state)}
         rows.append(row)
     return rows
 
 
-def _is_blocked(limit: ExplainedLimit) -> bool:
-    """Return whether an override blocks all requests that this limit counts."""
-    if limit.state is None or not limit.state.enforced or limit.override is None:
-        return False
-    return limit.override.effect == RateLimitOverride.Effects.BLOCK
-
-
 def _verdict(limit: ExplainedLimit) -> str:
     """Return the verdict of a limit: "over" if it is exceeded but does not refuse."""
-    if limit.state is None:
+    state = limit.state
+    if state is None:
         return "exempt"
-    if limit.state.allowed:
+    if state.enforced and limit.override is not None and limit.override.effect == "block":
+        return "blocked"
+    if state.allowed:
         return "allowed"
     if limit.refuses:
         return "refused"
     return "over"
 
 
-def _again(state: LimitState) -> str:
-    if state.retry_after is None:
+def _again(state: LimitState | None) -> str:
+    if state is None or state.retry_after is None:
         return _("never")
     if state.is_slots:
         return _("when a slot is free")
@@ -351,7 +345,7 @@ def _reason(limit: ExplainedLimit) -> str:
     """Return why a limit refuses, in one sentence."""
     state = limit.state
     assert state is not None
-    name = place_words(limit.counted_as or limit.name)
+    name = place_words(limit.counted_as)
     if state.ban is not None and state.banned_until is not None:
         return _ban_words(name, state.ban, state.banned_until)
     text = _("Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s.")

@@ -68,7 +68,7 @@ class OverrideAdmin(ActingAdmin):
     list_select_related = ("user",)
     search_fields = ("network", "label", "reason", "field", "client_digest", "rule")
     actions = ("end_now",)
-    readonly_fields = ("created_by", "created")
+    readonly_fields = ("created_by", "created_at")
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     change_form_template = "admin/django_ratelimit_lua/ratelimitoverride/change_form.html"
     fieldsets = (
@@ -91,7 +91,7 @@ class OverrideAdmin(ActingAdmin):
             gettext_lazy("Duration and reason"),
             {"fields": ("duration", ("starts", "ends"), "reason")},
         ),
-        (None, {"fields": (("created_by", "created"),)}),
+        (None, {"fields": (("created_by", "created_at"),)}),
         (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
 
@@ -241,10 +241,6 @@ class OverrideAdmin(ActingAdmin):
         return format_html(
             '{}<div class="quiet">{}</div>', override.reason or "—", override.created_by
         )
-
-    @admin.display(description=gettext_lazy("created at"))
-    def created(self, override: RateLimitOverride) -> str:
-        return (override.created_at and moment_element(override.created_at)) or "—"
 
     def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_block_permission(request)
