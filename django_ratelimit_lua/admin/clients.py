@@ -349,7 +349,12 @@ def _reason(limit: ExplainedLimit) -> str:
     if state.ban is not None and state.banned_until is not None:
         return _ban_words(name, state.ban, state.banned_until)
     text = _("Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s.")
-    return text % {**state._asdict(), "name": name, "again": _again(state)}
+    return text % {
+        "name": name,
+        "used": state.used,
+        "limit": limit.available,
+        "again": _again(state),
+    }
 
 
 def _ban_words(name: str, ban: Ban, until: datetime.datetime) -> str:

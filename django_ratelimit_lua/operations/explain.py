@@ -76,6 +76,12 @@ class ExplainedLimit(NamedTuple):
         return self.planned.name
 
     @property
+    def available(self) -> int:
+        """Return the units that the client can use at most: the burst of a token bucket."""
+        assert self.state is not None
+        return self.charge.limit.burst or self.state.limit
+
+    @property
     def refuses(self) -> bool:
         """Return whether the limit refuses the request."""
         state = self.state

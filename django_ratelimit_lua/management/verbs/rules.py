@@ -102,7 +102,7 @@ def _explain(command: Printer, options: VerbOptions) -> None:
                 text += "; skipped, as it does not fit this limit"
             command.say(text)
         if limit.state is not None:
-            text = f"    {_words(limit.state)}"
+            text = f"    {_words(limit.state._replace(limit=limit.available))}"
             if limit.is_advice and not limit.state.allowed:
                 text += ", but the view decides"
             command.say(text)
