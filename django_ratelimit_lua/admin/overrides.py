@@ -146,7 +146,12 @@ class OverrideAdmin(ActingAdmin):
             raise PermissionDenied
         given = request.POST
         burst = given.get("burst", "")
-        context: Context = {}
+        is_limit = given.get("effect") == RateLimitOverride.Effects.LIMIT
+        context: Context = {"needs_rule": is_limit and not given.get("rule")}
+        page = "admin/django_ratelimit_lua/ratelimitoverride/effect.html"
+        if is_limit and not given.get("rate"):
+            context["problem"] = _("Enter the rate to see what the client gets.")
+            return TemplateResponse(request, page, context)
         try:
             context["effects"] = override_effects(
                 given.get("rule", ""),
@@ -156,7 +161,6 @@ class OverrideAdmin(ActingAdmin):
             )
         except LimitError as error:
             context["problem"] = error
-        page = "admin/django_ratelimit_lua/ratelimitoverride/effect.html"
         return TemplateResponse(request, page, context)
 
     def get_search_results(
