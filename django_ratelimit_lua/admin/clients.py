@@ -16,6 +16,7 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity import is_digest
+from ..identity.forwarded import overlaps
 from ..identity.names import Name, shown
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
@@ -201,6 +202,8 @@ def _search(request: HttpRequest, text: str) -> Context:
     if network is not None:
         context["network"] = network
         context["network_url"] = network_url(request, str(network))
+        context["may_see_overrides"] = may_see_overrides(request)
+        context["overrides"] = _number_of_overrides(str(network))
         if conf.SHOW_IDENTITIES != "plain":
             context["problem"] = _(
                 "Names of clients are masked (RATELIMIT_SHOW_IDENTITIES), so the clients within a "
@@ -214,6 +217,12 @@ def _search(request: HttpRequest, text: str) -> Context:
     elif not found:
         context |= _reference(request, text, named)
     return context
+
+
+def _number_of_overrides(network: str) -> int:
+    """Return how many overrides in force are about a network, a part of it or one around it."""
+    networks = RateLimitOverride.objects.active().exclude(network="")
+    return sum(overlaps(each, network) for each in networks.values_list("network", flat=True))
 
 
 def _found_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -> list[Context]:
