@@ -96,16 +96,11 @@ def difference_of(kind: str, before: Spec, after: Spec, hidden: Collection[str] 
     labels = {"client": _("client"), **{name: row.verbose_name for name, row in columns.items()}}
     lines = []
     for name in dict.fromkeys((*labels, *sorted({*before, *after} - DIGESTS))):
-        both = (before.get(name), after.get(name))
-        if both[0] == both[1] or name in {*DIGESTS, *hidden}:
+        if before.get(name) == after.get(name) or name in {*DIGESTS, *hidden}:
             continue
         values = [
             _value(name, columns.get(name), side.get(name)) for side in (before, after) if side
         ]
-        if name in MOMENTS and len(set(values)) < len(values):  # Within one minute.
-            values = [
-                f"{value}:{str(moment)[17:19]}" for value, moment in zip(values, both, strict=True)
-            ]
         lines.append(f"{capfirst(str(labels.get(name, name)))}: {' → '.join(values)}")
     return lines
 

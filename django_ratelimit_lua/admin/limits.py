@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from ..engine.decide import peeking
@@ -43,11 +43,6 @@ def limit_url(request: HttpRequest, name: str) -> str:
     """Return the URL of the page of a limit."""
     page = admin_url(request, "django_ratelimit_lua_limit")
     return f"{page}?{page_query(request, name=name)}"
-
-
-def limit_label(name: str) -> str:
-    """Return the name of a limit: that of its rule, or the place in the code."""
-    return place_words(name)
 
 
 class ListColumn:
@@ -155,12 +150,12 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         name = request.GET.get("name", "")
-        row = None
-        if not is_unwritable(name):
-            row = RateLimitRule.objects.filter(name=name).first()
+        if is_unwritable(name):
+            raise Http404
+        row = RateLimitRule.objects.filter(name=name).first()
         limits = limits_named(name)
         context: Context = {
-            "title": limit_label(name),
+            "title": place_words(name),
             "name": name,
             "rule": row,
             "limits": limits,
@@ -201,8 +196,6 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
 
 def _overrides(request: HttpRequest, name: str) -> list[tuple[int, str, str]]:
     """Return the overrides that name a limit: id, client and effect of each."""
-    if is_unwritable(name):
-        return []
     rows = RateLimitOverride.objects.lasting().filter(rule=name).select_related("user")
     return [
         (row.pk, override_words(request, row), str(row.get_effect_display()))

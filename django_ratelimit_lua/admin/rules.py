@@ -24,7 +24,7 @@ from ..exceptions import StoreError
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import Conflict
 from ..operations.admin_urls import admin_url
-from ..operations.call_sites import limits_in_code
+from ..operations.call_sites import limits_in_code, place_words
 from ..operations.confirmations import confirmations
 from ..operations.formatting import breakable
 from ..publishing.publish import OwnerError, primary, publish
@@ -37,7 +37,7 @@ from .base import ActingAdmin, View
 from .choices import code_names, conditions, default_algorithm
 from .forms import RuleForm, absent_options, confirmation_of
 from .history import changed_words, may_undo, revision_of, rule_of, undo_label, undone
-from .limits import LimitPages, ListColumn, limit_label, limit_url, list_columns
+from .limits import LimitPages, ListColumn, limit_url, list_columns
 from .pages import Context, page_response
 from .preview import preview, preview_of_form
 
@@ -64,6 +64,17 @@ def sections() -> list[tuple[Any, dict[str, Any]]]:
     ]
 
 
+def _switch(mode: str, description: Any) -> Any:
+    """Return the action that switches rules to a mode, which is its name."""
+
+    @admin.action(description=description, permissions=["change"])
+    def switch(page: RuleAdmin, request: HttpRequest, rows: QuerySet[RateLimitRule]) -> Any:
+        return page.switch(request, rows, mode)
+
+    switch.__name__ = mode
+    return switch
+
+
 class LimitList(ChangeList):
     """The list of rules. Its last page also has the limits in the code and in the settings."""
 
@@ -88,7 +99,7 @@ class LimitList(ChangeList):
         self.others = [
             (
                 limit,
-                limit_label(limit.name),
+                place_words(limit.name),
                 limit_url(request, limit.name),
                 [(column.short_description, column(limit)) for column in columns],
             )
@@ -109,7 +120,11 @@ class RuleAdmin(LimitPages, ActingAdmin):
     list_display_links = None
     list_filter = ("mode",)
     search_fields = ("name", "description", "path", "route", "key", "group", "audience")
-    actions = ("enforce", "shadow", "switch_off")
+    actions = (
+        _switch("enforce", gettext_lazy("Enforce: refuse requests over the limit")),
+        _switch("shadow", gettext_lazy("Shadow mode: count, do not refuse")),
+        _switch("off", gettext_lazy("Turn off")),
+    )
     save_as = True
     change_list_template = "admin/django_ratelimit_lua/ratelimitrule/change_list.html"
     change_form_template = "admin/django_ratelimit_lua/ratelimitrule/change_form.html"
@@ -126,22 +141,6 @@ class RuleAdmin(LimitPages, ActingAdmin):
             ("preview/", self.preview_view, "preview"),
             ("undo/<int:pk>/", self.undo_view, "undo"),
         )
-
-    @admin.action(
-        description=gettext_lazy("Enforce: refuse requests over the limit"), permissions=["change"]
-    )
-    def enforce(self, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> Any:
-        return self.switch(request, queryset, "enforce")
-
-    @admin.action(
-        description=gettext_lazy("Shadow mode: count, do not refuse"), permissions=["change"]
-    )
-    def shadow(self, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> Any:
-        return self.switch(request, queryset, "shadow")
-
-    @admin.action(description=gettext_lazy("Turn off"), permissions=["change"])
-    def switch_off(self, request: HttpRequest, queryset: QuerySet[RateLimitRule]) -> Any:
-        return self.switch(request, queryset, "off")
 
     @admin.display(description=gettext_lazy("limit"), ordering="name")
     def limit(self, rule: RateLimitRule) -> SafeString:

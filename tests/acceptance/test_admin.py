@@ -141,7 +141,7 @@ def test_the_rule_list_shows_sentences_and_switches_modes(operator: Client) -> N
     assert '<a href="limit/?name=a%2Fb%20c">' in page
     assert f'<a href="{rule.pk}/change/">Edit</a>' in page
     action = {"_selected_action": rule.pk}
-    page = operator.post(RULES, {**action, "action": "switch_off"}).context
+    page = operator.post(RULES, {**action, "action": "off"}).context
     assert page["texts"] == ["a/b c: If the rule is off, it limits no client."]
     rule.refresh_from_db()
     assert rule.mode == "shadow"

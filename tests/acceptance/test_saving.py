@@ -82,7 +82,7 @@ def test_an_invalid_row_can_be_switched_off(
             except DatabaseError:
                 return  # Not in this database.
         if switch == "admin":
-            action = {"action": "switch_off", "_selected_action": [saved.pk]}
+            action = {"action": "off", "_selected_action": [saved.pk]}
             settings.ROOT_URLCONF = "tests.acceptance.test_admin"
             settings.MIDDLEWARE = ADMIN
             url = "/admin/django_ratelimit_lua/ratelimitrule/"

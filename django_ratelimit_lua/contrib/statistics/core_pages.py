@@ -10,10 +10,11 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ...admin.limits import limit_label, limit_url
+from ...admin.limits import limit_url
 from ...admin.pages import may_see_rules
 from ...extension import ClientRecord
 from ...models import RateLimitRule
+from ...operations.call_sites import place_words
 from ...operations.formatting import (
     between_words,
     breakable,
@@ -36,7 +37,7 @@ def limit_link(request: HttpRequest, name: str) -> SafeString:
     if name in GROUPS:
         return format_html("{}", GROUPS[name])
     return format_html(
-        '<a href="{}">{}</a>', limit_url(request, name), breakable(limit_label(name))
+        '<a href="{}">{}</a>', limit_url(request, name), breakable(place_words(name))
     )
 
 
@@ -103,7 +104,7 @@ def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, Cl
         lists = client_lists(each, hours)
         if not any(f'["{digest}'.encode() in written for written in lists):
             continue
-        link = str(GROUPS.get(each) or limit_label(each))
+        link = str(GROUPS.get(each) or place_words(each))
         if may_see_rules(request):
             link = limit_link(request, each)
         counts = [
