@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from ..engine.decide import peeking
@@ -150,9 +150,9 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         name = request.GET.get("name", "")
-        if is_unwritable(name):
-            raise Http404
-        row = RateLimitRule.objects.filter(name=name).first()
+        row = None
+        if not is_unwritable(name):
+            row = RateLimitRule.objects.filter(name=name).first()
         limits = limits_named(name)
         context: Context = {
             "title": place_words(name),
