@@ -29,7 +29,7 @@ class Ratelimited(PermissionDenied):
         when: When to try again, in the client's language. Like `reference`, it is set for
             `RATELIMIT_VIEW` and `RATELIMIT_EXCEPTION_CLASS`, and may be empty.
         reference: A code by which support finds the limit that refused.
-        status: 429, or 403 for a block with that status.
+        status_code: 429, 403 for a block with that status, or 503 if a rule with `waited` refused.
         remedy: For staff: how to switch off the rule of the admin that refused.
     """
 
@@ -37,7 +37,7 @@ class Ratelimited(PermissionDenied):
     when = ""
     reference = ""
     remedy = ""
-    status = 429
+    status_code = 429
 
     def __init__(self, decision: Decision | str | None = None) -> None:
         if isinstance(decision, Decision):

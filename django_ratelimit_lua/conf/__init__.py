@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import iscoroutinefunction, signature
+from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from django.conf import settings
@@ -45,6 +47,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*")
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 """Without underscores, which servers drop or take for hyphens."""
 _KEY_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
+_NETWORK_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,49}", re.ASCII)
 _META_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
 """As CGI writes them: headers as HTTP_X_REAL_IP, the rest as REMOTE_ADDR."""
 _MAPPED = 96  # Leading bits of IPv6 addresses that may embed an IPv4 address.
@@ -203,6 +206,42 @@ def _networks(value: object, right: str, other: str = "") -> tuple[Network, ...]
         )
     except ValueError as error:
         raise ValueError(f"{right}; {error}") from None
+
+
+def _named_networks(value: object) -> Mapping[str, tuple[Network, ...] | Path]:
+    """Return the ranges of each network, or the file that has them."""
+    right = (
+        "must be a dict of names with a list of networks or the absolute path of a JSON file, such "
+        "as {'office': ['192.0.2.0/24'], 'google': '/var/lib/networks/googlebot.json'}"
+    )
+    if not isinstance(value, dict):
+        raise ValueError(right)
+    networks: dict[str, tuple[Network, ...] | Path] = {}
+    for name, source in value.items():
+        if not isinstance(name, str) or not _NETWORK_NAME.fullmatch(name):
+            raise ValueError(f"the name {name!r} is invalid; use letters, digits, '_', '-' and '.'")
+        if isinstance(source, (str, Path)) and Path(source).is_absolute():
+            networks[name] = Path(source)
+        else:
+            networks[name] = _networks(source, f"{name!r}: {right}")
+    return networks
+
+
+def _header_key(value: object) -> str:
+    return "HTTP_" + header(value).upper().replace("-", "_")
+
+
+def _exemption(value: object) -> Function:
+    function = _function(value)
+    if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        raise ValueError("must be a plain function, not a coroutine function")
+    try:
+        signature(function).bind("request")
+    except ValueError:
+        pass  # A built-in function without a signature.
+    except TypeError:
+        raise ValueError("must accept one argument, the request") from None
+    return function
 
 
 PRIVATE: tuple[Network, ...] = tuple(
@@ -369,6 +408,24 @@ class Conf(Table):
         or_none(_meta_key),
         "another source of the address: a key of ``request.META``, a callable ``(request)``, or "
         "its dotted path",
+    )
+    NETWORKS = Setting(
+        {},
+        _named_networks,
+        "networks by name, for the condition ``network`` of rules: a list of ranges, or the path "
+        "of a JSON file as Google, Bing and OpenAI publish it, see :doc:`/how-to/crawlers`",
+    )
+    REQUEST_START = Setting(
+        None,
+        or_none(_header_key),
+        "the header in which a proxy of ``RATELIMIT_TRUSTED_PROXIES`` writes when it received the "
+        "request, such as ``X-Request-Start``, see :doc:`/how-to/crawlers`",
+    )
+    EXEMPT = Setting(
+        None,
+        or_none(_exemption),
+        "a function of the request, or its dotted path. No limit applies to a request for which it "
+        "returns true",
     )
     IPV4_MASK = Setting(
         32, Whole(0, 32, "prefix length"), "the prefix length to which IPv4 addresses are masked"

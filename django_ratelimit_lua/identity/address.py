@@ -105,6 +105,17 @@ def _understood(text: str, why: str, ipv4_mask: int, ipv6_mask: int) -> ClientAd
     return ClientAddress(str(network), why, address)
 
 
+@lru_cache(maxsize=4096)
+def subnet(address: Address) -> str:
+    """Return the network that the key `subnet` counts: /24 of IPv4, /48 of IPv6.
+
+    >>> subnet(ipaddress.ip_address("203.0.113.9"))
+    '203.0.113.0/24'
+    """
+    bits = {4: 24, 6: 48}[address.version]
+    return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
+
+
 def _by_count(peer: str | None, text: str | None, header: str, hops: int) -> ClientAddress:
     if hops == 0:
         return address_as(peer, "it is REMOTE_ADDR; RATELIMIT_TRUSTED_PROXIES is 0")

@@ -67,7 +67,8 @@ class Option(NamedTuple):
       contradiction;
     - `describe`: returns the part about the value in the sentence that describes a rule;
     - `notice`: is called with any compiled rule, and returns a sentence for its form, or "";
-    - `is_place`: it says where a rule applies. A rule with one needs neither a path nor a key.
+    - `is_place`: it says where a rule applies. A rule with one of an optional app needs neither a
+      path nor a key.
 
     An option that no algorithm names is taken by every algorithm.
     """

@@ -8,12 +8,18 @@ in `Extension.options` for one of an optional app.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from django.utils.translation import gettext
 
 from ..extension import PLACES_OF_ANNEXES, annex_options
 from ..limits.call import MAX_COST
 from ..limits.options import OPTIONS, Option
-from ..limits.values import Whole, flag
+from ..limits.rate import LimitError, Rate
+from ..limits.values import Lines, Whole, flag
 from ..limits.values import gettext_noop as _
+from .conditions import ClientNetworks, UserAgents, Waited, waited_text
 
 COLUMNS: Mapping[str, str] = {
     "name": _("name"),
@@ -49,6 +55,39 @@ def tier_list(value: object) -> Sequence[object]:
     return value
 
 
+def _condition_words(text: str, value: Any) -> str:
+    """Return a condition in words, for the sentence that describes its rule."""
+    if isinstance(value, (list, tuple)):
+        value = ", ".join(value)
+    return gettext(text) % {"value": value}
+
+
+def _check_waited(rule: Any) -> None:
+    """Raise `LimitError` for a rule that cannot apply to busy times only.
+
+    Its refusals say nothing about the client, so they are neither counted nor offences. It would
+    lift the limit of a call site that it replaced.
+    """
+    for option in ("exempt", "ban_after", "count_denied"):
+        if rule.given.get(option):
+            text = _("%(option)s and %(other)s contradict each other: remove one of them")
+            raise LimitError(text, "waited", option="waited", other=option)
+    if rule.group == rule.name:
+        text = _("waited needs a path, a route, or the call site of another name")
+        raise LimitError(text, "waited")
+    if rule.template is None:
+        return
+    templates = [rule.template, *(tier for _name, tier in rule.template.tiers)]
+    rates = [rate for template in templates for rate in template.rates]
+    if any(isinstance(rate, Rate) and rate.is_slots for rate in rates):
+        raise LimitError(_("waited needs a rate such as 0/s, not a number of slots"), "waited")
+
+
+def has_value(name: str, value: object) -> bool:
+    """Return whether an option is set: an empty pattern matches requests without a user agent."""
+    return bool(value) or (name == "user_agent" and value == "")
+
+
 OPTIONS_OF_RULES: Mapping[str, Option] = {
     "tiers": Option(
         tier_list,
@@ -62,6 +101,40 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
         Whole(0, MAX_COST),
         _("cost"),
         _("Units per request. Empty: 1, or the cost at the call site."),
+    ),
+    "user_agent": Option(
+        Lines("['*bot*', '!*Googlebot*']"),
+        _("user agents"),
+        _(
+            "One per line, with * for any text, in any case: *bot*. With ! in front: none of "
+            "these. !?* is a request without a user agent."
+        ),
+        compile=UserAgents,
+        describe=partial(_condition_words, _("with the user agents %(value)s")),
+        is_place=True,
+    ),
+    "network": Option(
+        Lines("['google', 'bing']"),
+        _("networks"),
+        _(
+            "Names of RATELIMIT_NETWORKS, one per line: clients in one of them. With ! in front: "
+            "in none of these."
+        ),
+        compile=ClientNetworks,
+        describe=partial(_condition_words, _("from the networks %(value)s")),
+        is_place=True,
+    ),
+    "waited": Option(
+        waited_text,
+        _("waited longer than"),
+        _(
+            "For busy times, for example 500ms: only requests that waited longer before the "
+            "application began with them. Refusals are a 503."
+        ),
+        compile=Waited,
+        check_rule=_check_waited,
+        describe=partial(_condition_words, _("that waited longer than %(value)s")),
+        is_place=True,
     ),
     "exempt": Option(
         flag,

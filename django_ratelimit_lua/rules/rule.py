@@ -24,9 +24,10 @@ from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Option, read_options
 from ..limits.rate import LimitError, Rate
 from ..limits.values import Check, Choice, Text, Whole
+from .conditions import Condition
 from .errors import RuleError
 from .methods import parse_methods
-from .options import NAMES, field_names, own_options, places
+from .options import NAMES, field_names, has_value, own_options, places
 from .paths import path_pattern
 from .template import (
     CompiledRate,
@@ -91,6 +92,8 @@ class Rule:
     - `group`: the rule applies only at call sites of that name;
     - `methods`, `audience`: the HTTP methods (None: all) and the clients that it applies to;
     - `extra`: the compiled values of the options that are not options of a limit;
+    - `conditions`: the conditions among these, which a request has to meet as well;
+    - `waited`: the seconds of the option of that name; 0.0: it applies however busy the site is;
     - `is_elsewhere`: whether only an optional app, such as the gateway, applies it. The middleware
       and call sites never do;
     - `block`, `count_if`, `reset_if`, `cost_after`: the arguments of a call site, see `ratelimit`;
@@ -106,6 +109,8 @@ class Rule:
     methods: frozenset[str] | None = None
     audience: tuple[str, ...] = (EVERYONE,)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    conditions: Sequence[Condition] = ()
+    waited: float = 0.0
     is_elsewhere: bool = False
     mode: str = "enforce"
     order: int = 0
@@ -204,9 +209,20 @@ class Rule:
         match = resolved(request)
         return self.route is None or (match is not None and match.view_name == self.route)
 
+    def meets_conditions(self, request: HttpRequest) -> bool:
+        """Return whether a request meets the conditions of the rule."""
+        for condition in self.conditions:  # Without `all`, which costs time in every request.
+            if not condition.is_met(request):
+                return False
+        return True
+
     def matches(self, request: HttpRequest) -> bool:
-        """Return whether the rule applies to the path and the route of a request."""
-        return self.matches_path(request.path_info) and self.matches_route(request)
+        """Return whether the rule applies to a request, whatever its method and its user."""
+        return (
+            self.matches_path(request.path_info)
+            and self.matches_route(request)
+            and self.meets_conditions(request)
+        )
 
     def matches_method(self, request: HttpRequest) -> bool:
         """Return whether the rule applies to the HTTP method of a request."""
@@ -323,7 +339,8 @@ class _Reader:
         is_elsewhere = is_bare and any(map(given.get, places()))
         if is_bare and not (is_elsewhere or given.get("exempt")):
             group = name
-        own = {word: option for word, option in own_options().items() if given.get(word)}
+        own = {word: option for word, option in own_options().items()}
+        own = {word: option for word, option in own.items() if has_value(word, given.get(word))}
         extra = {word: self.read(word, self.extra, word, option) for word, option in own.items()}
         paths = self.read("path", self.paths) or ()
         audience = self.read("audience", self.audience) or (EVERYONE,)
@@ -344,6 +361,8 @@ class _Reader:
             methods=methods,
             audience=audience,
             extra=extra,
+            conditions=[value for value in extra.values() if isinstance(value, Condition)],
+            waited=getattr(extra.get("waited"), "seconds", 0.0),
             is_elsewhere=is_elsewhere,
             mode=given.get("mode") or "enforce",
             order=given.get("order") or 0,

@@ -367,6 +367,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
                 headers["Cache-Control"] = "no-store"
             else:
                 headers |= refusal.headers()
+        refusal = _last_refusal(request)
+        if refusal is not None and refusal.reason == "busy":
+            raise _throttled(refusal.retry_after, None, refusal)
         return self.throttle_failure()
 
     def throttle_success(self) -> bool:
@@ -496,7 +499,7 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
         error.status_code = details.status
     elif isinstance(exc, Ratelimited):
         details = refusal = refusal_of(HttpRequest() if request is None else request, exc.decision)
-        error = Throttled(exc.decision.retry_after, _detail(refusal))
+        error = _throttled(refusal.retry_after, _detail(refusal), refusal)
     elif isinstance(exc, Throttled):
         details = refusal = _last_refusal(request)
         # A view may have its own message.
@@ -504,7 +507,7 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
             wait = error.wait
             if refusal.retry_after is None:
                 wait = None
-            error = Throttled(wait, _detail(refusal))
+            error = _throttled(wait, _detail(refusal), refusal)
     if refusal is not None and refusal.is_forbidden:
         error = PermissionDenied(refusal.detail())
     response = drf_handler(error, context)
@@ -521,6 +524,15 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
     return response
 
 
+def _throttled(wait: float | None, detail: str | None, refusal: Refusal) -> Exception:
+    """Return DRF's exception for a refusal. By itself, it has the status 429."""
+    from rest_framework.exceptions import Throttled
+
+    error: Any = Throttled(wait, detail)
+    error.status_code = refusal.status
+    return cast(Exception, error)
+
+
 def _detail(refusal: Refusal) -> str | None:
     """Return the replacement for DRF's "Request was throttled.", or None to keep that.
 
@@ -528,7 +540,7 @@ def _detail(refusal: Refusal) -> str | None:
     """
     if refusal.retry_after is None:
         return refusal.detail() or None
-    if not refusal.message and refusal.reason == "at once":
+    if not refusal.message and refusal.reason in ("at once", "busy"):
         return refusal.begin()
     return refusal.message or None
 

@@ -219,7 +219,10 @@ def refusing(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
         return (yield from _refuse(request, decision))
     refusal = refusal_of(request, decision)
     if not issubclass(exception, Ratelimited):
-        raise exception()
+        other = exception()
+        if refusal.reason == "busy":
+            vars(other)["status_code"] = refusal.status
+        raise other
     with language_of(request):
         error = refusal.tell(exception(decision))
     error.message = error.message or str(error)

@@ -124,7 +124,9 @@ def read_described_request(meta: Meta) -> DescribedRequest:
     environ["CONTENT_TYPE"] = meta.get("CONTENT_TYPE", "")
     others = [other.encode("latin-1").decode(errors="replace") for other in paths[1:]]
     request.readings = (request.path_info, *others)
-    request_state(request).looked_ahead = True  # The URLs of this site are not that server's.
+    state = request_state(request)
+    state.looked_ahead = True  # The URLs of this site are not that server's.
+    state.is_wait_measured = True  # It did not wait for this site.
     if gateway_settings.GATEWAY_USER_HEADER is not None:
         user = meta.get(_key(gateway_settings.GATEWAY_USER_HEADER), "").strip()
         log_in(request, VouchedUser(user))
