@@ -25,6 +25,7 @@ from .extension import (
 )
 from .identity import secrets_by_id
 from .identity.keys import registered_keys
+from .identity.networks import networks
 from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, read_published, values_by_key
@@ -129,6 +130,14 @@ TWO_DATABASES = Problem(
     "E039",
     "Correct DATABASE_ROUTERS: {users}, django_ratelimit_lua and its optional apps need the same "
     "database.",
+)
+UNREAD_NETWORK = Problem(
+    "W040", "Write the file anew. Every process reads it again within a second when it has changed."
+)
+NO_WAITING_TIME = Problem(
+    "W041",
+    "Set RATELIMIT_REQUEST_START to a header that your proxy overwrites, and "
+    "RATELIMIT_TRUSTED_PROXIES to the networks of the proxy.",
 )
 ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.options.")
 EARLIER_KEY = Problem(
@@ -502,6 +511,23 @@ def check_proxies(**kwargs: object) -> Iterator[CheckMessage]:
 
 
 @register(Tags.caches)
+def check_conditions(**kwargs: object) -> Iterator[CheckMessage]:
+    """Check that networks can be read, and that the waiting time of requests is known."""
+    with suppress(ImproperlyConfigured):  # `check_settings` reports it.
+        yield from map(UNREAD_NETWORK.message, networks.problems())
+        for rule in _valid_rules():
+            yield from _no_waiting_time(rule)
+
+
+def _no_waiting_time(rule: Rule) -> Iterator[CheckMessage]:
+    is_known = conf.REQUEST_START is not None and isinstance(conf.TRUSTED_PROXIES, tuple)
+    if rule.waited and not is_known:
+        yield NO_WAITING_TIME.message(
+            f"Rule {rule.name!r} never applies, because the waiting time of requests is not known."
+        )
+
+
+@register(Tags.caches)
 def check_script_name(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that no path of a rule begins with `FORCE_SCRIPT_NAME`, which rules do not match."""
     script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
@@ -574,7 +600,9 @@ def check_published(
         )
     for rule in rules:
         try:
-            if rule.compiled().counts_missing_bodies and rule.mode != "off":
+            compiled = rule.compiled()
+            yield from _no_waiting_time(compiled)
+            if compiled.counts_missing_bodies and rule.mode != "off":
                 yield _no_method(f"Rule {rule.name!r}")
         except RuleError as error:
             yield BAD_ROW.message(f"A rule, or a part of it, is not applied: {error}")

@@ -1,4 +1,4 @@
-"""Conditions of rules that only a request can meet: its user agent, its network, its waiting time."""
+"""Conditions of rules: the user agent, the network and the waiting time of a request."""
 
 from __future__ import annotations
 

@@ -211,10 +211,7 @@ class Rule:
 
     def meets_conditions(self, request: HttpRequest) -> bool:
         """Return whether a request meets the conditions of the rule."""
-        for condition in self.conditions:  # Without `all`, which costs time in every request.
-            if not condition.is_met(request):
-                return False
-        return True
+        return all(condition.is_met(request) for condition in self.conditions)
 
     def matches(self, request: HttpRequest) -> bool:
         """Return whether the rule applies to a request, whatever its method and its user."""
@@ -339,8 +336,8 @@ class _Reader:
         is_elsewhere = is_bare and any(map(given.get, places()))
         if is_bare and not (is_elsewhere or given.get("exempt")):
             group = name
-        own = {word: option for word, option in own_options().items()}
-        own = {word: option for word, option in own.items() if has_value(word, given.get(word))}
+        table = own_options()
+        own = {word: table[word] for word in table if has_value(word, given.get(word))}
         extra = {word: self.read(word, self.extra, word, option) for word, option in own.items()}
         paths = self.read("path", self.paths) or ()
         audience = self.read("audience", self.audience) or (EVERYONE,)

@@ -354,7 +354,7 @@ class RequestPlanner(Planner):
         """Return whether `RATELIMIT_EXEMPT` exempts the request; not if the function raises."""
         call = partial(is_exempt, self.request)
         try:
-            return bool((yield Wait(call, sync_to_async(call))))
+            return bool((yield Wait(call, lambda: sync_to_async(call)())))
         except Exception as error:
             problems.failed("RATELIMIT_EXEMPT", error)
             return False

@@ -107,9 +107,9 @@ class Refusal(ErrorDetails):
     """The content of the response to a decision that refuses.
 
     - `reason`: "wait": waiting helps; "at once": slots may be free at any moment; "busy": a rule
-      with `waited` refuses; "banned": until a ban ends; "blocked": without an end; "unavailable": the limit is 0; "too large": more than the
-      limit can ever allow; "unknown": no decision is known, as when `Ratelimited` is raised by
-      hand;
+      with `waited` refuses; "banned": until a ban ends; "blocked": without an end; "unavailable":
+      the limit is 0; "too large": more than the limit can ever allow; "unknown": no decision is
+      known, as when `Ratelimited` is raised by hand;
     - `message`: the message of the rule, or empty;
     - `reference`: see `web.reference`; may be empty;
     - `is_forbidden`: whether a block responds with 403 instead of 429. Such a response does not

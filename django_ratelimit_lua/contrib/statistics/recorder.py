@@ -23,7 +23,7 @@ from ...process.forks import renew_after_fork
 from ...rules.problems import failed_rules
 from ...store import Patience, failures, flusher
 from .keys import OTHER
-from .results import FREE, SHADOW, TIME_BOUNDS, result_of, results_of
+from .results import FREE, SHADOW, TIME_BOUNDS, WAIT_BOUNDS, result_of, results_of
 from .tables import Hits, Kind, Person, RequestCount, Tables
 from .writing import Writer
 
@@ -63,6 +63,7 @@ class Recorder:
         self._lock = RLock()
         self._flushing = Lock()
         self._queue: deque[Decided] = deque()
+        self._waits: deque[float] = deque()
         self._requests: list[RequestCount] = []
         self._is_awaited = False
         self._tables = Tables()
@@ -82,6 +83,8 @@ class Recorder:
             request = state.count
             if request is None:
                 request = state.count = RequestCount(state.running)
+                if state.waited is not None:
+                    self._waits.append(state.waited)
         queue = self._queue
         queue.append((charges, decision, seconds, exempt, request))
         if not self._is_awaited:  # Reset by `flush` before it looks at the queue.
@@ -98,6 +101,10 @@ class Recorder:
             tables = self._tables
             queue = self._queue
             tables.began = tables.began or time.time()
+            for _ in range(len(self._waits)):
+                waited = self._waits.popleft()
+                tables.waits[bisect_left(WAIT_BOUNDS, waited)] += 1
+                tables.waited += waited
             kinds = tables.kinds
             people = tables.people
             for _ in range(len(queue)):

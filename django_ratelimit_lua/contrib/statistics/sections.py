@@ -25,6 +25,7 @@ from ...operations.formatting import (
     milliseconds_words,
     moment_words,
     number_words,
+    share_words,
 )
 from ...publishing.publish import primary
 from ...rules.rule import is_unwritable
@@ -50,7 +51,7 @@ from .report import (
     span_of,
     spec_of,
 )
-from .results import percentile_95
+from .results import WAIT_BOUNDS, percentile_95
 
 # Translators: formats of Django's date filter
 STEP_FORMATS: dict[str, Any] = {
@@ -97,6 +98,7 @@ def _site_context(request: HttpRequest) -> Context:
             _limits_report(request, most, period),
             _clients_report(request, SITE, period, site.refusals),
             _clients_report(request, SITE, period, "used"),
+            *_waits_reports(period),
             _steps_report(site),
         ],
     }
@@ -235,6 +237,31 @@ def _steps_report(course: Course) -> Report:
         ],
         PERIOD_NAMES[course.period],
         is_closed=True,
+    )
+
+
+def _waits_reports(period: str) -> Iterator[Report]:
+    """Yield how long requests waited, if the application knows it."""
+    numbers = reading.times(SITE, span_of(period), b"waits:%d")
+    total = sum(numbers.values())
+    if not total:
+        return
+    rows = []
+    for bucket, number in sorted(numbers.items()):
+        words = _("longer")
+        if bucket < len(WAIT_BOUNDS):
+            words = _("up to %(time)s") % {"time": milliseconds_words(WAIT_BOUNDS[bucket])}
+        rows.append([words, number_words(number), share_words(number / total)])
+    yield Report(
+        _("Waiting time of requests"),
+        [
+            Column(_("waited")),
+            Column(_("requests"), "number"),
+            Column(_("share of requests"), "number"),
+        ],
+        rows,
+        PERIOD_NAMES[period],
+        _("The time in front of the application, see RATELIMIT_REQUEST_START."),
     )
 
 

@@ -80,13 +80,16 @@ class Tables:
 
     - `began`: the moment, in seconds since 1970 (0: no counts);
     - `people`: the clients, by name and digest;
-    - `requests`: the requests of the whole site, by result.
+    - `requests`: the requests of the whole site, by result;
+    - `waits`: those whose waiting time is known, by the bucket of that; `waited`: its sum.
     """
 
     began: float = 0.0
     kinds: dict[Kind, Hits] = field(default_factory=dict)
     people: dict[tuple[str, bytes], Person] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
+    waits: Counter[int] = field(default_factory=Counter)
+    waited: float = 0.0
 
 
 class RequestCount:
