@@ -256,7 +256,11 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
         if not is_forbidden:
             reason = _reason(refused)
             seconds = decision.retry_after
-            busy = [state.busy[limit.name] for limit in refused if limit.name in state.busy]
+            busy = [
+                state.busy[limit.name]
+                for limit in refused
+                if not limit.is_block and limit.name in state.busy
+            ]
             if busy:
                 reason = "busy"
                 seconds = max(busy)
