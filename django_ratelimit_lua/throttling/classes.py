@@ -41,6 +41,7 @@ from ..rules.template import LimitTemplate
 from ..web.headers import add_headers
 from ..web.plan import OnError, Place, RequestPlanner
 from ..web.refusal import ErrorDetails, Refusal, details_of, refusal_of
+from ..web.responses import leave_unlogged
 from .batch import decision_for
 
 if TYPE_CHECKING:
@@ -521,6 +522,8 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
         response.headers[name] = value
     if refusal is not None:
         add_headers(response, refusal.decision)
+        if refusal.reason == "busy":
+            leave_unlogged(response)
     return response
 
 

@@ -228,7 +228,9 @@ class Planner:
         for decided in self.charges:
             state = decided.state
             rule_name = getattr(decided.rule, "name", "")
-            if rule_name and self.counted is not None:
+            # A call site of that name keeps its own limit beside a rule with `waited`.
+            is_recorded = rule_name and not getattr(decided.rule, "waited", 0.0)
+            if is_recorded and self.counted is not None:
                 self.counted[rule_name] = self.call_site
             if state.allowed or decision.source == "fallback" or not limit_exceeded.receivers:
                 continue
