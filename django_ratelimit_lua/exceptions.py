@@ -30,13 +30,11 @@ class Ratelimited(PermissionDenied):
             `RATELIMIT_VIEW` and `RATELIMIT_EXCEPTION_CLASS`, and may be empty.
         reference: A code by which support finds the limit that refused.
         status_code: 429, 403 for a block with that status, or 503 if a rule with `waited` refused.
-        remedy: For staff: how to switch off the rule of the admin that refused.
     """
 
     message: str
     when = ""
     reference = ""
-    remedy = ""
     status_code = 429
 
     def __init__(self, decision: Decision | str | None = None) -> None:

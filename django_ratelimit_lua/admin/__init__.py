@@ -1,4 +1,4 @@
-"""The pages of the Django admin: rules, overrides, history, inspector, clients and bans.
+"""The pages of the Django admin: rules, overrides, history, clients, overrides and bans.
 
 This package shows the results of operations, and saves models. It imports `operations` and lower
 packages. It does not decide anything about a request itself.
@@ -16,10 +16,9 @@ from .pages import register_page
 
 __all__ = [
     "base",
-    "client_links",
     "history",
     "identities",
-    "inspector",
+    "links",
     "pages",
 ]
 
@@ -50,7 +49,6 @@ admin.site.register(RateLimitRule, deferred("rules.RuleAdmin"))
 admin.site.register(RateLimitOverride, deferred("overrides.OverrideAdmin"))
 admin.site.register(RateLimitChange, deferred("history.ChangeAdmin"))
 register_page("Overview", _("Overview"), deferred("overview.OverviewPage"))
-register_page("Inspector", _("Inspector"), deferred("inspector.InspectorPage"))
 register_page("Client", _("Clients"), deferred("clients.ClientPage"))
 register_page("Bans", _("Bans"), deferred("bans.BanPage"))
 register_page("Processes", _("Processes"), deferred("processes.ProcessPage"))

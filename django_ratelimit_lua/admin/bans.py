@@ -13,13 +13,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
-from ..identity.forwarded import covers, parse_address
 from ..models import RateLimitRule
 from ..operations.bans import ActiveBan, active_bans, lift_bans
-from ..operations.clients import find_clients, is_prefix
-from .client_links import client_links, client_url
-from .identities import WHO, link_words, readable_parts, visible_name
-from .inspector import may_inspect
+from ..operations.client_search import computed_clients, is_match, is_prefix
+from .identities import WHO, link_words, may_see_clients, readable_parts, visible_name
+from .links import client_links, client_url
 from .pages import ActionPage, Context, page_response
 
 SHOWN = 100
@@ -36,7 +34,7 @@ LIFTED = {
 class BanPage(ActionPage):
     """The page of bans and the actions of its buttons."""
 
-    may_see = staticmethod(may_inspect)
+    may_see = staticmethod(may_see_clients)
 
     def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
         """Show the banned clients."""
@@ -126,7 +124,7 @@ def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[A
     also matches by its network or a part of its name, and a ban by its reason.
     """
     words = text.casefold()
-    digests = {client.digest for client in find_clients(text)}
+    digests = {client.digest for client in computed_clients(text)}
     found = []
     for active in bans:
         texts = [active.limit, active.rule]
@@ -134,11 +132,8 @@ def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[A
         if is_prefix(words):
             is_found = is_found or active.identity.startswith(words)
         if sees_names:
-            addresses = [value.partition("/")[0] for kind, value in active.who if kind == "ip"]
-            is_found = is_found or any(covers(text, address) for address in addresses)
+            is_found = is_found or is_match(active.who, text)
             texts.append(active.why)
-            if parse_address(text) is None:  # Otherwise 203.0.113.9 would find 203.0.113.99.
-                texts += [value for _kind, value in active.who]
         if is_found or any(words in each.casefold() for each in texts):
             found.append(active)
     return found

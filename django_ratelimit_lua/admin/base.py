@@ -11,11 +11,14 @@ from django.contrib.admin.utils import flatten
 from django.db.models import Model
 from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
+from django.template.response import SimpleTemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
+from ..conf import conf
 from ..models.audit import Conflict, acting
 from ..publishing import triggers
+from ..store import page_deadline
 
 View = Callable[..., HttpResponse]
 
@@ -77,10 +80,9 @@ def _shown_sections(
         if names == ["confirm"] and not getattr(form, "asks", False):
             continue
         classes = set(section.get("classes", ()))
-        if "collapse" in classes and any(
-            name in form.errors or _has_value(form, name) for name in names
-        ):
-            classes.remove("collapse")
+        is_open = getattr(form, "is_redrawn", False)
+        if is_open or any(name in form.errors or _has_value(form, name) for name in names):
+            classes.discard("collapse")
         yield title, {**section, "classes": sorted(classes)}
 
 
@@ -94,18 +96,26 @@ def _has_value(form: ModelForm[Model], name: str) -> bool:
 
 
 def audited(view: View) -> View:
-    """Wrap a view: its changes are recorded as made by the user.
+    """Wrap the view of a page.
 
-    It warns if saved changes are not live.
+    Its changes are recorded as made by the user. All its calls of Redis have one deadline. The page
+    says once that Redis does not answer, or that saved changes are not in force.
     """
 
     @wraps(view)
     def audited_view(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
-        with acting(request.user):
+        with acting(request.user), page_deadline() as deadline:
             response = view(request, *args, **kwargs)
-        is_saved = request.method == "POST" and getattr(response, "status_code", 0) == 302
-        if is_saved and triggers.unpublished:
-            messages.warning(request, _("Saved, but not published yet: %s") % triggers.unpublished)
+            is_saved = request.method == "POST" and response.status_code == 302
+            if is_saved and triggers.unpublished:
+                words = _("Saved, but not published yet: %s")
+                messages.warning(request, words % triggers.unpublished)
+            elif response.status_code == 200 and deadline.error is not None:
+                words = _("Redis does not answer (%(error)s). Limits use their policy: %(policy)s.")
+                values = {"error": deadline.error, "policy": conf.ON_STORE_ERROR}
+                messages.warning(request, words % values)
+            if isinstance(response, SimpleTemplateResponse):
+                response.render()  # Its columns may read Redis.
         return response
 
     return audited_view

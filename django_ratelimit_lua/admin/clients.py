@@ -1,106 +1,100 @@
-"""The page of one client: what refuses it, its counts, bans and overrides, with buttons."""
+"""The clients: a search, and the page of one client with its limits, bans and overrides."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
-from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
 
+from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity import is_digest
-from ..identity.names import Part
-from ..operations.admin_urls import admin_url
-from ..operations.clients import (
-    MAX_LISTED,
-    ExplainedClient,
-    explain_client,
-    find_clients,
-    is_prefix,
-    override_subject,
+from ..identity.names import Name, shown
+from ..limits.ban import Ban
+from ..limits.decision import LimitState
+from ..models import RateLimitOverride
+from ..operations.bans import active_bans
+from ..operations.client_search import (
+    FoundClient,
+    computed_clients,
+    find_network,
+    search_clients,
 )
+from ..operations.clients import MAX_LISTED, ExplainedClient, explain_client, overrides_of
+from ..operations.explain import ExplainedLimit, reset
+from ..operations.formatting import moment_words
 from ..operations.reference import BadReferenceError, open_reference
-from ..operations.subjects import Subject
+from ..operations.subjects import Subject, add, end
+from ..web.durations import duration_words
 from .bans import LIFTED, ban_key, lift
-from .client_links import client_url, known_clients, override_url
-from .forms import DURATIONS, own_digests
-from .identities import link_words, may_see_names, may_see_overrides, readable_parts, visible_name
-from .inspector import (
-    DONE,
-    block_words,
-    end_override,
-    limit_rows,
-    may_inspect,
-    reset_counts,
-    save_override,
+from .identities import (
+    WHO,
+    identity_words,
+    link_words,
+    may_see_clients,
+    may_see_names,
+    may_see_overrides,
+    override_words,
+    readable_parts,
+    visible_name,
 )
+from .links import client_links, client_url, known_clients, network_url, override_url
+from .override_form import DURATIONS, own_digests
 from .pages import ActionPage, Context, page_response
 
 MAX_TEXT_LENGTH = 500
+HOUR = "3600"
+DONE = {
+    "block": gettext_lazy("%(client)s is blocked %(duration)s."),
+    "exempt": gettext_lazy("%(client)s is exempt %(duration)s."),
+}
 
 
 class ClientPage(ActionPage):
     """A search, and the page of one client with its buttons."""
 
-    may_see = staticmethod(may_inspect)
+    may_see = staticmethod(may_see_clients)
 
     def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
         """Show the client of the digest in the query, or search for clients."""
         text = _search_text(request)
         digest = request.GET.get("digest", "")
+        if not digest and is_digest(text.lower()):
+            digest = text.lower()
         context["text"] = text
         try:
             if is_digest(digest):
                 context |= self._client(request, digest)
             elif text:
-                found = self._search(request, text)
-                if isinstance(found, HttpResponse):
-                    return found
-                context["results"] = found
+                context |= _search(request, text)
         except StoreError as error:
             context["error"] = error
+        found = context.get("found", ())
+        if len(found) == 1:
+            return HttpResponseRedirect(found[0]["url"])
         return page_response(self, request, "client.html", context)
-
-    def _search(self, request: HttpRequest, text: str) -> HttpResponse | list[Context]:
-        """Return the clients that a text names, or a redirect if it names only one."""
-        try:
-            reference = open_reference(text).reference
-        except BadReferenceError:
-            pass
-        else:
-            inspector = admin_url(request, "django_ratelimit_lua_inspect")
-            return HttpResponseRedirect(f"{inspector}?{urlencode({'reference': reference})}")
-        if is_digest(text.lower()):
-            return HttpResponseRedirect(client_url(request, text.lower()))
-        rows = []
-        for found in find_clients(text):
-            url = client_url(request, found.digest, q=text)
-            rows.append({"digest": found.digest, "words": found.label, "url": url})
-        if is_prefix(text.lower()):
-            for digest, name in known_clients(request, text.lower()).items():
-                words = ", ".join(part.words for part in readable_parts(request, [name])[0])
-                rows.append({"digest": digest, "words": words, "url": client_url(request, digest)})
-        if len(rows) == 1:
-            return HttpResponseRedirect(rows[0]["url"])
-        return rows[:MAX_LISTED]
 
     def _client(self, request: HttpRequest, digest: str) -> Context:
         """Return the context for one client."""
-        entered, client = _explain(request, digest)
         records = [
             record
             for extension in extensions
             for record in extension.client(request, digest).values()
         ]
-        recorded = [client.name, *(record.name for record in records)]
-        parts = list(entered) or visible_name(request, next(filter(None, recorded), ()))
+        parts = _name(request, digest, [record.name for record in records])
+        client = explain_client(digest, request.GET.get("name", ""), parts)
         (words,) = readable_parts(request, [parts])
-        rows = limit_rows(request, client.found)
+        rows = _limit_rows(request, client, parts)
         ask = request.GET.get("ask", "")
         return {
             "title": link_words(words, digest),
@@ -117,10 +111,9 @@ class ClientPage(ActionPage):
                 request, digest, request.GET.get("name", ""), q=_search_text(request)
             ),
             "override_url": override_url(request, digest, parts),
-            "inspect": urlencode(_described(entered or parts)),
-            "ask": ask if ask in ("block", "exempt") else "",
+            "ask": ask if ask in DONE else "",
             "durations": DURATIONS.items(),
-            "hour": "3600",
+            "hour": HOUR,
             "may_see_overrides": may_see_overrides(request),
             "may_see_names": may_see_names(request),
         }
@@ -132,55 +125,144 @@ class ClientPage(ActionPage):
             raise PermissionDenied
         if action in DONE:
             self._override(request, digest, action)
-        elif action == "reset":
-            reset_counts(self, request, _explain(request, digest)[1].found, target)
+            return {}
+        name = _name(request, digest)
+        client = explain_client(digest, request.GET.get("name", ""), name)
+        if action == "reset":
+            _reset_counts(request, client, target, name)
         elif action == "end":
-            overrides = _explain(request, digest)[1].overrides
-            problem = _("This override has ended already.")
-            end_override(self, request, overrides, target, problem)
+            self._end(request, client.overrides, target)
         elif action in LIFTED:
-            lift(request, _explain(request, digest)[1].bans, action, target)
+            lift(request, client.bans, action, target)
         else:
             raise PermissionDenied
         return {}
 
     def _override(self, request: HttpRequest, digest: str, action: Any) -> None:
+        """Block or exempt a client, and report it."""
         duration = request.POST.get("duration", "")
         if duration not in DURATIONS:
             raise PermissionDenied
         if action == "block" and digest in own_digests(request):
-            messages.error(
-                request, _("This includes your own account: you would lock yourself out.")
-            )
+            text = _("This includes your own account: you would lock yourself out.")
+            messages.error(request, text)
             return
         subject = Subject(digest=digest)
-        reason = _("from the page of the client")
-        override = subject.override(action, int(duration), reason=reason)
-        placeholders = {"client": subject, "duration": DURATIONS[duration]}
-        save_override(self, request, override, placeholders, _("From the page of the client."))
+        override = subject.override(
+            action,
+            int(duration),
+            reason=_("from the page of the client"),
+            label=identity_words(_recorded_name(request, digest))[:200],
+        )
+        if add([override]) == [override]:
+            self.log_addition(request, override, _("From the page of the client."))
+        else:
+            messages.info(request, _("The same override is already present, so none was added."))
+        placeholders = {"client": override, "duration": DURATIONS[duration]}
+        messages.success(request, DONE[action] % placeholders)
+
+    def _end(self, request: HttpRequest, overrides: Iterable[RateLimitOverride], key: str) -> None:
+        """End the override with this key, and report it."""
+        chosen = [override for override in overrides if str(override.pk) == key]
+        if not chosen:
+            messages.warning(request, _("This override has ended already."))
+            return
+        ended = end(chosen)
+        for override in ended:
+            self.log_change(request, override, _("Ended."))
+        for words in dict.fromkeys(override_words(request, override) for override in ended):
+            messages.success(request, _("Ended: %(override)s.") % {"override": words})
 
 
 def _search_text(request: HttpRequest) -> str:
     return request.GET.get("q", "").strip()[:MAX_TEXT_LENGTH]
 
 
-def _explain(request: HttpRequest, digest: str) -> tuple[tuple[Part, ...], ExplainedClient]:
-    """Return the name of a client, and the limits and other data about the client.
+def _name(request: HttpRequest, digest: str, recorded: Iterable[Sequence[Any]] = ()) -> Name:
+    """Return the parts of a client: as they were searched, or as they are recorded."""
+    for found in computed_clients(_search_text(request)):
+        if found.digest == digest:
+            return list(found.name)
+    for name in recorded:
+        if name:
+            return visible_name(request, name)
+    return _recorded_name(request, digest)
 
-    The name is empty if the search text does not find the client.
-    """
-    found = find_clients(_search_text(request))
-    name = next((each.name for each in found if each.digest == digest), ())
-    field, value = override_subject(digest, name)
-    address = value if field == "network" else ""
-    return name, explain_client(digest, request.GET.get("name", ""), address)
+
+def _recorded_name(request: HttpRequest, digest: str) -> Name:
+    return known_clients(request, digest).get(digest, [])
+
+
+def _search(request: HttpRequest, text: str) -> Context:
+    """Return the clients that a text finds, and what it refers to if it is a reference."""
+    named = known_clients(request)
+    found = search_clients(text, named)
+    context: Context = {"found": _found_rows(request, text, found), "is_searched": True}
+    network = find_network(text)
+    if network is not None:
+        context["network"] = network
+        context["network_url"] = network_url(request, str(network))
+        if conf.SHOW_IDENTITIES != "plain":
+            context["problem"] = _(
+                "Names of clients are masked (RATELIMIT_SHOW_IDENTITIES), so the clients within a "
+                "network cannot be listed. Search for an address."
+            )
+        elif not request.user.has_perm(WHO):
+            context["problem"] = _(
+                "To list the clients within a network, you need the permission “May see the names "
+                "of clients”."
+            )
+    elif not found:
+        context |= _reference(request, text, named)
+    return context
+
+
+def _found_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -> list[Context]:
+    digests = [client.digest for client in found]
+    overrides = overrides_of(digests)
+    bans = {
+        digest: list(active)
+        for digest, active in groupby(
+            active_bans(MAX_LISTED, digests) if digests else [], attrgetter("identity")
+        )
+    }
+    names = readable_parts(request, [list(client.name) for client in found])
+    return [
+        {
+            "digest": client.digest,
+            "words": client.label or ", ".join(part.words for part in words),
+            "url": client_url(request, client.digest, q=text if client.label else ""),
+            "bans": bans.get(client.digest, ()),
+            "overrides": [row for row in overrides[client.digest] if row.is_active()],
+        }
+        for client, words in zip(found, names, strict=True)
+    ]
+
+
+def _reference(request: HttpRequest, text: str, named: dict[str, Name]) -> Context:
+    """Return what a reference contains, and the known clients whose digest begins so."""
+    try:
+        opened = open_reference(text)
+    except BadReferenceError:
+        return {}
+    places = {limit.place for limit in opened.limits}
+    name = places.pop() if len(places) == 1 else ""
+    known = [pair for pair in sorted(named.items()) if pair[0].startswith(opened.digest_prefix)]
+    if text.isalnum() and not (opened.limits or opened.overrides or known):
+        return {}  # Any word of 12 letters could be a reference.
+    return {
+        "opened": opened,
+        "clients": client_links(request, known[:MAX_LISTED], name),
+        "may_see_overrides": may_see_overrides(request),
+        "may_see_names": may_see_names(request),
+    }
 
 
 def _lead(client: ExplainedClient, rows: Sequence[Context]) -> tuple[str, str]:
     """Return the state in force, as a CSS class and in words."""
     block = client.found.block
     if block is not None:
-        return "refused", block_words(block)
+        return "refused", _block_words(block)
     reasons = [row["reason"] for row in rows if row.get("reason")]
     if reasons:
         return "refused", reasons[0]
@@ -189,7 +271,109 @@ def _lead(client: ExplainedClient, rows: Sequence[Context]) -> tuple[str, str]:
     return "allowed", _("No limit refuses this client now")
 
 
-def _described(parts: Iterable[Part]) -> dict[str, str]:
-    """Return the fields of the inspector's form that describe a client, without masked ones."""
-    fields = {"ip": "address", "user": "user"}
-    return {fields[kind]: value for kind, value in parts if kind in fields and "/" not in value}
+def _block_words(block: RateLimitOverride) -> str:
+    """Return the state of a client that an override blocks, in words."""
+    if block.ends is None:
+        return _("Blocked by an override, for good")
+    return _("Blocked by an override until %(until)s") % {"until": moment_words(block.ends)}
+
+
+def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, name: Name) -> None:
+    """Reset the counts under the limit of this name (empty: all), and report it."""
+    names = {limit.name for limit in client.found.met if target in ("", limit.name)}
+    try:
+        done = reset(client.found, names, {client.digest: name})
+    except StoreError as error:
+        messages.error(request, _("Nothing was reset: %s") % error)
+        return
+    if done:
+        messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
+    else:
+        messages.warning(request, _("Nothing was reset: no limit counts this client."))
+
+
+def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> list[Context]:
+    """Return the limits as the page shows them."""
+    if client.found.decision.source == "fallback":
+        messages.warning(request, _("Redis is unavailable: the counts are unknown."))
+    rows = []
+    for limit in client.found.met:
+        row: Context = {"limit": limit, "verdict": _verdict(limit)}
+        digest = limit.charge.digest.decode()
+        name = parts
+        if digest != client.digest:
+            name = shown(limit.planned.identity)
+            (words,) = readable_parts(request, [name])
+            row |= {"of": link_words(words, digest), "url": client_url(request, digest)}
+        row["limit_url"] = override_url(request, digest, name, limit.counted_as)
+        if _is_blocked(limit):
+            row["verdict"] = "blocked"
+        elif limit.refuses and limit.state is not None:
+            row |= {"reason": _reason(limit), "again": _again(limit.state)}
+        rows.append(row)
+    return rows
+
+
+def _is_blocked(limit: ExplainedLimit) -> bool:
+    """Return whether an override blocks all requests that this limit counts."""
+    if limit.state is None or not limit.state.enforced or limit.override is None:
+        return False
+    return limit.override.effect == RateLimitOverride.Effects.BLOCK
+
+
+def _verdict(limit: ExplainedLimit) -> str:
+    """Return the verdict of a limit: "over" if it is exceeded but does not refuse."""
+    if limit.state is None:
+        return "exempt"
+    if limit.state.allowed:
+        return "allowed"
+    if limit.refuses:
+        return "refused"
+    return "over"
+
+
+def _again(state: LimitState) -> str:
+    if state.retry_after is None:
+        return _("never")
+    return _("in %s") % duration_words(state.retry_after)
+
+
+def _reason(limit: ExplainedLimit) -> str:
+    """Return why a limit refuses, in one sentence."""
+    state = limit.state
+    assert state is not None
+    name = limit.counted_as or limit.name
+    if state.ban is not None and state.banned_until is not None:
+        return _ban_words(name, state.ban, state.banned_until)
+    placeholders = {**state._asdict(), "name": name, "again": _again(state)}
+    kind = limit.charge.limit.kind
+    if state.is_slots and state.retry_after is not None:
+        text = _(
+            "Refused by %(name)s: %(used)s of %(limit)s slots are in use; one may become free at "
+            "any time."
+        )
+    elif kind.is_bucket or kind.holds:  # Units drain continuously, so they have no beginning.
+        text = _("Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s.")
+    else:
+        seconds = state.period
+        if kind.ends_together:
+            seconds -= state.reset_after
+        placeholders["moment"] = moment_words(timezone.now() - datetime.timedelta(seconds=seconds))
+        text = _(
+            "Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s; "
+            "used %(used)s since %(moment)s."
+        )
+    return text % placeholders
+
+
+def _ban_words(name: str, ban: Ban, until: datetime.datetime) -> str:
+    """Return why a ban refuses, in one sentence."""
+    placeholders = {"name": name, "until": moment_words(until), "offences": ban.offences}
+    if not ban.offences:
+        return _("Banned by %(name)s by hand until %(until)s.") % placeholders
+    text = ngettext(
+        "Banned by %(name)s until %(until)s after %(offences)d refusal.",
+        "Banned by %(name)s until %(until)s after %(offences)d refusals.",
+        ban.offences,
+    )
+    return text % placeholders

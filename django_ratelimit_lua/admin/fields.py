@@ -17,6 +17,9 @@ from ..limits.options import OPTIONS, Option
 from ..limits.values import Choice, Lines, Number, Whole, flag
 from ..rules.options import tier_list
 
+OTHER = "other"
+"""The choice of another key in a list of keys."""
+
 
 def option_field(option: Option) -> forms.Field:
     """Return a form field for an option, by the type of its check."""
@@ -71,24 +74,56 @@ class LinesField(forms.CharField):
 
 
 class NamesField(forms.MultipleChoiceField):
-    """Names that are stored as one text, with commas between them."""
+    """Names that are stored as one text.
+
+    Args:
+        separator: What separates them.
+        none: The text if no name is selected.
+    """
 
     widget = forms.CheckboxSelectMultiple
 
-    def offer(self, names: Iterable[str]) -> None:
-        """Set the names to choose from."""
-        self.choices = [(name, name) for name in dict.fromkeys(names)]
+    def __init__(self, *args: Any, separator: str = ", ", none: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, required=False, **kwargs)
+        self.separator = separator
+        self.none = none
+
+    def offer(self, names: Iterable[tuple[str, str]]) -> None:
+        """Set the names to choose from, each with its label."""
+        self.choices = [*dict(names).items()]
 
     def prepare_value(self, value: Any) -> Any:
         if isinstance(value, str):
-            return split(value)
+            return split(value, self.separator)
         return value
 
+    def to_python(self, value: Any) -> Any:
+        return [name for name in super().to_python(value) if name != self.none]
+
     def clean(self, value: object) -> Any:
-        return ", ".join(super().clean(value))
+        return self.separator.join(super().clean(value)) or self.none
 
     def has_changed(self, initial: object, data: Any) -> bool:
-        return super().has_changed(self.prepare_value(initial), data)
+        before, now = (self.to_python(self.prepare_value(each)) for each in (initial, data))
+        return super().has_changed(before, now)
+
+
+class KeyWidget(forms.Select):
+    """A list of keys. The last choice is another key, which is entered as text."""
+
+    template_name = "admin/django_ratelimit_lua/key.html"
+
+    def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
+        other = ""
+        if value and value not in dict(self.choices):
+            other, value = value, OTHER
+        return {**super().get_context(name, value, attrs), "other": other}
+
+    def value_from_datadict(self, data: Any, files: object, name: str) -> Any:
+        value = super().value_from_datadict(data, files, name)
+        if value == OTHER:
+            return data.get(f"{name}_other", "")
+        return value
 
 
 def is_set(value: object) -> bool:
@@ -96,9 +131,10 @@ def is_set(value: object) -> bool:
     return value not in (None, "", []) and value is not False
 
 
-def split(text: str) -> list[str]:
-    """Return the parts of a text between commas."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+def split(text: str, separator: str = ",") -> list[str]:
+    """Return the parts of a text between separators."""
+    parts = map(str.strip, text.split(separator.strip(" ")))
+    return list(filter(None, parts))
 
 
 class TierForm(forms.Form):

@@ -19,11 +19,11 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import AUDITED, Spec
-from ..operations.confirmations import confirmations, enforcing
 from ..operations.formatting import moment_element, moment_words
 from ..operations.history_names import MAX_NAMED
 from ..rules import RuleError
-from ..rules.describe import difference, rate_words, reading
+from ..rules.describe import difference, rate_words
+from ..rules.places import sentence
 from .identities import WHO, client_words, identity_words, may_see_names, numbered_override
 from .pages import Context, ReadOnlyAdmin, may
 
@@ -120,8 +120,6 @@ def _mapping(spec: object) -> Spec:
 def _action_words(action: str, after: Spec, *, may_see_who: bool) -> list[str]:
     """Describe an operator's action on a client."""
     reason = list(filter(None, [may_see_who and after.get("why")]))
-    if action == RateLimitChange.Action.ENDED:
-        return [gettext("Counts are reset."), *reason]
     digests = after.get("digests") or ["—"]
     names = _mapping(may_see_who and after.get("who"))
     named = [
@@ -134,6 +132,8 @@ def _action_words(action: str, after: Spec, *, may_see_who: bool) -> list[str]:
     text = ngettext(
         "The ban of %(client)s is lifted.", "The bans of %(client)s are lifted.", len(digests)
     )
+    if action == RateLimitChange.Action.ENDED:
+        text = gettext("The counts of %(client)s are reset.")
     lines = [text % {"client": ", ".join(named)}]
     if after.get("forget"):
         lines.append(gettext("Earlier bans are forgotten."))
@@ -174,19 +174,6 @@ def undone(change: RateLimitChange) -> RateLimitRule:
         raise RuleError("name", text)
     row.compiled()
     return row
-
-
-def undo_warnings(row: RateLimitRule, mode: str) -> list[str]:
-    """Return the warnings to confirm before an undone rule is saved.
-
-    Args:
-        row: The rule, see `undone`.
-        mode: Its mode at present; empty if it was deleted.
-    """
-    found = confirmations(row)
-    if mode and mode != row.mode == "enforce":
-        found += enforcing(row)
-    return [text for _field, text in found]
 
 
 def rule_of(change: RateLimitChange) -> RateLimitRule | None:
@@ -247,7 +234,7 @@ class ChangeAdmin(ReadOnlyAdmin):
         declared = change.before or change.after
         is_whole = None in (change.before, change.after)
         if is_whole and declared and change.kind == RateLimitChange.Kind.RULE:
-            return reading(declared)
+            return sentence(declared)
         lines = changed_words(change, may_see_who=change.may_see_who)  # type: ignore[attr-defined]
         return format_html_join(mark_safe("<br>"), "{}", ((line,) for line in lines))
 

@@ -18,7 +18,7 @@ from ..models import RateLimitOverride
 from ..operations.admin_urls import admin_url
 from ..operations.formatting import readable
 from ..rules.describe import key_label
-from .pages import may
+from .pages import may, may_see_rules
 
 WHO = "django_ratelimit_lua.view_identities"
 """May see the names of clients."""
@@ -58,6 +58,11 @@ def identity_words(name: Iterable[Part]) -> str:
 def may_see_overrides(request: HttpRequest) -> bool:
     """Return whether the user may see the overrides. All users that may end them may see them."""
     return may(request, "view_ratelimitoverride", "change_ratelimitoverride", "block_identity")
+
+
+def may_see_clients(request: HttpRequest) -> bool:
+    """Return whether the user may see the clients and bans: all that may see rules or overrides."""
+    return may_see_rules(request) or may_see_overrides(request)
 
 
 def may_see_names(request: HttpRequest) -> bool:

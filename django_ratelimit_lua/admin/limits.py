@@ -1,40 +1,54 @@
-"""The list of limits in the code, with links to rules for them, and copies of rules."""
+"""The page of a limit, and new rules for limits in the code and in the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.utils.html import format_html_join
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
+from ..engine.decide import peeking
+from ..engine.decided_charge import DecidedCharge
+from ..engine.run import run
 from ..exceptions import StoreError
 from ..extension import Column, extensions
-from ..identity.names import name_words
+from ..identity import digest
+from ..identity.keys import ALL_CALLERS
 from ..limits.algorithms import OF_SLOTS
+from ..limits.call import Charge
+from ..limits.decision import LimitState
+from ..limits.limit import Limit
 from ..limits.rate import Rate
-from ..models import RateLimitRule
+from ..models import RateLimitOverride, RateLimitRule
 from ..operations.admin_urls import admin_url
-from ..operations.call_sites import LimitInCode, call_sites_of, limits_in_code, taken_over
+from ..operations.call_sites import LimitInCode, limits_named, place_words, taken_over
 from ..rules import RuleError
+from ..rules.callsite import CallSite, limits_of
+from ..rules.places import call_sites_of
+from ..rules.rule import is_unwritable
 from .forms import form_values
-from .pages import page_response
+from .identities import may_see_overrides, override_words
+from .pages import Context, extension_sections, page_response
+from .preview import preview
 from .revisions import Values
+
+MAX_OVERRIDES = 50
+"""Maximum number of overrides on the page of a limit."""
 
 
 def limit_url(request: HttpRequest, name: str) -> str:
     """Return the URL of the page of a limit."""
-    page = admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist")
+    page = admin_url(request, "django_ratelimit_lua_limit")
     return f"{page}?{urlencode({'name': name}, errors='replace')}"
 
 
 def limit_label(name: str) -> str:
-    """Return the name of a limit in words."""
-    return name_words(name)
+    """Return the name of a limit: that of its rule, or the place in the code."""
+    return place_words(name)
 
 
 class ListColumn:
@@ -45,37 +59,37 @@ class ListColumn:
         self.short_description = column.heading
         self.column = column
         self._cells: Mapping[str, object] = {}
-        self._missing = "—"
 
     def read(self, request: HttpRequest, rules: Mapping[str, RateLimitRule | None]) -> None:
-        """Read the cells of these limits. If Redis is unavailable, each is unknown."""
-        try:
+        """Read the cells of these limits. If Redis is unavailable, they are empty."""
+        with suppress(StoreError):
             self._cells = self.column.cells(request, rules)
-        except StoreError:
-            self._missing = _("unknown: Redis is unavailable")
-
-    def has(self, limit: RateLimitRule | LimitInCode) -> bool:
-        """Return whether a limit has a cell."""
-        return limit.name in self._cells
 
     def __call__(self, limit: RateLimitRule | LimitInCode) -> object:
-        return self._cells.get(limit.name, self._missing)
+        return self._cells.get(limit.name, "—")
 
 
 def list_columns() -> list[ListColumn]:
-    """Return the columns that optional apps add to the lists of rules and limits."""
+    """Return the columns that optional apps add to the list of limits."""
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
-def column_cells(request: HttpRequest, rules: Sequence[RateLimitRule]) -> list[SafeString]:
-    """Return for each rule the cells of these columns that have one, as parts of a page."""
-    columns = list_columns()
-    for column in columns:
-        column.read(request, {rule.name: rule for rule in rules})
-    return [
-        format_html_join(" ", "{}", ((column(rule),) for column in columns if column.has(rule)))
-        for rule in rules
-    ]
+def shared_states(name: str, row: RateLimitRule | None) -> Sequence[LimitState]:
+    """Return the counts of a limit that counts all clients together; empty for other limits."""
+    limits: list[Limit] = []
+    if row is not None:
+        rule = row.compiled()
+        if rule.key is not None and rule.key.name == ALL_CALLERS:
+            limits = [limit for limit in limits_of(rule) if not limit.variant]
+    else:
+        sites = [site for site in call_sites_of(name) if site.key == ALL_CALLERS]
+        limits = [limit for site in sites for limit in site.limits]
+    if not limits:
+        return ()
+    charges = [DecidedCharge(Charge(limit.without_bans(), digest(None)), "") for limit in limits]
+    with suppress(StoreError):  # The page reports it, see `audited`.
+        return run(peeking(charges)).limits
+    return ()
 
 
 def _of_code(query: Mapping[str, str]) -> Values:
@@ -86,55 +100,67 @@ def _of_code(query: Mapping[str, str]) -> Values:
     """
     beside = query.get("beside", "")
     name = query.get("instead") or beside
-    if not name:
-        return {}
-    values: Values = {"name": name}
     sites = call_sites_of(name)
     if not sites:
-        return values
+        return {"name": name} if name else {}
     numbered = {str(number): site for number, site in enumerate(sites)}
     site = numbered.get(query.get("which", ""), sites[0])
+    rates = _rates(site, sites)
+    values: Values = {"name": name}
+    if rates and rates[0].is_slots:
+        values["algorithm"] = OF_SLOTS
+    if beside:
+        values |= {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
+        rates = rates[:1]
+    elif len({other.key for other in sites}) > 1:
+        values["key"] = site.key
+    return {**values, "rate": ", ".join(map(str, rates))}
+
+
+def _rates(site: CallSite, sites: Sequence[CallSite]) -> list[Rate]:
+    """Return the constant rates of the call sites with the key of one, which come first."""
     rates: dict[int, Rate] = {}
     for other in (site, *sites):
         for rate in other.rates:
             if other.key == site.key and isinstance(rate, Rate):
                 rates.setdefault(rate.period_us, rate)
-    if rates:
-        # A rule has one kind of limit. The form names the others, which are dropped.
-        is_slots = next(iter(rates.values())).is_slots
-        rates = {period: rate for period, rate in rates.items() if rate.is_slots == is_slots}
-        if is_slots:
-            values["algorithm"] = OF_SLOTS
-    if beside:
-        values |= {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
-        rates = dict([*rates.items()][:1])
-    elif len({other.key for other in sites}) > 1:
-        values["key"] = site.key
-    return {**values, "rate": ", ".join(map(str, rates.values()))}
+    # A rule has one kind of limit.
+    return [rate for rate in rates.values() if rate.is_slots == next(iter(rates.values())).is_slots]
 
 
-class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
-    """The part of the admin of rules that shows the limits in the code."""
+class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
+    """The part of the admin of rules that shows one limit."""
 
-    def limits_view(self, request: HttpRequest) -> HttpResponse:
-        """List all limits in the code and the settings, with the rules that change them."""
+    def limit_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the limit with the name in the query."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        limits = limits_in_code()
-        columns = list_columns()
-        for column in columns:
-            column.read(request, {limit.name: None for limit in limits})
-        context = {
-            "title": _("All limits"),
-            "limits": [
-                (limit, [(column.short_description, column(limit)) for column in columns])
-                for limit in limits
-            ],
-            "columns": [column.column for column in columns],
+        name = request.GET.get("name", "")
+        row = None
+        if not is_unwritable(name):
+            row = RateLimitRule.objects.filter(name=name).first()
+        limits = limits_named(name)
+        context: Context = {
+            "title": limit_label(name),
+            "name": name,
+            "rule": row,
+            "limits": limits,
             "may_add": self.has_add_permission(request),
-            "add_url": admin_url(request, "django_ratelimit_lua_ratelimitrule_add"),
         }
-        return page_response(self, request, "ratelimitrule/limits.html", context)
+        with suppress(StoreError):  # The page reports it, see `audited`.
+            context["sections"] = extension_sections(request, name)
+        try:
+            context["states"] = shared_states(name, row)
+            if row is not None:
+                context["preview"] = preview(request, row)
+        except RuleError as error:
+            messages.error(request, _("The stored rule is invalid: %s") % error.words())
+        if may_see_overrides(request) and (row or limits):
+            context["overrides"] = _overrides(request, name)
+        response = page_response(self, request, "ratelimitrule/limit.html", context)
+        if not (row or limits or context.get("sections")):
+            response.status_code = 404
+        return response
 
     def get_changeform_initial_data(self, request: HttpRequest) -> Values:
         """Return the initial values in a link, including all values of a rule that it names.
@@ -152,3 +178,14 @@ class LimitsInCode(admin.ModelAdmin):  # type: ignore[type-arg]
                 problem = _("This rule of the settings cannot be taken over: %(problem)s")
                 messages.warning(request, problem % {"problem": error.words()})
         return {**super().get_changeform_initial_data(request), **values}
+
+
+def _overrides(request: HttpRequest, name: str) -> list[tuple[int, str, str]]:
+    """Return the overrides that name a limit: id, client and effect of each."""
+    if is_unwritable(name):
+        return []
+    rows = RateLimitOverride.objects.lasting().filter(rule=name).select_related("user")
+    return [
+        (row.pk, override_words(request, row), str(row.get_effect_display()))
+        for row in rows[:MAX_OVERRIDES]
+    ]

@@ -1,31 +1,40 @@
-"""The admin of overrides, with the inspector."""
+"""The admin of overrides: the list, and the form with its effect."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
 from django.contrib.auth import get_user_model
+from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..exceptions import StoreError
+from ..identity.forwarded import overlaps
+from ..limits.rate import LimitError
 from ..models import RateLimitOverride
+from ..operations.client_search import computed_clients, is_match
+from ..operations.effects import override_effects
 from ..operations.formatting import moment_element
 from ..operations.subjects import add
 from ..rules.describe import rate_words
 from ..rules.provider import in_force
 from .base import ActingAdmin, View
-from .forms import OverrideForm
-from .inspector import Inspector
+from .links import known_clients
+from .override_form import OverrideForm
+from .pages import Context, may
 
 REPEATED = "_ratelimit_repeated"
 """Set on an override that was not added, because an equal one exists."""
@@ -51,7 +60,7 @@ class ActiveFilter(admin.SimpleListFilter):
         return queryset.filter({"yes": active, "no": ~active}.get(str(self.value()), Q()))
 
 
-class OverrideAdmin(Inspector, ActingAdmin):
+class OverrideAdmin(ActingAdmin):
     """The admin of overrides, each for one client or network."""
 
     form = OverrideForm
@@ -62,7 +71,7 @@ class OverrideAdmin(Inspector, ActingAdmin):
     actions = ("end_now",)
     readonly_fields = ("created_by", "created")
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
-    change_form_template = "admin/django_ratelimit_lua/change_form.html"
+    change_form_template = "admin/django_ratelimit_lua/ratelimitoverride/change_form.html"
     fieldsets = (
         (
             gettext_lazy("Client (fill in one of these)"),
@@ -86,6 +95,11 @@ class OverrideAdmin(Inspector, ActingAdmin):
         (None, {"fields": (("created_by", "created"),)}),
         (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
+
+    class Media:
+        """The script of the form."""
+
+        js = ("django_ratelimit_lua/preview.js",)
 
     @admin.action(description=gettext_lazy("End now"), permissions=["block"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:
@@ -122,7 +136,48 @@ class OverrideAdmin(Inspector, ActingAdmin):
         return names, {str(self.opts.verbose_name_plural): len(rows)}, missing, []
 
     def own_views(self) -> Iterable[tuple[str, View, str]]:
-        return [("inspect/", self.inspect_view, "inspect")]
+        return [("effect/", self.effect_view, "effect")]
+
+    def has_block_permission(self, request: HttpRequest) -> bool:
+        return may(request, "block_identity")
+
+    def effect_view(self, request: HttpRequest) -> HttpResponse:
+        """Show what the override in a form does to each limit that it concerns."""
+        if not self.has_add_permission(request) and not self.has_change_permission(request):
+            raise PermissionDenied
+        given = request.POST
+        burst = given.get("burst", "")
+        context: Context = {}
+        try:
+            context["effects"] = override_effects(
+                given.get("rule", ""),
+                given.get("effect", ""),
+                given.get("rate", ""),
+                int(burst) if burst.isdecimal() else None,
+            )
+        except LimitError as error:
+            context["problem"] = error
+        page = "admin/django_ratelimit_lua/ratelimitoverride/effect.html"
+        return TemplateResponse(request, page, context)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[RateLimitOverride], search_term: str
+    ) -> tuple[QuerySet[RateLimitOverride], bool]:
+        """Find overrides by their texts, and by a client or a network within or around them."""
+        rows, is_distinct = super().get_search_results(request, queryset, search_term)
+        if not search_term:
+            return rows, is_distinct
+        digests = {client.digest for client in computed_clients(search_term)}
+        with suppress(StoreError):
+            named = known_clients(request)
+            digests |= {digest for digest, name in named.items() if is_match(name, search_term)}
+        networks = [
+            network
+            for network in queryset.values_list("network", flat=True)
+            if overlaps(network, search_term)
+        ]
+        found = queryset.filter(Q(subject__in=digests) | Q(network__in=networks))
+        return rows | found, is_distinct
 
     def get_autocomplete_fields(self, request: HttpRequest) -> tuple[str, ...]:
         users = self.admin_site._registry.get(get_user_model())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from django.core.checks import WARNING
@@ -11,16 +12,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import Section
 from ..models import RateLimitChange, RateLimitRevision
 from ..operations.admin_urls import admin_url
-from ..operations.formatting import moment_element
+from ..operations.formatting import moment_element, moment_of, moment_words
 from ..operations.health import Health, health
 from ..publishing import triggers
 from ..publishing.publish import primary
 from ..rules import provider
+from ..store import Outage, get_store
 from .history import change_name, changed_words, seen_by
 from .pages import Context, Page, extension_sections, may, may_see_rules, page_response
 
@@ -50,37 +51,42 @@ class OverviewPage(Page):
 
 def overview_context(request: HttpRequest) -> Context:
     """Return the context of the page."""
+    sections: list[Section] = []
+    outage = None
     try:
         state = health()
+        outage = get_store().last_outage
     except ImproperlyConfigured as error:  # The system checks explain it.
         state = Health(False, 0.0, str(error), 0, False)
     problems = list(dict.fromkeys(_problems(request, state)))
-    sections: list[Section] = []
-    if state.ok:
-        try:
-            sections = extension_sections(request)
-        except StoreError as error:
-            problems.insert(0, _unavailable(error))
+    with suppress(StoreError):  # The page says it, see `audited`.
+        sections = extension_sections(request)
     return {
         "problems": problems[:MAX_PROBLEMS],
         "more_problems": len(problems[MAX_PROBLEMS:]),
+        "is_available": state.ok,
+        "outage": outage and _outage_words(outage),
         "revision": state.revision,
         "sections": sections,
         "changes": _changes(request),
     }
 
 
-def _unavailable(error: object) -> Problem:
-    hint = _("Limits use their policy for store errors (%(policy)s).")
-    return Problem(_("Redis is unavailable: %s") % error, hint % {"policy": conf.ON_STORE_ERROR})
+def _outage_words(outage: Outage) -> str:
+    moments = {
+        name: f"{moment_words(moment)}:{moment:%S}"
+        for name, seconds in outage._asdict().items()
+        if seconds is not None
+        for moment in [moment_of(seconds * 1e6)]
+    }
+    if outage.end is None:
+        return _("Redis has not decided limits since %(start)s.") % moments
+    words = _("Redis did not decide limits from %(start)s to %(end)s, as seen by this process.")
+    return words % moments
 
 
 def _problems(request: HttpRequest, state: Health) -> Iterator[Problem]:
     """Yield what keeps limits from working, the most urgent first."""
-    if not state.ok:
-        yield _unavailable(state.error)
-    elif state.is_paused:
-        yield Problem(_("Redis is paused after failures"))
     yield from _unpublished(request, is_available=state.ok)
     rules = admin_url(request, "django_ratelimit_lua_ratelimitrule_changelist")
     for words in state.problems:
@@ -94,7 +100,7 @@ def _problems(request: HttpRequest, state: Health) -> Iterator[Problem]:
 
 def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Problem]:
     """Yield the problem that saved rules are not in force, if there is one."""
-    hint = _("It is tried again in the background. “manage.py ratelimit rules publish” shows why.")
+    hint = _("It is tried again in the background. “manage.py ratelimit publish” shows why.")
     url = admin_url(request, "django_ratelimit_lua_ratelimitchange_changelist")
     if triggers.unpublished:
         words = _("Saved, but not published yet: %s") % triggers.unpublished

@@ -153,11 +153,10 @@ class ActionPage(Page):
 
 
 def read_or_warn(request: HttpRequest, read: Callable[[], list[T]]) -> list[T] | None:
-    """Return the result of reading Redis. If Redis is unavailable, show a warning; return None."""
+    """Return the result of reading Redis, or None if Redis is unavailable: the page says so."""
     try:
         return read()
-    except StoreError as error:
-        messages.warning(request, _("Redis is unavailable: %s") % error)
+    except StoreError:
         return None
 
 

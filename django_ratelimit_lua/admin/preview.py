@@ -1,132 +1,83 @@
-"""The preview of a rule's form: the effect of the rule, as lines of an SVG and in words."""
+"""What a rule does, beside its form and on its page: who gets how much, and a plot."""
 
 from __future__ import annotations
 
-from django.http import QueryDict
+from django.http import HttpRequest, QueryDict
 from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
-from ..limits.rate import Rate
-from ..operations.confirmations import replaced_call_sites
-from ..operations.plot import Plot, labels, ticks
-from ..operations.simulate import Simulation, simulate
-from ..rules import RuleError, compile
+from ..models import RateLimitRule
+from ..operations.allowances import allowances
+from ..operations.call_sites import LimitInCode, limits_named
+from ..operations.plot import draw, words
+from ..operations.simulate import simulate
+from ..rules import compile
+from ..rules.callsite import known_call_sites
 from ..rules.options import options
-from .forms import PreviewForm
-from .revisions import Values
+from ..rules.places import place_problems
+from ..rules.template import LimitTemplate
+from .forms import RuleForm
+from .identities import override_words
+from .pages import Context
 
 IGNORED = {"tiers", "on_store_error", "lease", "split"}
-"""Options that a preview ignores."""
+"""Options that a plot ignores."""
 
 
-def previewed(posted: QueryDict) -> dict[str, object]:
-    """Return the context of the preview's template, from a form that may be incomplete."""
+def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
+    """Return the context of `preview.html` for a form that may be incomplete."""
     if not posted.get("rate") and not posted.get("exempt"):
         return {"hint": _("Enter a limit to see what it would do.")}
-    form = PreviewForm({**posted.dict(), "name": posted.get("name") or "preview"})
-    form.is_valid()
-    given = form.cleaned_data
-    used = {"rate", *options()} - IGNORED
-    spec = {name: value for name, value in form.instance.spec.items() if name in used}
-    problems = [
-        f"{form.fields[name].label}: {errors[0]}"
-        for name, errors in form.errors.items()
-        if name in used or name.startswith("preview_")
-    ]
-    if spec.get("exempt") and not problems:
-        problems = [_("The rule exempts requests: every request is allowed, and none is counted.")]
-    if problems:
-        return {"problems": problems}
+    given = posted.copy()
+    given["name"] = posted.get("name") or "preview"
+    stored = RateLimitRule.objects.filter(pk=request.GET.get("rule") or None).first()
+    form = RuleForm(given, instance=stored)
+    form.is_asking = False
+    if form.is_valid():
+        return preview(request, form.instance)
+    labels = {name: f"{field.label}: " for name, field in form.fields.items()}
+    errors = [f"{labels.get(name, '')}{texts[0]}" for name, texts in form.errors.items()]
+    return {"problems": errors}
+
+
+def preview(request: HttpRequest, row: RateLimitRule) -> Context:
+    """Return the context of `preview.html` for a valid rule, which may be unsaved.
+
+    Raises:
+        RuleError: The rule is invalid.
+    """
+    rule = row.compiled()
+    context: Context = {
+        "problems": place_problems(rule),
+        "replaced": replaced_limits(row),
+        "allowances": allowances(row, lambda override: override_words(request, override)),
+    }
+    if rule.template is None:
+        return {**context, "hint": _("No rule applies to these requests, and none is counted.")}
+    limits = _template(row).limits("preview")
+    if any(limit.holds for limit in limits):
+        return context
     try:
-        template = compile({**spec, "name": "preview", "key": "ip"}, plain=True).template
-        assert template is not None
-        for site in replaced_call_sites(given.get("name", ""), given.get("group", ""))[:1]:
-            template = template.in_place_of(site.limits)
-        limits = template.limits("preview")
-        if any(limit.holds for limit in limits):
-            hint = _(
-                "There is no preview of a concurrency limit: it depends on the duration of "
-                "requests."
-            )
-            return {"hint": hint}
-        first = limits[0].rate
-        burst = given["preview_burst"]
-        if burst is None:
-            burst = min(2 * first.limit, 1000)
-        flow: Rate | None = first
-        if given["preview_flow"] == 0:
-            flow = None
-        elif given["preview_flow"]:
-            unit = given["preview_unit"] or "m"
-            flow = Rate.parse(f"{given['preview_flow']}/{unit}")
-        simulation = simulate(limits, burst, flow, spec.get("cost", 1))
-    except RuleError as error:
-        return {"problems": [each.words() for each in error.each]}
-    except StoreError as error:
-        return {"problems": [_("Redis is unavailable: %s") % error]}
-    left_out = notes(given)
-    if simulation.seconds < max(limit.rate.period for limit in limits):
-        left_out.append(_("The preview is shorter than the longest period."))
-    return {"plot": plot(simulation).svg(), "words": words(simulation), "notes": left_out}
+        simulation = simulate(limits, row.options.get("cost", 1))
+    except StoreError:  # The page reports it, see `audited`.
+        return {**context, "hint": _("Redis does not answer.")}
+    return {**context, "plot": draw(simulation), "words": words(simulation.hits)}
 
 
-def notes(given: Values) -> list[str]:
-    """Return the parts of the rule in the form that the preview ignores."""
-    left_out = []
-    if given.get("mode") == "shadow":
-        text = _(
-            "The rule is in shadow mode: it does not refuse. The preview shows what it would "
-            "refuse."
-        )
-        left_out.append(text)
-    elif given.get("mode") == "off":
-        left_out.append(_("The rule is off. The preview shows what it would do."))
-    if given.get("lease"):
-        left_out.append(
-            _("The preview ignores the lease: a process may refuse while others hold units.")
-        )
-    if given.get("split"):
-        left_out.append(
-            _("The preview ignores the split: each process has only a share of the limit.")
-        )
-    return left_out
+def _template(row: RateLimitRule) -> LimitTemplate:
+    """Return the limits of a rule, without options that a plot ignores."""
+    used = {"rate", *options()} - IGNORED
+    spec = {name: value for name, value in row.spec.items() if name in used}
+    template = compile({**spec, "name": "preview", "key": "ip"}, plain=True).template
+    assert template is not None
+    sites = known_call_sites.of(row.name)
+    if sites and replaced_limits(row):
+        template = template.in_place_of(sites[0].limits)
+    return template
 
 
-def plot(simulation: Simulation) -> Plot:
-    """Draw the cumulative numbers of sent and of allowed requests."""
-    scale = ticks(simulation.burst + simulation.flow_sent)
-    seconds = simulation.seconds
-
-    def line(events: list[tuple[float, int]]) -> list[tuple[float, float]]:
-        points = [(0.0, 0.0)]
-        count = 0
-        for at, number in sorted(events):
-            if at <= seconds:
-                count += number
-                points.append((at / seconds, count / scale[-1]))
-        return points
-
-    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-    unit, length = next((pair for pair in units if seconds >= 2 * pair[1]), ("ms", 0.001))
-    across = [(part / 6, f"{seconds * part / 6 / length:.3g} {unit}") for part in range(7)]
-    drawn = Plot(_("Preview"), left=52, right=26, across=across, up=labels(scale))
-    drawn.line("sent", line([(hit.at, hit.count) for hit in simulation.sent]))
-    drawn.line(
-        "passed", line([(hit.at + hit.wait, hit.granted) for hit in simulation.sent if hit.granted])
-    )
-    return drawn
-
-
-def words(simulation: Simulation) -> str:
-    """Describe the result of a simulation."""
-    parts = []
-    if simulation.burst:
-        numbers = {"sent": simulation.burst, "granted": simulation.burst_granted}
-        parts.append(_("Requests at once: %(granted)d of %(sent)d allowed.") % numbers)
-    if simulation.flow_sent:
-        numbers = {"sent": simulation.flow_sent, "granted": simulation.flow_granted}
-        parts.append(_("Steady requests: %(granted)d of %(sent)d allowed.") % numbers)
-    longest = max((hit.wait for hit in simulation.sent if hit.granted), default=0.0)
-    if longest:
-        parts.append(_("The longest wait is %(seconds).3g s.") % {"seconds": longest})
-    return " ".join(parts) or _("No requests.")
+def replaced_limits(row: RateLimitRule) -> list[LimitInCode]:
+    """Return the limits in the code and the settings that a rule replaces."""
+    is_bare = not (row.path or row.route or row.group)
+    limits = limits_named(row.name)
+    return [limit for limit in limits if limit.is_rule or is_bare or row.group == row.name]

@@ -383,7 +383,8 @@ class Conf(Table):
         10,
         _slot_seconds,
         "seconds after which slots expire that are not renewed, because their process was killed; "
-        "a running process renews them four times in that time, see :doc:`bans-and-slots`",
+        "a running process renews them four times in that time, see "
+        ":doc:`/how-to/limit-concurrency`",
     )
     WEIGHT = Setting(
         1,
@@ -436,9 +437,9 @@ class Conf(Table):
     NEVER_BAN = Setting(
         None,
         _never_ban,
-        "networks that are never banned, see :doc:`bans-and-slots`. Without a proxy setting, the "
-        "default is private networks and this host: a ban would be of a proxy, and of all clients "
-        "behind it",
+        "networks that are never banned, see :doc:`/how-to/ban-repeat-offenders`. Without a "
+        "proxy setting, the default is private networks and this host: a ban would be of a proxy, "
+        "and of all clients behind it",
         shown="private networks if ``RATELIMIT_TRUSTED_PROXIES`` is not set, otherwise ``[]``",
     )
     RULES = Setting[Any](
@@ -454,7 +455,7 @@ class Conf(Table):
         365,
         or_none(Number(36_500, "number of days", ", such as 365, or None", is_above_0=True)),
         "days for which the database keeps the history of rules, expired overrides, and durable "
-        ":doc:`statistics`; ``None``: without end",
+        ":doc:`/annexes/statistics`; ``None``: without end",
     )
     HEADERS = Setting(
         None,
@@ -490,7 +491,7 @@ class Conf(Table):
         '``"masked"`` '
         '(addresses as /24 and /56, the first letters of other values), ``"plain"``, or '
         '``"off"``: not at all; see '
-        ":doc:`statistics`",
+        ":doc:`/annexes/statistics`",
     )
 
     @cached_property

@@ -188,7 +188,7 @@ class Listener:
         ):
             self._pause = FIRST_PAUSE
             self._is_polling = False
-            logger.info("The channel for changed rules is available again")
+            logger.warning("The channel for changed rules is available again")
         try:
             is_current = provider.compare_with_published(loads=now >= self._load_at)
         # Until then decisions check by themselves, and report the problem.

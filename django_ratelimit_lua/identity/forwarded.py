@@ -115,6 +115,20 @@ def covers(network: str, address: str) -> bool:
         return False
 
 
+def overlaps(network: str, other: str) -> bool:
+    """Return whether two networks have an address in common; False if either text is invalid.
+
+    >>> overlaps("203.0.113.0/24", "203.0.113.9"), overlaps("203.0.113.0/24", "mary")
+    (True, False)
+    """
+    try:
+        first = parse_network(network)
+        second = parse_network(other)
+    except ValueError:
+        return False
+    return first.version == second.version and first.overlaps(second)
+
+
 def entries(header: str, kind: str) -> Iterator[str]:
     """Yield the entries of a header from the right, at most `MAX_HOPS`.
 

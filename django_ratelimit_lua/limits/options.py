@@ -66,7 +66,6 @@ class Option(NamedTuple):
     - `check_rule`: is called with a compiled `Rule` that has a value, and raises `LimitError` for a
       contradiction;
     - `describe`: returns the part about the value in the sentence that describes a rule;
-    - `notice`: is called with any compiled rule, and returns a sentence for its form, or "";
     - `is_place`: it says where a rule applies. A rule with one of an optional app needs neither a
       path nor a key.
 
@@ -85,7 +84,6 @@ class Option(NamedTuple):
     compile: Callable[[Any], object] = lambda value: value
     check_rule: Callable[[Any], None] = lambda rule: None
     describe: Callable[[Any], str] = lambda value: ""
-    notice: Callable[[Any], str] = lambda rule: ""
     is_place: bool = False
 
 
@@ -148,6 +146,7 @@ class Options(TypedDict, total=False):
             _("time zone"),
             _("For days, weeks and months. Empty: UTC."),
             default="UTC",
+            needs="align",
         ),
     ]
     max_wait: Annotated[

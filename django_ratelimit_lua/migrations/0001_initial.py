@@ -4,6 +4,7 @@ import django.core.validators
 import django.db.models.deletion
 import django_ratelimit_lua.identity
 import django_ratelimit_lua.models.change
+import django_ratelimit_lua.models.rule
 from django.conf import settings
 from django.db import migrations, models
 
@@ -90,7 +91,7 @@ class Migration(migrations.Migration):
                 ('method', models.CharField(blank=True, help_text='Empty: all methods. GET includes HEAD.', max_length=200, verbose_name='methods')),
                 ('audience', models.CharField(default='everyone', help_text='For members of groups: group:NAME, one per line.', max_length=1000, verbose_name='audience')),
                 ('message', models.CharField(blank=True, help_text='The text for refused clients.', max_length=300, verbose_name='message')),
-                ('options', models.JSONField(blank=True, default=dict, verbose_name='options')),
+                ('options', models.JSONField(blank=True, decoder=django_ratelimit_lua.models.rule.OptionsDecoder, default=dict, verbose_name='options')),
             ],
             options={
                 'verbose_name': 'rule',

@@ -380,7 +380,7 @@ class RateLimitOverride(AuditedModel):
                 problems["rate"] = _("Enter the other limit.")
         if self.client_digest and not is_digest(self.client_digest):
             problems["client_digest"] = _(
-                "Enter 32 hexadecimal digits, as the inspector shows them."
+                "Enter 32 hexadecimal digits, as the page of the client shows them."
             )
         latest = timezone.now() + datetime.timedelta(days=MAX_DIGEST_DAYS)
         if self.client_digest and (self.ends is None or self.ends > latest):

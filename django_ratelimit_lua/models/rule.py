@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
@@ -12,9 +13,8 @@ from .. import rules
 from ..extension import FIELDS_OF_ANNEXES
 from ..limits.algorithms import SYNONYMS
 from ..rules.callsite import known_call_sites
-from ..rules.describe import reading
 from ..rules.options import COLUMNS, NAMES, field_names, has_value
-from ..rules.places import look_for_call_sites
+from ..rules.places import look_for_call_sites, sentence
 from ..rules.rule import MAX_LENGTHS
 from ..rules.ruleset import settings_rules
 from ..rules.snapshot import WHERE
@@ -28,6 +28,20 @@ _SEPARATORS = {"rate": ", ", "key": "+", "method": ", ", "path": "\n", "audience
 _DEFAULTS = {"mode": "enforce", "order": 0, "audience": "everyone"}
 _APART = {"mode", "order", "description"}
 """Columns that are checked without the others if only they are saved."""
+
+
+class OptionsDecoder(json.JSONDecoder):
+    """Decodes options. Numbers that are too long for Python, from edits by hand, become text."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(parse_int=_number, **kwargs)
+
+
+def _number(digits: str) -> int | str:
+    try:
+        return int(digits)
+    except ValueError:
+        return digits
 
 
 class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
@@ -132,7 +146,7 @@ class RateLimitRule(AuditedModel):
         blank=True,
         help_text=_("The text for refused clients."),
     )
-    options = models.JSONField(_("options"), default=dict, blank=True)
+    options = models.JSONField(_("options"), default=dict, blank=True, decoder=OptionsDecoder)
     """Everything else, by the names of the table in `rules.options`. Options of optional apps that
     are not installed are kept.
     """
@@ -213,7 +227,7 @@ class RateLimitRule(AuditedModel):
 
     def reading(self) -> str:
         """Return the rule in one sentence."""
-        return reading(self.spec)
+        return sentence(self.spec)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Check the rule and save the row. Raises `RuleError`; see also `AuditedModel.save`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -53,18 +53,18 @@ class ActiveBan:
         return self.known is not None and self.known.mode == "shadow"
 
 
-def active_bans(most: int = MAX_LISTED, identity: str = "") -> list[ActiveBan]:
+def active_bans(most: int = MAX_LISTED, identities: Collection[str] = ("",)) -> list[ActiveBan]:
     """Return the bans in force, in the order of their ends.
 
     Args:
         most: The maximum number of bans. If there are more, those that end last are returned.
-        identity: Only bans of identities whose digests begin with this text.
+        identities: Only bans of identities whose digests begin with one of these texts.
 
     Raises:
         StoreError: Redis is unavailable.
     """
-    begin = b"%b{%b" % (conf.CACHE_PREFIX, identity.encode())
-    listed = {key: until for key, until in ban_list.read().items() if key.startswith(begin)}
+    begins = tuple(b"%b{%b" % (conf.CACHE_PREFIX, each.encode()) for each in identities)
+    listed = {key: until for key, until in ban_list.read().items() if key.startswith(begins)}
     keys = list(listed)[:most][::-1]
     limits = _banning_limits()
     found = []

@@ -1,88 +1,123 @@
-"""The limits in the code, by the names of the rules that replace them."""
+"""The limits in the code and the settings, by the names of the rules that replace them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import inspect
+import sys
+from functools import lru_cache
+from types import FunctionType
+from typing import Any, NamedTuple
 
+from django.utils.translation import gettext as _
+
+from ..identity.names import name_words
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..rules import RuleError, compile
-from ..rules.callsite import CallSite, known_call_sites, limits_of
-from ..rules.describe import reading
-from ..rules.places import look_for_call_sites
+from ..rules.callsite import CallSite, known_call_sites, rate_text
+from ..rules.describe import rate_words
+from ..rules.places import SETTINGS, look_for_call_sites, sentence
 from ..rules.ruleset import settings_rules
 
-SETTINGS = "RATELIMIT_RULES"
+
+def place_words(name: str) -> str:
+    """Return the name of a limit for operators.
+
+    A limit that is named by its view is shown as the view and its line: "Login.dispatch, line 86".
+    All other names stay as they are.
+    """
+    found = _source(name)
+    if found is None:
+        return name_words(name)
+    place, line = found
+    return _("%(place)s, line %(line)s") % {"place": place, "line": line}
 
 
-def call_sites_of(name: str) -> tuple[CallSite, ...]:
-    """Return the call sites that a rule of that name replaces, the rule of the settings first."""
-    look_for_call_sites()
-    return (*_of_settings(name), *known_call_sites.of(name))
+@lru_cache(maxsize=4096)
+def _source(name: str) -> tuple[str, int] | None:
+    """Return the view that a dotted name stands for, without its module, and its line."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        module = sys.modules.get(".".join(parts[:end]))
+        if module is not None:
+            line = _line(module, parts[end:])
+            if line:
+                return ".".join(parts[end:]), line
+            break
+    return None
 
 
-def _of_settings(name: str) -> Iterator[CallSite]:
-    for rule in settings_rules():
-        if rule.name == name and rule.template is not None and rule.mode != "off":
-            key = ""
-            if rule.key is not None:
-                key = rule.key.name
-            yield CallSite(SETTINGS, SETTINGS, rule.template.rates, key, tuple(limits_of(rule)))
+def _line(module: Any, path: list[str]) -> int:
+    """Return the line of a function or a class in a module; 0 if it is not known."""
+    line = 0
+    found = module
+    for part in path:
+        found = vars(found).get(part)
+        function = inspect.unwrap(found) if callable(found) else None
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            return function.__code__.co_firstlineno
+        if not isinstance(found, type):
+            break
+        try:
+            line = inspect.getsourcelines(found)[1]
+        except (OSError, TypeError):  # Its source is not available.
+            break
+    return line
 
 
 def rule_words(rule: RateLimitRule) -> str:
-    """Return a rule in one sentence, with its key.
-
-    If the rule has no key, the sentence names the key of a call site with its name.
-    """
-    spec = rule.spec
-    if "rate" in spec and "key" not in spec:
-        key = next((site.key for site in call_sites_of(rule.name)), "")
-        spec = {**spec, "key": [*filter(None, key.split("+"))]}
-    return reading(spec)
+    """Return a rule in one sentence, with its key."""
+    return rule.reading()
 
 
 class LimitInCode(NamedTuple):
-    """A name under which the code has limits.
+    """A limit in the code or in the settings.
 
-    - `sites`: its call sites;
-    - `rule`: the rule of the admin with this name, if there is one;
-    - `beside`: the rules of the admin that apply in addition.
+    - `name`: the name of the rule that replaces it;
+    - `words`: its rates and its key;
+    - `place`: where it is, unless the name contains that;
+    - `number`: its place in the list of those with the same name;
+    - `is_rule`: it is a rule of the settings.
     """
 
     name: str
-    sites: tuple[CallSite, ...]
-    rule: RateLimitRule | None
-    beside: tuple[RateLimitRule, ...]
-
-    @property
-    def has_several_keys(self) -> bool:
-        """Return whether the call sites have several keys. No single rule can replace them all."""
-        return len({site.key for site in self.sites}) > 1
-
-    @property
-    def is_rule(self) -> bool:
-        """Return whether one of the sites is a rule of the settings."""
-        return any(site.kind == SETTINGS for site in self.sites)
+    words: str
+    place: str = ""
+    number: int = 0
+    is_rule: bool = False
 
 
 def limits_in_code() -> list[LimitInCode]:
-    """Return everything in the imported code that has limits, by name.
+    """Return all limits in the imported code and in the settings that no rule replaces, by name."""
+    rows = RateLimitRule.objects.values_list("name", flat=True)
+    names = {*names_in_code(), *(rule.name for rule in settings_rules())}.difference(rows)
+    return [limit for name in sorted(names) for limit in limits_named(name)]
 
-    That is rules of the settings, decorators, throttles and limiters.
-    """
-    rules = list(RateLimitRule.objects.all())
-    by_name = {rule.name: rule for rule in rules}
+
+def limits_named(name: str) -> list[LimitInCode]:
+    """Return the limits with this name: that of the settings, or else those in the code."""
+    look_for_call_sites()
+    rules = [rule for rule in settings_rules() if rule.name == name]
+    if rules:
+        return [LimitInCode(name, sentence(rule.given or {}), is_rule=True) for rule in rules]
+    sites = known_call_sites.of(name)
+    if not sites and known_call_sites.knows(name):
+        return [LimitInCode(name, _("only the name is known"))]
     return [
-        LimitInCode(
-            name,
-            call_sites_of(name),
-            by_name.get(name),
-            tuple(rule for rule in rules if rule.group == name != rule.name),
-        )
-        for name in names_in_code()
+        LimitInCode(name, _site_words(site), _place(name, site), number)
+        for number, site in enumerate(sites)
     ]
+
+
+def _site_words(site: CallSite) -> str:
+    rates = rate_words([rate_text(rate) for rate in site.rates])
+    return _("%(rate)s per %(client)s") % {"rate": rates, "client": site.client_words()}
+
+
+def _place(name: str, site: CallSite) -> str:
+    if site.place == name:
+        return ""
+    return place_words(site.place)
 
 
 def names_in_code() -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..conf import conf
@@ -12,16 +11,14 @@ from ..engine.decided_charge import DecidedCharge
 from ..engine.run import Wait, run
 from ..identity import Identity
 from ..identity import digest as digest_of
-from ..identity.address import address_as
-from ..identity.forwarded import network_words, parse_address, parse_network
-from ..identity.keys import field_identity, split_field
-from ..identity.names import Name, Part
+from ..identity.forwarded import Address, network_words, parse_address, parse_network
+from ..identity.keys import field_identity, split_field, split_prefix
+from ..identity.names import NOTHING, Part
 from ..limits.call import Call, Charge
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
 from ..rules.callsite import LIMITER, known_call_sites
-from ..rules.describe import key_label
-from ..rules.overrides import DIGEST, EVERY_RULE, USER, Override, is_field, strongest
+from ..rules.overrides import DIGEST, EVERY_RULE, NETWORK, Override, strongest
 from ..rules.ruleset import Ruleset
 from ..web.overrides import override_fields
 from ..web.plan import Party, Planner
@@ -35,8 +32,7 @@ from .explain import (
     without_shared_bans,
 )
 from .reference import KnownLimit, known_limits
-from .request_builder import find_user
-from .subjects import NetworkOverride, Subject
+from .subjects import network_overrides
 
 MAX_EXAMINED = 2000
 """Maximum number of limits to read the counts of a client of."""
@@ -44,165 +40,245 @@ AT_ONCE = 100
 """Limits of one call to Redis."""
 MAX_LISTED = 50
 """Maximum number of limits, bans or overrides that are listed for a client."""
-_PREFIX = re.compile(r"[0-9a-f]{8,32}")
-"""The part of a digest that a search needs. A reference contains 8 digits."""
+Identities = Mapping[str, Identity]
+"""The identity of each part of a client, by its key: `{"ip": ("ip", "203.0.113.9")}`."""
 
 
 class ExplainedClient(NamedTuple):
     """What is known of one client.
 
-    - `digest`: of the identity that limits count; `name`: its parts, as far as they are recorded
-      and `RATELIMIT_SHOW_IDENTITIES` allows;
-    - `found`: the limits that have counted it, and those of the requested name. They are decided
-      as if it was not blocked; `found.block` is the override that blocks it. Overrides about a
-      network cannot be found by a digest;
-    - `bans` and `overrides`: those that have not ended;
+    - `digest`: of the identity that limits count;
+    - `found`: the limits that have counted it or a part of it, and those of the requested name.
+      They are decided as if it was not blocked; `found.block` is the override that blocks it;
+    - `bans` and `overrides`: those that have not ended, of the client and of its parts;
     - `is_complete`: every limit of the site was examined.
     """
 
     digest: str
-    name: Name
     found: Explanation
-    bans: Sequence[ActiveBan] = ()
-    overrides: Sequence[RateLimitOverride] = ()
-    is_complete: bool = True
+    bans: Sequence[ActiveBan]
+    overrides: Sequence[RateLimitOverride]
+    is_complete: bool
 
 
-def explain_client(digest: str, name: str = "", address: str = "") -> ExplainedClient:
+def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> ExplainedClient:
     """Return what is known of the client with this digest. Counts nothing.
+
+    If its parts are known, a limit that counts by one of them is read with the count of that part:
+    for the client `203.0.113.9 + ada`, a limit by address has the count of the address.
 
     Args:
         digest: 32 hexadecimal digits.
-        name: The name of a rule, call site or limiter whose limits are always included.
-        address: The address or network that the digest is of, if it is known.
+        name: The name of a rule, call site or limiter whose limits are included without a count.
+        parts: The parts of the client, as far as they are known.
 
     Raises:
         StoreError: Redis is unavailable.
     """
-    limits = _limits_by_place()
-    named = [found for found in limits.get(name, ()) if not found[1].variant]
-    others = [found for place in limits.values() for found in place if found not in named]
-    every = _sharing_nothing([*named, *others])
-    named, others = every[: len(named)], every[len(named) :]
-    examined = [*named, *others][:MAX_EXAMINED]
-    overrides = overrides_of([digest])[digest]
-    about: Sequence[NetworkOverride] = ()
-    if address:
-        about = Subject(address=address).network_overrides()
-        overrides += [each.override for each in about if each.part != "part"]
-    counted = _counted(others[:MAX_EXAMINED], digest.encode(), overrides)
-    listed = [*named, *counted][:MAX_LISTED]
-    planner = _ClientPlanner(digest.encode(), listed)
-    decision = decide(planner)
-    met = [_as_known(explained, overrides) for explained in explained_limits(planner)]
-    found = Explanation(decision, met)
-    strongest = planner.strongest()
-    bans = active_bans(MAX_LISTED, identity=digest)
-    names = [active.who for active in bans]
-    if strongest is None:
-        strongest = next((each.override for each in about if each.blocks_all), None)
-    if strongest is not None and strongest.effect == "block":
-        found.block = strongest
-    return ExplainedClient(
-        digest,
-        next(filter(None, names), []),
-        found,
-        bans,
-        overrides[:MAX_LISTED],
-        len(examined) == len(named) + len(others),
-    )
+    identities = part_identities(digest, parts)
+    charges = _charges(digest, identities)
+    charges.sort(key=lambda charge: charge.name != name)
+    digests = {digest, *(_digest(identity) for identity in identities.values())}
+    digests |= {charge.charge.digest.decode() for charge in charges}
+    rows = [row for found in overrides_of(digests).values() for row in found]
+    address = _address(identities)
+    if address is not None:
+        rows += network_overrides(str(address))
+    counted = _counted(charges[:MAX_EXAMINED], rows)
+    listed = [*counted, *_unused(charges, counted, name, bool(identities))]
+    planner = _ClientPlanner(listed[:MAX_LISTED], digests, address)
+    found = Explanation(decide(planner))
+    found.met = [_with_reading(explained) for explained in explained_limits(planner)]
+    block = override_row(planner.strongest())
+    if block is not None and block.effect == "block":
+        found.block = block
+    bans = active_bans(MAX_LISTED, digests)
+    is_complete = len(charges) <= MAX_EXAMINED
+    return ExplainedClient(digest, found, bans, rows[:MAX_LISTED], is_complete)
 
 
-_Place = tuple[KnownLimit, Limit]
+def part_identities(digest: str, parts: Iterable[Part]) -> Identities:
+    """Return the identities of the parts of a client.
 
-
-def _limits_by_place() -> dict[str, list[_Place]]:
-    """Return the limits under each name: those of its rule, if any, or else those in the code."""
-    places: dict[str, dict[bytes, _Place]] = {}
-    for known in known_limits():  # Rules come first. A tier counts in the same place.
-        is_off = known.rule is not None and known.rule.mode == "off"
-        if known.limit is not None and not is_off:
-            limits = places.setdefault(known.place, {})
-            limits.setdefault(known.limit.key_part, (known, known.limit))
-    return {
-        name: [(known, limit) for known, limit in limits.values() if known.rule is not None]
-        or [*limits.values()]
-        for name, limits in places.items()
-    }
-
-
-def _sharing_nothing(limits: Sequence[_Place]) -> list[_Place]:
-    """Return the limits in a form that one call can decide: no two of them share a ban.
-
-    If several limits share a ban, only the first of them keeps it.
+    There are none if the parts are masked or shortened: then they have another digest.
     """
-    bans: set[bytes] = set()
-    found: list[_Place] = []
-    for known, limit in limits:
-        ban = limit.ban
-        if ban is not None and ban.key_part in bans:
-            limit = limit.without_bans()
-        elif ban is not None:
-            bans.add(ban.key_part)
-        found.append((known, limit))
-    return found
+    identities = {kind: _part_identity(kind, value) for kind, value in parts}
+    whole: Identity = tuple(identities.values())
+    if len(identities) == 1:
+        (whole,) = identities.values()
+    if _digest(whole) != digest:
+        return {}
+    return identities
 
 
-def _as_known(explained: ExplainedLimit, overrides: Sequence[RateLimitOverride]) -> ExplainedLimit:
-    """Return the limit with its sentence, which may be in code, and its counts by overrides."""
-    planned = explained.planned
-    known = planned.owner
-    assert isinstance(known, KnownLimit)
-    return explained._replace(
-        reading=with_tier(known.reading, planned.charge.limit),
-        counts=[count for each in explained.counts for count in _counts((known, each), overrides)],
-    )
+def _part_identity(kind: str, value: str) -> Identity:
+    if not kind:
+        return value
+    field, _colon, name = kind.partition(":")
+    known = None if value == NOTHING else value
+    if name:
+        return (field, name, known)
+    return (kind, known)
+
+
+def _digest(identity: Identity) -> str:
+    return digest_of(identity).decode()
+
+
+def counted_identity(key: str, identities: Identities) -> Identity:
+    """Return the identity that a limit with this key counts for a client with these parts.
+
+    It is None if the key needs more than these parts.
+    """
+    found = [_of_kind(kind, identities) for kind in key.split("+")]
+    if not all(found):
+        return None
+    if len(found) == 1:
+        return found[0]
+    return tuple(found)
+
+
+def _of_kind(kind: str, identities: Identities) -> Identity:
+    if kind == "user_or_ip":
+        return identities.get("user", identities.get("ip"))
+    identity = identities.get(split_prefix(kind)[1])
+    value = identity[-1] if isinstance(identity, tuple) else None
+    if split_field(kind) is None or not isinstance(value, str):
+        return identity
+    return field_identity(kind, value)
+
+
+def _address(identities: Identities) -> Address | None:
+    identity = identities.get("ip")
+    if not isinstance(identity, tuple):
+        return None
+    return parse_address(str(identity[-1]))
+
+
+def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
+    """Return a charge for each limit in force: of the client, or of the part that it counts.
+
+    Limits in code that a rule replaces are left out.
+    """
+    charges: dict[tuple[bytes, bytes], DecidedCharge] = {}
+    limits = [known for known in known_limits() if known.limit is not None]
+    limits = [known for known in limits if known.rule is None or known.rule.mode != "off"]
+    ruled = {known.place for known in limits if known.rule is not None}
+    for known in limits:
+        if known.limit is None or (known.rule is None and known.place in ruled):
+            continue
+        identity = counted_identity(known.key, identities)
+        counted = digest
+        if identity is not None:
+            counted = _digest(identity)
+        charge = Charge(known.limit, counted.encode())
+        decided = DecidedCharge(charge, known.place, known.rule, known, identity)
+        charges.setdefault((charge.digest, known.limit.key_part), decided)
+    return [*charges.values()]
 
 
 def _counted(
-    limits: Sequence[_Place], digest: bytes, overrides: Sequence[RateLimitOverride]
-) -> Iterator[_Place]:
-    """Yield the limits that have counted units of the client, or ban it.
+    charges: Sequence[DecidedCharge], overrides: Sequence[RateLimitOverride]
+) -> list[DecidedCharge]:
+    """Return the charges whose limits have counted units of the client, or ban it.
 
     That includes the counts by these overrides.
     """
-    for start in range(0, len(limits), AT_ONCE):
+    found: list[DecidedCharge] = []
+    for start in range(0, len(charges), AT_ONCE):
+        part = charges[start : start + AT_ONCE]
         counts = [
-            Charge(limit, digest)
-            for place in limits[start : start + AT_ONCE]
-            for limit in _counts(place, overrides)
+            charge.charge._replace(limit=limit)
+            for charge in part
+            for limit in _counts(charge, overrides)
         ]
-        charges = [DecidedCharge(charge, "") for charge in without_shared_bans(counts)]
-        run(peeking(charges))
+        peeked = [DecidedCharge(charge, "") for charge in without_shared_bans(counts)]
+        run(peeking(peeked))
         used = {
-            decided.charge.limit.key_part
-            for decided in charges
+            (decided.charge.digest, decided.charge.limit.key_part)
+            for decided in peeked
             if decided.state.used or decided.state.reset_after or not decided.state.allowed
         }
-        for place in limits[start : start + AT_ONCE]:
-            if any(limit.key_part in used for limit in _counts(place, overrides)):
-                yield place
+        for charge in part:
+            keys = {(charge.charge.digest, each.key_part) for each in _counts(charge, overrides)}
+            if keys & used:
+                found.append(charge)
+    return found
 
 
-def _counts(place: _Place, overrides: Sequence[RateLimitOverride]) -> list[Limit]:
+def counted_clients(keys: Mapping[str, str]) -> set[str]:
+    """Return those of these clients that have a count or a ban under a limit of their key.
+
+    Args:
+        keys: The key of each client, by its digest.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    charges = [
+        DecidedCharge(Charge(known.limit, digest.encode()), known.place)
+        for known in known_limits()
+        for digest, key in keys.items()
+        if known.limit is not None and known.key == key
+    ]
+    return {charge.charge.digest.decode() for charge in _counted(charges[:MAX_EXAMINED], ())}
+
+
+def _counts(charge: DecidedCharge, overrides: Sequence[RateLimitOverride]) -> list[Limit]:
     """Return a limit, and the same at the rate of each of these overrides that is about it."""
-    known, limit = place
-    own = [row.override() for row in overrides if row.rule in (EVERY_RULE, known.place)]
+    limit = charge.charge.limit
+    own = [row.override() for row in overrides if row.rule in (EVERY_RULE, charge.name)]
     return [limit, *(override.limit(limit) for override in own)]
 
 
+def _unused(
+    charges: Sequence[DecidedCharge], counted: Sequence[DecidedCharge], name: str, is_known: bool
+) -> list[DecidedCharge]:
+    """Return the limits that the client has not used, but that belong to the others.
+
+    If the parts of the client are known, these are its limits in all places that have counted it,
+    and those of the given name. Otherwise, a limit that counts by something else is left out,
+    because its count is unknown.
+    """
+    names = {name}
+    keys = {_known(charge).key for charge in counted if charge.name == name}
+    if is_known:
+        names |= {charge.name for charge in counted}
+    found = []
+    for charge in charges:
+        is_counted = charge in counted or charge.charge.limit.variant
+        key = _known(charge).key
+        is_own = not keys or key in keys
+        if is_known:
+            is_own = charge.identity is not None or not key
+        if charge.name in names and is_own and not is_counted:
+            found.append(charge)
+    return found
+
+
+def _known(charge: DecidedCharge) -> KnownLimit:
+    assert isinstance(charge.owner, KnownLimit)
+    return charge.owner
+
+
+def _with_reading(explained: ExplainedLimit) -> ExplainedLimit:
+    """Return the limit with its sentence, which may be in code."""
+    planned = explained.planned
+    return explained._replace(reading=with_tier(_known(planned).reading, planned.charge.limit))
+
+
 class _ClientPlanner(Planner):
-    """Plans a peek at limits for one identity, as if no override blocked it."""
+    """Plans a peek at limits for one client and its parts, as if no override blocked it."""
 
     ignores_blocks = True
 
-    def __init__(self, digest: bytes, limits: Sequence[_Place]) -> None:
+    def __init__(
+        self, charges: Sequence[DecidedCharge], digests: Collection[str], address: Address | None
+    ) -> None:
         super().__init__("peek")
-        self._digest = digest
-        self._listed = [
-            DecidedCharge(Charge(limit, digest), known.place, known.rule, known)
-            for known, limit in limits
-        ]
+        self._listed = charges
+        self._digests = digests
+        self._address = address
 
     def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
         # A RateLimiter uses no overrides.
@@ -210,24 +286,30 @@ class _ClientPlanner(Planner):
         rest = [planned for planned in self._listed if _is_limiter(planned.name)]
         overrides: list[Override] = []
         for field in override_fields(ruleset.overrides, own, True):
-            if field == DIGEST:
-                overrides += ruleset.overrides.of_client(self._digest)
-            elif field == USER or is_field(field):
-                overrides += ruleset.overrides.of_digest(field, self._digest)
+            if field == NETWORK and self._address is not None:
+                overrides += ruleset.overrides.of_address(self._address)
+            for digest in map(str.encode, self._digests):
+                if field == DIGEST:
+                    overrides += ruleset.overrides.of_client(digest)
+                elif field != NETWORK:
+                    overrides += ruleset.overrides.of_digest(field, digest)
         self.ruleset = ruleset
         self.parties = [Party(own, overrides, False), Party(rest, (), False)]
         return ()
 
     def plan(self, ruleset: Ruleset) -> Call:
         """Plan the charges. An override with a rate is one limit, instead of a rule's tiers."""
-        listed: dict[bytes, DecidedCharge] = {}
+        listed: dict[tuple[bytes, bytes], DecidedCharge] = {}
         for planned in self._listed:
             override = strongest(self.parties[0].overrides, planned.name, now_us())
             limit = planned.charge.limit
             if override is not None:
                 limit = override.limit(limit)
-            listed.setdefault(limit.key_part, planned)
+            listed.setdefault((planned.charge.digest, limit.key_part), planned)
         kept = [*listed.values()]
+        apart = without_shared_bans([planned.charge for planned in kept])
+        for planned, charge in zip(kept, apart, strict=True):
+            planned.charge = charge
         self.take(
             [
                 party._replace(charges=[planned for planned in party.charges if planned in kept])
@@ -236,11 +318,11 @@ class _ClientPlanner(Planner):
         )
         return super().plan(ruleset)
 
-    def strongest(self) -> RateLimitOverride | None:
+    def strongest(self) -> Override | None:
         """Return the override of the client that applies to all rules."""
         if not self.parties:
             return None
-        return override_row(strongest(self.parties[0].overrides, EVERY_RULE, now_us()))
+        return strongest(self.parties[0].overrides, EVERY_RULE, now_us())
 
 
 def _is_limiter(name: str) -> bool:
@@ -262,98 +344,15 @@ def overrides_of(digests: Collection[str]) -> dict[str, list[RateLimitOverride]]
 def override_subject(digest: str, name: Iterable[Part]) -> tuple[str, str]:
     """Return the field of an override that names exactly this client, and its value.
 
-    If the name is a single user or address with this digest, that field is returned. Otherwise, for
-    example if the name is masked or hidden, the override has to name the digest.
+    If the client is a single user or address, that field is returned. Otherwise, for example if
+    the name is masked or hidden, the override has to name the digest.
     """
-    parts = list(name)
-    if len(parts) == 1:
-        ((kind, value),) = parts
-        if kind == "user" and digest_of(("user", value)).decode() == digest:
-            return "user", value
-        address = parse_address(value.partition("/")[0])
-        if kind == "ip" and address and digest_of(("ip", str(address))).decode() == digest:
+    identities = part_identities(digest, name)
+    if len(identities) == 1:
+        if "user" in identities:
+            return "user", str(identities["user"][-1])  # type: ignore[index]
+        address = _address(identities)
+        if address is not None:
             bits = {4: conf.IPV4_MASK, 6: conf.IPV6_MASK}[address.version]
             return "network", network_words(parse_network(f"{address}/{bits}"))
     return "client_digest", digest
-
-
-class FoundClient(NamedTuple):
-    """A client that a search has found.
-
-    - `digest`: the digest that a limit counts;
-    - `label`: the key of that limit with its values, in words;
-    - `name`: the parts of the identity.
-    """
-
-    digest: str
-    label: str = ""
-    name: tuple[Part, ...] = ()
-
-
-def find_clients(text: str) -> list[FoundClient]:
-    """Return the clients that match a user, an address or a value, as limits in force count them.
-
-    The same user or address is another client for each kind of key, with another digest.
-
-    Args:
-        text: An address, a user, or a value of a field; several are separated by blanks, for keys
-            such as `ip+post:username`.
-    """
-    words = text.split()
-    if not words:
-        return []
-    addresses = [word for word in words if parse_address(word) is not None]
-    address = next(iter(addresses), "")
-    value = " ".join(word for word in words if word not in addresses)
-    keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
-    found: dict[str, FoundClient] = {}
-    for key in keys:
-        kinds = key.split("+")
-        identities = [_find_identity(kind, address, value) for kind in kinds]
-        if not all(identities):
-            continue
-        parts: tuple[Part, ...] = ()
-        identity: Identity = tuple(identities)
-        if len(identities) == 1:
-            identity = identities[0]
-            if key in ("user", "ip"):
-                parts = ((key, str(identities[0][-1])),)
-        digest = digest_of(identity).decode()
-        texts = [address if kind == "ip" else value or address for kind in kinds]
-        label = f"{key_label(kinds)}: {' '.join(dict.fromkeys(texts))}"
-        found.setdefault(digest, FoundClient(digest, label, parts))
-    return list(found.values())
-
-
-def _find_identity(key: str, address: str, value: str) -> tuple[str | None, ...]:
-    """Return the identity that a key would read; empty if this text has no value for the key."""
-    if key == "user" or (key == "user_or_ip" and value):
-        user = find_user(value)
-        if user is None:
-            return ()
-        return ("user", str(user.pk))
-    if key in ("ip", "user_or_ip"):
-        if not address:
-            return ()
-        return ("ip", address_as(address, "").network)
-    if split_field(key) is None or not value:
-        return ()
-    return field_identity(key, value)
-
-
-def is_prefix(text: str) -> bool:
-    """Return whether a text is a digest, or a prefix of one that is long enough for a search."""
-    return _PREFIX.fullmatch(text) is not None
-
-
-def clients_by_prefix(prefix: str) -> Mapping[str, Name]:
-    """Return banned clients with digests of this prefix, and their names.
-
-    Raises:
-        StoreError: Redis is unavailable.
-    """
-    found = {active.identity: active.who for active in active_bans(identity=prefix)}
-    about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
-    for digest in about.values_list("client_digest", flat=True)[:MAX_LISTED]:
-        found.setdefault(digest, [])
-    return {digest: name for digest, name in found.items() if digest.startswith(prefix)}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -19,6 +20,7 @@ from ..engine.decide import answered, build_call, decide, forgetting, now_us
 from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
 from ..exceptions import StoreError
+from ..identity.names import Name, shown
 from ..identity.request_state import request_state
 from ..identity.routes import resolved
 from ..limits.call import Charge
@@ -34,7 +36,7 @@ from ..rules.ruleset import Ruleset
 from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
-from .history_names import record_change
+from .history_names import history_names, record_change
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 
@@ -425,10 +427,19 @@ def override_row(override: Override | None) -> RateLimitOverride | None:
     return RateLimitOverride.objects.filter(pk=override.pk).first()
 
 
-def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
+def reset(
+    explanation: Explanation,
+    names: set[str] | None = None,
+    who: Mapping[str, Name] = MappingProxyType({}),
+) -> list[str]:
     """Reset the counters that this request would hit, under these limits (None: all).
 
-    The user in `acting` is recorded.
+    The history names the user in `acting` and the clients.
+
+    Args:
+        explanation: The limits, with the client of each.
+        names: The names of the limits.
+        who: The recorded names of clients whose identity is not known, by their digests.
 
     Returns:
         The names of the limits that had counted anything.
@@ -450,8 +461,12 @@ def reset(explanation: Explanation, names: set[str] | None = None) -> list[str]:
     states = [state.name for state in counted.limits if state.used or state.reset_after]
     done = [*dict.fromkeys(states)]
     if done:
-        digests = sorted({charge.digest.decode() for charge in charges})
-        record_change(RateLimitChange.Action.ENDED, done, {"digests": digests})
+        identities = {limit.charge.digest.decode(): limit.planned.identity for limit in limits}
+        clients = {
+            digest: who.get(digest, ()) if identity is None else shown(identity)
+            for digest, identity in identities.items()
+        }
+        record_change(RateLimitChange.Action.ENDED, done, history_names(clients))
     return done
 
 

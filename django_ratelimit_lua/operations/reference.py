@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..conf import conf
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
 from ..rules.callsite import THROTTLE, known_call_sites, limits_of
@@ -17,9 +15,7 @@ from ..rules.places import look_for_call_sites
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.stacks import url_patterns
-from ..web.reference import BadReferenceError, Reference
-from ..web.reference import open_reference as read
-from .explain import Explanation
+from ..web.reference import BadReferenceError, parse_reference
 
 __all__ = ["BadReferenceError", "KnownLimit", "OpenedReference", "known_limits", "open_reference"]
 
@@ -55,81 +51,47 @@ class KnownLimit(NamedTuple):
         return key_label(self.key.split("+"))
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedReference:
+class OpenedReference(NamedTuple):
     """The contents of a reference.
 
     - `reference`: the text as shown to the client and written to the log;
     - `at`: when the request was refused;
-    - `limits`: the limits that may have refused, usually one; empty if the limit does not exist any
-      more, or is in code that this process has not imported;
-    - `is_exact`: whether `limits` have the name of the limit that refused. Otherwise they only have
-      the same group, scope or rule;
+    - `limits`: the limits in the group, scope or rule that refused; empty if there are none any
+      more, or their code is not imported in this process;
     - `is_block`: whether a block refused;
     - `overrides`: the overrides of the block's subject that still exist;
-    - `digest_prefix`: 8 of the 32 digits of the digest of the identity, or of the block's subject;
-    - `is_of_earlier_key`: whether it was made with an earlier secret, so that its digest cannot be
-      compared with current counts.
+    - `digest_prefix`: 6 of the 32 digits of the digest of the identity, or of the block's subject.
     """
 
     reference: str
     at: datetime.datetime
     limits: tuple[KnownLimit, ...]
-    is_exact: bool
     is_block: bool
     overrides: tuple[RateLimitOverride, ...]
     digest_prefix: str
-    is_of_earlier_key: bool
-    _read: Reference
-
-    def is_of(self, found: Explanation) -> bool | None:
-        """Return whether an explained request has the refused identity, or matches the same block.
-
-        None if the request has no limit of the same group, scope or rule, or if the secret has
-        changed.
-        """
-        if self.is_block:
-            met = [found.block, *(limit.override for limit in found.met)]
-            matches = [override in met for override in self.overrides]
-        else:
-            matches = [
-                limit.charge.digest.startswith(self.digest_prefix.encode())
-                for limit in found.met
-                if self._read.is_of_place(limit.name)
-            ]
-        if self.is_of_earlier_key or not matches:
-            return None
-        return any(matches)
 
 
 def open_reference(text: str) -> OpenedReference:
     """Parse a reference, in any letter case, with or without hyphens and spaces.
 
     Raises:
-        BadReferenceError: It is not a reference of this site.
+        BadReferenceError: It is not a reference.
     """
-    opened = read(text)
-    limits: list[KnownLimit] = []
+    found = parse_reference(text)
+    limits: Iterable[KnownLimit] = ()
     overrides: Iterable[RateLimitOverride] = ()
-    is_exact = True
-    if opened.is_block:
-        overrides = RateLimitOverride.objects.filter(subject__startswith=opened.digest_prefix)
+    if found.is_block:
+        overrides = RateLimitOverride.objects.filter(subject__startswith=found.digest_prefix)
     else:
-        known = [each for each in known_limits() if opened.is_of_place(each.name)]
-        known = [*{(each.name, each.source, each.reading): each for each in known}.values()]
-        limits = [each for each in known if opened.is_of_limit(each.name)]
-        is_exact = bool(limits)
-        limits = limits or known
+        known = [limit for limit in known_limits() if found.is_of(limit.name)]
+        limits = {(limit.name, limit.source, limit.reading): limit for limit in known}.values()
     return OpenedReference(
-        opened.text,
-        datetime.datetime.fromtimestamp(opened.moment, datetime.UTC),
+        found.text,
+        datetime.datetime.fromtimestamp(found.moment, datetime.UTC),
         tuple(limits),
-        is_exact,
-        opened.is_block,
+        found.is_block,
         tuple(overrides),
-        opened.digest_prefix,
-        opened.secret != conf.KEY_SECRET[0],
-        opened,
+        found.digest_prefix,
     )
 
 

@@ -11,8 +11,9 @@ from django.db import router
 from ..models import RateLimitRule
 from ..models.audit import one_change
 from ..rules import RuleError, compile
-from ..rules.describe import difference, reading
+from ..rules.describe import difference
 from ..rules.options import COLUMNS
+from ..rules.places import sentence
 from ..rules.rule import Spec, refuse_absent
 from .formatting import count_words
 
@@ -39,7 +40,7 @@ class RuleChange(NamedTuple):
     def words(self) -> list[str]:
         title = f"{MARKS[self.action]} {self.name}"
         if self.action != "changed":
-            return [f"{title}: {reading(self.after or self.before or {})}"]
+            return [f"{title}: {sentence(self.after or self.before or {})}"]
         return [title, *(f"    {line}" for line in difference(self.before, self.after))]
 
 

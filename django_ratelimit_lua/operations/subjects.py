@@ -1,50 +1,31 @@
-"""The subjects of a described request, and the overrides of each."""
+"""The subjects of overrides, and the overrides of each."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
 from django.db import router, transaction
 from django.utils import timezone
 
 from ..identity import Identity, digest, secrets_by_id
-from ..identity.forwarded import parse_network
+from ..identity.forwarded import network_words, parse_network
 from ..identity.keys import field_identity
 from ..models import RateLimitOverride, RateLimitRevision
 from ..models.audit import current_actor, one_change
 from ..rules.describe import field_words
-from ..rules.overrides import EFFECTS, EVERY_RULE, Effect
-from .request_builder import Fields
+from ..rules.overrides import EVERY_RULE, Effect
 
 _EFFECT = attrgetter("kind", "rule", "effect", "rate", "burst", "forbids", "message")
-MAX_SHOWN = 50
-"""Maximum number of reported overrides about a network: the largest first."""
-
-
-class NetworkOverride(NamedTuple):
-    """An override about a network that overlaps another one.
-
-    - `part`: whether it is about "all" of the network, a "larger" network, or a "part" of it;
-    - `blocks_all`: whether it blocks every address of the network, except those with a more
-      specific override.
-    """
-
-    part: Literal["larger", "all", "part"]
-    override: RateLimitOverride
-    blocks_all: bool = False
 
 
 class Subject(NamedTuple):
     """The subject of an override.
 
     It is a user, an address or network, the value of a field, or the digest of a client.
-
-    - `label`: a name for a client of which only the digest is known.
     """
 
     user: User | None = None
@@ -52,12 +33,11 @@ class Subject(NamedTuple):
     field: str = ""
     value: str = ""
     digest: str = ""
-    label: str = ""
 
     def __str__(self) -> str:
         if self.field:
             return f"{field_words(self.field)} = {self.value}"
-        return self._about(label=self.label).client()
+        return self._about().client()
 
     def client(self) -> str:
         """Return the digest of the client that a limit counts if its key is this subject alone."""
@@ -95,7 +75,7 @@ class Subject(NamedTuple):
             effect=effect,
             rule=rule,
             reason=reason,
-            label=label or self.label,
+            label=label,
             created_by=current_actor(),
         )
         if seconds is not None:
@@ -122,41 +102,12 @@ class Subject(NamedTuple):
         """Return the blocks in force on larger networks that contain an address or network."""
         if not self.address:
             return []
+        own = network_words(parse_network(self.address))
         return [
-            found.override
-            for found in self.network_overrides()
-            if found.part == "larger" and found.override.effect == "block"
+            override
+            for override in network_overrides(self.address)
+            if override.effect == "block" and override.network != own
         ]
-
-    def network_overrides(self) -> list[NetworkOverride]:
-        """Return the overrides in force on a network, on larger ones, and on parts of it."""
-        own = parse_network(self.address)
-        near: list[tuple[int, int]] = []
-        of_version = RateLimitOverride.objects.active().filter(kind__startswith=f"ip{own.version}/")
-        for pk, text in of_version.values_list("pk", "network"):
-            with suppress(ValueError):  # A row was edited by hand.
-                other = parse_network(text)
-                if own.overlaps(other):
-                    near.append((other.prefixlen - own.prefixlen, pk))
-        near = sorted(near)[:MAX_SHOWN]
-        rows = RateLimitOverride.objects.in_bulk([pk for _bits, pk in near])
-        found = [(bits, rows[pk]) for bits, pk in near if pk in rows]
-        whole = [
-            (bits, -EFFECTS.index(row.effect), row.pk)
-            for bits, row in found
-            if bits <= 0 and row.rule == EVERY_RULE
-        ]
-        _bits, _effect, strongest = max(whole, default=(0, 0, None))
-        overrides = []
-        for bits, row in found:
-            part: Literal["larger", "all", "part"] = "all"
-            if bits < 0:
-                part = "larger"
-            elif bits > 0:
-                part = "part"
-            blocks_all = row.pk == strongest and row.effect == "block"
-            overrides.append(NetworkOverride(part, row, blocks_all))
-        return overrides
 
     def _about(self, **values: Any) -> RateLimitOverride:
         about = RateLimitOverride(
@@ -171,17 +122,12 @@ class Subject(NamedTuple):
         return about
 
 
-def subjects(user: User | None, address: str | None, fields: Fields) -> dict[str, Subject]:
-    """Return the subjects of a described request, by name.
-
-    Their names are "user", "address", or the field as in keys.
-    """
-    named = {}
-    if user:
-        named["user"] = Subject(user)
-    if address:
-        named["address"] = Subject(address=address)
-    return named | {field: Subject(field=field, value=value) for field, value in fields if value}
+def network_overrides(network: str) -> list[RateLimitOverride]:
+    """Return the overrides in force on a network (or an address), and on those that contain it."""
+    own = parse_network(network)
+    containing = [own.supernet(new_prefix=length) for length in range(own.prefixlen + 1)]
+    texts = [network_words(each) for each in containing]
+    return list(RateLimitOverride.objects.active().filter(network__in=texts))
 
 
 def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:

@@ -181,7 +181,7 @@ class Task:
             self.error = error
             return RETRY_SECONDS
         if self.error is not None:
-            logger.info("The background task %r works again", self.name)
+            logger.warning("The background task %r works again", self.name)
         self.error = None
         self.done_at = Clock.monotonic()
         return pause

@@ -249,7 +249,7 @@ def _mended() -> None:
     _pause = 0.0
     if _warned:
         _warned = False
-        logger.info("The rules are published again")
+        logger.warning("The rules are published again")
 
 
 def _publish_committed() -> None:

@@ -74,9 +74,17 @@ class CallSite(NamedTuple):
         """Return the limits of the call site, and its place, in words."""
         return _("%(rates)s per %(client)s, in %(place)s") % {
             "rates": rate_words([rate_text(rate) for rate in self.rates]),
-            "client": key_label(self.key.split("+")),
+            "client": self.client_words(),
             "place": self.place,
         }
+
+    def client_words(self) -> str:
+        """Return what the call site counts by, in words."""
+        if self.key:
+            return key_label(self.key.split("+"))
+        if self.kind == THROTTLE:
+            return _("client of the throttle")
+        return _("identity in the code")
 
 
 def rate_text(rate: object) -> str:

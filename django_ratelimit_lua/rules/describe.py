@@ -85,8 +85,10 @@ def field_words(field: str) -> str:
     return label_of(field)
 
 
-def reading(given: Spec) -> str:
+def reading(given: Spec, client: str = "") -> str:
     """Return a rule in one sentence.
+
+    `client` is what it counts by, in words, if the rule has no key of its own.
 
     >>> rule = {"name": "api", "key": "user", "rate": "100/m", "burst": 20, "path": "/api/"}
     >>> reading({**rule, "mode": "shadow"})
@@ -95,12 +97,12 @@ def reading(given: Spec) -> str:
     '10000 per second per address, leases of 500, at the call site budget'
     """
     try:
-        return _sentence(given)
+        return _sentence(given, client)
     except (AttributeError, KeyError, TypeError, ValueError):  # Edited by hand.
         return str(given)
 
 
-def _sentence(given: Spec) -> str:
+def _sentence(given: Spec, client: str) -> str:
     parts: list[str] = []
     if given.get("exempt"):
         parts.append(_("no limits"))
@@ -109,11 +111,10 @@ def _sentence(given: Spec) -> str:
         words = _("%(rate)s per %(client)s")
         if given.get("key") == ALL_CALLERS:
             words = _("%(rate)s for %(client)s")
-        place = ""
         for word, added in annex_options().items():
             if added.is_place and given.get(word):
-                place = _(added.label)
-        parts.append(words % {"rate": rate, "client": key_label(given.get("key"), place)})
+                client = _(added.label)
+        parts.append(words % {"rate": rate, "client": key_label(given.get("key"), client)})
     for option, row in OPTIONS.items():
         if row.words and given.get(option):
             words = row.singular if row.singular and given[option] == 1 else row.words

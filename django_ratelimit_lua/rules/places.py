@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from difflib import get_close_matches
 
 from django.conf import settings
@@ -9,9 +10,14 @@ from django.urls import get_resolver
 from django.utils.translation import gettext as _
 
 from ..identity.keys import ALL_CALLERS
-from .callsite import CallSite, known_call_sites
-from .rule import Rule
+from .callsite import CallSite, known_call_sites, limits_of
+from .describe import reading
+from .rule import Rule, Spec
+from .ruleset import settings_rules
 from .stacks import on_view, url_patterns
+
+SETTINGS = "RATELIMIT_RULES"
+"""The kind and the place of a call site that is a rule of the settings."""
 
 
 def route_names() -> set[str]:
@@ -36,6 +42,30 @@ def look_for_call_sites() -> None:
             for rule in reversed(stack.rules):
                 if rule.template is not None and rule.key is not None:
                     known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
+
+
+def call_sites_of(name: str) -> tuple[CallSite, ...]:
+    """Return the call sites that a rule of that name replaces, the rule of the settings first."""
+    look_for_call_sites()
+    return (*_of_settings(name), *known_call_sites.of(name))
+
+
+def _of_settings(name: str) -> Iterator[CallSite]:
+    for rule in settings_rules():
+        if rule.name == name and rule.template is not None and rule.mode != "off":
+            key = ""
+            if rule.key is not None:
+                key = rule.key.name
+            yield CallSite(SETTINGS, SETTINGS, rule.template.rates, key, tuple(limits_of(rule)))
+
+
+def sentence(given: Spec) -> str:
+    """Return a rule in one sentence. If it has no key, it has that of its call site."""
+    client = ""
+    if given.get("rate") and not given.get("key"):
+        sites = call_sites_of(str(given.get("name")))
+        client = next((site.client_words() for site in sites), "")
+    return reading(given, client)
 
 
 def meant_by(name: str) -> str:

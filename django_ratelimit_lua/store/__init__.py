@@ -16,12 +16,13 @@ from ..conf import conf
 from ..conf.changes import on_change
 from .commands import ANNEX, RESET, RULES, Reply
 from .connection_params import ConnectionParams, why_unusable
+from .deadline import page_deadline
 from .factory import ClusterConnectionFactory
 from .failures import KINDS as FAILURES
 from .failures import failures
 from .flusher import FLUSH_SECONDS, flusher
 from .patience import Patience, last_patience
-from .server import Store
+from .server import Outage, Store
 from .sharded import ShardedStore
 from .subscription import Subscription
 
@@ -32,6 +33,7 @@ __all__ = [
     "RESET",
     "RULES",
     "ClusterConnectionFactory",
+    "Outage",
     "Patience",
     "Reply",
     "Store",
@@ -40,6 +42,7 @@ __all__ = [
     "flusher",
     "get_store",
     "last_patience",
+    "page_deadline",
     "rules_key",
     "take_turn",
     "why_unusable",

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -33,6 +33,7 @@ from .commands import (
     to_run,
 )
 from .connection_params import ConnectionParams
+from .deadline import current_deadline
 from .failures import Paused, as_store_error, failures, kind_of
 from .patience import Patience, Pulse
 
@@ -194,6 +195,13 @@ class Node:
             self.breaker.failed()
 
 
+class Outage(NamedTuple):
+    """A time in which Redis did not decide, in seconds since 1970; `end` is None while it lasts."""
+
+    start: float
+    end: float | None = None
+
+
 class Store:
     """Performs calls on one server, or on the master that Sentinel names.
 
@@ -201,6 +209,8 @@ class Store:
     server replies again. A `background` store does not pause, and does not report failures itself.
     The log and the signals report each change of state once. A server that replies to some calls
     with errors is reported as available only when it has decided for a while without an error.
+
+    - `last_outage`: the last one that this process has seen.
     """
 
     compares_rules = True
@@ -213,6 +223,7 @@ class Store:
         self._timeout = timeout
         self._is_background = background
         self._nodes: dict[Address | None, Node] = {}
+        self.last_outage: Outage | None = None
         self._is_down = False
         self._failing: set[Address | None] = set()
         self._failed_at = float("-inf")
@@ -381,6 +392,9 @@ class Store:
         # `_patience`, inlined: it is on the way of every hit.
         if patience is None or patience.left <= 0.0:
             patience = self._patience(patience)
+        deadline = current_deadline()
+        if deadline is not None:
+            patience = deadline.limit(patience)
         node = self._nodes.get(address) or self._node_at(address)
         try:
             answer = node.use(ask, asked, patience)
@@ -445,6 +459,7 @@ class Store:
                 return
             self._is_down = False
             seconds = Clock.monotonic() - self._down_since
+            self.last_outage = Outage(Clock.time() - seconds, Clock.time())
         logger.warning(
             "Redis of cache %r is available again after %.1f s", self._params.name, seconds
         )
@@ -452,6 +467,9 @@ class Store:
 
     def _failed(self, error: Exception, node: Address | None = None) -> StoreError:
         failure = as_store_error(error)
+        deadline = current_deadline()
+        if deadline is not None:
+            deadline.error = failure
         if self._is_background:
             return failure
         failures.add(kind_of(error))
@@ -462,6 +480,7 @@ class Store:
             self._failed_at = Clock.monotonic()
             if not was_down:
                 self._down_since = self._failed_at
+                self.last_outage = Outage(Clock.time())
             # After a pause the first answer is enough: a trial has shown that Redis is back.
             # Without a pause, some calls were answered with errors or not at all: that has to end
             # first.

@@ -29,6 +29,7 @@ from .blocking import Link
 from .cluster import Cluster, Send
 from .commands import Address, Question, to_decide, to_reset
 from .connection_params import ConnectionParams
+from .deadline import current_deadline
 from .patience import Patience
 from .server import MAX_KEYS, Store
 
@@ -202,7 +203,11 @@ class ShardedStore(Store):
         return deleted
 
     def _blocking(self, patience: Patience | None = None) -> AskSlot:
-        return partial(self._ask, self._send, self._patience(patience))
+        patience = self._patience(patience)
+        deadline = current_deadline()
+        if deadline is not None:
+            patience = deadline.limit(patience)
+        return partial(self._ask, self._send, patience)
 
     def _awaiting(self, patience: Patience | None = None) -> AskSlot:
         return partial(self._ask, self._asend, self._patience(patience))

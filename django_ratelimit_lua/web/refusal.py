@@ -114,8 +114,6 @@ class Refusal(ErrorDetails):
     - `reference`: see `web.reference`; may be empty;
     - `is_forbidden`: whether a block responds with 403 instead of 429. Such a response does not
       contain the end of the block;
-    - `remedy`: for staff on the admin's own pages, the command that switches the rule off; empty
-      for others;
     - `only_status`: the one status that the server can send; 0: any.
     """
 
@@ -126,7 +124,6 @@ class Refusal(ErrorDetails):
     retry_after: int | None
     reference: str
     is_forbidden: bool = False
-    remedy: str = ""
     only_status: int = 0
 
     @property
@@ -216,12 +213,12 @@ class Refusal(ErrorDetails):
         return members
 
     def context(self) -> dict[str, object]:
-        names = ("decision", "reason", "message", "retry_after", "reference", "remedy")
+        names = ("decision", "reason", "message", "retry_after", "reference")
         return {"when": self.when(), **{name: getattr(self, name) for name in names}}
 
     def lines(self) -> list[str]:
         first = " ".join(filter(None, (self.begin(), self.message, self.when())))
-        lines = [first, *filter(None, (self.remedy,))]
+        lines = [first]
         if self.reference:
             lines.append(_("Reference: %s") % self.reference)
         return lines
@@ -238,7 +235,6 @@ class Refusal(ErrorDetails):
         error.when = self.when()
         error.reference = self.reference
         error.status_code = self.status
-        error.remedy = self.remedy
         return error
 
 

@@ -21,7 +21,6 @@ from ..exceptions import Ratelimited
 from ..limits.decision import Decision
 from .headers import add_headers
 from .refusal import ErrorDetails, language_of, refusal_of
-from .remedy import find_remedy
 
 PROBLEM = "application/problem+json"
 _TEXT = "text/plain"
@@ -155,8 +154,7 @@ def leave_unlogged(response: Any) -> None:
 
 
 def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
-    remedy = yield from find_remedy(request, decision)
-    refusal = replace(refusal_of(request, decision), remedy=remedy)
+    refusal = refusal_of(request, decision)
     view = conf.VIEW
     if view is None:
         response = yield from compose(request, refusal)

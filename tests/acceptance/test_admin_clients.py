@@ -22,7 +22,6 @@ from tests.users import serve_admin, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CLIENT = "/admin/django_ratelimit_lua/client/"
-INSPECTOR = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
 
 
 @ratelimit(group="login-of-both", key=("ip", "post:username"), rate="1/h")
@@ -156,32 +155,6 @@ def test_bans_are_shown_and_lifted(operator: Client) -> None:
     assert "is lifted." in done
     assert not active_bans()
     assert "has ended already" in words(press(operator, client, f"lift:{active.key.decode()}"))
-
-
-def test_a_search_shows_every_client_with_that_user_or_address(operator: Client) -> None:
-    """There is one for each kind of key of the limits in force. Requests are counted under it."""
-    ada = User.objects.create_user("ada")
-    RateLimitRule.objects.create(name="names", path="/ok", key="post:username", rate="1/m")
-    found = operator.get(CLIENT, {"q": "ada"})
-    shown = {(row["words"], row["digest"]) for row in found.context["results"]}
-    assert shown == {
-        ("user: ada", of("user", str(ada.pk))),
-        ("post:username: ada", of("post", "username", "ada")),
-    }
-    statuses("/ok", 2, "203.0.113.1", username="Ada")
-    assert "Refused by names: 1 of 1 used" in page(operator, of("post", "username", "ada"))
-    (only,) = operator.get(CLIENT, {"q": "203.0.113.1"}, follow=True).redirect_chain
-    assert only[0] == f"{CLIENT}?digest={of('ip', '203.0.113.1')}&q=203.0.113.1"
-    statuses("/login", 2, "203.0.113.1", username="ada")
-    both = of(("ip", "203.0.113.1"), ("post", "username", "ada"))
-    rows = operator.get(CLIENT, {"q": "203.0.113.1 ada"}).context["results"]
-    assert ("address and post:username: 203.0.113.1 ada", both) in [
-        (row["words"], row["digest"]) for row in rows
-    ]
-    assert "Refused by login-of-both" in page(operator, both)
-    assert "No client found for “nobody else’s”" in words(
-        operator.get(CLIENT, {"q": "nobody else’s"})
-    ) or (operator.get(CLIENT, {"q": "nobody else’s"}, follow=True).status_code == 200)
 
 
 def test_an_override_names_the_address_or_user_that_was_searched(

@@ -1,4 +1,4 @@
-"""The page of the app lists problems first, each with a remedy."""
+"""The page *Overview* lists problems first, each with a remedy."""
 
 from __future__ import annotations
 
@@ -46,34 +46,50 @@ def shown(client: Client, **query: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
 
 
-def test_the_title_of_the_app_leads_to_its_page(operator: Client) -> None:
-    """It shows the state, the last changes with links, and the models."""
+def test_the_overview_shows_the_state_and_the_last_changes(operator: Client) -> None:
+    """Each change is a link."""
     rule = RateLimitRule.objects.create(name="search <b>", path="/search", key="ip", rate="5/m")
     rule.rate = "7/m"
     rule.save()
-    assert f'href="{HOME}"' in operator.get("/admin/").content.decode()
+    assert f'href="{OVERVIEW}"' in operator.get(HOME).content.decode()
     text = shown(operator)
     assert "Problems" not in text
     assert "Redis is available Rules up to date (revision 2)" in text
     assert "Last changes" in text
     assert "search &lt;b&gt; (rule, changed) : Rate: 5 per minute → 7 per minute" in text
-    assert text.index("Last changes") < text.index("Overrides")
     links = re.findall(rf'href="({HOME}ratelimitchange/\d+/change/)"', _html(operator))
     assert [operator.get(link).status_code for link in links] == [200, 200]
+
+
+def test_the_menu_has_six_entries(operator: Client) -> None:
+    """The page of the processes has an entry only while a limit is split."""
+
+    def entries() -> list[str]:
+        menu = operator.get(HOME).context["app_list"][0]["models"]
+        return [str(entry["name"]) for entry in menu]
+
+    six = ["Bans", "Changes", "Clients", "Overrides", "Overview", "Rules"]
+    assert entries() == six
+    values = {"name": "burst", "path": "/", "key": "ip", "rate": "100/m"}
+    rule = RateLimitRule.from_spec({**values, "algorithm": "token_bucket", "split": True})
+    rule.save()
+    assert entries() == [*six[:4], "Overview", "Processes", "Rules"]
+    rule.switch("off")
+    assert entries() == six
 
 
 def _html(client: Client) -> str:
     return str(client.get(OVERVIEW).content.decode())
 
 
-def test_an_unavailable_redis_is_listed_first(operator: Client, settings: Any) -> None:
+def test_an_unavailable_redis_is_said_once(operator: Client, settings: Any) -> None:
     """The page opens, and names the policy for an unavailable Redis."""
     settings.CACHES = {
         "default": {**settings.CACHES["default"], "LOCATION": "redis://127.0.0.1:1/0"}
     }
     text = shown(operator)
-    assert text.index("Problems") < text.index("Redis is unavailable")
-    assert "Limits use their policy for store errors (" in text
+    assert text.count("Redis does not answer") == 1
+    assert "Limits use their policy: closed" in text
     assert "Redis is available" not in text
 
 
@@ -123,13 +139,9 @@ def test_the_number_of_listed_problems_is_bounded(operator: Client, settings: An
 
 
 def test_users_see_only_what_their_permissions_allow() -> None:
-    """Without the permission to see rules, a user sees only the list of models. The last changes
-    need another permission.
-    """
+    """The page needs the permission to see rules. The last changes need another permission."""
     RateLimitRule.objects.create(name="search", path="/search", key="ip", rate="5/m")
-    models_only = staff("view_ratelimitoverride")
-    assert "Redis is available" not in shown(models_only)
-    assert "Overrides" in shown(models_only)
+    assert staff("view_ratelimitoverride").get(OVERVIEW).status_code == 403
     rules = staff("view_ratelimitrule", name="rules")
     assert "Redis is available" in shown(rules)
     assert "Last changes" not in shown(rules)
@@ -152,7 +164,7 @@ def test_optional_apps_add_sections(operator: Client, monkeypatch: pytest.Monkey
     monkeypatch.setattr(extension, "extensions", [*extension.extensions, Annex()])
     monkeypatch.setattr(pages, "extensions", [*extension.extensions])
     text = shown(operator)
-    assert text.index("Loud") < text.index("Quiet") < text.index("Overrides")
+    assert text.index("Loud") < text.index("Quiet")
     assert "&lt;i&gt;text" in text
 
 

@@ -1,7 +1,7 @@
 """What an operator does with rules, in a real browser: each task is followed by requests that show
 its effect.
 
-As in `test_operator_tasks.py`, clicks are counted, and docs/operators/tour.rst has their number.
+As in `test_operator_tasks.py`, clicks are counted, and `tests/operators.py` has their number.
 """
 
 from __future__ import annotations

@@ -9,9 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from django.contrib import admin
 from django.contrib.auth.models import AnonymousUser, User
-from django.contrib.auth.views import LoginView
 from django.core.cache import caches
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
@@ -61,12 +59,8 @@ def settings_of(page: str) -> dict[str, Any]:
     return names
 
 
-PAGES = ["how-to/count-by-outcome.rst", "how-to/from-axes-or-defender.rst"]
-"""The pages with a login that counts by outcome."""
-
-
-def serve_login(page: str, settings: Any, without: str = "") -> None:
-    """Serve the login of a page at /login/, which redirects users that are signed in."""
+def serve_login(settings: Any, without: str = "") -> None:
+    """Serve the login that counts by outcome at /login/. It redirects users that are signed in."""
     template = ("registration/login.html", "{{ form }}")
     loaders = [("django.template.loaders.locmem.Loader", dict([template]))]
     settings.TEMPLATES = [
@@ -81,22 +75,17 @@ def serve_login(page: str, settings: Any, without: str = "") -> None:
     ]
     settings.LOGIN_REDIRECT_URL = "/"
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    if page == PAGES[0]:
-        names = recipe(page, "Login", without)
-        login = names["Login"].as_view()
-    else:
-        names = recipe(page, "protect", without)
-        del admin.site.login  # Other tests use the site as it was.
-        login = names["protect"](LoginView.as_view(redirect_authenticated_user=True))
+    names = recipe("how-to/count-by-outcome.rst", "Login", without)
+    login = names["Login"].as_view()
     urls = ModuleType("urls")
     # With the receiver of the signal, to which the signal itself has only a weak reference.
     vars(urls).update(names, urlpatterns=[path("login/", login)])
     settings.ROOT_URLCONF = urls
 
 
-@pytest.fixture(params=PAGES)
-def login(request: pytest.FixtureRequest, settings: Any, db: None) -> None:
-    serve_login(request.param, settings)
+@pytest.fixture
+def login(settings: Any, db: None) -> None:
+    serve_login(settings)
 
 
 def log_in(client: Client, name: str, password: str = "guess") -> int:
@@ -157,16 +146,15 @@ def test_viewing_a_login_form_locks_no_client_out(page: str, method: str, settin
     assert status("post", "192.0.2.1", username="ada", password="guess") == 200
 
 
-@pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize(("without", "allowed"), [("", 30), (", reset_if=succeeded", 5)])
 @pytest.mark.django_db
 def test_similar_user_names_allow_no_more_guesses_than_the_address(
-    page: str, without: str, allowed: int, settings: Any
+    without: str, allowed: int, settings: Any
 ) -> None:
     """A login as ADA resets the failures for ada from that address, as the page states, but no
     other limit: thirty guesses are made in all, or five without `reset_if`.
     """
-    serve_login(page, settings, without)
+    serve_login(settings, without)
     User.objects.create_user("ada", password="other")
     User.objects.create_user("ADA", password="lovelace")
     guesses = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -330,18 +329,3 @@ def test_a_disabled_site_throttles_no_request(settings: Any) -> None:
     """The setting is `RATELIMIT_ENABLE = False`."""
     settings.RATELIMIT_ENABLE = False
     assert answers((type("Closed", (Anon,), {"rate": "0/s"}),), 2) == [200, 200]
-
-
-def test_drf_spectacular_shows_the_429() -> None:
-    """It is added to operations that a throttle of this package limits."""
-    from drf_spectacular.generators import SchemaGenerator
-    from drf_spectacular.settings import spectacular_settings
-
-    hooks = ["django_ratelimit_lua.throttling.openapi.show_429"]
-    spectacular_settings.apply_patches({"POSTPROCESSING_HOOKS": hooks})
-    try:
-        schema = SchemaGenerator(patterns=urlpatterns).get_schema(public=True)
-    finally:
-        spectacular_settings.clear_patches()
-    assert "Retry-After" in schema["paths"]["/function"]["get"]["responses"]["429"]["headers"]
-    assert json.dumps(schema)

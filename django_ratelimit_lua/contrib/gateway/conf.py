@@ -52,13 +52,14 @@ class GatewaySettings(Table):
         None,
         Choice((None, *DIALECTS)),
         "the proxy that uses the gateway, which defines the headers that describe a request, see "
-        ":doc:`gateway`",
+        ":doc:`/annexes/gateway`",
     )
     GATEWAY_SECRET = Setting(
         None,
         or_none(_secrets),
         "the secret that proxies and services send as ``X-RateLimit-Secret``; a list while it is "
-        "rotated, or secrets by name, see :doc:`gateway`. If it is not set, all are refused",
+        "rotated, or secrets by name, see :doc:`/annexes/gateway`. If it is not set, all are "
+        "refused",
         is_secret=True,
     )
     GATEWAY_USER_HEADER = Setting(

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from ...extension import Extension
 from . import checks as checks
 from .descriptors import DESCRIPTOR, WORD
-from .proxy_rules import notice
 
 
 class GatewayExtension(Extension):
@@ -18,4 +17,4 @@ class GatewayExtension(Extension):
         "django_ratelimit_lua.contrib.gateway.verbs.proxy",
         "django_ratelimit_lua.contrib.gateway.verbs.grpc",
     )
-    options = MappingProxyType({WORD: DESCRIPTOR._replace(notice=notice)})
+    options = MappingProxyType({WORD: DESCRIPTOR})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from django.utils.translation import gettext
 from django.utils.translation import gettext_noop as _
 
 from ...limits.rate import Rate
@@ -52,10 +51,3 @@ def lacks_values(rule: Rule) -> bool:
     if settings.GATEWAY_DIALECT is None or not rule.is_for_requests or rule.mode == "off":
         return False
     return not _is_applicable(rule, is_user_known=settings.GATEWAY_USER_HEADER is not None)
-
-
-def notice(rule: Rule) -> str:
-    """Return a sentence for the form of a rule whose values a proxy does not report, or ""."""
-    if lacks_values(rule):
-        return gettext(LACKS)
-    return ""

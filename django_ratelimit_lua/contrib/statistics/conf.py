@@ -14,13 +14,14 @@ class StatisticsSettings(Table):
         or_none(token),
         "the token that Prometheus sends as ``Authorization: Bearer …`` to read the metrics. If "
         "it is not set, only "
-        "users with permission to view rules can read them, see :doc:`metrics`",
+        "users with permission to view rules can read them, see :doc:`/annexes/statistics`",
         is_secret=True,
     )
     OPENTELEMETRY = Setting(
         False,
         bool,
-        "record every decision with OpenTelemetry, as metrics and as spans, see :doc:`metrics`",
+        "record every decision with OpenTelemetry, as metrics and as spans, see "
+        ":doc:`/annexes/statistics`",
     )
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...exceptions import StoreError
-from ...store import FLUSH_SECONDS, Patience, get_store
+from ...store import Patience, get_store
 from .keys import (
     DAY,
     DROPPED,
@@ -33,6 +33,8 @@ Counts = Counter[str]
 """Requests by result, and decisions by source (`S` and its letter, see `results`)."""
 _AT_ONCE = 200
 """Commands of one round trip: their replies are made and read in a few milliseconds."""
+WRITE_SECONDS = 0.2
+"""How long the counts of this process are written before others are read."""
 
 
 class Span(NamedTuple):
@@ -256,10 +258,10 @@ def _hashes(keys: Sequence[bytes]) -> list[Counts]:
 def ask(commands: Sequence[Sequence[bytes]]) -> list[Any]:
     """Return the replies to commands.
 
-    What this process has counted is written first, if Redis accepts it within a second.
+    What this process has counted is written first, if Redis accepts it at once.
     """
     with suppress(StoreError):
-        recorder.flush(Patience(FLUSH_SECONDS))
+        recorder.flush(Patience(WRITE_SECONDS))
     store = get_store(background=True)
     replies: list[object] = []
     for at in range(0, len(commands), _AT_ONCE):

@@ -15,10 +15,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy
 
 from ...models import RateLimitRule
-from ...operations.call_sites import call_sites_of, names_in_code
+from ...operations.call_sites import names_in_code
 from ...operations.formatting import number_words, share_words
 from ...publishing.publish import primary
-from ...rules.describe import reading as rule_sentence
+from ...rules.places import call_sites_of
+from ...rules.places import sentence as rule_sentence
 from ...rules.rule import Spec, is_unwritable
 from ...rules.ruleset import settings_rules
 from . import reading

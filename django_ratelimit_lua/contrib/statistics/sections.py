@@ -13,8 +13,8 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...admin.client_links import client_links
 from ...admin.identities import readable_parts, visible_name
+from ...admin.links import client_links
 from ...admin.pages import Context
 from ...conf import conf
 from ...extension import Section

@@ -63,7 +63,7 @@ def _lift(command: Printer, options: VerbOptions) -> None:
 
 
 def _found(limit: str | None, identity: str = "") -> list[ActiveBan]:
-    return [each for each in active_bans(identity=identity) if limit in (None, each.limit)]
+    return [each for each in active_bans(identities=[identity]) if limit in (None, each.limit)]
 
 
 def _line(active: ActiveBan) -> str:

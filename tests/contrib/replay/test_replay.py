@@ -37,7 +37,7 @@ from tests.examples import examples
 
 ROOT = Path(__file__).parents[3]
 EXCERPT = ROOT / "tests" / "logs" / "nasa.tsv"
-PAGE = ROOT / "docs" / "how-to" / "try-a-limit-on-a-log.rst"
+PAGE = ROOT / "docs" / "annexes" / "replay.rst"
 SECOND = 1_000_000
 ALGORITHMS = ["sliding_log", "sliding_window", "fixed_window", "token_bucket"]
 

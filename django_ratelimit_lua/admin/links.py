@@ -12,7 +12,8 @@ from ..extension import extensions
 from ..identity.names import Name, Part
 from ..models import RateLimitOverride
 from ..operations.admin_urls import admin_url
-from ..operations.clients import clients_by_prefix, override_subject, overrides_of
+from ..operations.client_search import recorded_clients
+from ..operations.clients import override_subject, overrides_of
 from .identities import client_words, visible_name
 from .pages import may
 
@@ -78,19 +79,29 @@ def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule:
     return f"{form}?{urlencode(query)}"
 
 
-def known_clients(request: HttpRequest, prefix: str, name: str = "") -> dict[str, Name]:
-    """Return the clients with digests of this prefix, with names if the user may see them.
+def network_url(request: HttpRequest, network: str) -> str:
+    """Return the URL of the form of an override about a network.
+
+    It is empty for users without permission.
+    """
+    if not may(request, "add_ratelimitoverride"):
+        return ""
+    form = admin_url(request, "django_ratelimit_lua_ratelimitoverride_add")
+    return f"{form}?{urlencode({'network': network})}"
+
+
+def known_clients(request: HttpRequest, prefix: str = "") -> dict[str, Name]:
+    """Return the recorded clients, with names if the user may see them.
 
     Args:
         request: The request of the page.
-        prefix: At least 8 hexadecimal digits.
-        name: The limit that has counted them, if it is known.
+        prefix: The beginning of their digests.
 
     Raises:
         StoreError: Redis is unavailable.
     """
-    found = dict(clients_by_prefix(prefix))
+    found = recorded_clients(prefix)
     for extension in extensions:
-        for digest, record in extension.client(request, prefix, name).items():
+        for digest, record in extension.client(request, prefix).items():
             found[digest] = found.get(digest) or list(record.name)
     return {digest: visible_name(request, parts) for digest, parts in found.items()}

@@ -1,0 +1,168 @@
+"""Find clients by an address, a network, a user, the value of a field, or a digest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from ..conf import Network
+from ..identity import digest as digest_of
+from ..identity.address import address_as
+from ..identity.forwarded import parse_address, parse_network
+from ..identity.keys import field_identity, split_field, split_prefix
+from ..identity.names import Name, Part
+from ..models import RateLimitOverride
+from ..rules.describe import key_label
+from .bans import active_bans
+from .clients import MAX_LISTED, counted_clients, counted_identity, overrides_of
+from .reference import known_limits
+from .request_builder import find_user
+
+_PREFIX = re.compile(r"[0-9a-f]{6,32}")
+"""The part of a digest that a search needs. A reference contains 6 digits."""
+_PLUS = "+"
+
+
+class FoundClient(NamedTuple):
+    """A client that a search has found.
+
+    - `digest`: the digest that a limit counts;
+    - `name`: the parts of the identity;
+    - `label`: the key of that limit with its values, in words; empty if a record names the client;
+    - `key`: the name of the key.
+    """
+
+    digest: str
+    name: tuple[Part, ...] = ()
+    label: str = ""
+    key: str = ""
+
+
+def search_clients(text: str, named: Mapping[str, Name]) -> list[FoundClient]:
+    """Return the known clients that match a text.
+
+    An address and a user are always known. Any other client is known if a limit has counted it, if
+    it has an override, or if a record names it.
+
+    Args:
+        text: An address, a network, a user, the value of a field, several of these for one client,
+            or the beginning of a digest.
+        named: The recorded names of clients, by their digests.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    computed = {client.digest: client for client in computed_clients(text)}
+    keys = {digest: client.key for digest, client in computed.items()}
+    known = {digest for digest, key in keys.items() if key in ("ip", "user")}
+    known |= computed.keys() & named.keys()
+    known |= {digest for digest, rows in overrides_of(computed.keys()).items() if rows}
+    known |= counted_clients(keys)
+    found = {digest: computed[digest] for digest in computed if digest in known}
+    for digest, name in named.items():
+        if is_match(name, text) or (is_prefix(text) and digest.startswith(text.lower())):
+            found.setdefault(digest, FoundClient(digest, tuple(name)))
+    return [*found.values()][:MAX_LISTED]
+
+
+def computed_clients(text: str) -> list[FoundClient]:
+    """Return the clients that limits in force would count for these values, known or not.
+
+    The same user or address is another client for each kind of key, with another digest.
+    """
+    words = _words(text)
+    addresses = [word for word in words if parse_address(word) is not None]
+    value = " ".join(word for word in words if word not in addresses)
+    if len(addresses) > 1 or not words:
+        return []
+    values: dict[str, str] = {}
+    for address in addresses:
+        values["ip"] = address_as(address, "").network or ""
+    user = find_user(value) if value else None
+    if user is not None:
+        values["user"] = str(user.pk)
+    keys = dict.fromkeys(["user", "ip", *(known.key for known in known_limits() if known.key)])
+    found = [client for key in keys for client in _computed(key, values, value)]
+    wanted = bool(addresses) + bool(value)
+    return [client for client in found if len(client.name) == wanted] or found
+
+
+def _computed(key: str, values: Mapping[str, str], value: str) -> Iterator[FoundClient]:
+    parts: dict[str, str] = {}
+    for kind in key.split("+"):
+        if kind == "user_or_ip":
+            kind = "user" if "user" in values else "ip"
+        if kind in values:
+            parts[kind] = values[kind]
+        elif split_field(kind) is not None and value:
+            parts[split_prefix(kind)[1]] = str(field_identity(kind, value)[-1])
+        else:
+            return
+    identities = {kind: (*kind.split(":", 1), text) for kind, text in parts.items()}
+    identity = counted_identity(key, identities)
+    texts = [values["ip"] if kind == "ip" else value for kind in parts]
+    label = f"{key_label([*parts])}: {' + '.join(texts)}"
+    if len(parts) == 1:
+        (key,) = parts if key == "user_or_ip" else (key,)
+    yield FoundClient(digest_of(identity).decode(), tuple(parts.items()), label, key)
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split() if word != _PLUS]
+
+
+def find_network(text: str) -> Network | None:
+    """Return the network of more than one address that a text is, or None."""
+    with suppress(ValueError):
+        network = parse_network(text)
+        if network.prefixlen < network.max_prefixlen:
+            return network
+    return None
+
+
+def is_match(name: Sequence[Part], text: str) -> bool:
+    """Return whether a recorded name contains these values, or an address in this network.
+
+    >>> mary = [("ip", "203.0.113.9"), ("post:username", "mary")]
+    >>> is_match(mary, "203.0.113.9"), is_match(mary, "203.0.113.0/24"), is_match(mary, "+ mary")
+    (True, True, True)
+    >>> is_match(mary, "203.0.113"), is_match(mary, "203.0.113.99"), is_match(mary, "mary ada")
+    (False, False, False)
+    """
+    words = _words(text)
+    return bool(words and name) and all(
+        any(_is_part(kind, value, word) for kind, value in name) for word in words
+    )
+
+
+def _is_part(kind: str, value: str, word: str) -> bool:
+    if kind != "ip":
+        return word.casefold() in value.casefold()
+    with suppress(ValueError):
+        network = parse_network(word)
+        own = parse_network(value)
+        return network.version == own.version and own.subnet_of(network)  # type: ignore[arg-type]
+    return False
+
+
+def is_prefix(text: str) -> bool:
+    """Return whether a text is a digest, or a prefix of one that is long enough for a search."""
+    return _PREFIX.fullmatch(text.lower()) is not None
+
+
+def recorded_clients(prefix: str = "") -> dict[str, Name]:
+    """Return the clients with a ban or an override by their digest, and their recorded names.
+
+    Args:
+        prefix: The beginning of their digests.
+
+    Raises:
+        StoreError: Redis is unavailable.
+    """
+    found = {active.identity: active.who for active in active_bans(identities=[prefix])}
+    about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
+    for digest in about.exclude(client_digest="").values_list("client_digest", flat=True):
+        found.setdefault(digest, [])
+    return found
