@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(binary("nginx") is None, reason="NO NGINX TEST: 
 BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 NAMED = "Mozilla/5.0 (compatible; GPTBot/1.2; +https://openai.com/gptbot)"
 GOOGLEBOT = "Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)"
-VIEW = 1300
+VIEW = 2000
 """Milliseconds for which the only worker is busy."""
 
 
@@ -70,7 +70,7 @@ def rush(site: Site, *requests: tuple[str, str, str]) -> list[Answer]:
 
 
 def test_in_busy_times_each_rule_refuses_its_clients(site: Site) -> None:
-    """After a second of waiting, crawlers and anonymous visitors get a 503 that names the rule,
+    """After two seconds of waiting, crawlers and anonymous visitors get a 503 that names the rule,
     while signed-in users are served.
     """
     named, anonymous, true, false, user = rush(
@@ -86,14 +86,14 @@ def test_in_busy_times_each_rule_refuses_its_clients(site: Site) -> None:
     assert [true.status, user.status] == [200, 200]
     assert (false.status, refused_by(false)) == (503, "crawlers")
     assert 1 <= int(named.headers["retry-after"]) <= 3  # 3 to 9 times 250 ms.
-    assert 3 <= int(anonymous.headers["retry-after"]) <= 9
+    assert 5 <= int(anonymous.headers["retry-after"]) <= 14
     assert named.json()["status"] == 503
 
 
 def test_a_crowded_subnet_is_refused_before_other_visitors(site: Site, tmp_path: Path) -> None:
     """The rule by subnet admits three requests of a /24, and one of each other network."""
     settings = documented_settings(tmp_path / "google.json")
-    settings["RATELIMIT_RULES"].pop()  # Visitors wait for longer than its second here.
+    settings["RATELIMIT_RULES"].pop()  # Visitors wait for longer than it allows.
     with crawled_site(tmp_path, settings) as crowded:
         crowd = [(f"127.7.7.{number}", BROWSER, "") for number in range(1, 7)]
         others = [(f"127.6.{number}.1", BROWSER, "") for number in range(1, 4)]
