@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -17,8 +16,6 @@ from .request_state import request_state
 
 MAX_SECONDS = 60.0
 """Longer waiting times are ignored: the clocks of the hosts probably differ."""
-_START = re.compile(r"(?:t=)?([0-9]{10})(\.[0-9]{1,9}|[0-9]{3}|[0-9]{6})?")
-"""Seconds (nginx), milliseconds (Heroku) or microseconds (Render, Fly) since 1970."""
 
 
 def waiting_time(request: HttpRequest) -> float | None:
@@ -35,12 +32,19 @@ def waiting_time(request: HttpRequest) -> float | None:
 
 
 def _measure(meta: Mapping[str, Any], key: str) -> float | None:
-    # A header that was sent twice contains a comma, and does not match.
-    match = _START.fullmatch(meta.get(key, ""))
-    if match is None or not is_trusted_peer(meta.get("REMOTE_ADDR")):
+    start: str | None = meta.get(key)
+    if start is None or not is_trusted_peer(meta.get("REMOTE_ADDR")):
         return None
-    seconds, fraction = match.groups("")
-    waited = Clock.time() - float(f"{seconds}.{fraction.removeprefix('.')}")
+    try:
+        seconds = float(start.removeprefix("t="))
+    except ValueError:  # For example with the comma of a header that was sent twice.
+        return None
+    # Seconds (nginx), milliseconds (Heroku) or microseconds (Render, Fly) since 1970.
+    if seconds > 1e14:
+        seconds /= 1e6
+    elif seconds > 1e11:
+        seconds /= 1e3
+    waited = Clock.time() - seconds
     if not 0.0 <= waited <= MAX_SECONDS:
         return None
     return waited

@@ -113,17 +113,6 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
         describe=partial(_condition_words, _("with the user agents %(value)s")),
         is_place=True,
     ),
-    "network": Option(
-        Lines("['google', 'bing']"),
-        _("networks"),
-        _(
-            "Names of RATELIMIT_NETWORKS, one per line: clients in one of them. With ! in front: "
-            "in none of these."
-        ),
-        compile=ClientNetworks,
-        describe=partial(_condition_words, _("from the networks %(value)s")),
-        is_place=True,
-    ),
     "waited": Option(
         waited_text,
         _("waited longer than"),
@@ -134,6 +123,17 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
         compile=Waited,
         check_rule=_check_waited,
         describe=partial(_condition_words, _("that waited longer than %(value)s")),
+        is_place=True,
+    ),
+    "network": Option(
+        Lines("['google', 'bing']"),
+        _("networks"),
+        _(
+            "Names of RATELIMIT_NETWORKS, one per line: clients in one of them. With ! in front: "
+            "in none of these."
+        ),
+        compile=ClientNetworks,
+        describe=partial(_condition_words, _("from the networks %(value)s")),
         is_place=True,
     ),
     "exempt": Option(

@@ -211,7 +211,10 @@ class Rule:
 
     def meets_conditions(self, request: HttpRequest) -> bool:
         """Return whether a request meets the conditions of the rule."""
-        return all(condition.is_met(request) for condition in self.conditions)
+        for condition in self.conditions:  # noqa: SIM110 - `all` takes twice the time.
+            if not condition.is_met(request):
+                return False
+        return True
 
     def matches(self, request: HttpRequest) -> bool:
         """Return whether the rule applies to a request, whatever its method and its user."""

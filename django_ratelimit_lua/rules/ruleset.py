@@ -161,8 +161,8 @@ class Ruleset:
         return [
             rule
             for rule in self._index.matching(request.path_info)
-            if rule.matches_route(request)
-            and (not rule.conditions or rule.meets_conditions(request))
+            if (not rule.conditions or rule.meets_conditions(request))
+            and rule.matches_route(request)
         ]
 
     def replacement_for(

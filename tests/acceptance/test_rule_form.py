@@ -64,7 +64,7 @@ def test_the_browser_gets_the_bounds_of_an_option(operator: Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "problem"),
     [
-        ({"key": "id"}, "key", "Unknown key 'id'; use all, ip, user"),
+        ({"key": "id"}, "key", "Unknown key 'id'; use all, ip, subnet, user"),
         (
             {"key": "ip+app.key"},
             "key",

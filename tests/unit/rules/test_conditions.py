@@ -114,7 +114,7 @@ def test_the_sentence_of_a_rule_has_its_conditions() -> None:
     """Also an empty pattern is mentioned."""
     rule = {**RULE, "user_agent": ["*bot*", "!x"], "network": "!google", "waited": "500ms"}
     assert reading(rule) == (
-        "0 per second per address, on / with the user agents *bot*, !x from the networks !google "
-        "that waited longer than 500ms"
+        "0 per second per address, on / with the user agents *bot*, !x that waited longer than "
+        "500ms from the networks !google"
     )
     assert "with the user agents" in reading({**RULE, "user_agent": ""})
