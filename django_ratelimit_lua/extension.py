@@ -29,7 +29,6 @@ VERBS_OF_ANNEXES = {
     "grpc": "gateway",
     "proxy": "gateway",
     "replay": "replay",
-    "stats": "statistics",
 }
 """Which optional app defines a verb of `manage.py ratelimit`, by its first word."""
 FIELDS_OF_ANNEXES = {"descriptor": "gateway", "durable": "statistics"}
@@ -59,10 +58,10 @@ class Metric(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of the lists of rules and of limits.
+    """A column of the list of limits.
 
     `cells(request, rules)` returns the cells by the names of limits, or raises `StoreError`;
-    `rules` has the row of each name, or None. The form of a rule shows its cells as well.
+    `rules` has the row of each name, or None.
     """
 
     name: str

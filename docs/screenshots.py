@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.client
 import io
-import json
 import re
 import sys
 import tempfile
@@ -22,16 +21,17 @@ from urllib.parse import urlencode, urlsplit
 from PIL import Image
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.test_admin_browser import PAGES, fill, goes_on, look, sign_in
+from tests.acceptance.test_admin_browser import fill, goes_on, look, sign_in
 from tests.demo import headless, run_in, start
 
 FOLDER = Path(__file__).parent / "screenshots"
+ADMIN = "admin/django_ratelimit_lua/"
 WIDTH, HEIGHT = 1280, 1000
 MARGIN = 24
 MAX_BYTES = 100_000
 COLORS = 128
 ATTACKERS = ("203.0.113.6", "203.0.113.7", "203.0.113.8")
-CUSTOMER = "198.51.100.23"
+VISITOR = "198.51.100.23"
 BROWSER = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
 SCRIPT = "python-requests/2.32.3"
 CHANGES = """
@@ -54,7 +54,7 @@ def record(user, hours, row, **values):
     changes.update(at=now - datetime.timedelta(hours=hours))
 
 
-record("alan", 170, api, description="Customers who pay get more.")
+record("alan", 170, api, description="Users who pay get more.")
 (tier,) = api.options["tiers"]
 for user, hours, rate in (("alan", 27, "300/m"), ("grace", 26, "600/m")):
     record(user, hours, api, options={**api.options, "tiers": [{**tier, "rate": rate}]})
@@ -127,50 +127,44 @@ class Client(NamedTuple):
 
 
 def send_traffic(site: str) -> None:
-    """Let three clients guess passwords until they are banned, and lock out a customer."""
+    """Let three clients guess passwords until they are banned, and lock out a visitor."""
     for number, address in enumerate(ATTACKERS):
         attacker = Client(site, address, SCRIPT)
         guesses = [attacker.send("/login/", username="admin", password="123456") for _ in range(11)]
         assert guesses == [200] * 5 + [429] * 6, guesses
         for _ in range(6 + 4 * number):
             attacker.send("/wp-login.php")
-    customer = Client(site, CUSTOMER, BROWSER)
+    visitor = Client(site, VISITOR, BROWSER)
     for _ in range(3):
-        customer.send("/search/")
+        visitor.send("/search/")
     for _ in range(7):
-        customer.send("/login/", username="ada", password="lovelace1")
+        visitor.send("/login/", username="ada", password="lovelace1")
 
 
 def rule_form(browser: Any) -> None:
-    """Lower a limit in the form of a rule, and open its preview."""
-    fill(browser, rate="5/m", preview_burst="12", preview_flow="8")
-    browser.find_element("name", "preview_unit").send_keys("second")
-    browser.find_element("css selector", "[data-preview-button]").click()
-    WebDriverWait(browser, 20).until(lambda page: "of 12 allowed" in page.page_source)
+    """Lower a limit in the form of a rule, and wait for the plot."""
+    fill(browser, rate="5/m")
+    WebDriverWait(browser, 20).until(lambda page: "requests at once, 5 are" in page.page_source)
 
 
 def open_client(browser: Any) -> None:
-    """Open the client that is an address with a user name."""
-    link = browser.find_element("partial link text", "address and post:username")
-    goes_on(browser, link.click)
+    """Open the client that is an address with a user name, if the search found several."""
+    links = browser.find_elements("partial link text", "address and post:username")
+    if links:
+        goes_on(browser, links[0].click)
 
 
 def pictures(api: str) -> Iterator[Picture]:
     """Yield all pictures. `api` is the primary key of the rule of that name."""
-    rules = PAGES["rules"]
-    request = {"path": "/login/", "method": "POST", "address": CUSTOMER, "post": "username=ada"}
-    client = PAGES["client"].partition("?")[0]
-    yield Picture("home", PAGES["home"], height=1160)
+    rules = f"{ADMIN}ratelimitrule/"
+    yield Picture("overview", f"{ADMIN}overview/?period=day", height=1160)
     yield Picture("rules", rules)
+    yield Picture("limit", f"{rules}limit/?name=everything&period=day")
     yield Picture("rule", f"{rules}add/?beside=search", prepare=rule_form)
-    yield Picture("statistics", f"{PAGES['statistics']}?period=day")
-    yield Picture("statistics-one", PAGES["statistics-one"])
-    search = urlencode({"q": f"{CUSTOMER} ada"})
-    yield Picture("client", f"{client}?{search}", prepare=open_client)
-    inspector = PAGES["inspector"].partition("?")[0]
-    yield Picture("inspector", f"{inspector}?{urlencode(request)}")
-    yield Picture("history", f"{rules}{api}/history/")
-    yield Picture("bans", PAGES["bans"])
+    search = urlencode({"q": f"{VISITOR} + ada"})
+    yield Picture("client", f"{ADMIN}client/?{search}", prepare=open_client)
+    yield Picture("changes", f"{rules}{api}/history/")
+    yield Picture("bans", f"{ADMIN}bans/")
 
 
 @contextmanager
@@ -194,12 +188,11 @@ def await_statistics(browser: Any, site: str) -> None:
     """Wait until the statistics of two weeks are written, and all bans listed."""
 
     def are_written(page: Any) -> bool:
-        page.get(f"{site}{PAGES['statistics']}one/?name=everything&period=90d&format=json")
-        points = json.loads(page.find_element("tag name", "body").text)["points"]
-        return len([point for point in points if point["requests"]]) >= 14
+        page.get(f"{site}{ADMIN}ratelimitrule/limit/?name=everything&period=week")
+        return len(page.find_elements("css selector", "svg rect")) >= 14
 
     def are_listed(page: Any) -> bool:
-        page.get(site + PAGES["bans"])
+        page.get(f"{site}{ADMIN}bans/")
         return len(page.find_elements("css selector", "td.why")) == len(ATTACKERS)
 
     for condition in (are_written, are_listed):
@@ -230,7 +223,7 @@ def main() -> None:
         stack.callback(browser.quit)
         sign_in(browser, site)
         await_statistics(browser, site)
-        browser.execute_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
+        browser.find_element("id", "toggle-nav-sidebar").click()
         for picture in pictures(api):
             browser.get(site + picture.path)
             for scheme in ("light", "dark"):

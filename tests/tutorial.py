@@ -166,7 +166,7 @@ class Follower:
             if name == "Save":
                 success = self.browser.find_element("css selector", ".messagelist .success")
                 assert success.is_displayed()
-            if "/statistics/" in self.browser.current_url:
+            if "/limit/" in self.browser.current_url:
                 assert "search" in self.browser.find_element("id", "content").text
                 self.reach("the first statistics page")
 

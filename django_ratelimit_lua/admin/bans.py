@@ -13,10 +13,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
-from ..models import RateLimitRule
 from ..operations.bans import ActiveBan, active_bans, lift_bans
+from ..operations.call_sites import place_words
 from ..operations.client_search import computed_clients, is_match, is_prefix
 from .identities import WHO, link_words, may_see_clients, readable_parts, visible_name
+from .limits import limit_url
 from .links import client_links, client_url
 from .pages import ActionPage, Context, page_response
 
@@ -49,27 +50,25 @@ class BanPage(ActionPage):
         found = active_bans()
         page = Paginator(_listed(request, found), SHOWN).get_page(request.GET.get("p"))
         bans = list(page)
-        pks = RateLimitRule.objects.keys_by_name({active.rule for active in bans})
         clients = [(active.identity, visible_name(request, active.who)) for active in bans]
         links = client_links(request, clients)
         named = readable_parts(request, [name for _digest, name in clients])
         rows = []
         for active, parts, link in zip(bans, named, links, strict=True):
-            name = active.rule or active.limit
             rows.append(
                 {
                     "active": active,
                     "key": ban_key(active),
-                    "name": name,
-                    "rule": pks.get(active.rule),
+                    "label": place_words(active.name),
+                    "page": limit_url(request, active.name),
                     "parts": parts,
                     "client": link_words(parts, active.identity),
-                    "links": link._replace(url=client_url(request, active.identity, name)),
+                    "links": link._replace(url=client_url(request, active.identity, active.name)),
                 }
             )
         return {
             "rows": rows,
-            "names": sorted({active.rule or active.limit for active in found}),
+            "names": {name: place_words(name) for name in sorted({ban.name for ban in found})},
             "page": page,
             "number": page.paginator.count,
         }
@@ -111,7 +110,7 @@ def _search_text(request: HttpRequest) -> str:
 def _listed(request: HttpRequest, bans: Sequence[ActiveBan]) -> list[ActiveBan]:
     """Return the bans of the list, as the query of the URL filters them: the latest first."""
     chosen = request.GET.get("rule", "")
-    listed = [active for active in bans if chosen in ("", active.rule, active.limit)]
+    listed = [active for active in bans if chosen in ("", active.name)]
     if text := _search_text(request):
         listed = _search(listed, text, sees_names=request.user.has_perm(WHO))
     return sorted(listed, key=lambda active: active.since, reverse=True)
@@ -127,7 +126,7 @@ def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[A
     digests = {client.digest for client in computed_clients(text)}
     found = []
     for active in bans:
-        texts = [active.limit, active.rule]
+        texts = [active.limit, active.rule, place_words(active.name)]
         is_found = active.identity in digests
         if is_prefix(words):
             is_found = is_found or active.identity.startswith(words)
@@ -147,5 +146,8 @@ def lift(request: HttpRequest, bans: Sequence[ActiveBan], action: str, key: str)
         return
     lift_bans([active], forget=action == "forget")
     (parts,) = readable_parts(request, [visible_name(request, active.who)])
-    placeholders = {"client": link_words(parts, active.identity), "limit": active.limit}
+    placeholders = {
+        "client": link_words(parts, active.identity),
+        "limit": place_words(active.name),
+    }
     messages.success(request, LIFTED[action] % placeholders)

@@ -11,7 +11,6 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -24,6 +23,7 @@ from ..limits.ban import Ban
 from ..limits.decision import LimitState
 from ..models import RateLimitOverride
 from ..operations.bans import active_bans
+from ..operations.call_sites import place_words
 from ..operations.client_search import (
     FoundClient,
     computed_clients,
@@ -48,6 +48,7 @@ from .identities import (
     readable_parts,
     visible_name,
 )
+from .limits import limit_url
 from .links import client_links, client_url, known_clients, network_url, override_url
 from .override_form import DURATIONS, own_digests
 from .pages import ActionPage, Context, page_response
@@ -106,7 +107,7 @@ class ClientPage(ActionPage):
                 (record, [list(zip(record.headings, row, strict=True)) for row in record.rows])
                 for record in records
             ],
-            "bans": [(active, ban_key(active)) for active in client.bans],
+            "bans": [(active, place_words(active.name), ban_key(active)) for active in client.bans],
             "url": client_url(
                 request, digest, request.GET.get("name", ""), q=_search_text(request)
             ),
@@ -232,7 +233,7 @@ def _found_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -
             "digest": client.digest,
             "words": client.label or ", ".join(part.words for part in words),
             "url": client_url(request, client.digest, q=text if client.label else ""),
-            "bans": bans.get(client.digest, ()),
+            "bans": [(active, place_words(active.name)) for active in bans.get(client.digest, ())],
             "overrides": [row for row in overrides[client.digest] if row.is_active()],
         }
         for client, words in zip(found, names, strict=True)
@@ -252,6 +253,10 @@ def _reference(request: HttpRequest, text: str, named: dict[str, Name]) -> Conte
         return {}  # Any word of 12 letters could be a reference.
     return {
         "opened": opened,
+        "limits": [
+            (limit, place_words(limit.place), limit_url(request, limit.place))
+            for limit in opened.limits
+        ],
         "clients": client_links(request, known[:MAX_LISTED], name),
         "may_see_overrides": may_see_overrides(request),
         "may_see_names": may_see_names(request),
@@ -287,7 +292,9 @@ def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, na
         messages.error(request, _("Nothing was reset: %s") % error)
         return
     if done:
-        messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(done)})
+        labels = [limit.counted_as for limit in client.found.met if limit.name in done]
+        texts = dict.fromkeys(map(place_words, labels))
+        messages.success(request, _("Counts are reset: %(names)s.") % {"names": ", ".join(texts)})
     else:
         messages.warning(request, _("Nothing was reset: no limit counts this client."))
 
@@ -298,7 +305,12 @@ def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> l
         messages.warning(request, _("Redis is unavailable: the counts are unknown."))
     rows = []
     for limit in client.found.met:
-        row: Context = {"limit": limit, "verdict": _verdict(limit)}
+        row: Context = {
+            "limit": limit,
+            "label": place_words(limit.counted_as),
+            "page": limit_url(request, limit.counted_as),
+            "verdict": _verdict(limit),
+        }
         digest = limit.charge.digest.decode()
         name = parts
         if digest != client.digest:
@@ -335,6 +347,8 @@ def _verdict(limit: ExplainedLimit) -> str:
 def _again(state: LimitState) -> str:
     if state.retry_after is None:
         return _("never")
+    if state.is_slots:
+        return _("when a slot is free")
     return _("in %s") % duration_words(state.retry_after)
 
 
@@ -342,28 +356,11 @@ def _reason(limit: ExplainedLimit) -> str:
     """Return why a limit refuses, in one sentence."""
     state = limit.state
     assert state is not None
-    name = limit.counted_as or limit.name
+    name = place_words(limit.counted_as or limit.name)
     if state.ban is not None and state.banned_until is not None:
         return _ban_words(name, state.ban, state.banned_until)
-    placeholders = {**state._asdict(), "name": name, "again": _again(state)}
-    kind = limit.charge.limit.kind
-    if state.is_slots and state.retry_after is not None:
-        text = _(
-            "Refused by %(name)s: %(used)s of %(limit)s slots are in use; one may become free at "
-            "any time."
-        )
-    elif kind.is_bucket or kind.holds:  # Units drain continuously, so they have no beginning.
-        text = _("Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s.")
-    else:
-        seconds = state.period
-        if kind.ends_together:
-            seconds -= state.reset_after
-        placeholders["moment"] = moment_words(timezone.now() - datetime.timedelta(seconds=seconds))
-        text = _(
-            "Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s; "
-            "used %(used)s since %(moment)s."
-        )
-    return text % placeholders
+    text = _("Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s.")
+    return text % {**state._asdict(), "name": name, "again": _again(state)}
 
 
 def _ban_words(name: str, ban: Ban, until: datetime.datetime) -> str:

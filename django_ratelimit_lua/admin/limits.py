@@ -59,14 +59,17 @@ class ListColumn:
         self.short_description = column.heading
         self.column = column
         self._cells: Mapping[str, object] = {}
+        self._missing = "—"
 
     def read(self, request: HttpRequest, rules: Mapping[str, RateLimitRule | None]) -> None:
-        """Read the cells of these limits. If Redis is unavailable, they are empty."""
-        with suppress(StoreError):
+        """Read the cells of these limits. If Redis is unavailable, each is unknown."""
+        try:
             self._cells = self.column.cells(request, rules)
+        except StoreError:
+            self._missing = _("unknown")
 
     def __call__(self, limit: RateLimitRule | LimitInCode) -> object:
-        return self._cells.get(limit.name, "—")
+        return self._cells.get(limit.name, self._missing)
 
 
 def list_columns() -> list[ListColumn]:

@@ -30,6 +30,7 @@ def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
         return {"hint": _("Enter a limit to see what it would do.")}
     given = posted.copy()
     given["name"] = posted.get("name") or "preview"
+    given.pop("_redraw", None)
     stored = RateLimitRule.objects.filter(pk=request.GET.get("rule") or None).first()
     form = RuleForm(given, instance=stored)
     form.is_asking = False

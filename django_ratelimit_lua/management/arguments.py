@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from argparse import Action, ArgumentError, ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.conf import settings
@@ -189,14 +189,10 @@ def require_confirmation(options: VerbOptions, warnings: Sequence[str]) -> None:
         )
 
 
-def verdict(explanation: Explanation) -> Iterator[str]:
-    """Yield a hint about other methods, and then the decision about the next such request."""
-    if explanation.other_methods:
-        methods = " or ".join(explanation.other_methods)
-        yield f"other methods have more limits: add --method {methods}"
+def verdict(explanation: Explanation) -> str:
+    """Return the decision about the next request like an explained one."""
     if not explanation.decision.allowed:
-        yield "The next request like this would be refused."
-    elif explanation.unknown:
-        yield "The next request like this would be allowed, as far as known."
-    else:
-        yield "The next request like this would be allowed."
+        return "The next request like this would be refused."
+    if explanation.notes:
+        return "The next request like this would be allowed, as far as known."
+    return "The next request like this would be allowed."

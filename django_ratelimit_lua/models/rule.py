@@ -96,21 +96,20 @@ class RateLimitRule(AuditedModel):
         max_length=MAX_LENGTHS["key"],
         blank=True,
         help_text=_(
-            "The key: all, ip, user, user_or_ip, session, path, route, header:NAME, cookie:NAME, "
-            "get:NAME, post:NAME, json:NAME, data:NAME or kwarg:NAME. Join several with +. With "
-            "exact: in front, a value is compared letter by letter, with int: as a whole number. "
-            "Empty: the key of the call site with this name."
+            "Other: a field such as header:NAME, cookie:NAME, get:NAME, post:NAME, json:NAME, "
+            "data:NAME or kwarg:NAME, or several keys joined with +. With exact: in front, a value "
+            "is compared letter by letter, with int: as a whole number. Nothing: the key of the "
+            "call site with this name."
         ),
     )
     path = models.TextField(
         _(COLUMNS["path"]),
         blank=True,
         help_text=_(
-            "One per line: a prefix such as /api/, or a pattern. In patterns, * is any text "
-            "without a slash, and ** "
-            "is any text. A single / is every request. Empty: only where a limit in the code has "
-            "the name of this "
-            "rule."
+            "One per line: a prefix such as /api/, or a pattern, in which * is any text without a "
+            "slash, and ** is any text. A single / is every request. Also the name of a URL "
+            "pattern, such as shop:detail. Empty: only where a limit in the code has the name of "
+            "this rule."
         ),
     )
     route = models.CharField(

@@ -48,6 +48,11 @@ class ActiveBan:
     known: Limit | None
 
     @property
+    def name(self) -> str:
+        """Return the name of the rule, or of the place in the code."""
+        return self.rule or self.limit.partition(":")[0]
+
+    @property
     def is_shadow(self) -> bool:
         """Return whether the limit is currently in shadow mode, so that it refuses no request."""
         return self.known is not None and self.known.mode == "shadow"

@@ -8,10 +8,11 @@ from django.utils.translation import gettext as _
 
 from ..limits.limit import Limit
 from ..limits.rate import LimitError, Rate
-from ..rules.describe import reading
 from ..rules.overrides import EVERY_RULE
+from .allowances import limit_words
+from .call_sites import place_words
 from .explain import with_tier
-from .reference import KnownLimit, known_limits
+from .reference import known_limits
 
 
 class LimitEffect(NamedTuple):
@@ -44,21 +45,18 @@ def override_effects(rule: str, effect: str, rate: str, burst: int | None) -> li
         before = with_tier(known.reading, known.limit)
         after = _("every request is refused")
         if parsed is not None:
-            after = _limit_words(known, known.limit, parsed, burst)
+            after = _changed_words(known.limit, parsed, burst)
         elif effect == "exempt":
             after = _("no limit")
-        effects[LimitEffect(known.place, before, after)] = None
+        effects[LimitEffect(place_words(known.place), before, after)] = None
     return [*effects]
 
 
-def _limit_words(known: KnownLimit, limit: Limit, rate: Rate, burst: int | None) -> str:
+def _changed_words(limit: Limit, rate: Rate, burst: int | None) -> str:
     """Return a limit at another rate in words."""
-    has_burst = "burst" in limit.kind.options
+    if "burst" not in limit.kind.options:
+        burst = None
     try:
-        changed = limit.at(rate, burst if has_burst else None, "override")
+        return limit_words([limit.at(rate, burst, "override")])
     except LimitError as error:
         return _("unchanged, because the override does not fit: %s") % error
-    given: dict[str, object] = {"rate": str(rate), "key": known.key.split("+")}
-    if has_burst:
-        given["burst"] = changed.capacity
-    return reading(given)

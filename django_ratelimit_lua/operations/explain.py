@@ -78,11 +78,6 @@ class ExplainedLimit(NamedTuple):
         return self.planned.name
 
     @property
-    def key(self) -> str:
-        """Return the name of the limit's key; empty if a throttle chooses the identity."""
-        return _key_name(self.planned)
-
-    @property
     def refuses(self) -> bool:
         """Return whether the limit refuses the request."""
         state = self.state
@@ -96,9 +91,7 @@ class Explanation:
     - `exempt`: the rule, or "the view", that exempts it from rules;
     - `block`: the override that blocks it without any rule;
     - `problems`: the rules and call sites that cannot be applied to such a request, and why;
-    - `notes`: other code that may refuse it, and is not examined;
-    - `other_methods`: the HTTP methods that have further limits at this view;
-    - `unknown`: functions with limits that the view may or may not call.
+    - `notes`: other code that may refuse it, and is not examined.
     """
 
     decision: Decision
@@ -107,8 +100,6 @@ class Explanation:
     block: RateLimitOverride | None = None
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    other_methods: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
 
 
 def explain(request: HttpRequest) -> Explanation:
@@ -164,7 +155,7 @@ class _Explainer:
             if is_exempt(self.request):
                 exempting.insert(0, "the view")
             self.found.exempt = next(iter(exempting), None)
-            return None if exempting else [self._place(matching, "")]
+            return None if exempting else [Place(matching)]
 
         self._decide(
             RequestPlanner(
@@ -187,8 +178,6 @@ class _Explainer:
         for name in here.unknown:
             text = _("Unknown: whether the view calls %(name)s, which has limits.")
             self._note(text, name=name)
-        self.found.unknown = here.unknown
-        self.found.other_methods = _other_methods(view, method)
 
     def _explain_stacks(self, here: OnView, view: object, *, is_before: bool) -> None:
         for stack in here.stacks:
@@ -203,7 +192,7 @@ class _Explainer:
 
     def _places_of(self, stack: Stack, ruleset: Ruleset) -> list[Place]:
         rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)
-        return [self._place(rules, stack.group)]
+        return [Place(rules, stack.group)]
 
     def _is_reached(self, view: object, placed: Stack) -> bool:
         if not is_behind_login(view, placed) or _is_logged_in(self.request):
@@ -227,28 +216,8 @@ class _Explainer:
                 )
                 continue
             ours.append(throttle)
-            reads = type(throttle).get_cache_key
-            if not reads.__module__.startswith(f"{__package__.partition('.')[0]}."):
-                self._note_function(name_of(reads), throttle.name)
         if ours:
             self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
-
-    def _place(self, rules: Sequence[Rule], group: str) -> Place:
-        for rule in rules:
-            functions = [function for key in rule.keys for function in key.functions]
-            if rule.template is not None:
-                values = (*rule.template.rates, rule.template.cost)
-                functions += [name_of(value) for value in values if callable(value)]
-            for function in functions:
-                self._note_function(function, rule.name_at(group))
-        return Place(rules, group)
-
-    def _note_function(self, function: str, limit: str) -> None:
-        text = _(
-            "Not checked: the input of the function %(function)s (%(limit)s). A real "
-            "request may contain more than is entered here."
-        )
-        self._note(text, function=function, limit=limit)
 
     def _note(self, text: str, **values: str) -> None:
         text %= values
@@ -291,19 +260,6 @@ def _is_applied() -> bool:
         for path in settings.MIDDLEWARE
         for cls in getattr(import_string(path), "__mro__", ())
     )
-
-
-def _other_methods(view: object, method: str) -> list[str]:
-    """Return the HTTP methods that have limits at a view which this method does not have."""
-    here = _rules_for(view, method)
-    others = ("GET", "POST", "PUT", "PATCH", "DELETE")
-    return [other for other in others if _rules_for(view, other) - here]
-
-
-def _rules_for(view: object, method: str) -> set[int]:
-    """Return the ids of the call sites that count requests of an HTTP method."""
-    rules = [rule for stack in on_view(view, method).stacks for rule in stack.rules]
-    return {id(rule) for rule in rules if rule.methods is None or method in rule.methods}
 
 
 def _view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:

@@ -95,22 +95,6 @@ def breakable(text: str) -> SafeString:
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
-def limit_words(limit: str) -> SafeString:
-    """Return the name of a limit for a page, on two lines.
-
-    The second line distinguishes limits of the same name.
-
-    >>> limit_words("search:*:ip:10/s")
-    'search<div class="quiet">ip:<wbr>10/<wbr>s</div>'
-    """
-    name, _colon, rest = limit.partition(":")
-    if not rest:
-        return breakable(name)
-    return format_html(
-        '{}<div class="quiet">{}</div>', breakable(name), breakable(rest.removeprefix("*:"))
-    )
-
-
 def moment_of(microseconds: float) -> datetime.datetime:
     """Return the datetime of a number of microseconds since 1970."""
     return datetime.datetime.fromtimestamp(microseconds / SECOND, datetime.UTC)

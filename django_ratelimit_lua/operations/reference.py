@@ -112,7 +112,8 @@ def known_limits() -> Iterator[KnownLimit]:
             if site.kind == THROTTLE:
                 continue
             for limit in site.limits:
-                yield KnownLimit(limit.name, "code", site.words(), None, limit, name, site.key)
+                words = reading({"rate": str(limit.rate), "key": site.key.split("+")})
+                yield KnownLimit(limit.name, "code", words, None, limit, name, site.key)
     yield from _of_throttles()
 
 

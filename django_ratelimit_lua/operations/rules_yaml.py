@@ -94,21 +94,19 @@ def load(text: str, source: str = "Rules") -> dict[str, Spec]:
     return specs
 
 
-def plan(text: str, source: str = "Rules", *, merge: bool = False) -> list[RuleChange]:
+def plan(text: str, source: str = "Rules") -> list[RuleChange]:
     """Return the changes that are needed so that the rules are as in a text.
 
     Args:
         text: The YAML.
         source: As in `load`.
-        merge: Whether rules that are not in the text are kept.
 
     Raises:
         RuleError: As in `load`, or a changed rule needs an optional app that is not installed.
     """
     after = load(text, source)
     before = _stored()
-    names = after if merge else after | before
-    changes = [RuleChange(name, before.get(name), after.get(name)) for name in names]
+    changes = [RuleChange(name, before.get(name), after.get(name)) for name in after | before]
     changes = [change for change in changes if change.before != change.after]
     for change in changes:
         refuse_absent(change.after or {}, f"{source}: rule {change.name!r}")

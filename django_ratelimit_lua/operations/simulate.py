@@ -43,7 +43,7 @@ class Simulation(NamedTuple):
 
 
 def simulate(limits: Sequence[Limit], cost: int = 1) -> Simulation:
-    """Send twice the first limit at once, then as many as it allows, for two of its periods.
+    """Send twice the first limit at once, then twice its rate, for two of its periods.
 
     The limits are decided together. Their counts are deleted afterwards.
 
@@ -54,9 +54,9 @@ def simulate(limits: Sequence[Limit], cost: int = 1) -> Simulation:
     burst = min(2 * limits[0].capacity, MAX_BURST)
     step = -(-burst // (MAX_CALLS // 2)) or 1
     sent = [(0.0, min(step, burst - done)) for done in range(0, burst, step)]
-    stream = 2 * rate.limit
+    stream = 4 * rate.limit
     step = -(-stream // MAX_CALLS) or 1
-    pause = rate.period / (rate.limit or 1)
+    pause = rate.period / 2 / (rate.limit or 1)
     sent += [(done * pause, step) for done in range(step, stream + 1, step)]
     name = uuid.uuid4().hex
     own = [limit.renamed(f"preview:{name}:{number}") for number, limit in enumerate(limits)]

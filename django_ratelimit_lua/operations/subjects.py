@@ -37,18 +37,22 @@ class Subject(NamedTuple):
     def __str__(self) -> str:
         if self.field:
             return f"{field_words(self.field)} = {self.value}"
-        return self._about().client()
+        return self.about().client()
 
     def client(self) -> str:
         """Return the digest of the client that a limit counts if its key is this subject alone."""
+        return self.digests()[0]
+
+    def digests(self) -> list[str]:
+        """Return the digests of this client under each secret, the current one first."""
         if self.digest:
-            return self.digest
+            return [self.digest]
         identity: Identity = ("ip", self.address)
         if self.field:
             identity = field_identity(self.field, self.value)
         elif self.user is not None:
             identity = ("user", str(self.user.pk))
-        return digest(identity).decode()
+        return [digest(identity, secret).decode() for secret in secrets_by_id().values()]
 
     def override(
         self,
@@ -71,7 +75,7 @@ class Subject(NamedTuple):
         Raises:
             ValidationError: It is not valid.
         """
-        override = self._about(
+        override = self.about(
             effect=effect,
             rule=rule,
             reason=reason,
@@ -86,13 +90,12 @@ class Subject(NamedTuple):
     def blocks(self) -> list[RateLimitOverride]:
         """Return the blocks of exactly this subject that have not ended, including future ones."""
         # A digest is not valid without an end.
-        about = self._about(effect="block", ends=timezone.now())
+        about = self.about(effect="block", ends=timezone.now())
         about.full_clean(exclude=["subject", "kind"])
         about.prepare()
         digests = about.digests()
         if self.field:  # It may have been entered under an earlier secret.
-            identity = field_identity(self.field, self.value)
-            digests = [digest(identity, secret).decode() for secret in secrets_by_id().values()]
+            digests = self.digests()
         blocks = RateLimitOverride.objects.lasting().filter(
             effect="block", kind=about.kind, subject__in=digests
         )
@@ -109,7 +112,8 @@ class Subject(NamedTuple):
             if override.effect == "block" and override.network != own
         ]
 
-    def _about(self, **values: Any) -> RateLimitOverride:
+    def about(self, **values: Any) -> RateLimitOverride:
+        """Return an unsaved override about the subject, with other values."""
         about = RateLimitOverride(
             user=self.user,
             network=self.address,

@@ -84,7 +84,7 @@ def _newer_problem(form: int) -> str:
         "a newer version of django_ratelimit_lua has published the rules in format "
         f"{form}; this version writes format {FORMAT}. A process of the newer version "
         "will publish the change. If none is running any more, run `manage.py ratelimit "
-        "rules adopt`"
+        "publish --take-over`"
     )
 
 

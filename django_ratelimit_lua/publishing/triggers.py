@@ -184,8 +184,7 @@ def after_migration(using: str, *, has_changed: bool) -> None:
         _mended()
     except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
-            "The rules are migrated, but not published: %s. Run `manage.py ratelimit "
-            "rules publish`.",
+            "The rules are migrated, but not published: %s. Run `manage.py ratelimit publish`.",
             error,
         )
 

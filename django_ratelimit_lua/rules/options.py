@@ -141,7 +141,7 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
         _("exempt"),
         _("No rule applies to requests of these paths or this route."),
         default=False,
-        excludes=("rate",),
+        excludes=("rate", "algorithm"),
     ),
 }
 

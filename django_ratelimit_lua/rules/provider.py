@@ -87,7 +87,7 @@ read yet.
 
 REMEDY = (
     "Set RATELIMIT_CACHE_PREFIX to another value for each site. If the other database is gone, run "
-    "`manage.py ratelimit rules adopt`."
+    "`manage.py ratelimit publish --take-over`."
 )
 
 written: set[bytes] = set()

@@ -1,7 +1,7 @@
 """One deadline for all calls of Redis that a page of the admin makes.
 
 A page makes many calls, some of them with the long timeout of the background. If Redis hangs, the
-first call fails after half a second, and the others fail at once.
+first call fails after 0.3 s, and the others fail at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from ..exceptions import StoreError
 from .patience import Patience
 
-PAGE_SECONDS = 0.5
+PAGE_SECONDS = 0.3
 
 
 class Deadline:

@@ -6,7 +6,6 @@ from ..identity.names import name_words
 from ..operations.call_sites import rule_words
 from ..operations.formatting import (
     breakable,
-    limit_words,
     milliseconds_words,
     moment_element,
     number_words,
@@ -20,7 +19,6 @@ register = template.Library()
 for words in (
     breakable,
     duration_words,
-    limit_words,
     milliseconds_words,
     moment_element,
     name_words,

@@ -45,9 +45,11 @@ def server(settings: Any, no_others: None) -> Iterator[Server]:
 
 
 @pytest.fixture
-def hanging(server: Server) -> Server:
+def hanging(server: Server, operator: Client) -> Server:
     """Stop the server: it accepts connections, and replies to nothing."""
     RateLimitRule.objects.create(name="search", path="/search", key="ip", rate="5/m")
+    for page in ("overview", "ratelimitrule", "client"):  # The first page compiles templates.
+        operator.get(f"{APP}/{page}/")
     os.kill(server.pid, signal.SIGSTOP)
     return server
 

@@ -40,7 +40,7 @@ def begin(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def said(*arguments: str) -> str:
     output = io.StringIO()
-    call_command("ratelimit", "rules", *arguments, stdout=output, stderr=output)
+    call_command("ratelimit", *arguments, stdout=output, stderr=output)
     return output.getvalue()
 
 
@@ -60,12 +60,12 @@ def test_rules_and_overrides_of_the_database_apply_without_redis(policy: str, be
 def test_commands_report_that_redis_is_unavailable(begin: Any) -> None:
     """The commands show the rules of the database and the settings."""
     rule()
-    assert "Redis" not in said("list") + said("explain", "--path", "/ok")
+    assert "Redis" not in said("rules", "list") + said("rules", "explain", "--path", "/ok")
     begin()
-    text = said("list")
+    text = said("rules", "list")
     assert "Redis is unavailable: these are the rules of the database and the settings" in text
     assert "1 rule; revision 1" in text
-    assert "Redis is unavailable" in said("explain", "--path", "/ok")
+    assert "Redis is unavailable" in said("rules", "explain", "--path", "/ok")
 
 
 def test_a_thread_waits_for_a_slow_database(begin: Any, settings: Any, monkeypatch: Any) -> None:
@@ -102,7 +102,7 @@ def test_an_unavailable_database_is_tried_again(begin: Any, monkeypatch: Any) ->
         patched.setattr(triggers, "snapshot_of", away)
         begin()
         assert get() == [200]
-        assert "the settings only" in said("list")
+        assert "the settings only" in said("rules", "list")
     for _ in range(200):
         provider._compare_at = 0.0
         if get() == [429]:
@@ -135,18 +135,18 @@ def test_commands_report_saved_rules_that_are_not_published(begin: Any, tmp_path
     """The command reports the change as saved, and as not published."""
     rule()
     file = tmp_path / "rules.yaml"
-    file.write_text(said("export").replace("2/h", "3/h"))
-    assert "not published" not in said("mode", "site", "shadow") + said(
-        "mode", "site", "enforce", "--confirm"
+    file.write_text(said("rules", "export").replace("2/h", "3/h"))
+    assert "not published" not in said("rules", "mode", "site", "shadow") + said(
+        "rules", "mode", "site", "enforce", "--confirm"
     )
     begin()
-    for command in (("mode", "site", "off"), ("import", str(file))):
-        text = said(*command)
+    for command in (("mode", "site", "off", "--confirm"), ("import", str(file))):
+        text = said("rules", *command)
         assert "Saved, but not published yet: " in text, command
     assert "1 rule changed" in text
     assert RateLimitRule.objects.get().rate == "3/h"
     before = RateLimitRevision.read("default").database
-    text = said("new-id")
+    text = said("publish", "--new-id")
     assert RateLimitRevision.read("default").database != before
     assert f"the database now has the id {RateLimitRevision.read('default').database}" in text
     assert "Saved, but not published yet: " in text

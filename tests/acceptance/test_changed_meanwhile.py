@@ -121,35 +121,6 @@ def test_an_override_changed_meanwhile_is_shown(operator: Client, other: Client)
     assert (row.effect, row.reason) == ("exempt", "bots")
 
 
-def of(sent: dict[str, Any], rule: RateLimitRule) -> str:
-    """Return the prefix of a rule's fields in the list."""
-    return next(
-        name for name, value in sent.items() if name.endswith("-id") and value == [str(rule.pk)]
-    ).removesuffix("id")
-
-
-def test_the_list_saves_no_order_over_a_newer_one(
-    operator: Client, other: Client, rule: RateLimitRule
-) -> None:
-    """A row that another user has changed is shown again. A row that neither changes is left."""
-    second = RateLimitRule.objects.create(name="second", path="/ok", key="ip", rate="5/m")
-    stale = {**sent_by(other.get(RULES), "changelist-form"), "_save": "Save"}
-    order = f"{of(stale, rule)}order"
-    assert operator.post(RULES, {**stale, order: 8}).status_code == 302
-    for changed in (order, f"{of(stale, second)}order"):
-        answer = other.post(RULES, {**stale, changed: 9})
-        assert "grace changed this while you were editing it." in answer.content.decode()
-    rule.refresh_from_db()
-    second.refresh_from_db()
-    assert (rule.order, second.order) == (8, 0)
-    stale = {**sent_by(other.get(RULES), "changelist-form"), "_save": "Save"}
-    operator.post(f"{RULES}{rule.pk}/change/", {**form_of(operator, rule), "rate": "70/h"})
-    assert other.post(RULES, {**stale, f"{of(stale, second)}order": 9}).status_code == 302
-    rule.refresh_from_db()
-    second.refresh_from_db()
-    assert (rule.rate, rule.order, second.order) == ("70/h", 8, 9)
-
-
 def test_a_form_without_a_revision_is_saved(operator: Client, rule: RateLimitRule) -> None:
     """A script may send a form without it."""
     form = given(name="api", path="/ok", key="ip", rate="60/h")

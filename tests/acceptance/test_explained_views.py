@@ -30,7 +30,6 @@ from rest_framework.viewsets import ViewSet
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.operations.call_sites import call_sites_of
 from django_ratelimit_lua.operations.explain import explain, reset
 from django_ratelimit_lua.operations.request_builder import build_request
 from django_ratelimit_lua.throttling import (
@@ -371,20 +370,13 @@ def test_a_user_authenticated_by_the_view_is_explained_correctly() -> None:
 
 
 def test_code_that_cannot_be_evaluated_is_named() -> None:
-    """These are functions of the project, throttles with another store, and throttles that decide
-    themselves.
-    """
-    explanation = explain(build_request("/host/", address=ADDRESS, host="one.example"))
-    assert [note.partition(" (")[0] for note in explanation.notes] == [
-        f"Not checked: the input of the function {__name__}.host"
-    ]
+    """These are functions of the project that fail, and throttles that decide themselves."""
     assert [
         Client(headers={"host": "one.example"}).get("/host/").status_code for _ in range(3)
     ] == [200, 200, 429]
     assert not explain(build_request("/host/", host="one.example")).decision.allowed
     assert explain(build_request("/host/", host="other.example")).decision.allowed
     explanation = explain(build_request("/failing/"))
-    assert [note.count(".failing") + note.count("<lambda>") for note in explanation.notes] == [1, 1]
     assert "AttributeError" in explanation.problems[0]
     (note,) = explain(build_request("/foreign/")).notes
     assert (
@@ -394,11 +386,9 @@ def test_code_that_cannot_be_evaluated_is_named() -> None:
 
 
 def test_a_limit_that_cannot_be_found_is_reported_as_unknown() -> None:
-    """The function and the command report it as unknown instead of "no limit", and the limits in
-    code are found by name.
-    """
+    """The function and the command report it as unknown instead of "no limit"."""
     explanation = explain(build_request("/hides/", address=ADDRESS))
-    assert (explanation.met, explanation.unknown) == ([], ["OnMethod.get"])
+    assert explanation.met == []
     note = "Unknown: whether the view calls OnMethod.get, which has limits."
     assert explanation.notes == [note]
     out = io.StringIO()
@@ -407,7 +397,6 @@ def test_a_limit_that_cannot_be_found_is_reported_as_unknown() -> None:
         note,
         "The next request like this would be allowed, as far as known.",
     ]
-    assert [str(site.rates[0]) for site in call_sites_of(f"{__name__}.Hides.get")] == ["2/h", "5/h"]
 
 
 class Picky(AnonRateThrottle):
@@ -450,15 +439,12 @@ def test_a_request_that_the_site_refuses_is_explained() -> None:
 
 
 def test_custom_throttles_are_named() -> None:
-    """A throttle with its own `allow_request` is not evaluated. A throttle with its own key is
-    evaluated, and its function is named.
-    """
+    """A throttle with its own `allow_request` is not evaluated. One with its own key is."""
     explanation = explain(build_request("/picky/"))
     assert explanation.met == []
     assert "Picky, a throttle that decides by itself" in explanation.notes[0]
     assert [Client().get("/keyed/").status_code for _ in range(2)] == [200, 429]
     explanation = explain(build_request("/keyed/"))
-    assert "Picky.get_cache_key (anon)" in explanation.notes[0]
     assert [limit.refuses for limit in explanation.met] == [True]
 
 
@@ -490,9 +476,3 @@ def test_an_advisory_limit_is_explained_as_not_refusing() -> None:
     (limit,) = explanation.met
     assert (limit.state.allowed, limit.is_advice, limit.refuses) == (False, True, False)
     assert explanation.decision.allowed
-
-
-def test_methods_that_have_more_limits_are_suggested() -> None:
-    """A method is suggested only if the chosen one has fewer limits."""
-    assert explain(build_request("/posted/")).other_methods == ["POST"]
-    assert explain(build_request("/posted/", "POST")).other_methods == []

@@ -1,26 +1,31 @@
-"""The page of all limits in the code, and new rules that start with their values."""
+"""The list and the page of limits in the code, and new rules that start with their values."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import Group
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.models import RateLimitRule
+from django_ratelimit_lua.identity.names import name_words
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations.call_sites import place_words
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import NO_TIERS, RULES, errors, staff
+from tests.acceptance.test_admin import RULES, errors, staff
 from tests.forms import sent_by
 from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
-LIMITS = f"{RULES}limits/"
 
 
 @ratelimit("looks", ("ip", "get:q"), ["10/s", "500/h"])
@@ -33,6 +38,12 @@ def looks(request: HttpRequest) -> HttpResponse:
 @ratelimit("signs in", "get:user", "50/h")
 def signs_in(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
+
+
+@method_decorator(ratelimit(key="ip", rate="7/h"), name="dispatch")
+class Desk(View):
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse()
 
 
 urlpatterns = [*test_admin.urlpatterns, path("looks", looks), path("signs-in", signs_in)]
@@ -58,30 +69,81 @@ def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Group.objects.create(name="pro")
 
 
-def test_the_page_lists_all_limits_in_the_code(operator: Client) -> None:
-    """Each limit has its rates, its key, its place in the code, and the rules that replace or
-    extend it.
+def row_of(page: str, name: str) -> str:
+    """Return the rows of the list with the links of a limit, without marks for line breaks."""
+    rows = [row for row in page.replace("<wbr>", "").split("<tr") if f"name={name}" in row]
+    return "".join(rows)
+
+
+def test_the_list_has_all_limits_in_the_code_and_the_settings(operator: Client) -> None:
+    """Each row has one sentence, and links to new rules. A limit that a rule replaces is not
+    listed, and a limit is named by its rule or its place.
     """
+    page = operator.get(RULES).content.decode()
+    assert "10 per second and 500 per hour per address and get:q" in row_of(page, "looks")
+    assert re.search(r"looks, line \d+", row_of(page, "looks"))
+    assert f'href="{RULES}add/?beside=looks&amp;which=0">Add a limit here' in row_of(page, "looks")
+    assert f'href="{RULES}add/?instead=looks&amp;which=0">Replace this limit' in page
+    assert "4 per second per identity in the code" in row_of(page, "parcels%20in%20code")
+    assert "90 per minute and 900 per hour per address and path" in row_of(page, "everything")
+    assert "in the settings" in row_of(page, "everything")
     RateLimitRule.objects.create(name="looks", rate="3/s, 500/h")
-    RateLimitRule.objects.create(name="slower", group="looks", key="ip", rate="1/m")
-    page = operator.get(LIMITS).content.decode().replace("<wbr>", "")
-    assert f"10 per second and 500 per hour per address and get:q, in {__name__}.looks" in page
-    assert f"4 per second per key in the code, in {__name__}, line " in page
-    assert "90 per minute and 900 per hour per address and path, in RATELIMIT_RULES" in page
-    assert re.search(r"replaced by <a [^>]*>looks</a>: 3 per second and 500 per hour", page)
-    assert re.search(r"in addition <a [^>]*>slower</a>", page)
-    assert f'href="{LIMITS}"' in operator.get(RULES).content.decode()
+    page = operator.get(RULES).content.decode()
+    assert "3 per second and 500 per hour per address and get:q" in row_of(page, "looks")
+    assert "instead=looks" not in page
+    for query, names in (("q=parcels", ["parcels in code"]), ("mode__exact=enforce", [])):
+        others = operator.get(f"{RULES}?{query}").context["cl"].others
+        assert [limit.name for limit, *_ in others] == names
+    watcher = staff("view_ratelimitrule", name="watcher").get(RULES).content.decode()
+    assert ("parcels in code" in watcher, "?instead=" in watcher) == (True, False)
+    assert staff(name="nobody").get(RULES).status_code == 403
+
+
+def test_a_view_names_its_limit_by_its_line() -> None:
+    """This holds for functions, classes, methods and inherited methods. Other names stay."""
+    place = f"{__name__}.Desk"
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    desk = lines.index('@method_decorator(ratelimit(key="ip", rate="7/h"), name="dispatch")') + 1
+    assert place_words(place) == f"Desk, line {desk}"
+    assert place_words(f"{place}.dispatch") == f"Desk.dispatch, line {desk}"
     assert (
-        "parcels in code" in operator.get(f"{RULES}add/").content.decode()
-    )  # The name is completed from it.
-    watcher = staff("view_ratelimitrule", name="watcher").get(LIMITS).content.decode()
-    assert ("looks" in watcher, "Take over" in watcher) == (True, False)
-    assert staff(name="nobody").get(LIMITS).status_code == 403
+        place_words(f"{place}.get")
+        == f"Desk.get, line {lines.index('    def get(self, request: HttpRequest) -> HttpResponse:') + 1}"
+    )
+    for name in ("looks", "no.such.place", f"{__name__}.nothing", "a b", "", ".", f"{__name__}."):
+        assert place_words(name) == name_words(name)
+
+
+def test_the_page_of_a_limit_has_its_sentence_and_links(operator: Client) -> None:
+    """It finds clients under the limit, lists its overrides, and shows the count of a limit that
+    all clients share.
+    """
+    url = f"{RULES}limit/"
+
+    def page(name: str) -> str:
+        return operator.get(url, {"name": name}).content.decode().replace("<wbr>", "")
+
+    assert "10 per second and 500 per hour per address and get:q" in page("looks")
+    assert f'href="{RULES}add/?instead=looks&amp;which=0"' in page("looks")
+    assert '<input type="hidden" name="name" value="looks">' in page("looks")
+    rule = RateLimitRule.objects.create(name="site", path="/looks", key="all", rate="5/h")
+    RateLimitOverride.objects.create(network="203.0.113.9", rule="site", effect="exempt")
+    assert [Client().get("/looks").status_code for _ in range(2)] == [200] * 2
+    text = page("site")
+    assert "5 per hour for all clients together, on /looks" in text
+    assert "Used by all clients together: 2 of 5." in text
+    assert f'href="{RULES}{rule.pk}/change/"' in text
+    assert "203.0.113.9</a>: exempt: no limit" in text
+    assert operator.get(url, {"name": "nothing"}).status_code == 404
+    assert operator.get(url, {"name": "nu\0l"}).status_code == 404
+    watcher = staff("view_ratelimitrule", name="watcher")
+    text = watcher.get(url, {"name": "site"}).content.decode()
+    assert ("203.0.113.9" in text, "/change/" in text) == (False, False)
+    assert staff(name="nobody").get(url, {"name": "site"}).status_code == 403
 
 
 def test_a_rule_of_the_settings_is_copied_with_all_fields(operator: Client) -> None:
     """Saving the copied values changes no limit."""
-    assert f'href="{RULES}add/?settings=everything"' in operator.get(LIMITS).content.decode()
     assert f'href="{RULES}add/?settings=everything"' in operator.get(RULES).content.decode()
     form = sent_by(operator.get(f"{RULES}add/?settings=everything"))
     answer = operator.post(f"{RULES}add/", form)
@@ -91,10 +153,7 @@ def test_a_rule_of_the_settings_is_copied_with_all_fields(operator: Client) -> N
         "key": ["ip", "path"],
         "method": ["GET", "POST"],
     }
-    assert "settings=everything" not in operator.get(LIMITS).content.decode()
-    page = operator.get(RULES).content.decode()
-    assert "settings=everything" not in page
-    assert re.search(rf'everything <a href="{RULES}\d+/change/">taken over</a>', page)
+    assert "settings=everything" not in operator.get(RULES).content.decode()
 
 
 def test_a_limit_that_cannot_be_copied_is_reported(operator: Client, settings: Any) -> None:
@@ -123,49 +182,48 @@ def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) ->
 
 
 def test_a_new_rule_starts_with_the_key_of_the_chosen_limit(operator: Client) -> None:
-    """If the rule would replace limits with other keys, the form names them and the way to keep
-    them.
+    """Each of several limits with one name has a row of its own. The form lists all limits that
+    the rule replaces.
     """
-    page = operator.get(LIMITS).content.decode()
+    page = operator.get(RULES).content.decode()
     for number, words in enumerate(
         ("5 per 15 minutes per address", "30 per 15 minutes", "50 per hour per get:<wbr>user")
     ):
         assert page.index(words) < page.index(f"?beside=signs%20in&amp;which={number}")
         assert f"?instead=signs%20in&amp;which={number}" in page
-    values = [(["5/15m"], ["ip+get:user"]), (["30/15m"], ["ip"]), (["50/h"], ["get:user"])]
+    values = [("5/15m", "ip+get:user"), ("30/15m", "ip"), ("50/h", "get:user")]
     for way in ("instead", "beside"):
-        forms = [
-            sent_by(operator.get(f"{RULES}add/?{way}=signs+in&which={number}"))
-            for number in range(3)
-        ]
-        assert [(form["rate"], form["key"]) for form in forms] == values
-    problems = errors(
-        operator.post(
-            f"{RULES}add/", sent_by(operator.get(f"{RULES}add/?instead=signs+in&which=1"))
-        )
-    )
-    assert "The code has 5 per 15 minutes per address and get:user" in problems
-    assert "The code has 50 per hour per get:user" in problems
-    assert "fill in “call site” instead: then this rule applies in addition" in problems
-    assert "30 per 15 minutes" not in problems
-    assert operator.post(f"{RULES}add/", forms[1]).status_code == 302, "beside, nothing is lost"
-    assert (
-        "A rule counts by one key"
-        in operator.get(f"{RULES}call-site/?name=signs+in").content.decode()
-    )
+        pages = [operator.get(f"{RULES}add/?{way}=signs+in&which={number}") for number in range(3)]
+        initial = [each.context["adminform"].form.initial for each in pages]
+        assert [(each["rate"], each["key"]) for each in initial] == values
+    form = sent_by(operator.get(f"{RULES}add/?instead=signs+in&which=1"))
+    shown = operator.post(f"{RULES}preview/", form).content.decode().replace("<wbr>", "")
+    assert "5 per 15 minutes per address and get:user" in shown
+    assert "50 per hour per get:user" in shown
+    assert operator.post(f"{RULES}add/", form).status_code == 302
     for odd in ("9", "-1", "x", "9" * 30):
         assert operator.get(f"{RULES}add/?instead=signs+in&which={odd}").status_code == 200
 
 
-def test_a_rule_without_a_key_uses_the_key_in_the_code(operator: Client) -> None:
-    """This is the key of the outermost limit. The form names every other limit as lost."""
-    form = {"name": "signs in", "rate": "4/15m", "mode": "enforce", "order": 0, **NO_TIERS}
-    problems = errors(operator.post(f"{RULES}add/", {**form, "audience": "everyone"}))
-    assert "30 per 15 minutes per address (" in problems
-    assert "50 per hour per get:user" in problems
-    assert "5 per 15 minutes" not in problems
-    RateLimitRule.objects.create(name="signs in", rate="1/15m")
-    assert "1 per 15 minutes per address and get:user" in operator.get(RULES).content.decode()
+def test_a_rule_without_a_key_has_the_key_in_the_code_on_every_page(operator: Client) -> None:
+    """This is the key of the outermost limit, or that of the limiter, and no page leaves it out."""
+    RateLimitRule.objects.create(
+        name="signs in", rate="1/15m", options={"tiers": [{"group": "pro", "rate": "9/15m"}]}
+    )
+    RateLimitRule.objects.create(name="parcels in code", rate="2/h")
+    for words, name in (
+        ("1 per 15 minutes per address and get:user, 9 per 15 minutes for pro", "signs in"),
+        ("2 per hour per identity in the code", "parcels in code"),
+    ):
+        rule = RateLimitRule.objects.get(name=name)
+        assert rule.reading().startswith(words)
+        for page in (
+            *(RULES, f"{RULES}limit/?name={quote(name)}", f"{RULES}{rule.pk}/history/"),
+            RULES.replace("ratelimitrule", "ratelimitchange"),
+        ):
+            text = operator.get(page).content.decode().replace("<wbr>", "")
+            assert words in text, page
+            assert "key in the code" not in text
     assert [Client().get(f"/signs-in?user={user}").status_code for user in "aab"] == [200, 429, 200]
 
 

@@ -11,6 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride
 from tests.acceptance.test_rules import get, rule
 from tests.users import ADMIN_MIDDLEWARE
@@ -58,7 +59,7 @@ def test_overrides_begin_and_end_on_time() -> None:
 
 
 def test_the_admin_shows_and_saves_naive_times(root: Client) -> None:
-    """Lists, forms, filters, the history and the inspector work with and without times."""
+    """Lists, forms, filters, the history and the page of a client work with and without times."""
     saved = rule(rate="100/h")
     pages = [admin(f"{page}_changelist") for page in PAGES]
     pages += [
@@ -85,8 +86,9 @@ def test_the_admin_shows_and_saves_naive_times(root: Client) -> None:
     end = {"action": "end_now", "_selected_action": [made.pk]}
     assert root.post(admin("ratelimitoverride_changelist"), end).status_code == 302
     assert get(REMOTE_ADDR="203.0.113.9") == [200]
-    asked = {"path": "/ok", "method": "GET", "address": "203.0.113.9"}
-    block = {**asked, "action": "block", "subject": "address", "duration": "3600", "confirm": "yes"}
-    assert root.post(reverse("admin:django_ratelimit_lua_inspect"), block).status_code == 302
+    block = {"action": "block", "duration": "3600"}
+    page = f"{admin('client_changelist')}?digest={digest(('ip', '203.0.113.9')).decode()}"
+    pages.append(page)
+    assert root.post(page, block).status_code == 302
     assert get(REMOTE_ADDR="203.0.113.9") == [429]
     assert [root.get(page).status_code for page in pages] == [200] * len(pages)

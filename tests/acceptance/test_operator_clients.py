@@ -13,6 +13,7 @@ from tests.acceptance.test_admin_browser import fill
 from tests.operators import Hand, Site
 
 SCREEN = "phone"
+ENVIRONMENT = {"EXAMPLE_SHOW_IDENTITIES": "masked"}
 PREPARED = """
 import datetime
 from django.utils import timezone

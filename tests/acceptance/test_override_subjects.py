@@ -26,8 +26,8 @@ from django_ratelimit_lua.identity import Identity, digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.throttling import AnonRateThrottle
-from tests.acceptance.test_admin import OPERATOR, OVERRIDES, errors
-from tests.acceptance.test_inspector import INSPECTOR, pressed
+from tests.acceptance.test_admin import OVERRIDES, errors
+from tests.acceptance.test_admin_clients import press, words
 from tests.acceptance.test_reset_and_block import said
 from tests.forms import sent_by
 
@@ -256,96 +256,21 @@ def test_a_form_stores_no_value_and_does_not_overwrite_newer_changes(
     assert [post("/free/", username=name) for name in ("ada", "bob")] == [200, 429]
 
 
-ASKED = {"path": "/login/", "method": "POST", "address": ADDRESS, "post": "username=ada"}
-
-
-def test_the_inspector_acts_on_the_counted_client_by_its_digest(operator: Client) -> None:
+def test_the_page_of_a_client_exempts_exactly_that_client(operator: Client) -> None:
     """The customer who is locked out at the login is exempt after one button, and no other client
     is.
     """
     for name in ("ada", "bob"):
         assert [post("/login/", username=name) for _ in range(3)] == [200, 200, 429]
-    page = operator.get(INSPECTOR, ASKED)
     client = digest((("ip", ADDRESS), ("post", "username", "ada"))).decode()
-    whom = f"client {client[:12]} (address and post:username)"
-    assert page.context["subjects"] == [
-        ("address", ADDRESS),
-        ("post:username", "form field username = ada"),
-        ("ip+post:username", whom),
-    ]
-    assert page.context["counted"] == "ip+post:username"
-    page = pressed(operator, ASKED, action="exempt", subject="ip+post:username", duration="3600")
-    assert f"{whom.capitalize()} is exempt for 1 hour." in page
-    assert "would be allowed" in page
+    page = words(press(operator, client, "exempt", duration="3600"))
+    assert "is exempt for 1 hour." in page
     assert [post("/login/", username=name) for name in ("ada", "bob")] == [200, 429]
-    assert post("/login/", NEIGHBOUR, username="ada") == 200
     made = RateLimitOverride.objects.get()
     assert (made.kind, made.effect, made.client_digest) == ("digest", "exempt", client)
-    page = pressed(
-        operator, ASKED, action="block", subject="ip+post:username", duration="", confirm="yes"
-    )
-    assert "needs an end, at most 30 days from now" in page
-    page = pressed(
-        operator,
-        ASKED,
-        action="block",
-        subject="ip+post:username",
-        duration="3600",
-        label="the loud one",
-    )
-    assert f"Block {whom} for 1 hour?" in page
-    block = {
-        "subject": "ip+post:username",
-        "duration": "3600",
-        "label": "the loud one",
-        "confirm": "yes",
-    }
-    assert "Blocked by an override until" in pressed(operator, ASKED, action="block", **block)
-    page = pressed(operator, ASKED, action=f"end:{RateLimitOverride.objects.latest('pk').pk}")
-    assert f"Ended: client {client[:12]} (the loud one)." in page
-    assert post("/login/", username="ada") == 200
-
-
-@pytest.mark.parametrize(
-    ("key", "asked", "whom"),
-    [
-        ("ip", {"address": ADDRESS}, None),
-        ("ip", {"address": "2001:db8::7"}, "(address)"),
-        ("ip", {"address": "203.0.113.0/24"}, None),
-        ("user+path", {"user": "ada"}, "(user and path)"),
-        ("user+path+ip", {"user": "ada", "address": ADDRESS}, "(user and path and address)"),
-        ("user+ip", {"user": "ada", "address": "203.0.113.0/24"}, None),
-        ("user", {"address": ADDRESS}, None),
-        ("session", {"path": "/rule/?q=x", "address": ADDRESS}, None),
-        ("header:X-Tenant+ip", {"address": ADDRESS}, "(header:X-Tenant and address)"),
-        ("path", {"address": ADDRESS}, None),
-        ("all", {"address": ADDRESS}, None),
-    ],
-)
-def test_the_inspector_offers_the_clients_that_limits_count(
-    key: str, asked: dict[str, str], whom: str | None, operator: Client
-) -> None:
-    """A client is not offered if it was entered as such, if the request names several addresses, or
-    if the key counts all visitors of a path.
-    """
-    User.objects.create(username="ada")
-    RateLimitRule.objects.create(name="rule", path="/rule/", key=key, rate="5/h")
-    found = dict(operator.get(INSPECTOR, {"path": "/rule/", **asked}).context["subjects"])
-    assert found.get(key) is None if whom is None else whom in found[key]
-
-
-def test_the_inspector_prevents_operators_from_blocking_themselves(operator: Client) -> None:
-    """This holds for the digest of the operator's user and address, but not for a value that the
-    operator enters.
-    """
-    RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", rate="5/h")
-    asked = {"path": "/rule/", "address": OPERATOR, "user": "grace"}
-    page = pressed(operator, asked, action="block", subject="user+ip", duration="3600")
-    assert "you would lock yourself out" in page
-    RateLimitRule.objects.update(key="ip+get:q")
-    asked = {"path": "/rule/?q=x", "address": OPERATOR}
-    page = pressed(operator, asked, action="block", subject="ip+get:q", duration="3600")
-    assert "(address and get:q) for 1 hour?" in page
+    page = words(press(operator, client, f"end:{made.pk}"))
+    assert "Ended: client" in page
+    assert post("/login/", username="ada") == 429
 
 
 def test_commands_accept_exactly_one_subject() -> None:

@@ -30,9 +30,11 @@ for accept in ("text/html", "application/json"):
 """
 COMMANDS = (
     "rules list",
-    "rules check",
+    "rules show all",
+    "history",
+    "overrides list",
     "rules export",
-    "rules publish",
+    "publish",
     "rules mode all shadow",
     "rules explain --path / --ip 192.0.2.1",
     "rules explain --cookie sessionid=abcdefghijklmnop",
@@ -40,10 +42,9 @@ COMMANDS = (
     "block --ip 192.0.2.2 --for 1h",
     "unblock --ip 192.0.2.2",
     "bans list",
-    "history prune --older 90d",
+    "history --prune 90d",
     "forget --ip 192.0.2.1",
     "health",
-    "stats show",
     "proxy nginx --timeout 30",
 )
 TOKENS = """

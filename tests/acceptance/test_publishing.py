@@ -23,14 +23,14 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def of_sites(empty: Path) -> dict[str, Path]:
-    """Return databases of three sites, with separate ids by `ratelimit rules new-id`."""
+    """Return databases of three sites, with separate ids by `ratelimit publish --new-id`."""
     databases = {
         name: copy(empty, empty.with_name(f"{name}.sqlite3"))
         for name in ("site", "first", "second")
     }
     for name, database in databases.items():
         with Worker(f"{name}:", {"default": database}) as worker:
-            worker("call_command('ratelimit', 'rules', 'new-id', stdout=open(os.devnull, 'w'))")
+            worker("call_command('ratelimit', 'publish', '--new-id', stdout=open(os.devnull, 'w'))")
     return databases
 
 
@@ -158,8 +158,8 @@ def test_a_prefix_belongs_to_one_database(
     )
     assert there("ask('203.0.113.1')") == {"site": 2000}
     assert len([line for line in there("said") if "belongs to the database" in line]) == 1
-    assert "rules adopt" in too("health().problems[0]")
-    assert "rules adopt" in there("triggers.unpublished")
+    assert "publish --take-over" in too("health().problems[0]")
+    assert "publish --take-over" in there("triggers.unpublished")
     assert here("[said, list(health().problems)]") == [[], []]
     found = (
         "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"

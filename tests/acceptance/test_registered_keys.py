@@ -25,12 +25,10 @@ from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
 from django_ratelimit_lua.identity.names import shown
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations import forgetting
-from django_ratelimit_lua.operations.explain import explain
 from django_ratelimit_lua.operations.request_builder import build_request
 from tests.acceptance.test_admin import RULES, errors, given
+from tests.acceptance.test_admin_clients import CLIENT, press, words
 from tests.acceptance.test_forget import traces
-from tests.acceptance.test_inspector import pressed, text_of
-from tests.acceptance.test_inspector import shown as inspected
 from tests.tiers import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -304,21 +302,18 @@ def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
     assert asyncio.run(admitted("acme")) == 3
 
 
-def test_the_inspector_accepts_the_value_of_a_key(operator: Client) -> None:
-    """A block of the value applies. Without a value, the page names the key."""
+def test_a_client_is_found_by_the_value_of_a_key(operator: Client) -> None:
+    """Its page shows the limit, and a block of the client applies."""
     rule(rate="1/m")
-    get("acme")
-    asked = {"path": "/ok/", "keys": "tenant=acme"}
-    assert "would be refused" in inspected(operator, asked)
-    assert "would be allowed" in inspected(operator, {"path": "/ok/", "keys": "tenant=globex"})
-    assert "tenant" in inspected(operator, {"path": "/ok/"})
-    asked = {"path": "/ok/", "keys": "tenant=globex", "address": "203.0.113.77"}
-    page = pressed(operator, asked, action="block", subject="tenant", duration="3600")
-    assert "Block tenant = globex for 1 hour?" in page
-    pressed(operator, asked, action="block", subject="tenant", duration="3600", confirm="yes")
+    for name in ("acme", "globex"):
+        get(name)
+    page = operator.get(CLIENT, {"q": "acme"}, follow=True)
+    assert "Refused by" in words(page)
+    assert digest(("tenant", "acme")).decode() in page.redirect_chain[-1][0]
+    RateLimitRule.objects.update(rate="9/m")
+    RateLimitRule.objects.get().save()
+    press(operator, digest(("tenant", "globex")).decode(), "block", duration="3600")
     assert [get("globex"), get("initech")] == [429, 200]
-    explanation = explain(build_request("/ok/", fields=[("tenant", "acme")]))
-    assert not explanation.decision.allowed
 
 
 def test_commands_accept_a_tenant(
@@ -381,7 +376,7 @@ def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -
     found = " ".join(
         each.msg for each in check_published(["default"]) if each.id == "django_ratelimit_lua.W031"
     )
-    page = text_of(operator.get(RULES))
+    page = words(operator.get(RULES))
     for problem in ("Unknown key 'tenant'", "'plan:pro' is not KEY:VALUE"):
         assert problem in found
         assert problem in page

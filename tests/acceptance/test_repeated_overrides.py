@@ -14,7 +14,7 @@ from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, Rate
 from django_ratelimit_lua.operations.subjects import Subject, add
 from tests.acceptance import test_admin
 from tests.acceptance.test_admin import OVERRIDES
-from tests.acceptance.test_inspector import pressed
+from tests.acceptance.test_admin_clients import of, press, words
 from tests.acceptance.test_reset_and_block import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -84,12 +84,10 @@ def test_concurrent_equal_requests_add_one_override() -> None:
 
 def test_a_repeated_button_or_command_adds_one_override(operator: Client) -> None:
     """The page and the command report that the override is already present."""
-    asked = {"path": "/ok", "address": ADDRESS}
+    client = of("ip", ADDRESS)
     for action in ("exempt", "block"):
-        for page in [
-            pressed(operator, asked, action=action, subject="address", confirm="yes")
-            for _ in range(2)
-        ]:
+        for _time in range(2):
+            page = words(press(operator, client, action, duration="3600"))
             assert "for 1 hour" in page
         assert "The same override is already present, so none was added." in page
     assert RateLimitOverride.objects.count() == 2

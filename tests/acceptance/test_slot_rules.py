@@ -22,7 +22,7 @@ from tests.users import ADMIN_MIDDLEWARE
 
 SITE = pytest.mark.django_db(transaction=True)
 RULE = "/admin/django_ratelimit_lua/ratelimitrule/"
-INSPECT = "/admin/django_ratelimit_lua/ratelimitoverride/inspect/"
+CLIENT = "/admin/django_ratelimit_lua/client/"
 FORM = {
     "name": "downloads",
     "mode": "enforce",
@@ -73,8 +73,8 @@ def test_a_rule_of_the_admin_can_limit_concurrency(ada: Client, tmp_path: Any) -
     refused = ada.get("/export/", headers={"accept": "text/plain"})
     assert refused.status_code == 429
     assert refused.content.startswith(b"Too many requests at the same time. Try again in")
-    asked = {"path": "/export/", "method": "GET", "address": "127.0.0.1"}
-    assert "Refused: 2 of 2 slots are in use" in ada.get(INSPECT, asked).content.decode()
+    page = ada.get(CLIENT, {"q": "127.0.0.1"}, follow=True).content.decode()
+    assert "2 of 2 used; allowed again: when a slot is free." in page
     for each in open_ones:
         assert b"".join(each.streaming_content) == b"exported"
         each.close()

@@ -153,7 +153,7 @@ def test_the_command_prunes_older_rows(clock: Clock, settings: Any) -> None:
     said = []
     for more in (["--dry-run"], [], []):
         output = io.StringIO()
-        call_command("ratelimit", "history", "prune", "--older", "400d", *more, stdout=output)
+        call_command("ratelimit", "history", "--prune", "400d", *more, stdout=output)
         said.append(output.getvalue())
     assert said[0].startswith("would delete rows from before 20")
     assert "ended overrides 1, changes 1" in said[0]

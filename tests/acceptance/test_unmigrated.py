@@ -109,7 +109,7 @@ def test_migrate_prints_no_warning_about_itself(
 
 def test_commands_report_the_missing_migration(unmigrated: list[int]) -> None:
     """Each command names the remedy, without a traceback."""
-    for command in ("check", "export", "publish", "mode site off"):
+    for command in ("export", "mode site off"):
         with pytest.raises(CommandError, match=REMEDY):
             said(*command.split())
     output = io.StringIO()

@@ -129,14 +129,14 @@ def test_an_invalid_snapshot_leaves_the_last_valid_rules_in_force(
     ],
 )
 def test_damaged_data_is_published_again(fields: dict[str, Any], published: Published) -> None:
-    """A block that is made afterwards acts on the next request, and `rules publish` works."""
+    """A block that is made afterwards acts on the next request, and `publish` works."""
     rule("good", path="/good", rate="2/h")
     assert get("/good", 1) == [200]
     published.direct.hset(published.key, mapping=fields)
     RateLimitOverride.objects.create(network="203.0.113.0/24", effect="block")
     assert get("/good", 1) == [429]
     published.direct.hset(published.key, mapping=fields)
-    call_command("ratelimit", "rules", "publish", stdout=StringIO())
+    call_command("ratelimit", "publish", stdout=StringIO())
     another_process()
     assert get("/good", 1) == [429]
 
@@ -171,14 +171,14 @@ def test_an_invalid_revision_is_published_again(published: Published) -> None:
     )
 
 
-@pytest.mark.parametrize("verb", ["publish", "adopt"])
-def test_a_key_of_another_type_is_not_replaced(verb: str, published: Published) -> None:
+@pytest.mark.parametrize("options", [[], ["--take-over"]])
+def test_a_key_of_another_type_is_not_replaced(options: list[str], published: Published) -> None:
     """The error names the key, and what to do."""
     rule("good", path="/good", rate="2/h")
     published.direct.delete(published.key)
     published.direct.set(published.key, "other")
     with pytest.raises(CommandError, match=f"{re.escape(published.key)}.*Delete it in Redis"):
-        call_command("ratelimit", "rules", verb)
+        call_command("ratelimit", "publish", *options)
     assert published.direct.get(published.key) == b"other"
 
 

@@ -51,7 +51,6 @@ class StatisticsExtension(Extension):
     name = "statistics"
     options = MappingProxyType({"durable": DURABLE})
     columns = (Column("last_day", gettext_lazy("last day"), _last_day_cells),)
-    verbs = ("django_ratelimit_lua.contrib.statistics.verbs.stats",)
 
     def on_decision(
         self,

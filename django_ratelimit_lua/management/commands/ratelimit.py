@@ -26,6 +26,7 @@ from ..verbs import (  # noqa: F401 - each module declares its verbs
     health,
     history,
     overrides,
+    publish,
     reset,
     rules,
     verbs,

@@ -33,7 +33,7 @@ class Printer(BaseCommand):
                 f"Saved, but not published yet: {why.rstrip('.')}. When "
                 "that is resolved, processes that serve requests publish the change "
                 "within about ten seconds. To publish it at once, run `manage.py "
-                "ratelimit rules publish`."
+                "ratelimit publish`."
             )
 
 

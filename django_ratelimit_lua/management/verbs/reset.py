@@ -36,5 +36,4 @@ def _reset(command: Printer, options: VerbOptions) -> None:
         command.say("Nothing was reset: no limit applies to this request.")
     elif not done:
         command.say(f"Nothing was reset: this request has no count under {', '.join(wanted)}.")
-    for line in verdict(explain(described(options))):
-        command.say(line)
+    command.say(verdict(explain(described(options))))

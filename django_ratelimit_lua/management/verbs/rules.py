@@ -1,32 +1,26 @@
-"""`rules`: list, check, export and import the rules, and explain a request."""
+"""`rules`: list, show, export and import the rules, switch one, and explain a request."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 
 from django.core.management.base import CommandError
-from django.db import transaction
 
-from ...checks import check_annexes
 from ...conf import conf
-from ...exceptions import StoreError
 from ...limits.decision import LimitState
-from ...models import RateLimitOverride, RateLimitRevision, RateLimitRule
+from ...models import RateLimitOverride, RateLimitRule
 from ...operations import rules_yaml
+from ...operations.call_sites import limits_named, place_words, rule_names
 from ...operations.confirmations import changed_confirmations, confirmations
 from ...operations.explain import ExplainedLimit, explain
 from ...operations.formatting import count_words
-from ...publishing.publish import OwnerError, primary, publish
-from ...publishing.triggers import migration_problem
 from ...rules import RuleError, provider
 from ...rules.places import sentence
-from ...rules.problems import problems
 from ...rules.rule import MODES
-from ...rules.ruleset import settings_problems
 from ...rules.snapshot import NO_SNAPSHOT
 from ..arguments import (
     add_request,
@@ -36,11 +30,10 @@ from ..arguments import (
     verdict,
 )
 from . import Printer, VerbOptions, argument, verb
+from .overrides import override_words
 
 MAX_LENGTH = 4 * 1024 * 1024
 """Maximum number of characters in a file of rules."""
-MAX_LINES = 50
-"""Maximum number of changes, and of warnings, that an import lists."""
 
 
 @verb("rules list", "list the rules in force, in their order, and where each is defined")
@@ -56,6 +49,30 @@ def _list_rules(command: Printer, options: VerbOptions) -> None:
     for problem in ruleset.problems:
         command.stderr.write(command.style.ERROR(f"skipped: {problem}"))
     command.say(f"{count_words(len(ruleset.rules), 'rule')}; revision {ruleset.revision.number}")
+
+
+@verb(
+    "rules show",
+    "show a rule, or a limit in the code: where it is defined, its fields and its overrides",
+    argument("name"),
+)
+def _show(command: Printer, options: VerbOptions) -> None:
+    name = options["name"]
+    rule = provider.reload().by_name.get(name)
+    sites = [limit for limit in limits_named(name) if not limit.is_rule]
+    if rule is None and not sites:
+        near = get_close_matches(name, rule_names(), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise CommandError(f"no rule or limit in the code is named {name!r}{hint}")
+    if rule is not None:
+        given = rule.given or {}
+        command.say(f"{name} ({rule.source}): {sentence(given)}")
+        for field, value in given.items():
+            command.say(f"  {field}: {value}")
+    for site in sites:
+        command.say(f"in the code: {site.words}, in {site.place or place_words(name)}")
+    for override in RateLimitOverride.objects.lasting().filter(rule=name):
+        command.say(override_words(override))
 
 
 @verb(
@@ -90,9 +107,9 @@ def _explain(command: Printer, options: VerbOptions) -> None:
             command.say(text)
     for problem in explanation.problems:
         command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
-    if not any((explanation.met, explanation.exempt, explanation.block, explanation.unknown)):
+    if not any((explanation.met, explanation.exempt, explanation.block, explanation.notes)):
         command.say("No rule applies.")
-    for line in (*explanation.notes, *verdict(explanation)):
+    for line in (*explanation.notes, verdict(explanation)):
         command.say(line)
 
 
@@ -109,7 +126,7 @@ def _effect(override: RateLimitOverride) -> str:
     "change the mode of a rule, for example if the admin is locked out",
     argument("name"),
     argument("mode", choices=MODES),
-    argument("--confirm", action="store_true", help="enforce it despite warnings"),
+    argument("--confirm", action="store_true", help="change it despite warnings"),
 )
 def _switch(command: Printer, options: VerbOptions) -> None:
     name = options["name"]
@@ -137,100 +154,31 @@ def _export(command: Printer, options: VerbOptions) -> None:
     "create and change the rules of the admin from a YAML file",
     argument("file", help="a file, or - for standard input"),
     argument("--dry-run", action="store_true", help="only show what would change"),
-    argument("--merge", action="store_true", help="keep rules that are not in the file"),
     argument("--delete", action="store_true", help="delete rules that are not in the file"),
     argument("--confirm", action="store_true", help="change the rules despite warnings"),
-    argument("--all", action="store_true", help=f"list all changes, not only {MAX_LINES}"),
 )
 def _import_rules(command: Printer, options: VerbOptions) -> None:
-    dry_run = options["dry_run"]
-    merge = options["merge"]
-    if merge and options["delete"]:
-        raise CommandError("--merge keeps the rules that --delete deletes: use one of them")
     require_urlconf()
-    changes = rules_yaml.plan(*_read(options["file"]), merge=merge)
-    deleted = [change.name for change in changes if change.after is None]
-    if deleted and not options["delete"]:  # A truncated file lacks rules as well.
-        problem = (
-            f"the file lacks {count_words(len(deleted), 'rule')}, which would be deleted: "
-            f"{shorten(', '.join(deleted), 500)}. "
-            "Use --merge to keep them, or --delete to delete them"
-        )
-        if not dry_run:
-            raise CommandError(f"Nothing was changed: {problem}")
-        command.warn(problem)
-    warnings = _some(_lines(changed_confirmations(changes)), options)
-    if not dry_run:
-        require_confirmation(options, warnings)
-    for line in warnings:
-        command.warn(line)
-    if not dry_run:
-        rules_yaml.apply(changes)
-    for line in _some(["\n".join(change.words()) for change in changes], options):
-        command.say(line)
-    command.say(rules_yaml.summary(changes, "would be " if dry_run else ""))
-    if not dry_run and changes:
-        command.warn_if_unpublished()
-    if dry_run and warnings and not options["confirm"]:
-        command.warn("Use --confirm to change the rules despite these warnings.")
-
-
-def _some(lines: list[str], options: VerbOptions) -> list[str]:
-    """Return the first lines, and how many more there are."""
-    if len(lines) <= MAX_LINES or options["all"]:
-        return lines
-    more = f"… and {len(lines) - MAX_LINES} more; --all lists them"
-    return [*lines[:MAX_LINES], more]
-
-
-def _lines(texts: Mapping[str, Sequence[str]]) -> list[str]:
-    return [f"{name}: {line}" for name, lines in texts.items() for line in lines]
-
-
-@verb("rules check", "check the rules in force, or a file", argument("file", nargs="?"))
-def _check(command: Printer, options: VerbOptions) -> None:
-    file = options["file"]
-    if file is not None:
-        number = len(rules_yaml.load(*_read(file)))
+    changes = rules_yaml.plan(*_read(options["file"]))
+    kept = []
+    if not options["delete"]:
+        kept = [change.name for change in changes if change.after is None]
+        changes = [change for change in changes if change.after is not None]
+    found = changed_confirmations(changes)
+    warnings = [f"{name}: {text}" for name, texts in found.items() for text in texts]
+    if options["dry_run"]:
+        for line in warnings:
+            command.warn(line)
     else:
-        wrong = settings_problems()
-        if wrong:  # Then there is no ruleset that could be looked at.
-            raise CommandError("\n".join(wrong))
-        ruleset = provider.reload()
-        ignored = [f"{each.msg} {each.hint}" for each in check_annexes([primary()])]
-        found = (migration_problem(), *problems.found(), *ignored)
-        lines = list(dict.fromkeys(filter(None, found)))
-        if lines:
-            raise CommandError("\n".join(lines))
-        number = len(ruleset.rules)
-    command.say(f"{count_words(number, 'rule')}: no problem found")
-
-
-@verb("rules publish", "publish all rules again, for example after raw SQL")
-def _publish_rules(command: Printer, options: VerbOptions) -> None:
-    command.say(f"published revision {publish(rebuild=True)}")
-
-
-@verb(
-    "rules adopt",
-    "publish the rules of this database over those of another database or a newer version",
-)
-def _adopt(command: Printer, options: VerbOptions) -> None:
-    command.say(f"published revision {publish(rebuild=True, take_over=True)}")
-
-
-@verb("rules new-id", "give this database a new id, if it is a copy of another one")
-def _new_id(command: Printer, options: VerbOptions) -> None:
-    using = primary()
-    with transaction.atomic(using):
-        name = RateLimitRevision.rename(using)
-    command.say(f"the database now has the id {name}")
-    try:
-        command.say(f"published revision {publish()}")
-    except OwnerError as error:
-        command.warn(str(error))
-    except StoreError as error:
-        command.warn_if_unpublished(str(error))
+        require_confirmation(options, warnings)
+        rules_yaml.apply(changes)
+    for change in changes:
+        command.say("\n".join(change.words()))
+    command.say(rules_yaml.summary(changes, "would be " if options["dry_run"] else ""))
+    if kept:
+        names = shorten(", ".join(kept), 500)
+        command.warn(f"not in the file: {names}. --delete deletes these rules.")
+    command.warn_if_unpublished()
 
 
 def _words(state: LimitState) -> str:

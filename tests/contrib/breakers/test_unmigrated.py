@@ -15,7 +15,7 @@ def test_an_optional_app_without_tables_is_named() -> None:
     """`ratelimit health` names the app, and rules are published without it."""
     call_command("migrate", "ratelimit_breakers", "zero", verbosity=0)
     try:
-        call_command("ratelimit", "rules", "publish", stdout=io.StringIO())
+        call_command("ratelimit", "publish", stdout=io.StringIO())
         output = io.StringIO()
         call_command("ratelimit", "health", stdout=output, stderr=output)
         assert LINE in output.getvalue()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 from django.utils.decorators import method_decorator
@@ -211,20 +209,3 @@ def test_the_field_durable_works_in_settings_and_admin(
     assert rows("written") == [(1, 0)]
     rule = RateLimitRule.objects.create(name="row", path="/x", key="ip", rate="3/m", options=KEPT)
     assert rule.spec["durable"] is True
-
-
-def test_the_command_shows_the_last_day() -> None:
-    """`stats show` prints a table."""
-
-    def shown() -> str:
-        out = io.StringIO()
-        call_command("ratelimit", "stats", "show", stdout=out)
-        return out.getvalue()
-
-    assert shown() == "Nothing was counted yet.\n"
-    mail = RateLimiter("mail.shown", "2/h")
-    for _ in range(3):
-        mail.hit("ada")
-    lines = shown().splitlines()
-    assert lines[1].split() == ["mail.shown", "2", "1", "0", "0", "0", "0", "0"]
-    assert lines[2].split() == ["all", "requests", "2", "1", "0", "0", "0", "0", "0"]

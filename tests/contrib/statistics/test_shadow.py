@@ -4,18 +4,14 @@ would have refused.
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import pytest
-from django.core.management.base import CommandError
 from django.test import Client
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics.reading import ShadowNumbers, shadow_numbers
 from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import RULES, confirmed, errors, given, staff, visits
+from tests.acceptance.test_admin import RULES, visits
 from tests.acceptance.test_command import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,127 +70,21 @@ def test_shadow_requests_of_a_replaced_limiter_are_counted() -> None:
     assert shadow_numbers(one.spec) == ShadowNumbers(3, 1, 2, 1)
 
 
-def test_the_enforce_button_shows_the_numbers_and_asks_for_confirmation(operator: Client) -> None:
-    """Viewing the page changes nothing, and a user without the permission to change rules gets a
-    403.
-    """
-    one = rule()
+def test_the_list_and_the_page_of_the_limit_show_the_numbers(operator: Client) -> None:
+    """They are those of this version of the rule. Enforcing it needs no confirmation."""
+    rule()
     assert visits(3) == [200] * 3
     words = (
         "This version of the rule has seen 3 requests, from about 1 client. Would have refused: 1 "
         "(33%), from about 1 client."
     )
-    url = f"{RULES}{one.pk}/mode/enforce/"
-    page = operator.get(f"{RULES}{one.pk}/change/").content.decode()
-    assert words in page
-    assert f'href="{url}"' in page
-    asked = operator.get(url).content.decode()
-    assert words in asked
-    assert "2 per hour per address, on /ok" in asked
-    assert visits() == [200]
-    assert staff("view_ratelimitrule").get(url).status_code == 403
-    assert "Enforce this rule?" in operator.post(url).content.decode()
-    assert visits() == [200]
-    assert pressed(operator, operator.get(url), url).status_code == 302
-    assert visits() == [429]
-
-
-def pressed(client: Client, page: Any, url: str = RULES) -> Any:
-    """Submit the page's form with its hidden fields."""
-    form = re.search(r'<form method="post">.*?</form>', page.content.decode(), re.DOTALL)
-    assert form is not None, "the page does not ask"
-    sent: dict[str, list[str]] = {}
-    for name, value in re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)">', form[0]):
-        sent.setdefault(name, []).append(value)
-    return client.post(url, sent)
-
-
-def test_the_list_action_enforce_shows_shadow_counts_and_asks_for_confirmation(
-    operator: Client,
-) -> None:
-    """It shows the counts of each rule that is not enforced. After the confirmation, all are."""
-    one, other = rule(), rule(name="other", path="/other", order=3)
-    assert visits(3) == [200] * 3
-
-    chosen = {"action": "enforce", "_selected_action": [one.pk, other.pk], "index": 0}
-    asked = operator.post(RULES, chosen)
-    assert "Enforce these rules?" in asked.content.decode()
-    assert (
-        "has seen 3 requests, from about 1 client. Would have refused: 1" in asked.content.decode()
+    for url in (RULES, f"{RULES}limit/?name=site"):
+        assert words in operator.get(url).content.decode(), url
+    operator.post(
+        RULES, {"action": "enforce", "_selected_action": [RateLimitRule.objects.get().pk]}
     )
-    assert "has seen no request in shadow mode yet" in asked.content.decode()
-    assert visits() == [200]
-    assert pressed(operator, asked).status_code == 302
-    assert [row.mode for row in RateLimitRule.objects.all()] == ["enforce"] * 2
-    assert visits() == [429]
-    assert operator.post(RULES, chosen).status_code == 302
-
-
-def test_only_the_version_that_was_shown_is_enforced(operator: Client) -> None:
-    """If another user edits the rule in the meantime, the page asks for confirmation again. This
-    holds for the button and for the list action.
-    """
-    one = rule()
-    url = f"{RULES}{one.pk}/mode/enforce/"
-    for number, (target, sent) in enumerate(
-        (
-            (url, None),
-            (RULES, {"action": "enforce", "_selected_action": one.pk, "index": 0}),
-        )
-    ):
-        RateLimitRule.objects.filter(pk=one.pk).update(mode="shadow")
-        asked = operator.get(url) if sent is None else operator.post(target, sent)
-        RateLimitRule.objects.filter(pk=one.pk).update(rate=f"{10 + number}/h")
-        again = pressed(operator, asked, target)
-        assert f"{10 + number} per hour per address" in again.content.decode()
-        assert RateLimitRule.objects.get().mode == "shadow"
-        assert pressed(operator, again, target).status_code == 302
-        assert RateLimitRule.objects.get().mode == "enforce"
-
-
-def test_enforcing_in_the_form_shows_the_numbers_and_asks_for_confirmation(
-    operator: Client,
-) -> None:
-    """The numbers are those of the version that is saved."""
-    one = rule()
-    assert visits(3) == [200] * 3
-    form = given(name="site", path="/ok", key="ip", rate="2/h", mode="enforce")
-    url = f"{RULES}{one.pk}/change/"
-    assert "If the rule is enforced" in errors(operator.post(url, form))
-    page = operator.get(url).content.decode()
-    assert "has seen 3 requests, from about 1 client. Would have refused: 1" in page
-    assert visits() == [200]
-    assert confirmed(operator, url, form).status_code == 302
-    assert visits() == [429]
-    assert (
-        operator.post(url, {**form, "description": "Enforced already: nothing to ask."}).status_code
-        == 302
-    )
-
-
-def test_enforcing_a_new_rule_or_an_exemption_needs_no_confirmation(operator: Client) -> None:
-    """The mode of a new rule was chosen in its form, and an exemption refuses no request."""
-    assert (
-        operator.post(
-            f"{RULES}add/", given(name="site", path="/ok", key="ip", rate="2/h")
-        ).status_code
-        == 302
-    )
-    exempt = rule(name="exempt", rate="", options={"exempt": True})
-    form = given(name="exempt", path="/ok", exempt="on", mode="enforce")
-    assert operator.post(f"{RULES}{exempt.pk}/change/", form).status_code == 302
-
-
-def test_the_command_enforces_only_with_confirm() -> None:
-    """Other modes, and a rule that is already enforced, need no `--confirm`."""
-    rule()
-    assert visits(3) == [200] * 3
-    with pytest.raises(CommandError) as refused:
-        said("mode", "site", "enforce")
-    assert "Nothing was changed. Use --confirm to change it anyway." in str(refused.value)
-    assert visits() == [200]
-    for arguments in (("enforce", "--confirm"), ("enforce",)):
-        assert said("mode", "site", *arguments) == "site: 2 per hour per address, on /ok\n"
     assert visits() == [429]
     said("mode", "site", "shadow")
     assert visits() == [200]
+    said("mode", "site", "enforce")
+    assert visits() == [429]

@@ -157,7 +157,11 @@ def test_a_period_below_a_second_is_written_in_microseconds() -> None:
         ({"algorithm": "fixed_window", "max_wait": 1}, "it is for token_bucket, leaky_bucket"),
         ({"algorithm": "fixed_window", "align": "year"}, "clock, day, week, month"),
         ({"algorithm": "fixed_window", "align": "day"}, "such as 1000/d, not"),
-        ({"algorithm": "fixed_window", "time_zone": "Europe/Berlin"}, "each day, week or month"),
+        ({"algorithm": "fixed_window", "time_zone": "Europe/Berlin"}, "needs align as well"),
+        (
+            {"algorithm": "fixed_window", "align": "clock", "time_zone": "Europe/Berlin"},
+            "each day, week or month",
+        ),
         (
             {"algorithm": "fixed_window", "align": "clock", "time_zone": "Mars/Base"},
             "Unknown time zone",

@@ -5,7 +5,6 @@ arguments.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -51,7 +50,6 @@ def test_a_limit_is_described_in_one_line(state: LimitState, words: str) -> None
         (["explain", "--header", "X-Api-Key"], "use NAME:VALUE"),
         (["explain", "--header", ": value"], "use NAME:VALUE"),
         (["import", "missing.yaml"], "missing.yaml"),
-        (["check", "missing.yaml"], "missing.yaml"),
     ],
 )
 def test_invalid_arguments_are_errors_before_any_action(arguments: list[str], problem: str) -> None:
@@ -82,19 +80,6 @@ def test_a_misspelt_verb_gets_a_suggestion(arguments: list[str], problem: str) -
     """The error suggests the most similar verb, or lists the valid verbs or modes."""
     with pytest.raises(CommandError, match=re.escape(problem)):
         call_command("ratelimit", *arguments)
-
-
-def test_a_file_can_be_checked_without_a_site(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`rules check` needs no database, so a pipeline can check a file before it is imported."""
-    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
-    good.write_text("- {name: api, path: /api/, key: ip, rate: 5/m}\n")
-    bad.write_text("- {name: api, path: /api/, key: ip, rate: 5/moon}\n")
-    call_command("ratelimit", "rules", "check", str(good))
-    assert capsys.readouterr().out == "1 rule: no problem found\n"
-    with pytest.raises(CommandError, match=re.escape(f"{bad}, line 1: rule 'api'")):
-        call_command("ratelimit", "rules", "check", str(bad))
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_values_digested_with_another_key_are_reported(settings: Any) -> None:
     ],
 )
 def test_an_override_edited_by_hand_is_left_out_and_reported(edit: Any) -> None:
-    """Every process that loads the others reports it, as `rules check` and health do."""
+    """Every process that loads the others reports it, as health does."""
     row = RateLimitOverride.objects.create(network="203.0.113.9", rule="api", rate="9/m")
     RateLimitOverride.objects.create(network="203.0.113.8", effect="block")
     RateLimitOverride._base_manager.filter(pk=row.pk).update(**edit)

@@ -1,1 +1,0 @@
-"""The verb `stats` of `manage.py ratelimit`."""
