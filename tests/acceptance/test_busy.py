@@ -24,6 +24,7 @@ from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.throttling import RuleThrottle
+from tests.acceptance.test_admin import ADMIN_MIDDLEWARE, RULES, given
 from tests.engine.test_cost import calls
 
 BUSY: dict[str, Any] = {"name": "busy", "path": "/", "key": "ip", "rate": "0/s", "waited": "500ms"}
@@ -244,7 +245,10 @@ def test_an_exempt_request_has_no_limit_at_all(
         return answer.status_code
 
     assert asyncio.run(aget()) == 200
-    assert set(calls(direct)) <= {"eval", "evalsha"}  # A comparison of the rules, at most once a second.
+    assert set(calls(direct)) <= {
+        "eval",
+        "evalsha",
+    }  # A comparison of the rules, at most once a second.
     assert get("/limited", **{"X-Probe": "no"}).status_code == 200
 
 
@@ -296,3 +300,23 @@ def test_the_key_subnet_counts_neighbours_together(settings: Any) -> None:
     assert list(map(status, addresses)) == [200, 200, 429, 200]
     addresses = ("2001:db8:7::1", "2001:db8:7:9::1", "2001:db8:7:ffff::1", "2001:db8:8::1")
     assert list(map(status, addresses)) == [200, 200, 429, 200]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_form_of_a_rule_keeps_its_conditions(operator: Client, settings: Any) -> None:
+    """Also an empty pattern, which is two quotation marks there."""
+    settings.ROOT_URLCONF = "tests.acceptance.test_admin"
+    settings.MIDDLEWARE = ADMIN_MIDDLEWARE
+    settings.RATELIMIT_NETWORKS = {"google": ["192.0.2.0/24"]}
+    rule = RateLimitRule.from_spec({**BUSY, "user_agent": ["*bot*", ""], "network": "!google"})
+    rule.save()
+    url = f"{RULES}{rule.pk}/change/"
+    form = operator.get(url).context["adminform"].form
+    shown = {name: form[name].value() for name in ("user_agent", "network", "waited")}
+    assert shown == {"user_agent": '*bot*\n""', "network": "!google", "waited": "500ms"}
+    sent = given(path="/", key="ip", rate="0/s", name="busy", user_agent='*bot*\r\n""')
+    sent |= {"network": "!google", "waited": "500ms", "_continue": "1"}
+    sent["revision"] = form["revision"].value()
+    operator.post(url, sent)
+    stored = RateLimitRule.objects.get().options
+    assert stored == {"user_agent": ["*bot*", ""], "network": ["!google"], "waited": "500ms"}
