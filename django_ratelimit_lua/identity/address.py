@@ -11,6 +11,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from ..conf import Network, conf
+from ..conf.changes import on_change
 from .forwarded import MAX_ADDRESS_LENGTH, Address, entries, parse_address
 
 UNKNOWN = "unknown"
@@ -24,6 +25,24 @@ _UNTRUSTED = (
     "of your proxies. If there is no proxy, set it to 0. (Logged once per process.)"
 )
 _unheard = itertools.count()
+
+
+@lru_cache(maxsize=1024)
+def is_trusted_peer(peer: str | None) -> bool:
+    """Return whether a peer is in the networks of `RATELIMIT_TRUSTED_PROXIES`.
+
+    False if that setting is a number, which does not identify proxies.
+    """
+    trusted = conf.TRUSTED_PROXIES
+    if not isinstance(trusted, tuple):
+        return False
+    if not peer:
+        return conf.TRUSTS_SOCKET
+    address = parse_address(peer)
+    return address is not None and any(address in network for network in trusted)
+
+
+on_change(("RATELIMIT_TRUSTED_PROXIES",), is_trusted_peer.cache_clear)
 
 
 class ClientAddress(NamedTuple):

@@ -116,10 +116,8 @@ def _ip(group: str, request: HttpRequest, user: object) -> Identity:
 
 
 def _subnet(group: str, request: HttpRequest, user: object) -> Identity:
-    found = client_address(request)
-    if found.address is None:
-        return ("subnet", found.network)
-    return ("subnet", subnet(found.address))
+    address = client_address(request).address
+    return ("subnet", None if address is None else subnet(address))
 
 
 def _session(group: str, request: HttpRequest, user: object) -> Identity:

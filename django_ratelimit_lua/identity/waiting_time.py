@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
-
 from django.http import HttpRequest
 
 from ..conf import conf
-from ..conf.changes import on_change
 from ..process.clock import Clock
-from .forwarded import parse_address
+from .address import is_trusted_peer
 from .request_state import request_state
 
 MAX_SECONDS = 60.0
@@ -24,47 +19,29 @@ def waiting_time(request: HttpRequest) -> float | None:
     The time is measured once for each request.
     """
     state = request_state(request)
-    if not state.is_wait_measured:
+    if not state.is_wait_measured and conf.REQUEST_START is not None:
         state.is_wait_measured = True
-        if conf.REQUEST_START is not None:
-            state.waited = _measure(request.META, conf.REQUEST_START)
+        start: str | None = request.META.get(conf.REQUEST_START)
+        if start is not None and is_trusted_peer(request.META.get("REMOTE_ADDR")):
+            waited = Clock.time() - _parse_start(start)
+            if 0.0 <= waited <= MAX_SECONDS:
+                state.waited = waited
     return state.waited
 
 
-def _measure(meta: Mapping[str, Any], key: str) -> float | None:
-    start: str | None = meta.get(key)
-    if start is None or not is_trusted_peer(meta.get("REMOTE_ADDR")):
-        return None
-    try:
-        seconds = float(start.removeprefix("t="))
-    except ValueError:  # For example with the comma of a header that was sent twice.
-        return None
-    # Seconds (nginx), milliseconds (Heroku) or microseconds (Render, Fly) since 1970.
-    if seconds > 1e14:
-        seconds /= 1e6
-    elif seconds > 1e11:
-        seconds /= 1e3
-    waited = Clock.time() - seconds
-    if not 0.0 <= waited <= MAX_SECONDS:
-        return None
-    return waited
+def _parse_start(text: str) -> float:
+    """Return the seconds since 1970 of a time in seconds, milliseconds or microseconds.
 
+    The result is 0.0 for other text, for example with the comma of a header that was sent twice.
 
-@lru_cache(maxsize=1024)
-def is_trusted_peer(peer: str | None) -> bool:
-    """Return whether a peer is in the networks of `RATELIMIT_TRUSTED_PROXIES`.
-
-    False if that setting is a number, which does not identify proxies.
+    >>> _parse_start("t=1800000000.5"), _parse_start("1800000000500"), _parse_start("soon")
+    (1800000000.5, 1800000000.5, 0.0)
     """
-    networks = conf.TRUSTED_PROXIES
-    if not isinstance(networks, tuple):
-        return False
-    if not peer:
-        return conf.TRUSTS_SOCKET
-    address = parse_address(peer)
-    return address is not None and any(
-        address.version == network.version and address in network for network in networks
-    )
-
-
-on_change(("RATELIMIT_TRUSTED_PROXIES",), is_trusted_peer.cache_clear)
+    try:
+        seconds = float(text.removeprefix("t="))
+    except ValueError:
+        return 0.0
+    for _unit in ("ms", "µs"):
+        if seconds > 1e11:
+            seconds /= 1000.0
+    return seconds

@@ -14,7 +14,7 @@ from ..extension import FIELDS_OF_ANNEXES, annex_options, install
 from ..identity.keys import ALL_CALLERS, FIELDS, label_of
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
-from .options import COLUMNS, NAMES, has_value, options, own_options, places
+from .options import COLUMNS, NAMES, OPTIONS_OF_RULES, has_value, options, places
 from .rule import Spec
 from .template import as_list
 
@@ -143,11 +143,15 @@ def where(given: Spec) -> str:
         group = given.get("name")
     if group:
         parts.append(_("at the call site %(group)s") % {"group": group})
-    own = own_options()
-    for word in {**FIELDS_OF_ANNEXES, **own}:
-        if word in own and has_value(word, given.get(word)):
-            parts.append(own[word].describe(given[word]))
-        elif given.get(word) and word in places():
+    for word, option in OPTIONS_OF_RULES.items():
+        if option.is_place and has_value(word, given.get(word)):
+            condition = {"condition": _(option.label), "values": _joined(given[word])}
+            parts.append(_("with the %(condition)s %(values)s") % condition)
+    added = annex_options()
+    for word in filter(given.get, {**FIELDS_OF_ANNEXES, **added}):
+        if word in added:
+            parts.append(added[word].describe(given[word]))
+        elif word in places():
             parts.append(f"{word} ({install(FIELDS_OF_ANNEXES[word])})")
     audience = given.get("audience", "everyone")
     if audience != "everyone":
@@ -173,7 +177,7 @@ def _audience_names(audience: Any, known: Mapping[str, str]) -> list[str]:
 
 
 def _joined(words: object) -> str:
-    return _(" and ").join(as_list(words))
+    return _(" and ").join(map(str, as_list(words)))
 
 
 def difference(before: Spec | None, after: Spec | None) -> list[str]:

@@ -8,18 +8,15 @@ in `Extension.options` for one of an optional app.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
-
-from django.utils.translation import gettext
 
 from ..extension import PLACES_OF_ANNEXES, annex_options
 from ..limits.call import MAX_COST
 from ..limits.options import OPTIONS, Option
-from ..limits.rate import LimitError, Rate
+from ..limits.rate import SECOND, LimitError, time_us
 from ..limits.values import Lines, Whole, flag
 from ..limits.values import gettext_noop as _
-from .conditions import ClientNetworks, UserAgents, Waited, waited_text
+from .conditions import network_condition, user_agent_condition
 
 COLUMNS: Mapping[str, str] = {
     "name": _("name"),
@@ -55,32 +52,21 @@ def tier_list(value: object) -> Sequence[object]:
     return value
 
 
-def _condition_words(text: str, value: Any) -> str:
-    """Return a condition in words, for the sentence that describes its rule."""
-    if isinstance(value, (list, tuple)):
-        value = ", ".join(value)
-    return gettext(text) % {"value": value}
-
-
 def _check_waited(rule: Any) -> None:
     """Raise `LimitError` for a rule that cannot apply to busy times only.
 
-    Its refusals say nothing about the client, so they are neither counted nor offences. It would
-    lift the limit of a call site that it replaced.
+    Its refusals say nothing about the client, so they are neither counted nor offences. It does not
+    replace the limit of a call site, which it would lift.
     """
-    for option in ("exempt", "ban_after", "count_denied"):
-        if rule.given.get(option):
-            text = _("%(option)s and %(other)s contradict each other: remove one of them")
-            raise LimitError(text, "waited", option="waited", other=option)
+    wrong = [word for word in ("exempt", "ban_after", "count_denied") if rule.given.get(word)]
+    if rule.template is not None and any(limit.holds for limit in rule.template.limits(rule.name)):
+        wrong.append("concurrency")
+    if wrong:
+        text = _("waited and %(other)s contradict each other: remove one of them")
+        raise LimitError(text, "waited", other=wrong[0])
     if rule.group == rule.name:
         text = _("waited needs a path, a route, or the call site of another name")
         raise LimitError(text, "waited")
-    if rule.template is None:
-        return
-    templates = [rule.template, *(tier for _name, tier in rule.template.tiers)]
-    rates = [rate for template in templates for rate in template.rates]
-    if any(isinstance(rate, Rate) and rate.is_slots for rate in rates):
-        raise LimitError(_("waited needs a rate such as 0/s, not a number of slots"), "waited")
 
 
 def has_value(name: str, value: object) -> bool:
@@ -109,20 +95,18 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
             "One per line, with * for any text, in any case: *bot*. With ! in front: none of "
             "these. !?* is a request without a user agent."
         ),
-        compile=UserAgents,
-        describe=partial(_condition_words, _("with the user agents %(value)s")),
+        compile=user_agent_condition,
         is_place=True,
     ),
     "waited": Option(
-        waited_text,
-        _("waited longer than"),
+        time_us,
+        _("waiting time above"),
         _(
             "For busy times, for example 500ms: only requests that waited longer before the "
             "application began with them. Refusals are a 503."
         ),
-        compile=Waited,
+        compile=lambda microseconds: microseconds / SECOND,
         check_rule=_check_waited,
-        describe=partial(_condition_words, _("that waited longer than %(value)s")),
         is_place=True,
     ),
     "network": Option(
@@ -132,8 +116,7 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
             "Names of RATELIMIT_NETWORKS, one per line: clients in one of them. With ! in front: "
             "in none of these."
         ),
-        compile=ClientNetworks,
-        describe=partial(_condition_words, _("from the networks %(value)s")),
+        compile=network_condition,
         is_place=True,
     ),
     "exempt": Option(

@@ -60,7 +60,7 @@ class Problems:
         general = [problem for problem in (self.database, self.owner, self.unpublished) if problem]
         return [
             *general,
-            *networks.problems(),
+            *networks.read(),
             *self._skipped,
             *(text for _, text in self._failed.values()),
         ]

@@ -20,6 +20,7 @@ from ..conf import conf
 from ..extension import FIELDS_OF_ANNEXES, annex_options, install
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
+from ..identity.waiting_time import waiting_time
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Option, read_options
 from ..limits.rate import LimitError, Rate
@@ -92,7 +93,7 @@ class Rule:
     - `group`: the rule applies only at call sites of that name;
     - `methods`, `audience`: the HTTP methods (None: all) and the clients that it applies to;
     - `extra`: the compiled values of the options that are not options of a limit;
-    - `conditions`: the conditions among these, which a request has to meet as well;
+    - `conditions`: those of the user agent and the network, which a request has to meet as well;
     - `waited`: the seconds of the option of that name; 0.0: it applies however busy the site is;
     - `is_elsewhere`: whether only an optional app, such as the gateway, applies it. The middleware
       and call sites never do;
@@ -210,9 +211,11 @@ class Rule:
         return self.route is None or (match is not None and match.view_name == self.route)
 
     def meets_conditions(self, request: HttpRequest) -> bool:
-        """Return whether a request meets the conditions of the rule."""
+        """Return whether a request has waited long enough, and meets the conditions."""
+        if self.waited and (waiting_time(request) or 0.0) <= self.waited:
+            return False
         for condition in self.conditions:  # noqa: SIM110 - `all` takes twice the time.
-            if not condition.is_met(request):
+            if not condition(request):
                 return False
         return True
 
@@ -341,7 +344,9 @@ class _Reader:
             group = name
         table = own_options()
         own = {word: table[word] for word in table if has_value(word, given.get(word))}
-        extra = {word: self.read(word, self.extra, word, option) for word, option in own.items()}
+        extra: dict[str, Any] = {
+            word: self.read(word, self.extra, word, option) for word, option in own.items()
+        }
         paths = self.read("path", self.paths) or ()
         audience = self.read("audience", self.audience) or (EVERYONE,)
         methods = self.read("method", parse_methods, given.get("method"))
@@ -361,8 +366,8 @@ class _Reader:
             methods=methods,
             audience=audience,
             extra=extra,
-            conditions=[value for value in extra.values() if isinstance(value, Condition)],
-            waited=getattr(extra.get("waited"), "seconds", 0.0),
+            conditions=[extra[word] for word in ("user_agent", "network") if extra.get(word)],
+            waited=extra.get("waited", 0.0),
             is_elsewhere=is_elsewhere,
             mode=given.get("mode") or "enforce",
             order=given.get("order") or 0,

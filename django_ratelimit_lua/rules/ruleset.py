@@ -161,8 +161,7 @@ class Ruleset:
         return [
             rule
             for rule in self._index.matching(request.path_info)
-            if (not rule.conditions or rule.meets_conditions(request))
-            and rule.matches_route(request)
+            if rule.meets_conditions(request) and rule.matches_route(request)
         ]
 
     def replacement_for(

@@ -370,7 +370,11 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
                 headers |= refusal.headers()
         refusal = _last_refusal(request)
         if refusal is not None and refusal.reason == "busy":
-            raise _throttled(refusal.retry_after, None, refusal)
+            from rest_framework.exceptions import Throttled
+
+            error = Throttled(refusal.retry_after)
+            error.status_code = refusal.status
+            raise error
         return self.throttle_failure()
 
     def throttle_success(self) -> bool:
@@ -500,7 +504,7 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
         error.status_code = details.status
     elif isinstance(exc, Ratelimited):
         details = refusal = refusal_of(HttpRequest() if request is None else request, exc.decision)
-        error = _throttled(refusal.retry_after, _detail(refusal), refusal)
+        error = Throttled(refusal.retry_after, _detail(refusal))
     elif isinstance(exc, Throttled):
         details = refusal = _last_refusal(request)
         # A view may have its own message.
@@ -508,9 +512,11 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
             wait = error.wait
             if refusal.retry_after is None:
                 wait = None
-            error = _throttled(wait, _detail(refusal), refusal)
+            error = Throttled(wait, _detail(refusal))
     if refusal is not None and refusal.is_forbidden:
         error = PermissionDenied(refusal.detail())
+    elif refusal is not None:
+        error.status_code = refusal.status
     response = drf_handler(error, context)
     if details is None:
         return response
@@ -525,15 +531,6 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
         if refusal.reason == "busy":
             leave_unlogged(response)
     return response
-
-
-def _throttled(wait: float | None, detail: str | None, refusal: Refusal) -> Exception:
-    """Return DRF's exception for a refusal. By itself, it has the status 429."""
-    from rest_framework.exceptions import Throttled
-
-    error: Any = Throttled(wait, detail)
-    error.status_code = refusal.status
-    return cast(Exception, error)
 
 
 def _detail(refusal: Refusal) -> str | None:

@@ -372,15 +372,12 @@ class RequestPlanner(Planner):
                 continue
             self.options = {**self.options, "is_repeatable": False}
             limit = planned.charge.limit
-            retry_after = planned.rule.waited * chance.uniform(*RETRY_TIMES)
-            self.state.busy[limit.name] = retry_after
+            seconds = planned.rule.waited * chance.uniform(*RETRY_TIMES)
+            self.state.busy[limit.name] = seconds
             if limit.rate.limit and limit.mode != "shadow":
                 continue
-            call = build_call([planned.charge], self.operation)
-            state = local_counts.decide(call).limits[0]._replace(counted_at=0)
-            if not state.allowed:
-                state = state._replace(retry_after=retry_after, reset_after=retry_after)
-            planned.state = state
+            [state] = local_counts.decide(build_call([planned.charge], self.operation)).limits
+            planned.state = state if state.allowed else state._replace(retry_after=seconds)
             planned.blocked_by = planned.charge.digest
             if state.refuses:
                 return [planned]

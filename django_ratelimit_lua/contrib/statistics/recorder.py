@@ -63,7 +63,6 @@ class Recorder:
         self._lock = RLock()
         self._flushing = Lock()
         self._queue: deque[Decided] = deque()
-        self._waits: deque[float] = deque()
         self._requests: list[RequestCount] = []
         self._is_awaited = False
         self._tables = Tables()
@@ -82,9 +81,7 @@ class Recorder:
         if state is not None:
             request = state.count
             if request is None:
-                request = state.count = RequestCount(state.running)
-                if state.waited is not None:
-                    self._waits.append(state.waited)
+                request = state.count = RequestCount(state.running, state.waited)
         queue = self._queue
         queue.append((charges, decision, seconds, exempt, request))
         if not self._is_awaited:  # Reset by `flush` before it looks at the queue.
@@ -101,14 +98,14 @@ class Recorder:
             tables = self._tables
             queue = self._queue
             tables.began = tables.began or time.time()
-            for _ in range(len(self._waits)):
-                waited = self._waits.popleft()
-                tables.waits[bisect_left(WAIT_BOUNDS, waited)] += 1
-                tables.waited += waited
             kinds = tables.kinds
             people = tables.people
             for _ in range(len(queue)):
                 charges, decision, seconds, exempt, request = queue.popleft()
+                if request is not None and request.waited is not None:
+                    tables.waits[bisect_left(WAIT_BOUNDS, request.waited)] += 1
+                    tables.waited += request.waited
+                    request.waited = None
                 source = decision.source
                 results: dict[str, str] = {}  # Of the names that are not counted yet.
                 single = ""

@@ -25,7 +25,6 @@ from ...operations.formatting import (
     milliseconds_words,
     moment_words,
     number_words,
-    share_words,
 )
 from ...publishing.publish import primary
 from ...rules.rule import is_unwritable
@@ -243,26 +242,11 @@ def _steps_report(course: Course) -> Report:
 def _waits_reports(period: str) -> Iterator[Report]:
     """Yield how long requests waited, if the application knows it."""
     numbers = reading.times(SITE, span_of(period), b"waits:%d")
-    total = sum(numbers.values())
-    if not total:
-        return
-    rows = []
-    for bucket, number in sorted(numbers.items()):
-        words = _("longer")
-        if bucket < len(WAIT_BOUNDS):
-            words = _("up to %(time)s") % {"time": milliseconds_words(WAIT_BOUNDS[bucket])}
-        rows.append([words, number_words(number), share_words(number / total)])
-    yield Report(
-        _("Waiting time of requests"),
-        [
-            Column(_("waited")),
-            Column(_("requests"), "number"),
-            Column(_("share of requests"), "number"),
-        ],
-        rows,
-        PERIOD_NAMES[period],
-        _("The time in front of the application, see RATELIMIT_REQUEST_START."),
-    )
+    bounds = [*(f"≤ {milliseconds_words(bound)}" for bound in WAIT_BOUNDS), _("longer")]
+    rows = [[bounds[bucket], number_words(numbers[bucket])] for bucket in sorted(numbers)]
+    if rows:
+        columns = [Column(_("waited")), Column(_("requests"), "number")]
+        yield Report(_("Waiting time of requests"), columns, rows, PERIOD_NAMES[period])
 
 
 def _clients_report(

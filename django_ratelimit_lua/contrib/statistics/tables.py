@@ -97,12 +97,14 @@ class RequestCount:
 
     - `running`: see `RequestState`. The request has ended when it is empty;
     - `result`: the result that one decision about all its limits would have had (empty: none yet);
-    - `is_refused`: whether one of the decisions refused.
+    - `is_refused`: whether one of the decisions refused;
+    - `waited`: see `RequestState`; None as soon as it is counted.
     """
 
-    __slots__ = ("is_refused", "result", "running")
+    __slots__ = ("is_refused", "result", "running", "waited")
 
-    def __init__(self, running: Sequence[object]) -> None:
+    def __init__(self, running: Sequence[object], waited: float | None = None) -> None:
+        self.waited = waited
         self.running = running
         self.result = ""
         self.is_refused = False

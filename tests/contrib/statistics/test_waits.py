@@ -36,11 +36,11 @@ def test_each_request_counts_once_in_its_bucket(settings: Any) -> None:
 
 
 def test_the_overview_shows_how_long_requests_waited(operator: Client, settings: Any) -> None:
-    """A table with the share of each waiting time; nothing while it is not known."""
+    """A table of waiting times; nothing while it is not known."""
     assert "Waiting time of requests" not in shown(operator)
     visit(settings)
     text = shown(operator)
-    assert "up to 500 ms 1 25% up to 1000 ms 2 50% longer 1 25%" in text.replace("\N{NBSP}", " ")
+    assert "≤ 500 ms 1 ≤ 1000 ms 2 longer 1" in text.replace("\N{NBSP}", " ")
 
 
 def test_prometheus_has_a_histogram(settings: Any) -> None:

@@ -83,14 +83,12 @@ def test_networks_match_the_full_address(names: Any, matching: Any, others: Any)
         ({"network": "gogle"}, "network", "not a network of RATELIMIT_NETWORKS .google, bing"),
         ({"network": 7}, "network", "must be a list"),
         ({"user_agent": [7]}, "user_agent", "must be a list"),
-        ({"user_agent": "x" * 201}, "user_agent", "at most 200"),
-        ({"user_agent": ["x"] * 101}, "user_agent", "at most 100"),
         ({"waited": "soon"}, "waited", "is not a time"),
-        ({"waited": "2m"}, "waited", "longer waiting times than 60 seconds"),
+        ({"waited": "0s"}, "waited", "above 0"),
         ({"waited": "1s", "ban_after": 3, "ban_for": "1h"}, "waited", "ban_after"),
         ({"waited": "1s", "count_denied": True}, "waited", "count_denied"),
         ({"waited": "1s", "exempt": True}, "waited", "exempt"),
-        ({"waited": "1s", "rate": "5", "algorithm": "concurrency"}, "waited", "number of slots"),
+        ({"waited": "1s", "rate": "5", "algorithm": "concurrency"}, "waited", "concurrency"),
         ({"waited": "1s", "path": None}, "waited", "needs a path"),
         ({"waited": "1s", "group": "r"}, "waited", "needs a path"),
     ],
@@ -114,7 +112,7 @@ def test_the_sentence_of_a_rule_has_its_conditions() -> None:
     """Also an empty pattern is mentioned."""
     rule = {**RULE, "user_agent": ["*bot*", "!x"], "network": "!google", "waited": "500ms"}
     assert reading(rule) == (
-        "0 per second per address, on / with the user agents *bot*, !x that waited longer than "
-        "500ms from the networks !google"
+        "0 per second per address, on / with the user agents *bot* and !x with the waiting time "
+        "above 500ms with the networks !google"
     )
     assert "with the user agents" in reading({**RULE, "user_agent": ""})
