@@ -308,15 +308,16 @@ def test_the_form_of_a_rule_keeps_its_conditions(operator: Client, settings: Any
     settings.ROOT_URLCONF = "tests.acceptance.test_admin"
     settings.MIDDLEWARE = ADMIN_MIDDLEWARE
     settings.RATELIMIT_NETWORKS = {"google": ["192.0.2.0/24"]}
-    rule = RateLimitRule.from_spec({**BUSY, "user_agent": ["*bot*", ""], "network": "!google"})
+    rule = RateLimitRule.from_spec(
+        {**BUSY, "rate": "5/m", "user_agent": ["*bot*", ""], "network": "!google"}
+    )
     rule.save()
     url = f"{RULES}{rule.pk}/change/"
     form = operator.get(url).context["adminform"].form
     shown = {name: form[name].value() for name in ("user_agent", "network", "waited")}
     assert shown == {"user_agent": '*bot*\n""', "network": "!google", "waited": "500ms"}
-    sent = given(path="/", key="ip", rate="0/s", name="busy", user_agent='*bot*\r\n""')
+    sent = given(path="/", key="ip", rate="5/m", name="busy", user_agent='*bot*\r\n""')
     sent |= {"network": "!google", "waited": "500ms", "_continue": "1"}
-    sent["revision"] = form["revision"].value()
     operator.post(url, sent)
     stored = RateLimitRule.objects.get().options
     assert stored == {"user_agent": ["*bot*", ""], "network": ["!google"], "waited": "500ms"}
