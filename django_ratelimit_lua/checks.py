@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.apps import apps
 from django.conf import settings
-from django.core.checks import ERROR, INFO, WARNING, CheckMessage, Tags, register
+from django.core.checks import ERROR, WARNING, CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, router
 
@@ -23,18 +23,15 @@ from .extension import (
     install,
     is_installed,
 )
-from .identity import secrets_by_id
 from .identity.keys import registered_keys
 from .identity.networks import networks
-from .limits.rate import LimitError, Rate
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
-from .publishing.publish import primary, read_published, values_by_key
+from .publishing.publish import primary, read_published
+from .publishing.triggers import migration_problem
 from .rules import RuleError, provider
-from .rules.callsite import LIMITER, group_of, known_call_sites
-from .rules.methods import method_name
-from .rules.overrides import field_of, is_kind
+from .rules.callsite import group_of
 from .rules.places import place_problems
-from .rules.rule import Rule
+from .rules.rule import Rule, Spec
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, Stack, is_behind_login, on_view, url_patterns
 from .store import why_unusable
@@ -50,7 +47,7 @@ loads all.
 """
 
 
-LEVELS = {"E": ERROR, "W": WARNING, "I": INFO}
+LEVELS = {"E": ERROR, "W": WARNING}
 """The levels of messages, by the first letter of their ids."""
 
 
@@ -67,63 +64,38 @@ class Problem(NamedTuple):
         return CheckMessage(LEVELS[self.id[0]], sentence, hint, id=f"{APP}.{self.id}")
 
 
-BAD_SETTING = Problem("E001", "See the settings page of the documentation.")
+BAD_SETTING = Problem(
+    "E001", "The page Settings in the reference of the documentation lists the values."
+)
 BAD_CACHE = Problem(
     "E002",
     "Name an alias of CACHES whose BACKEND is 'django_redis.cache.RedisCache', and whose LOCATION "
     "is a Redis or Valkey server.",
 )
 BAD_PATH = Problem("E003", "Name a callable that takes (group, request).")
-BAD_RULE = Problem("E004", "See the rules page of the documentation.")
-NO_USER = Problem("E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'.")
-BAD_THROTTLE_RATE = Problem("E006", "Write '100/d', '10/15m', None, or a dict of these by method.")
-BAD_THROTTLE = Problem(
-    "E007", "Name the scope in DRF's DEFAULT_THROTTLE_RATES, with None for no limit."
+BAD_RULE = Problem(
+    "E004", "The page Rules in the reference of the documentation lists the fields of a rule."
 )
+NO_USER = Problem("E005", f"Add '{AUTHENTICATION}' to MIDDLEWARE, in front of '{MIDDLEWARE}'.")
 UNKNOWN_SETTING = Problem("W025", "{right}")
 UNUSED_RULES = Problem("W026", f"Add '{MIDDLEWARE}' to MIDDLEWARE.")
 NO_PROXIES = Problem(
     "W008",
     "Set it to the networks or the number of your proxies, or to 0 if there is no proxy.",
 )
-SCRIPT_NAME = Problem("W009", "Write the paths as the URLconf has them, without {script}.")
 ONE_FOR_ALL = Problem("W010", "Use the key 'user_or_ip', {otherwise}.")
 NO_SESSION = Problem("W011", "{right}")
 OTHER_SITE = Problem("E013", provider.REMEDY)
-LOST_VALUES = Problem(
-    "W014",
-    "Add the old secret key to SECRET_KEY_FALLBACKS or to the end of "
-    "RATELIMIT_KEY_SECRET, or enter the values again.",
-)
 MANY_OVERRIDES = Problem(
     "W016",
     "Block long lists of addresses in a firewall or a proxy, and clients that misbehave with bans "
     "(ban_after).",
 )
-NO_PACKAGE = Problem("W017", "Install django-ratelimit-lua[{extra}].")
-TENANT_APP = Problem("E023", "Move it to SHARED_APPS: all tenants share its tables and its rules.")
 NO_PLACE = Problem(
     "W022",
     "Use the path '/' for all requests, or the name of a limit in the code or of a URL pattern.",
 )
-TWO_LIMITERS = Problem(
-    "E028", "Import one RateLimiter in both places, or give them different names."
-)
 SETTING_OF_ANNEX = Problem("W030", "{right}, or remove the setting.")
-BAD_ROW = Problem(
-    "W031",
-    "Correct the rule or the override in the admin, or register its key in RATELIMIT_KEYS again.",
-)
-NO_REDIS = Problem(
-    "W032",
-    "Start Redis, or correct the LOCATION of the cache {alias!r}. Until then, limits apply as "
-    "RATELIMIT_ON_STORE_ERROR says.",
-)
-NO_RATE = Problem(
-    "W033",
-    "Write a rate such as rate='100/m'. If only rules of the admin limit it, add the id of this "
-    "warning to SILENCED_SYSTEM_CHECKS.",
-)
 NO_METHOD = Problem("W037", 'Add method=UNSAFE in the code, or "method": "POST" to the rule.')
 ABOVE_CORS = Problem("W038", f"Move '{MIDDLEWARE}' below '{CORS}'.")
 TWO_DATABASES = Problem(
@@ -131,18 +103,16 @@ TWO_DATABASES = Problem(
     "Correct DATABASE_ROUTERS: {users}, django_ratelimit_lua and its optional apps need the same "
     "database.",
 )
+NOT_MIGRATED = Problem("W040", "Run `manage.py migrate`.")
 UNREAD_NETWORK = Problem(
-    "W040", "Write the file anew. Every process reads it again within a second when it has changed."
+    "W041", "Write the file anew. Every process reads it again within a second when it has changed."
 )
 NO_WAITING_TIME = Problem(
-    "W041",
+    "W042",
     "Set RATELIMIT_REQUEST_START to a header that your proxy overwrites, and "
     "RATELIMIT_TRUSTED_PROXIES to the networks of the proxy.",
 )
 ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.options.")
-EARLIER_KEY = Problem(
-    "I015", "Enter the values again before you remove the secret key from the fallbacks."
-)
 
 
 @register(Tags.caches)
@@ -178,19 +148,6 @@ def _right_setting(word: str) -> str:
 
 
 @register(Tags.caches)
-def check_tenants(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that the tables are in the schema that all tenants share."""
-    apps = getattr(settings, "TENANT_APPS", None)
-    if not isinstance(apps, (list, tuple, set, frozenset)):
-        return
-    if any(name == APP or name.startswith(f"{APP}.") for name in map(str, apps)):
-        yield TENANT_APP.message(
-            f"TENANT_APPS contains '{APP}'. Each tenant would have its own rules, but all "
-            "processes share one set."
-        )
-
-
-@register(Tags.caches)
 def check_databases(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that the tables of the core, of optional apps and of users are in one database.
 
@@ -220,16 +177,6 @@ def check_cache(**kwargs: object) -> Iterator[CheckMessage]:
         problem = why_unusable(conf.USE_CACHE)
         if problem is not None:
             yield BAD_CACHE.message(f"RATELIMIT_USE_CACHE: {problem}")
-
-
-@register(Tags.caches, deploy=True)
-def check_redis(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that Redis can be reached, with `manage.py check --deploy`."""
-    with suppress(ImproperlyConfigured):  # `check_cache` reports it.
-        try:
-            read_published()
-        except StoreError as error:
-            yield NO_REDIS.message(f"Redis is unavailable: {error}", alias=conf.USE_CACHE)
 
 
 @register(Tags.caches)
@@ -321,10 +268,8 @@ def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     """Check the call sites of all views.
 
     No public view counts all clients without a signed-in user as one, or counts requests without a
-    body by a field of the body. Every `@ratelimit` has a rate, and sessions are stored if rules use
-    them.
+    body by a field of the body. Sessions are stored if limits use them.
     """
-    yield from _no_rates()
     bodiless: dict[str, None] = {}
     lumping: dict[str, None] = {}
     by_session: dict[str, None] = {}
@@ -346,22 +291,6 @@ def check_views(**kwargs: object) -> Iterator[CheckMessage]:
     yield from map(_no_method, bodiless)
 
 
-def _no_rates() -> Iterator[CheckMessage]:
-    """Report decorators without a rate that no rule of the settings limits."""
-    named = {rule.name for rule in _valid_rules()}
-    stacks = (stack for view in _all_views() for stack in on_view(view).stacks)
-    names = {
-        rule.name_at(stack.group): stack.group
-        for stack in stacks
-        for rule in stack.rules
-        if rule.template is not None and set(rule.template.rates) == {None}
-    }
-    for name, group in names.items():
-        if name not in named:
-            text = f"@ratelimit on {group} has no rate: only a rule named {name!r} limits it."
-            yield NO_RATE.message(text)
-
-
 def _all_views() -> list[Callable[..., object]]:
     return [pattern.callback for pattern, _space in url_patterns()]
 
@@ -375,100 +304,6 @@ def _is_open(view: object, stack: Stack) -> bool:
 
 
 @register(Tags.caches)
-def check_throttle_rates(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check the rates in DRF's settings, if throttles of this package use them."""
-    return (BAD_THROTTLE_RATE.message(problem) for _, problem in _bad_throttle_rates())
-
-
-def _drf(name: str, *kinds: type) -> Any:
-    """Return a setting of DRF, or None if it is missing or has another type."""
-    drf = getattr(settings, "REST_FRAMEWORK", None)
-    if isinstance(drf, dict) and isinstance(drf.get(name), kinds):
-        return drf[name]
-    return None
-
-
-def _default_throttles() -> Sequence[Any]:
-    return _drf("DEFAULT_THROTTLE_CLASSES", list, tuple) or ()
-
-
-def _bad_throttle_rates() -> Iterator[tuple[object, str]]:
-    """Yield each scope with an invalid rate in DRF's settings, and the problem."""
-    ours = [path for path in _default_throttles() if str(path).startswith("django_ratelimit_lua.")]
-    if not ours:
-        return
-    for scope, declared in (_drf("DEFAULT_THROTTLE_RATES", dict) or {}).items():
-        by_method = declared
-        if not isinstance(declared, dict):
-            by_method = {"*": declared}
-        for method, rate in by_method.items():
-            try:
-                if method != "*":
-                    method_name(method)
-                if rate is not None and Rate.parse(rate).is_slots:
-                    raise LimitError(
-                        f"Rate {rate!r} is a number of slots; throttles need a rate such as "
-                        f"'{rate}/m'"
-                    )
-            except LimitError as error:
-                yield scope, f"REST_FRAMEWORK['DEFAULT_THROTTLE_RATES']: scope {scope!r}: {error}"
-
-
-@register(Tags.urls)
-def check_throttles(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that all throttles of this package have a rate, in DRF's settings or on a view."""
-    throttles: dict[tuple[object, object], None] = {}
-    for path in _default_throttles():
-        with suppress(ImproperlyConfigured):  # DRF reports it when it imports the first view.
-            throttle = path
-            if isinstance(path, str):
-                throttle = callables.find(path, "Throttle")
-            throttles[throttle, None] = None
-    for view in _all_views():
-        for throttle in _attribute(view, "throttle_classes") or ():
-            scope = _attribute(view, getattr(throttle, "scope_attr", ""))
-            throttles[throttle, scope] = None
-    bad_scopes = {scope for scope, _ in _bad_throttle_rates()}
-    problems = {_throttle_problem(throttle, scope, bad_scopes) for throttle, scope in throttles}
-    return (BAD_THROTTLE.message(problem) for problem in sorted(problems - {""}))
-
-
-def _attribute(view: object, name: str) -> Any:
-    """Return an attribute of a view of DRF, or None."""
-    given = getattr(view, "initkwargs", None) or {}
-    return given.get(name) or getattr(getattr(view, "cls", None), name, None)
-
-
-def _throttle_problem(throttle: object, scope: object, bad_scopes: Collection[object]) -> str:
-    """Return the problem of a throttle of this package.
-
-    The result is empty if the throttle works, or if its scope was reported.
-    """
-    throttling = sys.modules.get(f"{__package__}.throttling")
-    if throttling is None or not isinstance(throttle, type):
-        return ""
-    is_ours = issubclass(throttle, throttling.SimpleRateThrottle)
-    if not is_ours or (scope or getattr(throttle, "scope", None)) in bad_scopes:
-        return ""
-    try:
-        instance = throttle()  # As DRF does for each request.
-        if issubclass(throttle, throttling.ScopedRateThrottle) and scope:
-            instance.scope = scope
-            instance.rate = instance.get_rate()
-        rates = [instance.rate]
-        if isinstance(instance.rate, Mapping):
-            rates = list(instance.rate.values())
-        for rate in rates:
-            if rate != ():  # It gets its rate from the view.
-                instance.parse_rate(rate)
-    except ImproperlyConfigured as error:
-        return str(error)
-    except Exception:
-        return ""  # A subclass of the project that needs a request.
-    return ""
-
-
-@register(Tags.caches)
 def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that all functions given by a dotted path can be imported."""
     _all_views()  # Importing the views registers the paths that they use.
@@ -478,20 +313,6 @@ def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
             callables.find(path, purpose)
         except ImproperlyConfigured as error:
             yield BAD_PATH.message(str(error))
-
-
-@register(Tags.caches)
-def check_limiters(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that `RateLimiter`s of one name, which share a count, have the same limits."""
-    _all_views()  # Importing the views registers their limiters.
-    for name in known_call_sites.names():
-        sites = [site for site in reversed(known_call_sites.of(name)) if site.kind == LIMITER]
-        for site in sites[1:]:
-            if set(site.limits) != set(sites[0].limits):
-                yield TWO_LIMITERS.message(
-                    f"RateLimiter {name!r} has different rates or options in {site.place} and "
-                    f"{sites[0].place}."
-                )
 
 
 @register(Tags.caches, deploy=True)
@@ -515,115 +336,62 @@ def check_conditions(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that networks can be read, and that the waiting time of requests is known."""
     with suppress(ImproperlyConfigured):  # `check_settings` reports it.
         yield from map(UNREAD_NETWORK.message, networks.read())
-        for rule in _valid_rules():
-            yield from _no_waiting_time(rule)
+        yield from _no_waiting_time([rule.given or {} for rule in _valid_rules()])
 
 
-def _no_waiting_time(rule: Rule) -> Iterator[CheckMessage]:
-    is_known = conf.REQUEST_START is not None and isinstance(conf.TRUSTED_PROXIES, tuple)
-    if rule.waited and not is_known:
+def _no_waiting_time(specs: Iterable[Spec]) -> Iterator[CheckMessage]:
+    if conf.REQUEST_START is not None and isinstance(conf.TRUSTED_PROXIES, tuple):
+        return
+    names = [repr(spec["name"]) for spec in specs if spec.get("waited")]
+    if names:
         yield NO_WAITING_TIME.message(
-            f"Rule {rule.name!r} never applies, because the waiting time of requests is not known."
+            f"Rules {', '.join(names)} never apply: no waiting time of requests is known."
         )
-
-
-@register(Tags.caches)
-def check_script_name(**kwargs: object) -> Iterator[CheckMessage]:
-    """Check that no path of a rule begins with `FORCE_SCRIPT_NAME`, which rules do not match."""
-    script = str(settings.FORCE_SCRIPT_NAME or "").rstrip("/")
-    below = [
-        rule.name
-        for rule in _valid_rules()
-        if any(path.startswith(f"{script}/") for path in rule.paths)
-    ]
-    if script and below:
-        text = (
-            f"Rules {', '.join(below)}: paths that begin with FORCE_SCRIPT_NAME match no request."
-        )
-        yield SCRIPT_NAME.message(text, script=script)
 
 
 @register(Tags.database)
-def check_annexes(
+def check_database(
     databases: Sequence[str] | None = None, **kwargs: object
 ) -> Iterator[CheckMessage]:
-    """Check that no rule of the admin has values of an optional app that is not installed.
+    """Check the tables, with `manage.py check --database default`.
 
-    Like `check_published`, it runs only with `manage.py check --database default`.
+    They exist, no rule has values of an optional app that is not installed, the published rules
+    are of this database, and overrides are not too many.
     """
     using = primary()
-    if using not in (databases or ()):
+    if using not in (databases or ()) or sys.argv[1:2] == ["migrate"]:
         return
-    installed = annex_options()
-    absent = {word: annex for word, annex in FIELDS_OF_ANNEXES.items() if word not in installed}
-    with suppress(DatabaseError):  # Not migrated yet, or unavailable.
-        rows = RateLimitRule.objects.using(using).exclude(options={})
-        for word, annex in absent.items():
-            names = [repr(row.name) for row in rows if word in row.spec]
-            if names:
-                text = (
-                    f"The option {word} of the rules {', '.join(names)} is ignored: its app "
-                    "is not installed."
-                )
-                yield ABSENT_ANNEX.message(text, right=install(annex))
-
-
-@register(Tags.database)
-def check_published(
-    databases: Sequence[str] | None = None, **kwargs: object
-) -> Iterator[CheckMessage]:
-    """Check that the admin's rules are valid and published, and overrides use known keys.
-
-    It runs with `manage.py check --database default`, and before migrations. It reports nothing if
-    the database or Redis is unavailable.
-    """
-    using = primary()
-    if using not in (databases or ()):
+    problem = migration_problem(with_annexes=True)
+    if problem:
+        yield NOT_MIGRATED.message(problem)
         return
-    try:
-        own = RateLimitRevision.read(using).database
-        by_key = values_by_key(using)
-        overrides = RateLimitOverride.objects.using(using).lasting().order_by()
-        number = overrides.count()
-        kinds = overrides.values_list("kind", flat=True).distinct()
-        odd = [kind for kind in kinds if not is_kind(field_of(kind))]
-        rules = list(RateLimitRule.objects.using(using))
-        owner = read_published().database
-    except (DatabaseError, StoreError, ImproperlyConfigured):
-        return  # Not migrated yet, or unavailable: other checks report it.
-    if owner not in ("", own):
-        prefix = conf.CACHE_PREFIX.decode()
-        yield OTHER_SITE.message(
-            f"The rules under RATELIMIT_CACHE_PREFIX {prefix!r} belong to the database {owner}; "
-            "the id of this "
-            f"database is {own or 'not set yet'}."
-        )
+    with suppress(DatabaseError):  # Django reports a database that is unavailable.
+        yield from _database_problems(using)
+
+
+def _database_problems(using: str) -> Iterator[CheckMessage]:
+    rules = list(RateLimitRule.objects.using(using))
+    for word, annex in FIELDS_OF_ANNEXES.items():
+        names = [repr(rule.name) for rule in rules if word in rule.spec]
+        if names and word not in annex_options():
+            text = f"The option {word} of the rules {', '.join(names)} is ignored: its app is not"
+            yield ABSENT_ANNEX.message(f"{text} installed.", right=install(annex))
+    with suppress(ImproperlyConfigured):
+        yield from _no_waiting_time([rule.spec for rule in rules])
     for rule in rules:
-        try:
-            compiled = rule.compiled()
-            yield from _no_waiting_time(compiled)
-            if compiled.counts_missing_bodies and rule.mode != "off":
+        with suppress(RuleError):  # `health` reports it.
+            if rule.compiled().counts_missing_bodies and rule.mode != "off":
                 yield _no_method(f"Rule {rule.name!r}")
-        except RuleError as error:
-            yield BAD_ROW.message(f"A rule, or a part of it, is not applied: {error}")
-    if odd:
-        yield BAD_ROW.message(
-            "Overrides by these keys match no request, because the keys are not "
-            f"registered: {', '.join(odd)}."
-        )
-    secrets = secrets_by_id()
-    lost = sum(count for key, count in by_key.items() if key not in secrets)
-    earlier = sum(by_key.values()) - lost
-    if lost:
-        yield LOST_VALUES.message(
-            "Overrides for values of fields match no client, because the key of their digests was "
-            f"removed: {lost}."
-        )
+    number = RateLimitOverride.objects.using(using).lasting().count()
     if number > MAX_OVERRIDES:
         yield MANY_OVERRIDES.message(
             f"{number} overrides have not ended; every process loads all of them after each change"
         )
-    if earlier:
-        yield EARLIER_KEY.message(
-            f"Overrides for values of fields use an earlier secret key: {earlier}."
-        )
+    with suppress(StoreError, ImproperlyConfigured):  # `health` and `check_cache` report it.
+        own = RateLimitRevision.read(using).database
+        owner = read_published().database
+        if owner not in ("", own):
+            yield OTHER_SITE.message(
+                f"The rules under RATELIMIT_CACHE_PREFIX {conf.CACHE_PREFIX.decode()!r} belong to "
+                f"the database {owner}; the id of this database is {own or 'not set yet'}."
+            )

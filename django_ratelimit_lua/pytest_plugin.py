@@ -13,13 +13,14 @@ from .testing.server import Server
 
 @pytest.fixture
 def ratelimit_clock() -> Iterator[Any]:
-    """Yield a stopped clock, which `ratelimit_clock.advance(seconds)` moves.
+    """Yield a stopped clock, which `ratelimit_clock.advance(seconds)` moves, with fresh counts.
 
     See `testing.move_clock`.
     """
     from .testing import move_clock
+    from .testing import override_ratelimits as override
 
-    with move_clock() as clock:
+    with override(), move_clock() as clock:
         yield clock
 
 

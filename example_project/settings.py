@@ -1,11 +1,11 @@
-"""Settings of the example. What is about rate limits stands at the end."""
+"""Settings of the demo. Those of rate limits are at the end."""
 
 import os
 from pathlib import Path
 
 BASE_DIR = Path(__file__).parent
 SECRET_KEY = (
-    "the example has no secrets"  # A real project keeps one: it keys the digests of who is counted.
+    "the example has no secrets"  # A real project has one: it is the key of the digests of clients.
 )
 DEBUG = True
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
@@ -74,15 +74,14 @@ RATELIMIT_VIEW = "example_project.views.blocked"
 RATELIMIT_HEADERS = "draft-10"
 # The addresses of a demo need no mask.
 RATELIMIT_SHOW_IDENTITIES = os.environ.get("EXAMPLE_SHOW_IDENTITIES", "plain")
-RATELIMIT_NEVER_BAN: list[str] = []  # Else this host is never banned, from which you look at it.
+RATELIMIT_NEVER_BAN: list[str] = []  # By default this host is never banned.
 
-# What this site counts by, in addition to the built-in keys: see the rule "tenants" in
-# `rules.yaml`.
+# Keys in addition to the built-in ones: see the rule "tenants" in `rules.yaml`.
 RATELIMIT_KEYS = {"tenant": "example_project.keys.tenant", "plan": "example_project.keys.plan"}
 
-# What the middleware applies to every request, before any view. Paths that lead nowhere are limited
-# as well. Those that an operator may change while the site runs are in the admin; `rules.yaml` is
-# what it begins with.
+# The middleware applies these rules to every request, before any view, also for paths that do not
+# exist. An operator edits the rules of the admin while the site runs: at the start those of
+# `rules.yaml`.
 RATELIMIT_RULES = [
     {"name": "static", "path": "/static/", "exempt": True},
     {
@@ -96,8 +95,7 @@ RATELIMIT_RULES = [
     {"name": "scanners", "path": ["/wp-*", "/**.php"], "key": "ip", "rate": "8/10s"},
 ]
 
-# What proxies in front of other services are believed by, see `make demo-gateway`; without it, none
-# is.
+# For proxies in front of other services, see `make demo-gateway`.
 RATELIMIT_GATEWAY_DIALECT = os.environ.get("RATELIMIT_GATEWAY_DIALECT")
 RATELIMIT_GATEWAY_SECRET = os.environ.get("RATELIMIT_GATEWAY_SECRET")
 RATELIMIT_TRUSTED_PROXIES = ["127.0.0.1/32"] if RATELIMIT_GATEWAY_DIALECT else None

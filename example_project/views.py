@@ -1,4 +1,4 @@
-"""Six things worth limiting, each limited in its own way."""
+"""Six limited views, a circuit breaker, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,10 @@ from django_ratelimit_lua.operations import client_address, explain
 
 logger = logging.getLogger(__name__)
 
-# 1. A login form. Guesses at one user's password from one address: five in a quarter of an hour.
-# The office next door
-# has another address, and Grace, in the same office, another name. One who tries one password at
-# many names is
-# stopped by the address, one who guesses from many addresses by the name. All three are one
-# decision. Who guesses on
-#    although five in a row were refused is banned for half an hour, and for longer the next time.
+# 1. A login form. The first limit stops a client that guesses one user's password, the second one
+# a client that tries many names, the third one many addresses that guess one name. All three are
+# one decision. A client that is refused five times in a quarter of an hour is banned for half an
+# hour.
 
 guesses = [
     ratelimit(
@@ -53,8 +50,7 @@ class Login(LoginView):
         return super().get_context_data(**kwargs, limits=limits_at(self.request, "POST", "/login/"))
 
 
-# 2. A search: no faster than ten a second, and no more than five hundred an hour. One decision
-# about both.
+# 2. A search with two limits, ten a second and five hundred an hour, in one decision.
 
 
 @require_GET
@@ -63,8 +59,8 @@ def search(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"found": [], "limits": numbers(request.ratelimit)})
 
 
-# 3. An export that costs what it makes: a token for every hundred rows. The bucket holds 50, and 60
-# a minute refill it.
+# 3. An export that costs a token for every hundred rows. The bucket holds 50 tokens and is refilled
+# by 60 a minute.
 
 
 def cost_of_export(group: str, request: HttpRequest) -> int:
@@ -78,10 +74,9 @@ def export(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"cost": request.ratelimit.granted, "limits": numbers(request.ratelimit)})
 
 
-# 4. Webhooks to somebody who takes four a second. Each gets its turn at once and waits for it in
-# the background; nobody
-# is turned away unless twelve are waiting. (Where the caller itself may wait: `await
-# webhooks.aacquire(...)`.)
+# 4. Webhooks to a receiver that accepts four a second. Each gets a turn and waits for it in the
+# background. If twelve wait already, the request is refused. (A caller that may wait itself:
+# `await webhooks.aacquire(...)`.)
 
 webhooks = RateLimiter("webhooks", "4/s", algorithm="leaky_bucket", queue=12)
 outbox: set[asyncio.Task[None]] = set()
@@ -103,7 +98,7 @@ async def webhook(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"wait": turn.wait, "limits": numbers(turn)}, status=202)
 
 
-# 5. An asynchronous view. The decision is awaited: no thread, and the loop goes on.
+# 5. An asynchronous view. The decision is awaited without a thread.
 
 
 @ratelimit(key="ip", rate="20/30s", algorithm="sliding_log")
@@ -112,8 +107,7 @@ async def clock(request: HttpRequest) -> HttpResponse:
 
 
 # 6. A page of a tenant. The rule "tenants" in the admin counts by the key "tenant" of
-# `RATELIMIT_KEYS`: 10 a minute for
-#    each tenant, and 30 on the plan "pro".
+# `RATELIMIT_KEYS`: 10 a minute for each tenant, and 30 on the plan "pro".
 
 
 @require_GET
@@ -121,8 +115,7 @@ def orders(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"tenant": request.GET.get("tenant"), "limits": numbers(request.ratelimit)})
 
 
-# Whose address counts? Open this page from outside to see whether your proxies are set up as you
-# think.
+# The address that counts. Open this page from outside to check the settings of your proxies.
 
 
 @require_GET
@@ -133,7 +126,7 @@ def address(request: HttpRequest) -> HttpResponse:
     return render(request, "address.html", context)
 
 
-# The rest is for the page that shows all this.
+# The rest is for the pages of the demo.
 
 
 def numbers(decision: Decision) -> list[dict[str, Any]]:
@@ -152,7 +145,7 @@ def numbers(decision: Decision) -> list[dict[str, Any]]:
 
 
 def blocked(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
-    """`RATELIMIT_VIEW`: the project's own answer, a page for people and numbers for scripts."""
+    """Return the response to a refused request (`RATELIMIT_VIEW`): a page, or numbers as JSON."""
     if request.get_preferred_type(["text/html", "application/json"]) == "application/json":
         body = {
             "limits": numbers(exception.decision),
@@ -206,7 +199,7 @@ def home(request: HttpRequest) -> HttpResponse:
 
 
 def limits_at(request: HttpRequest, method: str, path: str) -> str:
-    """What such a request meets at the moment, in words: what was edited in the admin is in it."""
+    """Return the limits of such a request at the moment, in words."""
     asked = RequestFactory().generic(method, path, REMOTE_ADDR=request.META.get("REMOTE_ADDR", ""))
     asked.user = request.user
     met = [
@@ -214,9 +207,7 @@ def limits_at(request: HttpRequest, method: str, path: str) -> str:
         for limit in explain(asked).met
         if limit.state is not None and limit.name != "everything"
     ]
-    if (
-        path == "/webhook/"
-    ):  # A limiter is asked by the view itself: ask it without taking anything.
+    if path == "/webhook/":  # Only the view itself uses the limiter.
         met += webhooks.peek("receiver.example").limits
     return " and ".join(map(words_of, met)) or "no limit"
 
@@ -236,17 +227,17 @@ UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 @require_POST
 def reset(request: HttpRequest) -> HttpResponse:
-    """Forget everything this example has counted. A real project resets one identity:
+    """Delete all counts of the demo. A real project resets one identity:
     `limiter.reset(identity)`.
     """
     client = caches["default"].client.get_client()
     for key in client.scan_iter(match="example:*"):
-        if b"{stats" not in key:  # What was counted of the requests stays.
+        if b"{stats" not in key:  # The statistics stay.
             client.delete(key)
     return HttpResponse(status=204)
 
 
-# A payment service that may be sick: the page has a switch. While the breaker is open, the service
+# A payment service that may fail: the page has a switch. While the breaker is open, the service
 # is not called, and the middleware responds with 503. Breakers in the admin shows its state.
 
 payments = CircuitBreaker("payments", failures=3, slow="1s", open_for="6s")
@@ -285,7 +276,7 @@ def payment_desk(request: HttpRequest) -> HttpResponse:
 
 
 # A report that takes ten seconds to send. A rule of the admin lets an address have two of them at
-# the same time: each holds its slot until the last line is sent, or its reader is gone.
+# the same time: each holds its slot until the last line is sent, or the client disconnects.
 
 LINES, SECONDS_PER_LINE = 40, 0.25
 

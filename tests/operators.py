@@ -29,7 +29,7 @@ CLICKS = {
     "find the clients refused most in the last hour": 2,
     "find the limit that refused a request, by its reference": 2,
     "explain a refusal by its reference": 3,
-    "unblock a customer locked out at login": 4,
+    "unblock a customer locked out at login": 3,
     "raise the limit of one customer": 7,
     "unblock a blocked client": 3,
     "block a network for an hour": 4,

@@ -18,6 +18,7 @@ __all__ = [
     "base",
     "history",
     "identities",
+    "limits",
     "links",
     "pages",
 ]

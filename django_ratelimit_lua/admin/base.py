@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
@@ -110,7 +110,7 @@ def audited(view: View) -> View:
             if is_saved and triggers.unpublished:
                 words = _("Saved, but not published yet: %s")
                 messages.warning(request, words % triggers.unpublished)
-            elif response.status_code == 200 and deadline.error is not None:
+            elif "title" in _context(response) and deadline.error is not None:
                 words = _("Redis does not answer (%(error)s). Limits use their policy: %(policy)s.")
                 values = {"error": deadline.error, "policy": conf.ON_STORE_ERROR}
                 messages.warning(request, words % values)
@@ -119,3 +119,8 @@ def audited(view: View) -> View:
         return response
 
     return audited_view
+
+
+def _context(response: HttpResponse) -> Mapping[str, object]:
+    """Return the context of a page; empty for a part of a page, which shows no messages."""
+    return getattr(response, "context_data", None) or {}

@@ -301,8 +301,6 @@ def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, na
 
 def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> list[Context]:
     """Return the limits as the page shows them."""
-    if client.found.decision.source == "fallback":
-        messages.warning(request, _("Redis is unavailable: the counts are unknown."))
     rows = []
     for limit in client.found.met:
         row: Context = {

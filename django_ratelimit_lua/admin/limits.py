@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -16,15 +15,15 @@ from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
 from ..exceptions import StoreError
 from ..extension import Column, extensions
-from ..identity import digest
-from ..identity.keys import ALL_CALLERS
+from ..identity import Identity, digest
+from ..identity.keys import ALL_CALLERS, field_identity, split_field
 from ..limits.algorithms import OF_SLOTS
 from ..limits.call import Charge
 from ..limits.decision import LimitState
 from ..limits.limit import Limit
 from ..limits.rate import Rate
 from ..models import RateLimitOverride, RateLimitRule
-from ..operations.admin_urls import admin_url
+from ..operations.admin_urls import admin_url, page_query
 from ..operations.call_sites import LimitInCode, limits_named, place_words, taken_over
 from ..rules import RuleError
 from ..rules.callsite import CallSite, limits_of
@@ -43,7 +42,7 @@ MAX_OVERRIDES = 50
 def limit_url(request: HttpRequest, name: str) -> str:
     """Return the URL of the page of a limit."""
     page = admin_url(request, "django_ratelimit_lua_limit")
-    return f"{page}?{urlencode({'name': name}, errors='replace')}"
+    return f"{page}?{page_query(request, name=name)}"
 
 
 def limit_label(name: str) -> str:
@@ -77,22 +76,38 @@ def list_columns() -> list[ListColumn]:
     return [ListColumn(column) for extension in extensions for column in extension.columns]
 
 
-def shared_states(name: str, row: RateLimitRule | None) -> Sequence[LimitState]:
-    """Return the counts of a limit that counts all clients together; empty for other limits."""
-    limits: list[Limit] = []
-    if row is not None:
-        rule = row.compiled()
-        if rule.key is not None and rule.key.name == ALL_CALLERS:
-            limits = [limit for limit in limits_of(rule) if not limit.variant]
-    else:
-        sites = [site for site in call_sites_of(name) if site.key == ALL_CALLERS]
-        limits = [limit for site in sites for limit in site.limits]
-    if not limits:
-        return ()
-    charges = [DecidedCharge(Charge(limit.without_bans(), digest(None)), "") for limit in limits]
+def shared_states(name: str, row: RateLimitRule | None) -> tuple[str, Sequence[LimitState]]:
+    """Return a count that all clients of a limit share: its key, and the state of each rate.
+
+    The key is `all`, or a field that requests lacked. There are no states if clients have their
+    own counts.
+    """
+    key, limits = _limits_by_key(name, row)
+    identity: Identity = None
+    if split_field(key) is not None:
+        identity = field_identity(key, None)
+    elif key != ALL_CALLERS:
+        return key, ()
+    client = digest(identity)
+    charges = [DecidedCharge(Charge(limit.without_bans(), client), "") for limit in limits]
+    states: Sequence[LimitState] = ()
     with suppress(StoreError):  # The page reports it, see `audited`.
-        return run(peeking(charges)).limits
-    return ()
+        states = run(peeking(charges)).limits
+    if key != ALL_CALLERS:
+        states = [state for state in states if state.used]
+    return key, states
+
+
+def _limits_by_key(name: str, row: RateLimitRule | None) -> tuple[str, list[Limit]]:
+    """Return the key of a limit, and its limits at constant rates."""
+    sites = call_sites_of(name)
+    key = next((site.key for site in sites), "")
+    if row is None:
+        return key, [limit for site in sites if site.key == key for limit in site.limits]
+    rule = row.compiled()
+    if rule.key is not None:
+        key = rule.key.name
+    return key, [limit for limit in limits_of(rule) if not limit.variant]
 
 
 def _of_code(query: Mapping[str, str]) -> Values:
@@ -153,7 +168,7 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
         with suppress(StoreError):  # The page reports it, see `audited`.
             context["sections"] = extension_sections(request, name)
         try:
-            context["states"] = shared_states(name, row)
+            context["key"], context["states"] = shared_states(name, row)
             if row is not None:
                 context["preview"] = preview(request, row)
         except RuleError as error:

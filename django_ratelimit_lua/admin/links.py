@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from ..extension import extensions
 from ..identity.names import Name, Part
 from ..models import RateLimitOverride
-from ..operations.admin_urls import admin_url
+from ..operations.admin_urls import admin_url, page_query
 from ..operations.client_search import recorded_clients
 from ..operations.clients import override_subject, overrides_of
 from .identities import client_words, visible_name
@@ -34,10 +34,8 @@ class ClientLinks(NamedTuple):
 
 def client_url(request: HttpRequest, digest: str, name: str = "", **query: str) -> str:
     """Return the URL of a client's page. With `name`, the page always includes that limit."""
-    given = {"digest": digest, "name": name, **query}
-    query = {key: value for key, value in given.items() if value}
     page = admin_url(request, "django_ratelimit_lua_client_changelist")
-    return f"{page}?{urlencode(query, errors='replace')}"
+    return f"{page}?{page_query(request, digest=digest, name=name, **query)}"
 
 
 def client_links(

@@ -15,11 +15,9 @@ from django.utils.translation import gettext_lazy as _
 from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address, parse_network
-from ..limits.options import OPTIONS
 from ..models import RateLimitOverride
 from ..operations.call_sites import rule_names
 from ..operations.confirmations import override_confirmations
-from .fields import option_field
 from .forms import AskingForm
 from .revisions import Values
 
@@ -68,10 +66,6 @@ class OverrideForm(AskingForm):
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.networks: list[str] = []
-        if "burst" in self.fields:
-            burst = option_field(OPTIONS["burst"])
-            burst.help_text = _("Only for token buckets. Empty: the burst of the rule.")
-            self.fields["burst"] = burst
         if "network" in self.fields and self.instance.pk is None:
             self.fields["network"] = forms.CharField(
                 label=self.fields["network"].label,

@@ -5,6 +5,7 @@ A path is imported when it is first used. `manage.py check` imports all of them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,8 @@ MAX_LENGTH = 300
 def find(path: str, purpose: str) -> Function:
     """Return the object at a dotted path.
 
-    Raises `ImproperlyConfigured` if it cannot be imported, or is not callable.
+    Raises `ImproperlyConfigured` if it cannot be imported, or cannot be called with a group and a
+    request.
     """
     try:
         target: object = import_string(path)
@@ -33,7 +35,26 @@ def find(path: str, purpose: str) -> Function:
         raise ImproperlyConfigured(f"{purpose} {path!r} cannot be imported: {error}") from error
     if not callable(target):
         raise ImproperlyConfigured(f"{purpose} {path!r} is not callable")
+    if not accepts(target, "group", "request"):
+        raise ImproperlyConfigured(f"{purpose} {path!r} must accept (group, request)")
     return target
+
+
+def accepts(function: Function, *arguments: str) -> bool:
+    """Return whether a function can be called with this number of arguments.
+
+    >>> accepts(lambda request: "ada", "group", "request")
+    False
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # Some built-in functions have no signature.
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def lazily(path: str, purpose: str) -> Function:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from inspect import iscoroutinefunction, signature
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 from uuid import UUID
 
@@ -27,7 +27,7 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy, gettext_noop
 
 from ..conf import conf
-from ..conf.callables import lazily, name_of
+from ..conf.callables import accepts, lazily, name_of
 from ..conf.changes import on_change
 from ..limits.rate import LimitError
 from . import Identity
@@ -237,13 +237,9 @@ def _check_function(setting: str, key: Key) -> None:
     arguments = ["request"]
     if key.needs_user:
         arguments.append("user")
-    try:
-        signature(key.read).bind(*arguments)
-    except ValueError:
-        return  # A built-in function without a signature.
-    except TypeError:
+    if not accepts(key.read, *arguments):
         form = ", ".join(arguments)
-        raise ImproperlyConfigured(f"{setting}: {name_of(key.read)} must accept ({form})") from None
+        raise ImproperlyConfigured(f"{setting}: {name_of(key.read)} must accept ({form})")
 
 
 def registered_identity(name: str, value: object) -> tuple[str, str | None]:
@@ -426,7 +422,10 @@ def compile_key(key: KeyLike) -> Key:
     django_ratelimit_lua.limits.rate.LimitError: Unknown key 'id'; use all, ip, subnet, ...
     """
     if callable(key):
-        return _function_key(key, name_of(key))
+        name = name_of(key)
+        if not accepts(key, "group", "request"):
+            raise LimitError(gettext_noop("Key %(key)s must accept (group, request)"), key=name)
+        return _function_key(key, name)
     if isinstance(key, str):
         known = BUILT_IN.get(key) or registered_keys().get(key)
         if known is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
 from django.http import HttpRequest
 from django.urls import reverse
 
@@ -22,3 +24,9 @@ def admin_url(request: HttpRequest, name: str, *arguments: object) -> str:
     match = request.resolver_match
     site = match.namespace if match else None
     return reverse(f"admin:{name}", args=arguments, current_app=site)
+
+
+def page_query(request: HttpRequest, **values: str) -> str:
+    """Return the query of a link to a page: these values, and the period of the present page."""
+    values["period"] = request.GET.get("period", "")
+    return urlencode({name: value for name, value in values.items() if value}, errors="replace")

@@ -16,7 +16,13 @@ from ..identity.names import Name, Part
 from ..models import RateLimitOverride
 from ..rules.describe import key_label
 from .bans import active_bans
-from .clients import MAX_LISTED, counted_clients, counted_identity, overrides_of
+from .clients import (
+    MAX_LISTED,
+    counted_clients,
+    counted_digests,
+    counted_identity,
+    overrides_of,
+)
 from .reference import known_limits
 from .request_builder import find_user
 
@@ -61,8 +67,10 @@ def search_clients(text: str, named: Mapping[str, Name]) -> list[FoundClient]:
     known |= {digest for digest, rows in overrides_of(computed.keys()).items() if rows}
     known |= counted_clients(keys)
     found = {digest: computed[digest] for digest in computed if digest in known}
+    shown = {digest for client in found.values() for digest in counted_digests(*client[:2])}
     for digest, name in named.items():
-        if is_match(name, text) or (is_prefix(text) and digest.startswith(text.lower())):
+        is_found = is_prefix(text) and digest.startswith(text.lower())
+        if is_found or (is_match(name, text) and digest not in shown):
             found.setdefault(digest, FoundClient(digest, tuple(name)))
     return [*found.values()][:MAX_LISTED]
 

@@ -13,7 +13,7 @@ from ..identity import Identity
 from ..identity import digest as digest_of
 from ..identity.forwarded import Address, network_words, parse_address, parse_network
 from ..identity.keys import field_identity, split_field, split_prefix
-from ..identity.names import NOTHING, Part
+from ..identity.names import NOTHING, Part, original, own
 from ..limits.call import Call, Charge
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
@@ -31,7 +31,7 @@ from .explain import (
     with_tier,
     without_shared_bans,
 )
-from .reference import KnownLimit, known_limits
+from .reference import IDENT, KnownLimit, known_limits
 from .subjects import network_overrides
 
 MAX_EXAMINED = 2000
@@ -155,6 +155,12 @@ def _address(identities: Identities) -> Address | None:
     return parse_address(str(identity[-1]))
 
 
+def counted_digests(digest: str, parts: Iterable[Part]) -> set[str]:
+    """Return the digests that the page of a client includes, such as those of throttles."""
+    charges = _charges(digest, part_identities(digest, parts))
+    return {charge.charge.digest.decode() for charge in charges}
+
+
 def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
     """Return a charge for each limit in force: of the client, or of the part that it counts.
 
@@ -164,16 +170,24 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
     limits = [known for known in known_limits() if known.limit is not None]
     limits = [known for known in limits if known.rule is None or known.rule.mode != "off"]
     ruled = {known.place for known in limits if known.rule is not None}
+    throttles = {known.place: known for known in limits if known.identity_form}
     for known in limits:
-        if known.limit is None or (known.rule is None and known.place in ruled):
+        limit = known.limit
+        if limit is None or (known.rule is None and known.place in ruled):
             continue
+        if not known.key and known.place in throttles:  # A rule in place of a throttle.
+            throttle = throttles[known.place]
+            known = known._replace(key=throttle.key, identity_form=throttle.identity_form)
         identity = counted_identity(known.key, identities)
+        if known.identity_form and isinstance(identity, tuple):
+            text = known.identity_form.replace(IDENT, str(identity[-1]))
+            identity = own(text, identity)
         counted = digest
         if identity is not None:
-            counted = _digest(identity)
-        charge = Charge(known.limit, counted.encode())
+            counted = _digest(original(identity))
+        charge = Charge(limit, counted.encode())
         decided = DecidedCharge(charge, known.place, known.rule, known, identity)
-        charges.setdefault((charge.digest, known.limit.key_part), decided)
+        charges.setdefault((charge.digest, limit.key_part), decided)
     return [*charges.values()]
 
 

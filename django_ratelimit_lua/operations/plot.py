@@ -32,7 +32,7 @@ def draw(simulation: Simulation) -> SafeString:
         "half": duration_words(seconds / 2),
         "end": duration_words(seconds),
     }
-    return render_to_string("admin/django_ratelimit_lua/plot.svg", context)
+    return render_to_string("admin/django_ratelimit_lua/plot.html", context)
 
 
 def _steps(points: Iterable[tuple[float, float]]) -> str:

@@ -11,13 +11,18 @@ from ..limits.limit import Limit
 from ..models import RateLimitOverride
 from ..rules.callsite import THROTTLE, known_call_sites, limits_of
 from ..rules.describe import key_label, reading
-from ..rules.places import look_for_call_sites
+from ..rules.places import look_for_call_sites, sentence
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.stacks import url_patterns
 from ..web.reference import BadReferenceError, parse_reference
 
 __all__ = ["BadReferenceError", "KnownLimit", "OpenedReference", "known_limits", "open_reference"]
+
+
+_PACKAGE = f"{__package__.partition('.')[0]}."
+IDENT = "\0"
+"""Stands for the user or address in the identity of a throttle."""
 
 
 class KnownLimit(NamedTuple):
@@ -27,7 +32,9 @@ class KnownLimit(NamedTuple):
       it has no rule;
     - `rule`: None if it is written in code; `limit`: None if its rate is a function;
     - `place`: the name that statistics count it under, which several limits share;
-    - `key`: the name of the key that it counts by; empty: unknown.
+    - `key`: the name of the key that it counts by; empty: unknown;
+    - `identity_form`: the identity that a throttle makes of a user or address, with `IDENT` for it;
+      empty: the identity is that of the key.
     """
 
     name: str
@@ -37,13 +44,14 @@ class KnownLimit(NamedTuple):
     limit: Limit | None
     place: str
     key: str = ""
+    identity_form: str = ""
 
     @property
     def reading(self) -> str:
         """Return the sentence that describes the limit."""
         if self.rule is None:
             return self.words
-        return reading(self.rule.given or {})
+        return sentence(self.rule.given or {})
 
     @property
     def key_label(self) -> str:
@@ -128,6 +136,14 @@ def _of_throttles() -> Iterator[KnownLimit]:
             with suppress(Exception):  # It may need more than there is here, or is not ours.
                 ours = throttle()
                 for limit in ours.limits_on(cls(**view.initkwargs)):
-                    group = limit.name.partition(":")[0]
-                    words = reading({"rate": str(limit.rate), "group": group})
-                    yield KnownLimit(limit.name, "code", words, None, limit, ours.name)
+                    key, form = _throttle_key(ours)
+                    given = {"rate": str(limit.rate), "key": key, "group": ours.name}
+                    words = reading(given)
+                    yield KnownLimit(limit.name, "code", words, None, limit, ours.name, key, form)
+
+
+def _throttle_key(throttle: Any) -> tuple[str, str]:
+    """Return the key of a throttle and the form of its identities; empty if it is the project's."""
+    if not type(throttle).get_cache_key.__module__.startswith(_PACKAGE):
+        return "", ""
+    return "user_or_ip", throttle.cache_format % {"scope": throttle.scope, "ident": IDENT}

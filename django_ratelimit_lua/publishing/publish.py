@@ -279,13 +279,6 @@ def snapshot_of(using: str) -> Snapshot:
     return Snapshot(Revision.read(row.text), row.database, rules, overrides)
 
 
-def values_by_key(using: str) -> dict[str, int]:
-    """Return the number of overrides whose value was digested with an earlier key, by key."""
-    overrides = RateLimitOverride.objects.using(using).lasting().order_by().exclude(field="")
-    counted = overrides.exclude(digested_by=key_id()).values_list("digested_by")
-    return dict(counted.annotate(models.Count("pk")))
-
-
 def _by_forgotten_keys(using: str) -> models.QuerySet[RateLimitOverride]:
     """Return overrides for users and networks whose key is unknown.
 

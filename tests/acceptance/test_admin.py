@@ -125,7 +125,6 @@ def test_tiers_are_edited_in_the_rule_form(operator: Client) -> None:
     form = {**given(path="/ok", key="ip", rate="1/h"), **tier}
     operator.post(f"{RULES}add/", form)
     assert RateLimitRule.objects.get().spec["tiers"] == [{"group": "pro", "rate": "50/h"}]
-    page = operator.get(f"{RULES}{RateLimitRule.objects.get().pk}/change/").content.decode()
     assert RateLimitRule.objects.get().options["tiers"][0]["group"] == "pro"
 
 
@@ -280,81 +279,6 @@ def test_the_form_finds_users_by_autocomplete(operator: Client) -> None:
     assert RateLimitOverride.objects.get().client() == "user lovelace"
 
 
-def test_the_inspector_shows_limits_and_resets_exempts_and_blocks(operator: Client) -> None:
-    """It shows used and remaining units, the reset time and overrides. A reset, an exemption and a
-    block are recorded in the history.
-    """
-    RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="2/h")
-    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
-    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
-    assert visits(3) == [200, 200, 429]
-    page = operator.post(url, asked).content.decode()
-    assert "2 / 2" in page
-    assert "would be refused" in page
-    assert "2 per hour per address, on /ok" in page
-    operator.post(url, {**asked, "action": "reset:site"})
-    assert visits(3) == [200, 200, 429]
-    operator.post(url, {**asked, "action": "exempt", "subject": "address", "duration": "3600"})
-    assert visits(3) == [200] * 3
-    assert "exempt" in operator.post(url, asked).content.decode()
-    operator.post(url, {**asked, "action": "reset"})
-    block = {**asked, "action": "block", "subject": "address", "duration": "86400"}
-    assert "Block 203.0.113.9 for 1 day?" in operator.post(url, block).content.decode()
-    assert visits() == [200]
-    operator.post(url, {**block, "confirm": "yes"})
-    assert visits() == [429]
-    page = operator.post(url, asked).content.decode()
-    assert "203.0.113.9: block" in page
-    assert {entry.user.username for entry in LogEntry.objects.all()} == {"grace"}
-    kinds = [(change.kind, change.action) for change in RateLimitChange.objects.order_by("pk")]
-    assert kinds == [
-        ("rule", "created"),
-        ("identity", "reset"),
-        ("override", "created"),
-        ("identity", "reset"),
-        ("override", "created"),
-    ]
-    assert "203.0.113.9" not in str(list(RateLimitChange.objects.filter(kind="identity").values()))
-
-
-def test_the_inspector_finds_users_headers_and_call_sites(operator: Client) -> None:
-    """Invalid input is an error on the page."""
-    User.objects.create(username="ada")
-    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
-    asked = {"address": "203.0.113.9", "path": "/search", "method": "GET"}
-    page = operator.post(
-        url, {**asked, "user": "ada", "header": "X-API-Key: hush"}
-    ).content.decode()
-    assert "search:*:ip:100/m" in page
-    assert "user ada" in page
-    block = {"action": "block", "subject": "header:X-API-Key", "duration": "3600", "confirm": "yes"}
-    operator.post(url, {**asked, "header": "X-API-Key: hush", **block})
-    assert Client(headers={"x-api-key": "hush"}).get("/search").status_code == 429
-    operator.post(
-        url, {**asked, "user": "ada", "action": "exempt", "subject": "user", "duration": "3600"}
-    )
-    assert RateLimitOverride.objects.filter(user__username="ada").exists()
-    assert (
-        "No user has this name" in operator.post(url, {**asked, "user": "nobody"}).content.decode()
-    )
-    assert (
-        "Line 1: enter NAME: VALUE"
-        in operator.post(url, {**asked, "header": "key"}).content.decode()
-    )
-    assert "A path begins with /" in operator.post(url, {**asked, "path": "ok"}).content.decode()
-    assert "Exempt by admin" in operator.post(url, {**asked, "path": "/admin/"}).content.decode()
-    assert "No rule applies" in operator.post(url, {**asked, "path": "/nowhere"}).content.decode()
-    own = {
-        **asked,
-        "address": OPERATOR,
-        "action": "block",
-        "subject": "address",
-        "duration": "3600",
-    }
-    assert "lock yourself out" in operator.post(url, own, follow=True).content.decode()
-    assert operator.post(url, {**asked, "action": "explode"}).status_code == 403
-
-
 def test_the_history_shows_and_undoes_changes(operator: Client) -> None:
     """The history shows old and new values in words, and the operator. Undoing a change brings back
     what was before it, also if the rule was deleted. What would change nothing is not offered.
@@ -405,7 +329,7 @@ def test_viewing_changing_and_blocking_need_separate_permissions() -> None:
     looks = staff("view_ratelimitrule", "view_ratelimitchange", name="looks")
     assert looks.get(RULES).status_code == looks.get(f"{RULES}{rule.pk}/change/").status_code == 200
     action = {"action": "enforce", "_selected_action": rule.pk}
-    assert looks.post(RULES, action).status_code in (302, 403)
+    looks.post(RULES, action)  # The mode is compared below.
     assert looks.post(f"{RULES}undo/{change.pk}/").status_code == 403
     assert looks.post(f"{RULES}add/", given(path="/x", key="ip", rate="1/h")).status_code == 403
     assert looks.get(url).status_code == 200
@@ -496,14 +420,14 @@ def test_the_admin_works_while_redis_is_unavailable(
     rule.refresh_from_db()
     assert rule.rate == "4/h"
     form = given(path="/ok", key="ip", rate="60/h")
-    assert "Redis does not answer" in operator.post(f"{RULES}preview/", form).content.decode()
-    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
-    asked = {"address": "203.0.113.9", "path": "/ok", "method": "GET"}
-    assert "Redis is unavailable" in operator.post(url, asked).content.decode()
     assert (
-        "Nothing was reset"
-        in operator.post(url, {**asked, "action": "reset"}, follow=True).content.decode()
+        "Redis does not answer"
+        in operator.post(f"{RULES}preview/?rule={rule.pk}", form).content.decode()
     )
+    url = f"{CLIENTS}?digest={digest(('ip', '203.0.113.9')).decode()}"
+    assert operator.get(url).content.decode().count("Redis does not answer") == 1
+    page = operator.post(url, {"action": "reset"}, follow=True).content.decode()
+    assert "Nothing was done" in page
 
 
 def test_a_save_that_is_not_published_is_reported(

@@ -29,21 +29,19 @@ RULES, OVERRIDES = (
     "admin/django_ratelimit_lua/ratelimitoverride/",
 )
 PAGES = {
-    "home": "admin/django_ratelimit_lua/",
+    "overview": "admin/django_ratelimit_lua/overview/",
     "rules": RULES,
     "rule": f"{RULES}1/change/",
     "rule-new": f"{RULES}add/",
     "rule-history": f"{RULES}2/history/",
     "overrides": OVERRIDES,
     "override-new": f"{OVERRIDES}add/",
-    "rule-limits": f"{RULES}limits/",
-    "rule-enforce": f"{RULES}1/mode/enforce/",
-    "inspector": f"{OVERRIDES}inspect/?path=/search/&user=ada&address=203.0.113.9",
+    "limit": f"{RULES}limit/?name=search",
     "client": "admin/django_ratelimit_lua/client/?q=ada+203.0.113.9",
+    "client-network": "admin/django_ratelimit_lua/client/?q=203.0.113.0/24",
+    "client-reference": "admin/django_ratelimit_lua/client/?q=7ZK4-0MQ2-1AB3",
     "client-one": f"admin/django_ratelimit_lua/client/?digest={'0' * 32}&ask=block",
     "bans": "admin/django_ratelimit_lua/bans/",
-    "statistics": "admin/ratelimit_statistics/statistics/",
-    "statistics-one": "admin/ratelimit_statistics/statistics/?name=api&period=day",
     "processes": "admin/django_ratelimit_lua/processes/",
     "breakers": "admin/ratelimit_breakers/ratelimitbreaker/",
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
@@ -409,11 +407,6 @@ for model in (models.RateLimitRule, models.RateLimitOverride, models.RateLimitCh
     model.objects.all().delete()
 models.RateLimitChange.objects.all().delete()
 """
-LIMITED = """
-from django_ratelimit_lua.models import RateLimitRule as Rule
-Rule.objects.create(name="example_project.views.Login.dispatch", rate="3/h, 20/d")
-Rule.objects.create(name="example_project.views.clock, slower", group="example_project.views.clock", key="ip", rate="1/m")
-"""  # noqa: E501
 OVERFLOWING = """
 const width = window.innerWidth, beyond = document.documentElement.scrollWidth - width;
 if (beyond <= 0) return [];
@@ -461,11 +454,10 @@ LONG_PAGES = {
     "history": f"{RULES}5/history/",
     "rule": f"{RULES}5/change/",
     "override": f"{OVERRIDES}2/change/",
-    "inspector": f"{OVERRIDES}inspect/?path=/login/&method=POST&address=203.0.113.9&post=username%3Dada",  # noqa: E501
-    "network": f"{OVERRIDES}inspect/?path=/search/&address=10.1.0.0/16",
+    "client": "admin/django_ratelimit_lua/client/?q=10.1.0.0/16",
     "add": f"{RULES}add/",
     "delete": f"{RULES}5/delete/",
-    "limits": f"{RULES}limits/",
+    "limit": f"{RULES}limit/?name=rule%20number%200",
 }
 
 
@@ -498,7 +490,7 @@ def test_no_column_is_cut_off_at_any_width(name: str, browser: Any, places: Any)
             # In one call: the page moves while its preview is loaded.
             tops = browser.execute_script(TOPS, [f"tiers-0-{part}" for part in TIER])
             assert len(set(tops)) == 1
-        if name in ("rules", "overrides", "changes", "history", "inspector", "network"):
+        if name in ("rules", "overrides", "changes", "history"):
             row, cell = "#content tbody tr", "#content tbody td:not(.action-checkbox)"
             shown = [
                 browser.execute_script(
@@ -581,26 +573,6 @@ return broken;
 """
 
 
-def test_the_page_of_all_limits_breaks_lines_only_between_parts_of_names(
-    browser: Any, places: Any
-) -> None:
-    """Dotted names break after dots, and headings do not break. Each limit is a card on a phone."""
-    address, _printed = places(LIMITED)
-    sign_in(browser, address)
-    browser.get(f"{address}{RULES}limits/")
-    for width, height in SIZES.values():
-        look(browser, width, height)
-        screenshot(browser, f"admin-limits-{width}")
-        assert browser.execute_script(BROKEN_WORDS, ".ratelimit-limits :is(th, td)") == []
-        assert browser.execute_script(CUT_OFF) == []
-        assert (
-            "replaced by example_project.views.Login.dispatch"
-            in browser.find_element("id", "content").text
-        )
-        row = browser.find_element("css selector", ".ratelimit-limits tbody tr")
-        assert row.value_of_css_property("display") == ("block" if width < 500 else "table-row")
-
-
 def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> None:
     """The page of an empty list has a link, and distinguishes an empty list from a search without
     results.
@@ -609,7 +581,7 @@ def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> Non
     sign_in(browser, address)
     for page, words, link, leads_to in (
         (RULES, "No rules yet", "Add a rule", f"{RULES}add/"),
-        (OVERRIDES, "No overrides yet", "Open the inspector", f"{OVERRIDES}inspect/"),
+        (OVERRIDES, "No overrides yet", "Find a client", "admin/django_ratelimit_lua/client/"),
         (PAGES["changes"], "No changes yet", "View rules", RULES),
     ):
         browser.get(address + page)

@@ -354,17 +354,17 @@ def test_a_tier_that_does_not_fit_its_rule_is_refused_by_the_form(operator: Clie
 
 
 @pytest.mark.parametrize(
-    ("options", "problem", "notice"),
+    ("options", "problem"),
     [
-        ({"exempt": "maybe"}, "must be true or false", ""),
-        ([1], "unknown", ""),
-        ({"tiers": 5}, "must be a list", ""),
-        ({"tiers": [{"group": "pro", "rate": "9/m", "x": 1}]}, "optionally", ""),
-        ({"moon": 1, "rate": "9/m"}, "unknown", "Unknown options were removed: moon, rate."),
+        ({"exempt": "maybe"}, "must be true or false"),
+        ([1], "unknown"),
+        ({"tiers": 5}, "must be a list"),
+        ({"tiers": [{"group": "pro", "rate": "9/m", "x": 1}]}, "optionally"),
+        ({"moon": 1, "rate": "9/m"}, "unknown"),
     ],
 )
 def test_invalid_options_are_shown_and_the_form_repairs_them(
-    options: Any, problem: str, notice: str, operator: Client
+    options: Any, problem: str, operator: Client
 ) -> None:
     """The page names them before the form is saved. No text becomes true."""
     Group.objects.create(name="pro")
@@ -376,8 +376,22 @@ def test_invalid_options_are_shown_and_the_form_repairs_them(
     assert page.context["adminform"].form["exempt"].as_widget().count("checked") == 0
     answer = operator.post(url, given(path="/ok", key="ip", rate="5/m"), follow=True)
     assert errors(answer) == ""
-    assert notice in answer.content.decode()
     assert RateLimitRule.objects.get(pk=row.pk).options == {}
+
+
+def test_a_number_that_is_too_long_for_python_is_an_invalid_option(operator: Client) -> None:
+    """Only SQL can write it. All pages open, and the form repairs the rule."""
+    row = RateLimitRule.objects.create(name="site", path="/ok", key="ip", rate="5/m")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {APP}_ratelimitrule SET options = %s WHERE id = %s",
+            ['{"burst": %s, "cost": 2}' % ("9" * 5000), row.pk],
+        )
+    for url in (RULES, f"{RULES}limit/?name=site", f"{RULES}{row.pk}/change/", CHANGES):
+        assert operator.get(url).status_code == 200, url
+    assert "The stored rule is invalid" in operator.get(f"{RULES}limit/?name=site").content.decode()
+    operator.post(f"{RULES}{row.pk}/change/", given(path="/ok", key="ip", rate="5/m", cost=2))
+    assert RateLimitRule.objects.get().options == {"cost": 2}
 
 
 def test_the_page_of_a_rule_with_invalid_options_may_be_viewed() -> None:

@@ -282,10 +282,10 @@ def test_check_warns_of_a_rule_that_cannot_know_the_waiting_time(
     start: str | None, trusted: object, settings: Any
 ) -> None:
     """Without the header or the networks of the proxy, the rule never applies."""
-    assert "django_ratelimit_lua.W041" not in [each.id for each in run_checks(tags=["caches"])]
+    assert "django_ratelimit_lua.W042" not in [each.id for each in run_checks(tags=["caches"])]
     settings.RATELIMIT_REQUEST_START = start
     settings.RATELIMIT_TRUSTED_PROXIES = trusted
-    assert "django_ratelimit_lua.W041" in [each.id for each in run_checks(tags=["caches"])]
+    assert "django_ratelimit_lua.W042" in [each.id for each in run_checks(tags=["caches"])]
     assert get().status_code == 200
 
 

@@ -61,15 +61,15 @@ def test_two_rates_are_added_on_a_path(site: Site, hand_for: Callable[[str], Han
 
 
 def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """A rule and a throttle of Django REST framework refuse. The inspector shows both, and an
+    """A rule and a throttle of Django REST framework refuse. The page of the client shows both, and an
     override for each raises them. Other clients keep the limit.
     """
     customer, other = "127.0.9.4", "127.0.9.5"
     assert site.statuses("/api/", 5, customer) == [200] * 3 + [429] * 2
     hand = hand_for("raise the limit of one customer")
-    hand.press(".model-inspector a")
-    fill(hand.browser, path="/api/", address=customer)
-    hand.press(".submit-row [type=submit]")
+    hand.press(".model-client a")
+    fill(hand.browser, q=customer)
+    hand.press("form:has([name=q]) button")
     refusing = {
         row.find_element("css selector", "th").text.split()[0]
         for row in hand.browser.find_elements("css selector", ".ratelimit-row.refused")

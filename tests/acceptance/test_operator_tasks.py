@@ -60,13 +60,12 @@ def test_an_operator_unlocks_a_customer_at_the_login(
     assert guesses == [200] * 5 + [429]
     assert site.ask("/login/", "POST", customer, username="ada", password="lovelace").status == 429
     hand = hand_for("unblock a customer locked out at login")
-    hand.press(".model-inspector a")
-    fill(hand.browser, path="/login/", address=customer, post="username=ada")
-    hand.choose("method", "POST")
-    hand.press(".submit-row [type=submit]")
-    assert "would be refused" in hand.text("#found")
+    hand.press(".model-client a")
+    fill(hand.browser, q=f"{customer} + ada")
+    hand.press("form:has([name=q]) button")
+    assert "Refused by" in hand.text("#found")
     hand.press("button[value=reset]")
-    assert "would be allowed" in hand.text("#found")
+    assert "Refused" not in hand.text("#found")
     hand.is_done()
     assert site.ask("/login/", "POST", customer, username="ada", password="lovelace").status == 302
 
@@ -101,9 +100,9 @@ def test_an_operator_finds_the_limit_of_a_reference(
     refused = answers[-1]
     assert refused.status == 429
     hand = hand_for("find the limit that refused a request, by its reference")
-    hand.press(".model-inspector a")
-    fill(hand.browser, reference=json.loads(refused.body)["reference"])
-    hand.press("form:has([name=reference]) button")
+    hand.press(".model-client a")
+    fill(hand.browser, q=json.loads(refused.body)["reference"])
+    hand.press("form:has([name=q]) button")
     assert "Refused" in hand.text("#opened")
     assert "Login" in hand.text("section:has(#opened)")
     hand.is_done()

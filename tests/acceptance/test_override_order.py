@@ -98,7 +98,7 @@ def row(said: Said, number: int, rule: RateLimitRule) -> RateLimitOverride:
 
 def test_override_precedence_is_as_documented() -> None:
     """A more specific subject comes first, then an override that names the rule. A block for all
-    rules applies without a rule that refuses. The inspector shows the same result as the site.
+    rules applies without a rule that refuses. The explanation shows the same result as the site.
     """
     rules = {
         mode: RateLimitRule.objects.create(
@@ -156,7 +156,7 @@ def test_a_rule_named_block_is_not_a_block() -> None:
 
 @pytest.mark.parametrize("effect", ["exempt", "limit"])
 def test_an_override_of_a_call_site_lifts_no_block_for_all_rules(effect: str) -> None:
-    """The middleware refuses the request before the view is called, and the inspector shows the
+    """The middleware refuses the request before the view is called, and the explanation shows the
     block.
     """
     rule = RateLimitRule.objects.create(name="site", key="ip", rate="5/h")

@@ -255,10 +255,6 @@ def test_rotating_the_key_lifts_no_block(
 
     blocked = f"[ask(**one) for one in ({ADA}, {{'key': 'new'}}, {{}})]"
     refused = ["refused"] * 5 + [MANY]
-    counted = (
-        "{one.id: one.msg[-2:] for one in checks.run_checks(databases=['default'], "
-        "tags=[checks.Tags.database])}"
-    )
     old = started(prefix, databases, **keys("old"))
     old("User.objects.create(username='ada') ;; rule(rate='1000/h') ;; block(key='secret')")
     old(
@@ -266,7 +262,6 @@ def test_rotating_the_key_lifts_no_block(
         "block(network='198.51.100.0/24')"
     )
     assert old(blocked) == ["refused"] * 4 + [MANY] * 2
-    assert old(counted) == {}
     new = started(prefix, databases, **keys("new", "old"))
     assert new(blocked) == old(blocked) == ["refused"] * 4 + [MANY] * 2
     new("block(key='new')")
@@ -278,12 +273,10 @@ def test_rotating_the_key_lifts_no_block(
         editor("block(network='203.0.113.9')")
         assert new(blocked) == refused
         assert old(blocked)[:4] == ["refused"] * 4
-    assert new(counted) == {"django_ratelimit_lua.I015": "1."}
     newest = started(prefix, databases, **keys("newest", "new", "old"))
     assert newest(blocked) == refused
     last = started(prefix, databases, **keys("newest", "new"))
     assert last(blocked) == [MANY, *refused[1:]]
-    assert last(counted) == {"django_ratelimit_lua.W014": "1.", "django_ratelimit_lua.I015": "1."}
     last("RateLimitOverride.objects.filter(network='203.0.113.9').delete()")
     assert last("ask('203.0.113.9')") == MANY
 

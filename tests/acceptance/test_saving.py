@@ -85,7 +85,11 @@ def test_an_invalid_row_can_be_switched_off(
             action = {"action": "switch_off", "_selected_action": [saved.pk]}
             settings.ROOT_URLCONF = "tests.acceptance.test_admin"
             settings.MIDDLEWARE = ADMIN
-            admin_client.post("/admin/django_ratelimit_lua/ratelimitrule/", action)
+            url = "/admin/django_ratelimit_lua/ratelimitrule/"
+            confirmed = admin_client.post(url, action).context["confirmed"]
+            admin_client.post(url, {**action, "confirm": confirmed})
         else:
-            call_command("ratelimit", "rules", "mode", switch, "off", stdout=io.StringIO())
+            call_command(
+                "ratelimit", "rules", "mode", switch, "off", "--confirm", stdout=io.StringIO()
+            )
         assert RateLimitRule.objects.values_list("mode", flat=True).get(pk=saved.pk) == "off"

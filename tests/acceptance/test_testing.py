@@ -134,6 +134,19 @@ def test_pytest_fixtures_work(
         assert direct.ping()
 
 
+@pytest.fixture
+def used() -> None:
+    """Use a limit up, as a development server with the same Redis does."""
+    assert [limiter.hit("grace").allowed for _ in range(3)][-1] is False
+
+
+def test_the_clock_alone_begins_with_fresh_counts(used: None, ratelimit_clock: Any) -> None:
+    """Counts that are in Redis already do not refuse the first request of a test."""
+    assert [limiter.hit("grace").allowed for _ in range(3)] == [True, True, False]
+    ratelimit_clock.advance(3960)
+    assert limiter.hit("grace").allowed
+
+
 def test_a_disabled_view_makes_no_call(client: Client, settings: Any) -> None:
     """With `RATELIMIT_ENABLE = False`, a view does not even read the cache setting."""
     settings.CACHES = {}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.core.checks import Tags, run_checks
 from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import Client
@@ -96,10 +97,31 @@ def test_a_migration_by_another_process_is_detected(
     assert health().problems == ()
 
 
+def test_the_check_of_the_database_reports_the_missing_migration(
+    unmigrated: list[int], no_others: None
+) -> None:
+    """`manage.py check --database default` names the command. The plain check does not look at the
+    database.
+    """
+
+    def reported() -> list[str]:
+        found = run_checks(databases=["default"], tags=[Tags.database])
+        return [
+            f"{each.msg} {each.hint}" for each in found if each.id == "django_ratelimit_lua.W040"
+        ]
+
+    (text,) = reported()
+    assert "is installed, but not migrated" in text
+    assert "manage.py migrate" in text
+    call_command("migrate", "django_ratelimit_lua", verbosity=0)
+    assert reported() == []
+
+
 def test_migrate_prints_no_warning_about_itself(
-    unmigrated: list[int], settings: Any, no_others: None
+    unmigrated: list[int], settings: Any, no_others: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`migrate` runs the checks of the database before it creates the tables."""
+    monkeypatch.setattr("sys.argv", ["manage.py", "migrate"])
     settings.SILENCED_SYSTEM_CHECKS = ["admin.E408", "admin.E409", "admin.E410"]
     output = io.StringIO()
     call_command("migrate", "django_ratelimit_lua", skip_checks=False, stdout=output, stderr=output)

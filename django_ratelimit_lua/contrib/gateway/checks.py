@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 
 from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
@@ -14,18 +13,11 @@ from ...conf import conf
 from ...rules.ruleset import settings_rules
 from .conf import CHECK, PROTOCOL, settings
 from .descriptors import WORD
-from .proxy_rules import LACKS, lacks_values
 from .secrets import secrets_for
 
-NO_PROTOCOL = Problem("W017", "Install django-ratelimit-lua[gateway].")
 NO_GATEWAY = Problem(
     "E019",
     "Set RATELIMIT_GATEWAY_SECRET and, for a proxy, RATELIMIT_TRUSTED_PROXIES to its networks.",
-)
-NOT_FOR_PROXIES = Problem(
-    "I020",
-    "Count by the address, a header or a cookie, or set RATELIMIT_GATEWAY_USER_HEADER to "
-    "count by the user. Concurrency limits are only for views.",
 )
 
 
@@ -48,9 +40,3 @@ def check_gateway(**kwargs: object) -> Iterator[CheckMessage]:
                 "The gateway refuses every descriptor, because RATELIMIT_GATEWAY_SECRET has no "
                 f"secret for protocol. These rules are for descriptors: {described}."
             )
-        if described and find_spec("grpc") is None:
-            yield NO_PROTOCOL.message(
-                f"These rules are for descriptors, but grpcio is not installed: {described}."
-            )
-        for rule in filter(lacks_values, rules):
-            yield NOT_FOR_PROXIES.message(f"{rule.name!r}: {LACKS}")

@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from django.utils.translation import gettext_noop as _
-
 from ...limits.rate import Rate
 from ...rules.paths import PathIndex
 from ...rules.rule import Rule
 from ...rules.ruleset import Ruleset
-from .conf import settings
-
-LACKS = _(
-    "This rule does not limit requests from a proxy. A proxy reports no route, session, body or "
-    "end of a request, and a user only with RATELIMIT_GATEWAY_USER_HEADER."
-)
 
 
 def _is_applicable(rule: Rule, *, is_user_known: bool) -> bool:
@@ -44,10 +36,3 @@ def _index(ruleset: Ruleset, is_user_known: bool) -> PathIndex:
 def rules_at(ruleset: Ruleset, path: str, *, is_user_known: bool) -> Sequence[Rule]:
     """Return the rules for a path that apply to requests of proxies, in their order."""
     return _index(ruleset, is_user_known).matching(path)
-
-
-def lacks_values(rule: Rule) -> bool:
-    """Return whether a proxy uses the gateway, and does not report the values that a rule needs."""
-    if settings.GATEWAY_DIALECT is None or not rule.is_for_requests or rule.mode == "off":
-        return False
-    return not _is_applicable(rule, is_user_known=settings.GATEWAY_USER_HEADER is not None)

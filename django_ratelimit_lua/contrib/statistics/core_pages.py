@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from urllib.parse import urlencode
 
 from django.http import HttpRequest
 from django.utils.html import format_html
@@ -31,13 +30,14 @@ MAX_NAMES = 500
 """Maximum number of limits to read lists of clients of: those that counted something last."""
 
 
-def limit_link(request: HttpRequest, name: str, period: str = "day") -> SafeString:
-    """Return a link to the page of a limit, in the same period, with the name of the limit."""
+def limit_link(request: HttpRequest, name: str) -> SafeString:
+    """Return a link to the page of a limit, with the name of the limit."""
     # Blocks without a rule, and names beyond the maximum, are no limits.
     if name in GROUPS:
         return format_html("{}", GROUPS[name])
-    url = f"{limit_url(request, name)}&{urlencode({'period': period})}"
-    return format_html('<a href="{}">{}</a>', url, breakable(limit_label(name)))
+    return format_html(
+        '<a href="{}">{}</a>', limit_url(request, name), breakable(limit_label(name))
+    )
 
 
 def last_day_cells(

@@ -19,7 +19,7 @@ from ...identity.request_state import RequestState
 from ...limits.decision import Decision
 from ...limits.options import Option
 from ...limits.values import flag
-from . import checks, hours  # noqa: F401 - they register themselves
+from . import hours  # noqa: F401 - it registers itself
 from .conf import settings
 from .recorder import recorder
 from .telemetry import telemetry

@@ -198,7 +198,8 @@ def top(name: str, hours: Iterable[int], what: str) -> list[Estimate]:
     requests as the last one in it. `error` includes both uncertainties.
 
     Args:
-        name: The rule or call site; `SITE`: the refusals of all of them, each request once.
+        name: The rule or call site; `SITE`: all of them, each refused request once, and the units
+            under the limit that took most.
         hours: The hours; the last 24 are available.
         what: "refused" (or refusals that shadow mode would have made), or "used" (units).
     """

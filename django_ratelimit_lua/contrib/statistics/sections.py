@@ -76,6 +76,8 @@ ORDINARY = ("requests", "refused", "allowed", "exempt", "policy")
 def sections(request: HttpRequest, name: str) -> Iterator[Section]:
     """Yield the counts of a period, of the whole site or of one limit. See `Extension.sections`."""
     context = _limit_context(request, name) if name else _site_context(request)
+    if not context:
+        return
     body = render_to_string("admin/ratelimit_statistics/report.html", context, request)
     yield Section(_("Requests"), body)
 
@@ -107,6 +109,8 @@ def _limit_context(request: HttpRequest, name: str) -> Context:
     row = _rules([name]).get(name)
     spec = spec_of(name, row)
     course = course_with_stored_hours(name, _period(request, PERIODS))
+    if not (spec or course.numbers or name in reading.known_names()):
+        return {}
     notices = []
     if spec.get("mode") == "shadow":
         notices.append(rehearsal(spec))
@@ -206,7 +210,7 @@ def _limit_row(request: HttpRequest, course: Course, row: RateLimitRule | None) 
     return [
         format_html(
             '{}<div class="help">{}</div>',
-            limit_link(request, course.name, course.period),
+            limit_link(request, course.name),
             breakable(described(course.name, row)),
         ),
         course.spark,

@@ -247,18 +247,19 @@ class Writer:
         by_name: dict[str, dict[bytes, Person]] = {}
         for (name, digest), person in tables.people.items():
             by_name.setdefault(self._counted_as(name), {})[digest] = person
-        stopped: dict[bytes, Person] = {}
+        site: dict[bytes, Person] = {}
         for name, people in by_name.items():
             self._take_shadow(self._of(name), people)
             clients = {digest: person for digest, person in people.items() if person.is_client}
             self._take_top(name, clients, at, used="units", refused="refused")
             for digest, person in clients.items():
-                if person.stopped:
-                    if digest in stopped:
-                        person.stopped += stopped[digest].stopped
-                    stopped[digest] = person
-        if stopped:
-            self._take_top(SITE, stopped, at, refused="stopped")
+                other = site.get(digest)
+                if other is not None:
+                    person.stopped += other.stopped
+                    person.units = max(person.units, other.units)
+                site[digest] = person
+        if site:
+            self._take_top(SITE, site, at, used="units", refused="stopped")
 
     def _take_top(
         self, name: str, clients: Mapping[bytes, Person], at: int, **attributes: str

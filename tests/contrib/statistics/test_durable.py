@@ -126,7 +126,7 @@ def test_a_page_shows_hours_that_redis_has_no_more(operator: Any) -> None:
         RateLimitHour.objects.create(name="old", moment=at, allowed=number, refused=2, banned=1)
     course = course_with_stored_hours("old", "year")
     assert dict(course.numbers) == {"requests": 481, "allowed": 475, "refused": 6, "banned": 3}
-    page = operator.get("/admin/ratelimit_statistics/statistics/?name=old&period=year")
+    page = operator.get("/admin/django_ratelimit_lua/ratelimitrule/limit/?name=old&period=year")
     assert "<dd>481</dd>" in page.content.decode()
 
 

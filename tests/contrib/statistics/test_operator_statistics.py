@@ -63,7 +63,7 @@ def test_an_operator_finds_the_clients_refused_most(
     ]
     assert refused == [17, 9, 3]
     hand = hand_for("find the clients refused most in the last hour")
-    hand.press(".app-django_ratelimit_lua caption a")
+    hand.press("Overview")
     hand.press("last hour")
     hand.is_done()
     shown(hand, "steady")

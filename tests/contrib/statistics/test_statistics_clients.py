@@ -12,7 +12,7 @@ from django.test import Client
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.acceptance.test_admin import site, staff, visits  # noqa: F401 - a fixture
-from tests.contrib.statistics.test_statistics_pages import STATISTICS, text
+from tests.contrib.statistics.test_statistics_pages import text
 
 pytestmark = pytest.mark.django_db(transaction=True)
 CLIENT = "/admin/django_ratelimit_lua/client/"
@@ -43,7 +43,7 @@ def test_ten_clients_of_a_network_are_distinguished_and_blocked_separately(
     addresses = [f"203.0.113.{number}" for number in range(1, 11)]
     for address in addresses:
         assert visits(3, address) == [200, 200, 429]
-    page = text(operator, STATISTICS, name="site")
+    page = text(operator, name="site")
     assert ("203.0.113.0/24" in page) is bool(permissions)
     shown = set(re.findall(r"<code>([0-9a-f]{12})</code>", page))
     assert shown == {client_of(address)[:12] for address in addresses}
@@ -59,11 +59,11 @@ def test_ten_clients_of_a_network_are_distinguished_and_blocked_separately(
     override = RateLimitOverride.objects.get()
     assert (override.client_digest, override.effect) == (client_of(victim), "block")
     assert [visits(1, address) for address in addresses] == [[429]] + [[200]] * len(others)
-    page = text(operator, STATISTICS, name="site")
+    page = text(operator, name="site")
     assert page.count(">Unblock</a>") == page.count(f"digest={client_of(victim)}") // 3
     operator.post(f"{CLIENT}?digest={client_of(victim)}", {"action": f"end:{override.pk}"})
     assert visits(1, victim) == [200]
-    assert ">Unblock</a>" not in text(operator, STATISTICS, name="site")
+    assert ">Unblock</a>" not in text(operator, name="site")
 
 
 @pytest.mark.usefixtures("rule")

@@ -307,8 +307,8 @@ def test_a_forked_child_writes_only_its_own_counts(direct: Any) -> None:
 
 
 def test_each_hour_starts_with_summaries_of_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first rules of an hour have summaries of full size. The rules of the hour before
-    are not included in their number.
+    """Only the first rules of an hour, and the whole site, have summaries of full size. The rules
+    of the hour before are not included in their number.
     """
     monkeypatch.setattr(writing, "MAX_SUMMARIES", 3)
     limiters = [RateLimiter(f"hourly.{number}", "5/h") for number in range(4)]
@@ -319,7 +319,7 @@ def test_each_hour_starts_with_summaries_of_full_size(monkeypatch: pytest.Monkey
             limiter.hit("ada")
         recorder.flush()
         sizes = [top.summaries["used"].capacity for top in recorder._writer._tops.values()]
-        assert sorted(sizes) == [writing.SMALL_CAPACITY, *[writing.CAPACITY] * 3]
+        assert sorted(sizes) == [writing.SMALL_CAPACITY, *[writing.CAPACITY] * 4]
 
 
 def test_each_list_of_clients_is_stored_once(direct: Any, prefix: str) -> None:
