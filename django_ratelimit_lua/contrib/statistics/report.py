@@ -15,11 +15,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy
 
 from ...models import RateLimitRule
-from ...operations.call_sites import names_in_code
+from ...operations.call_sites import limits_named, names_in_code
 from ...operations.formatting import number_words, share_words
 from ...publishing.publish import primary
-from ...rules.places import call_sites_of
-from ...rules.places import sentence as rule_sentence
+from ...rules.places import sentence
 from ...rules.rule import Spec, is_unwritable
 from ...rules.ruleset import settings_rules
 from . import reading
@@ -241,9 +240,8 @@ def described(name: str, row: RateLimitRule | None) -> str:
     """Return the limits under a name in a sentence; empty if it is not known any more."""
     spec = spec_of(name, row)
     if spec:
-        return rule_sentence(spec)
-    sites = "; ".join(site.words() for site in call_sites_of(name))
-    return sites or str(GROUPS.get(name, ""))
+        return sentence(spec)
+    return "; ".join(limit.words for limit in limits_named(name))
 
 
 def outages() -> list[reading.Outage]:

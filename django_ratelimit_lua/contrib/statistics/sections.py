@@ -292,19 +292,27 @@ def _clients_report(
         ],
         rows,
         _("since %(moment)s") % {"moment": since},
-        _client_note(request),
+        _client_note(request, any(client.error for client in clients), what),
     )
 
 
-def _client_note(request: HttpRequest) -> str:
-    text = _("“38 ± 2” means between 36 and 40.")
+def _client_note(request: HttpRequest, has_errors: bool, what: str) -> str:
+    notes = []
+    if has_errors:
+        notes.append(_("“38 ± 2” means between 36 and 40."))
+    if what == "used":  # The list above has the other notes.
+        return "".join(notes)
     if not request.user.has_perm("django_ratelimit_lua.view_identities"):
-        text += " " + _(
-            "To see the names of clients, you need the permission “May see the names of clients”."
+        notes.append(
+            _(
+                "To see the names of clients, you need the permission “May see the names of clients”."
+            )
         )
     elif conf.SHOW_IDENTITIES == "masked":
-        text += " " + _(
-            "Addresses are shown as networks (/24, /56), but each row is one client, and its "
-            "actions apply only to that client."
+        notes.append(
+            _(
+                "Addresses are shown as networks (/24, /56), but each row is one client, and its "
+                "actions apply only to that client."
+            )
         )
-    return text
+    return " ".join(notes)
