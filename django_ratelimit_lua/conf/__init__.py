@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from inspect import iscoroutinefunction, signature
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
@@ -21,7 +21,7 @@ from django.utils.functional import cached_property
 from ..limits import algorithms
 from ..limits.options import POLICIES, Policy
 from ..limits.values import Check, Choice, Number, Whole, or_none
-from .callables import Function, find
+from .callables import Function, accepts, find
 from .changes import on_change
 
 __all__ = [
@@ -160,7 +160,7 @@ def header(value: object) -> str:
 
 def _function(value: object) -> Function:
     if isinstance(value, str):
-        return find(value, "the path")
+        return find(value, "the path", ())
     if not callable(value):
         raise ValueError("must be a callable, or its dotted path")
     return value
@@ -231,10 +231,8 @@ def _exemption(value: object) -> Function:
     function = _function(value)
     if iscoroutinefunction(function):
         raise ValueError("must be a plain function, not a coroutine function")
-    try:
-        signature(function).bind("request")
-    except TypeError:
-        raise ValueError("must accept one argument, the request") from None
+    if not accepts(function, "request"):
+        raise ValueError("must accept one argument, the request")
     return function
 
 

@@ -6,7 +6,7 @@ A path is imported when it is first used. `manage.py check` imports all of them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -23,11 +23,11 @@ MAX_ENTRIES = 10_000
 MAX_LENGTH = 300
 
 
-def find(path: str, purpose: str) -> Function:
+def find(path: str, purpose: str, arguments: Sequence[str] = ("group", "request")) -> Function:
     """Return the object at a dotted path.
 
-    Raises `ImproperlyConfigured` if it cannot be imported, or cannot be called with a group and a
-    request.
+    Raises `ImproperlyConfigured` if it cannot be imported, or cannot be called with this number of
+    arguments. Without any, their number is not checked.
     """
     try:
         target: object = import_string(path)
@@ -35,8 +35,8 @@ def find(path: str, purpose: str) -> Function:
         raise ImproperlyConfigured(f"{purpose} {path!r} cannot be imported: {error}") from error
     if not callable(target):
         raise ImproperlyConfigured(f"{purpose} {path!r} is not callable")
-    if not accepts(target, "group", "request"):
-        raise ImproperlyConfigured(f"{purpose} {path!r} must accept (group, request)")
+    if arguments and not accepts(target, *arguments):
+        raise ImproperlyConfigured(f"{purpose} {path!r} must accept ({', '.join(arguments)})")
     return target
 
 
