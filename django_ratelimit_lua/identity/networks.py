@@ -89,7 +89,7 @@ class Networks:
         self._by_name: dict[str, NamedNetwork] = {}
 
     def find(self, name: str) -> NamedNetwork | None:
-        """Return a network, or None if there is none of that name, or it was never read."""
+        """Return a network, or None if it is unknown or was never read."""
         if Clock.monotonic() >= self._due:
             self.read()
         network = self._by_name.get(name)
