@@ -20,8 +20,8 @@ from tests.acceptance.test_admin_browser import complaints, goes_on, log_in, loo
 from tests.demo import SCREENS, run_in, screenshot, start
 
 CLICKS = {
-    "lower a limit of the code": 4,
-    "add a lower limit to that of the code": 4,
+    "lower a limit of the code": 3,
+    "add a lower limit to that of the code": 3,
     "add two rates on a path": 3,
     "take over a rule of the settings": 3,
     "undo a change of a rule": 3,

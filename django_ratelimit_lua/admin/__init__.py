@@ -1,4 +1,4 @@
-"""The pages of the Django admin: rules, overrides, history, clients, overrides and bans.
+"""The pages of the Django admin: rules, clients, overrides, bans and the history of changes.
 
 This package shows the results of operations, and saves models. It imports `operations` and lower
 packages. It does not decide anything about a request itself.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Sequence
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from django.contrib import messages
@@ -221,19 +219,18 @@ def _search(request: HttpRequest, text: str) -> Context:
 def _found_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -> list[Context]:
     digests = [client.digest for client in found]
     overrides = overrides_of(digests)
-    bans = {
-        digest: list(active)
-        for digest, active in groupby(
-            active_bans(MAX_LISTED, digests) if digests else [], attrgetter("identity")
-        )
-    }
+    bans = active_bans(MAX_LISTED, digests) if digests else []
     names = readable_parts(request, [list(client.name) for client in found])
     return [
         {
             "digest": client.digest,
             "words": client.label or ", ".join(part.words for part in words),
             "url": client_url(request, client.digest, q=text if client.label else ""),
-            "bans": [(active, place_words(active.name)) for active in bans.get(client.digest, ())],
+            "bans": [
+                (active, place_words(active.name))
+                for active in bans
+                if active.identity == client.digest
+            ],
             "overrides": [row for row in overrides[client.digest] if row.is_active()],
         }
         for client, words in zip(found, names, strict=True)

@@ -120,7 +120,7 @@ class KeyWidget(forms.Select):
             other, value = value, OTHER
         return {**super().get_context(name, value, attrs), "other": other}
 
-    def value_from_datadict(self, data: Any, files: object, name: str) -> Any:
+    def value_from_datadict(self, data: Any, files: Any, name: str) -> Any:
         value = super().value_from_datadict(data, files, name)
         if value == OTHER:
             return data.get(f"{name}_other", "")

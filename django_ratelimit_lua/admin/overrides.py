@@ -189,7 +189,7 @@ class OverrideAdmin(ActingAdmin):
         form = super().get_form(request, *args, **kwargs)
         return type(form.__name__, (form,), {"request": request})
 
-    @admin.display(description=gettext_lazy("who"))
+    @admin.display(description=gettext_lazy("client"))
     def client(self, override: RateLimitOverride) -> str:
         return override.client()
 

@@ -31,7 +31,10 @@ def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
     given = posted.copy()
     given["name"] = posted.get("name") or "preview"
     given.pop("_redraw", None)
-    stored = RateLimitRule.objects.filter(pk=request.GET.get("rule") or None).first()
+    pk = request.GET.get("rule", "")
+    stored = None
+    if pk.isdecimal():
+        stored = RateLimitRule.objects.filter(pk=int(pk)).first()
     form = RuleForm(given, instance=stored)
     form.is_asking = False
     if form.is_valid():

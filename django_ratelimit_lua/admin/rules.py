@@ -29,12 +29,12 @@ from ..operations.confirmations import confirmations
 from ..operations.formatting import breakable
 from ..publishing.publish import OwnerError, primary, publish
 from ..rules import RuleError
-from ..rules.options import NAMES, options
+from ..rules.options import options
 from ..rules.places import sentence
 from ..rules.problems import problems
 from ..rules.provider import load_published
 from .base import ActingAdmin, View
-from .choices import GROUP, code_names, conditions, default_algorithm
+from .choices import code_names, conditions, default_algorithm
 from .forms import RuleForm, absent_options, confirmation_of
 from .history import changed_words, may_undo, revision_of, rule_of, undo_label, undone
 from .limits import LimitPages, ListColumn, limit_label, limit_url, list_columns
@@ -66,31 +66,12 @@ def sections() -> list[tuple[Any, dict[str, Any]]]:
     ]
 
 
-class AudienceFilter(admin.SimpleListFilter):
-    """Filters rules by their audience. Those for groups are one choice."""
-
-    title = gettext_lazy("audience")
-    parameter_name = "audience"
-
-    def lookups(self, request: HttpRequest, model_admin: object) -> list[tuple[str, Any]]:
-        audiences = [(name, _(words)) for name, words in NAMES["audience"].items()]
-        return [*audiences, (GROUP, _("groups"))]
-
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[RateLimitRule]
-    ) -> QuerySet[RateLimitRule]:
-        if self.value() is None:
-            return queryset
-        if self.value() == GROUP:
-            return queryset.filter(audience__startswith=GROUP)
-        return queryset.filter(audience=self.value())
-
-
 class LimitList(ChangeList):
     """The list of rules. Its last page also has the limits in the code and in the settings."""
 
     others: Sequence[tuple[Any, ...]] = ()
     """Each of these limits, with its label, its URL and the cells of optional apps."""
+    may_add = False
 
     def read_columns(self, request: HttpRequest) -> None:
         """Read the cells of the columns of optional apps, and the limits in the code."""
@@ -128,8 +109,8 @@ class RuleAdmin(LimitPages, ActingAdmin):
     form = RuleForm
     list_display = ("limit", "sentence", "mode", "edit")
     list_display_links = None
-    list_filter = ("mode", AudienceFilter)
-    search_fields = ("name", "description", "path", "route", "key", "group")
+    list_filter = ("mode",)
+    search_fields = ("name", "description", "path", "route", "key", "group", "audience")
     actions = ("enforce", "shadow", "switch_off")
     save_as = True
     change_list_template = "admin/django_ratelimit_lua/ratelimitrule/change_list.html"
@@ -174,9 +155,9 @@ class RuleAdmin(LimitPages, ActingAdmin):
         )
 
     @admin.display(description=gettext_lazy("summary"))
-    def sentence(self, rule: RateLimitRule) -> str:
+    def sentence(self, rule: RateLimitRule) -> SafeString:
         """Return the rule in one sentence."""
-        return rule.reading()
+        return breakable(rule.reading())
 
     @admin.display(description=gettext_lazy("actions"))
     def edit(self, rule: RateLimitRule) -> SafeString:
@@ -216,7 +197,8 @@ class RuleAdmin(LimitPages, ActingAdmin):
         return LimitList
 
     def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
-        changes: Any = super().get_changelist_instance(request)
+        changes = super().get_changelist_instance(request)
+        assert isinstance(changes, LimitList)
         changes.read_columns(request)
         changes.may_add = self.has_add_permission(request)
         return changes

@@ -268,7 +268,7 @@ class RateLimitOverride(AuditedModel):
     def about(self) -> list[str]:
         """Return the kind of the subject, and its digests with all known keys, the current first.
 
-        For the value of a field, there are none, because the value is not stored.
+        For the value of a field, the result is empty, because the value is not stored.
         """
         if self.client_digest:
             return [DIGEST, self.client_digest]

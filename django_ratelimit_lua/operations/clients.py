@@ -100,7 +100,7 @@ def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> E
 def part_identities(digest: str, parts: Iterable[Part]) -> Identities:
     """Return the identities of the parts of a client.
 
-    There are none if the parts are masked or shortened: then they have another digest.
+    The result is empty if the parts are masked or shortened: then they have another digest.
     """
     identities = {kind: _part_identity(kind, value) for kind, value in parts}
     whole: Identity = tuple(identities.values())

@@ -64,7 +64,7 @@ class OpenedReference(NamedTuple):
 
     - `reference`: the text as shown to the client and written to the log;
     - `at`: when the request was refused;
-    - `limits`: the limits in the group, scope or rule that refused; empty if there are none any
+    - `limits`: the limits in the group, scope or rule that refused; empty if they do not exist any
       more, or their code is not imported in this process;
     - `is_block`: whether a block refused;
     - `overrides`: the overrides of the block's subject that still exist;

@@ -77,7 +77,7 @@ def parse_reference(text: str) -> Reference:
     Raises `BadReferenceError`.
 
     >>> parse_reference("7ZK4-0MQ2-1AB3").digest_prefix
-    '210963'
+    '20a963'
     >>> parse_reference("7ZK4-…")
     Traceback (most recent call last):
     ...

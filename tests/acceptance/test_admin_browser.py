@@ -17,7 +17,6 @@ import pytest
 from django.utils import translation
 from django.utils.translation import gettext
 from selenium.common.exceptions import WebDriverException
-from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -36,7 +35,8 @@ PAGES = {
     "rule-history": f"{RULES}2/history/",
     "overrides": OVERRIDES,
     "override-new": f"{OVERRIDES}add/",
-    "limit": f"{RULES}limit/?name=search",
+    "limit": f"{RULES}limit/?name=api&period=day",
+    "limit-code": f"{RULES}limit/?name=example_project.views.Login.dispatch",
     "client": "admin/django_ratelimit_lua/client/?q=ada+203.0.113.9",
     "client-network": "admin/django_ratelimit_lua/client/?q=203.0.113.0/24",
     "client-reference": "admin/django_ratelimit_lua/client/?q=7ZK4-0MQ2-1AB3",
@@ -159,7 +159,7 @@ def unfold(browser: Any) -> None:
 
 
 def previewed(browser: Any) -> str:
-    """Return the text of the preview when it has appeared."""
+    """Return the sentence about the plot when it has appeared."""
     return str(
         WebDriverWait(browser, 20)
         .until(lambda page: page.find_elements("id", "ratelimit-plot-words"))[0]
@@ -195,99 +195,60 @@ def problems_of(browser: Any, *rules: str) -> list[Any]:
     return problems
 
 
-def test_the_rule_form_uses_words_and_hides_inapplicable_options(browser: Any, demo: str) -> None:
-    """Choices build the key, and only the options of the algorithm are visible. The name has the
-    focus, and the form names the limit that the rule replaces. No error is shown before any input.
+def test_the_rule_form_shows_the_fields_of_the_algorithm(browser: Any, demo: str) -> None:
+    """A text for the key is shown only for *other*. Options that the algorithm does not have are
+    hidden, unless they have a value. No algorithm has more than 22 fields, besides tiers.
     """
-    browser.set_window_size(1280, 1000)
     sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
-    waiting = WebDriverWait(browser, 20)
-    waiting.until(lambda page: page.execute_script("return document.activeElement.id") == "id_name")
-    waiting.until(
-        lambda page: "Enter a limit" in page.find_element("css selector", ".ratelimit-plot").text
-    )
-    assert browser.find_elements("css selector", ".ratelimit-plot .ratelimit-problems") == []
-    fill(browser, name="search")
-    waiting.until(
-        lambda page: (
-            "10 per second and 500 per hour"
-            in page.find_element("class name", "ratelimit-call-site").text
-        )
-    )
-
-    def key() -> str:
-        return str(browser.find_element("id", "id_key").get_attribute("value"))
-
-    def parts(selector: str) -> list[Any]:
-        return [
-            one
-            for one in browser.find_elements("css selector", f".ratelimit-key {selector}")
-            if one.is_displayed()
-        ]
-
-    def keys(number: int) -> list[str]:
-        options = parts("select")[number].find_elements("css selector", "option:enabled")
-        return [option.text for option in options]
-
-    # "As in the code" is valid only in the place of a limit of the code.
-    assert keys(0)[:2] == ["as in the code", "All clients together"]
-    fill(browser, path="/search/")
-    assert keys(0)[0] == "---------"
-    browser.find_element("name", "path").send_keys(Keys.CONTROL, "a", Keys.DELETE)
-    assert keys(0)[0] == "as in the code"
-    more = browser.find_element("css selector", ".ratelimit-key + .button")
-    assert not more.is_displayed()
-    Select(parts("select")[0]).select_by_visible_text("Address")
-    assert (key(), parts("input")) == ("ip", [])
-    more.click()
-    assert {"as in the code", "All clients together", "Address"}.isdisjoint(keys(1))
-    Select(parts("select")[1]).select_by_visible_text("Form field …")
-    parts("input")[0].send_keys("username")
-    assert key() == "ip+post:username"
-    parts("button")[0].click()
-    assert key() == "post:username"
-
     unfold(browser)
+    waiting = WebDriverWait(browser, 20)
+    pane = browser.find_element("css selector", "[data-preview-into]")
+    waiting.until(lambda page: "Enter a limit" in pane.text)
+    assert pane.find_elements("css selector", ".ratelimit-problems") == []
+    fill(browser, name="search", rate="5/m")
+    waiting.until(lambda page: "10 per second and 500 per hour" in pane.text)
+    other = browser.find_element("name", "key_other")
+    assert not other.is_displayed()
+    fill(browser, key="other", key_other="ip+post:username")
+    assert other.is_displayed()
+    fill(browser, key="ip")
+    assert not other.is_displayed()
 
-    def offered() -> list[str]:
-        names = ("burst", "queue", "segments", "align", "time_zone", "groups")
-        return [
-            name
-            for name in names
-            if browser.find_element("class name", f"field-{name}").is_displayed()
-        ]
+    def shown() -> set[str]:
+        rows = browser.find_elements("css selector", "#ratelimitrule_form .form-row")
+        names = [row.get_attribute("class").split()[1] for row in rows if row.is_displayed()]
+        return {name.removeprefix("field-") for name in names}
 
-    assert offered() == ["segments"]
-    fill(browser, algorithm="token_bucket")
-    assert offered() == ["burst"]
-    fill(browser, burst="5", algorithm="fixed_window", align="day", audience="groups")
-    assert offered() == [
-        "burst",
-        "align",
-        "time_zone",
-        "groups",
-    ]  # What has a value is never unseen.
-    routes = browser.execute_script(
-        "return [...document.getElementById('id_route').list.options].map(one => one.value)"
-    )
-    assert {"search", "admin:index"} <= set(routes)
-    numbers, preview = (
-        browser.find_element("css selector", f".ratelimit-columns > {one}")
-        for one in ("div", "fieldset")
-    )
-    assert abs(numbers.rect["y"] - preview.rect["y"]) < 50
+    options = {"burst", "queue", "segments", "align", "time_zone", "lease", "ban_for"}
+    for algorithm, offered in {
+        "": {"segments"},
+        "token_bucket": {"burst", "lease"},
+        "leaky_bucket": {"queue"},
+        "fixed_window": {"align", "lease"},
+        "sliding_log": set(),
+        "concurrency": set(),
+    }.items():
+        for rate in ("", "5/m"):
+            fill(browser, algorithm=algorithm, rate=rate)
+            assert shown() & options == offered, algorithm
+            assert len(shown() - {"tiers"}) <= 22, algorithm
+    fill(browser, algorithm="token_bucket", burst="5")
+    fill(browser, algorithm="fixed_window", align="day", ban_after="3")
+    assert shown() & options == {"burst", "align", "time_zone", "ban_for"}
+    browser.find_element("name", "burst").clear()
+    assert len(shown() - {"tiers"}) <= 22
     assert complaints(browser) == []
 
 
-def test_a_preview_for_logged_out_users_is_labelled(browser: Any, demo: str) -> None:
-    """The preview shows a message instead of the login page, and the input is kept."""
+def test_a_plot_for_logged_out_users_is_labelled(browser: Any, demo: str) -> None:
+    """A message replaces the plot, and the input is kept."""
     log_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
-    fill(browser, name="typed", rate="3/m")
-    previewed(browser)
+    fill(browser, name="typed", rate="3/m", key="ip", path="/x/")
+    assert "Of 6 requests at once, 3 are allowed." in previewed(browser)
     browser.execute_cdp_cmd("Network.deleteCookies", {"name": "sessionid", "url": demo})
-    browser.find_element("css selector", "[data-preview-button]").click()
+    fill(browser, rate="4/m")
     pane = browser.find_element("css selector", "[data-preview-into]")
     WebDriverWait(browser, 20).until(lambda page: "You are logged out" in pane.text)
     assert pane.find_elements("css selector", "form, input") == []
@@ -321,7 +282,7 @@ def test_the_form_of_a_rule_shows_its_fields_next_to_the_preview(browser: Any, d
         section = browser.find_element("css selector", "details:has(#id_algorithm)")
         names = {
             one.get_attribute("name")
-            for one in section.find_elements("css selector", "select, input")
+            for one in section.find_elements("css selector", "select, input, textarea")
             if one.is_displayed()
         }
         helps = section.find_elements("css selector", ".help[id]")
@@ -343,7 +304,7 @@ def opened(browser: Any, demo: str, name: str) -> None:
     browser.get(demo + PAGES[name])
     if name in ("rule", "rule-new"):
         WebDriverWait(browser, 20).until(
-            lambda shown: shown.find_elements("css selector", ".ratelimit-plot *")
+            lambda shown: shown.find_elements("css selector", "[data-shown] *")
         )
 
 
@@ -407,6 +368,11 @@ for model in (models.RateLimitRule, models.RateLimitOverride, models.RateLimitCh
     model.objects.all().delete()
 models.RateLimitChange.objects.all().delete()
 """
+LIMITED = """
+from django_ratelimit_lua.models import RateLimitRule as Rule
+Rule.objects.create(name="example_project.views.Login.dispatch", rate="3/h, 20/d")
+Rule.objects.create(name="example_project.views.clock, slower", group="example_project.views.clock", key="ip", rate="1/m")
+"""  # noqa: E501
 OVERFLOWING = """
 const width = window.innerWidth, beyond = document.documentElement.scrollWidth - width;
 if (beyond <= 0) return [];
@@ -414,7 +380,7 @@ const outside = [...document.querySelectorAll("body *")].filter(one => one.getBo
 return [`${beyond} px`, ...outside.map(one => one.outerHTML.slice(0, 200))];
 """  # noqa: E501
 CUT_OFF = """
-const places = document.querySelectorAll(".results, .ratelimit-scroll, .ratelimit-settings, .inline-group, #content");
+const places = document.querySelectorAll(".results, .ratelimit-scroll, .inline-group, #content");
 const scrolled = [...places].filter(place => place.scrollWidth > place.clientWidth).map(place => place.className);
 const parts = document.querySelectorAll("#content :is(td, th, button, input, select, textarea, a)");
 const outside = [...parts].filter(one => {
@@ -457,7 +423,7 @@ LONG_PAGES = {
     "client": "admin/django_ratelimit_lua/client/?q=10.1.0.0/16",
     "add": f"{RULES}add/",
     "delete": f"{RULES}5/delete/",
-    "limit": f"{RULES}limit/?name=rule%20number%200",
+    "limit": f"{RULES}limit/?name=rule+number+3",
 }
 
 
@@ -512,6 +478,8 @@ NAMES = {
     "reports at once",
     "Tried out before it refuses anybody.",
     "That is enough for today.",
+    "More for those who pay.",
+    "username",
     "ratelimit rules import",
 }
 """What the demo has called its own rules and scopes, and the command that has made them."""
@@ -573,6 +541,22 @@ return broken;
 """
 
 
+def test_the_list_of_limits_breaks_lines_only_between_parts_of_names(
+    browser: Any, places: Any
+) -> None:
+    """Dotted names break after dots, and headings do not break. Each limit is a card on a phone."""
+    address, _printed = places(LIMITED)
+    sign_in(browser, address)
+    browser.get(f"{address}{RULES}")
+    for width, height in SIZES.values():
+        look(browser, width, height)
+        screenshot(browser, f"admin-limits-{width}")
+        assert browser.execute_script(BROKEN_WORDS, "#result_list :is(th, td)") == []
+        assert browser.execute_script(CUT_OFF) == []
+        row = browser.find_element("css selector", "#result_list tbody tr")
+        assert row.value_of_css_property("display") == ("block" if width < 500 else "table-row")
+
+
 def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> None:
     """The page of an empty list has a link, and distinguishes an empty list from a search without
     results.
@@ -580,7 +564,6 @@ def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> Non
     address, _printed = places(EMPTY)
     sign_in(browser, address)
     for page, words, link, leads_to in (
-        (RULES, "No rules yet", "Add a rule", f"{RULES}add/"),
         (OVERRIDES, "No overrides yet", "Find a client", "admin/django_ratelimit_lua/client/"),
         (PAGES["changes"], "No changes yet", "View rules", RULES),
     ):

@@ -158,6 +158,7 @@ def test_an_override_by_digest_is_found_by_the_name_of_its_client(operator: Clie
 
 @pytest.mark.parametrize("words", ["nonsense", "127.0.0.256", "mary + nonsense", "0" * 12])
 def test_nonsense_finds_nothing_and_the_page_reports_it(operator: Client, words: str) -> None:
+    """The pages of clients, bans and overrides do so, although each has an entry."""
     guess(8)
     assert f"No client found for “{words}”" in text(find(operator, words))
     assert f"No ban is found for “{words}”" in text(find(operator, words, BANS))

@@ -188,7 +188,7 @@ def histories(tmp_path: Path) -> Any:
     for site, count in SITES.items():
         empty[site] = copy(tmp_path / "empty.sqlite3", tmp_path / f"{site}.empty")
         with Worker("histories:", {"default": empty[site]}) as worker:
-            worker("call_command('ratelimit', 'rules', 'new-id', stdout=open(os.devnull, 'w'))")
+            worker("call_command('ratelimit', 'publish', '--new-id', stdout=open(os.devnull, 'w'))")
         databases[site] = tmp_path / f"{site}.sqlite3"
         workers[site] = [Worker("histories:", {"default": databases[site]}) for _ in range(count)]
     yield type(

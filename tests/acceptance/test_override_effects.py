@@ -73,6 +73,7 @@ def test_another_limit_is_shown_as_it_then_applies(operator: Client) -> None:
 
 
 def test_an_override_replaces_all_tiers(operator: Client) -> None:
+    """The rate is shown for the rule and for its tier. Then it applies."""
     RateLimitRule.objects.create(
         name="plans",
         path="/ok",
@@ -90,6 +91,7 @@ def test_an_override_replaces_all_tiers(operator: Client) -> None:
 
 
 def test_numbers_that_do_not_fit_are_shown_as_unchanged(operator: Client) -> None:
+    """A rate for slots leaves the limit as it is. An invalid rate is an error."""
     RateLimitRule.objects.create(
         name="held", path="/ok", key="ip", rate="2", options={"algorithm": "concurrency"}
     )

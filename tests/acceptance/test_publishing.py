@@ -165,7 +165,7 @@ def test_a_prefix_belongs_to_one_database(
         "[one.id for one in checks.run_checks(databases=['default'], tags=[checks.Tags.database])]"
     )
     assert [there(found), here(found)] == [["django_ratelimit_lua.E013"], []]
-    there("call_command('ratelimit', 'rules', 'adopt', stdout=open(os.devnull, 'w'))")
+    there("call_command('ratelimit', 'publish', '--take-over', stdout=open(os.devnull, 'w'))")
     there("edit(2001)")
     until(
         lambda: [there("ask()"), too("ask()")] == [{"site": 2001}] * 2,

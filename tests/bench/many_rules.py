@@ -42,7 +42,7 @@ SITE = {
     "RATELIMIT_RULES": [],
 }
 RULE_LIST = "admin:django_ratelimit_lua_ratelimitrule_changelist"
-OVERVIEW = "admin:ratelimit_statistics_statistics_changelist"
+OVERVIEW = "admin:django_ratelimit_lua_overview_changelist"
 RULE_PAGE = "admin:django_ratelimit_lua_ratelimitrule_change"
 AIMS = {
     "list of rules": 1,

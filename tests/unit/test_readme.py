@@ -45,7 +45,5 @@ def test_a_recipe_against_guessing_has_three_limits(path: Path) -> None:
 
 
 def test_recipes_against_guessing_exist() -> None:
-    """The pages on logins, outcomes and bans, and the example site, contain the recipe."""
-    assert {"login.rst", "count-by-outcome.rst", "ban-repeat-offenders.rst", "views.py"} <= {
-        path.name for path in RECIPES
-    }
+    """The pages on logins and outcomes, and the example site, contain the recipe."""
+    assert {"login.rst", "count-by-outcome.rst", "views.py"} <= {path.name for path in RECIPES}

@@ -305,7 +305,8 @@ def _client_note(request: HttpRequest, has_errors: bool, what: str) -> str:
     if not request.user.has_perm("django_ratelimit_lua.view_identities"):
         notes.append(
             _(
-                "To see the names of clients, you need the permission “May see the names of clients”."
+                "To see the names of clients, you need the permission “May see the names of "
+                "clients”."
             )
         )
     elif conf.SHOW_IDENTITIES == "masked":
