@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -54,11 +53,10 @@ class NamedNetwork:
             self._set(self._source)
             return
         try:
-            with self._source.open("rb") as file:
-                status = os.fstat(file.fileno())
-                stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-                if stamp != self._stamp:
-                    self._set(_parse(file.read()))
+            status = self._source.stat()
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if stamp != self._stamp:
+                self._set(_parse(self._source.read_bytes()))
             self._stamp = stamp
             self.problem = ""
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
