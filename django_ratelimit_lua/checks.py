@@ -310,7 +310,7 @@ def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
     _valid_rules()  # The same for the rules.
     for path, purpose in list(callables.known.items()):  # An import may register more.
         try:
-            callables.find(path, purpose)
+            callables.find(path, purpose, "group", "request")
         except ImproperlyConfigured as error:
             yield BAD_PATH.message(str(error))
 

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..exceptions import StoreError
 from ..operations.bans import ActiveBan, active_bans, lift_bans
 from ..operations.call_sites import place_words
-from ..operations.client_search import computed_clients, is_match, is_prefix
+from ..operations.client_search import computed_clients, is_prefix, matcher
 from .identities import WHO, link_words, may_see_clients, readable_parts, visible_name
 from .limits import limit_url
 from .links import client_links, client_url
@@ -124,6 +124,7 @@ def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[A
     """
     words = text.casefold()
     digests = {client.digest for client in computed_clients(text)}
+    matches = matcher(text)
     found = []
     for active in bans:
         texts = [active.limit, active.rule, place_words(active.name)]
@@ -131,7 +132,7 @@ def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[A
         if is_prefix(words):
             is_found = is_found or active.identity.startswith(words)
         if sees_names:
-            is_found = is_found or is_match(active.who, text)
+            is_found = is_found or matches(active.who)
             texts.append(active.why)
         if is_found or any(words in each.casefold() for each in texts):
             found.append(active)

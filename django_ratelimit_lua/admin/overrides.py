@@ -25,7 +25,7 @@ from ..exceptions import StoreError
 from ..identity.forwarded import overlaps
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride
-from ..operations.client_search import computed_clients, is_match
+from ..operations.client_search import computed_clients, matcher
 from ..operations.effects import override_effects
 from ..operations.formatting import moment_element
 from ..operations.subjects import add
@@ -170,7 +170,8 @@ class OverrideAdmin(ActingAdmin):
         digests = {client.digest for client in computed_clients(search_term)}
         with suppress(StoreError):
             named = known_clients(request)
-            digests |= {digest for digest, name in named.items() if is_match(name, search_term)}
+            matches = matcher(search_term)
+            digests |= {digest for digest, name in named.items() if matches(name)}
         networks = [
             network
             for network in queryset.values_list("network", flat=True)

@@ -160,7 +160,7 @@ def header(value: object) -> str:
 
 def _function(value: object) -> Function:
     if isinstance(value, str):
-        return find(value, "the path", ())
+        return find(value, "the path")
     if not callable(value):
         raise ValueError("must be a callable, or its dotted path")
     return value

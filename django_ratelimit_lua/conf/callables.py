@@ -6,7 +6,7 @@ A path is imported when it is first used. `manage.py check` imports all of them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -23,11 +23,11 @@ MAX_ENTRIES = 10_000
 MAX_LENGTH = 300
 
 
-def find(path: str, purpose: str, arguments: Sequence[str] = ("group", "request")) -> Function:
+def find(path: str, purpose: str, *arguments: str) -> Function:
     """Return the object at a dotted path.
 
-    Raises `ImproperlyConfigured` if it cannot be imported, or cannot be called with this number of
-    arguments. Without any, their number is not checked.
+    Raises `ImproperlyConfigured` if it cannot be imported, or cannot be called with these
+    arguments, if any are given.
     """
     try:
         target: object = import_string(path)
@@ -63,7 +63,7 @@ def lazily(path: str, purpose: str) -> Function:
         known[path] = purpose
 
     def call(*args: object) -> object:
-        return find(path, purpose)(*args)
+        return find(path, purpose, "group", "request")(*args)
 
     call.__module__, _, call.__qualname__ = path.rpartition(".")
     return call

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..conf import Network
@@ -29,6 +31,7 @@ from .request_builder import find_user
 _PREFIX = re.compile(r"[0-9a-f]{6,32}")
 """The part of a digest that a search needs. A reference contains 6 digits."""
 _PLUS = "+"
+NO_USERS: Mapping[str, str] = MappingProxyType({})
 
 
 class FoundClient(NamedTuple):
@@ -68,9 +71,10 @@ def search_clients(text: str, named: Mapping[str, Name]) -> list[FoundClient]:
     known |= counted_clients(keys)
     found = {digest: computed[digest] for digest in computed if digest in known}
     shown = {digest for client in found.values() for digest in counted_digests(*client[:2])}
+    matches = matcher(text)
     for digest, name in named.items():
         is_found = is_prefix(text) and digest.startswith(text.lower())
-        if is_found or (is_match(name, text) and digest not in shown):
+        if is_found or (matches(name) and digest not in shown):
             found.setdefault(digest, FoundClient(digest, tuple(name)))
     return [*found.values()][:MAX_LISTED]
 
@@ -130,8 +134,23 @@ def find_network(text: str) -> Network | None:
     return None
 
 
-def is_match(name: Sequence[Part], text: str) -> bool:
+def matcher(text: str) -> Callable[[Sequence[Part]], bool]:
+    """Return a function that compares recorded names with a text, see `is_match`."""
+    users = {}
+    for word in _words(text):
+        user = find_user(word)
+        if user is not None:
+            users[word] = str(user.pk)
+    return partial(is_match, text=text, users=users)
+
+
+def is_match(name: Sequence[Part], text: str, users: Mapping[str, str] = NO_USERS) -> bool:
     """Return whether a recorded name contains these values, or an address in this network.
+
+    Args:
+        name: The parts of the name.
+        text: The values.
+        users: The primary keys of the users that the text names, by their names.
 
     >>> mary = [("ip", "203.0.113.9"), ("post:username", "mary")]
     >>> is_match(mary, "203.0.113.9"), is_match(mary, "203.0.113.0/24"), is_match(mary, "+ mary")
@@ -141,11 +160,13 @@ def is_match(name: Sequence[Part], text: str) -> bool:
     """
     words = _words(text)
     return bool(words and name) and all(
-        any(_is_part(kind, value, word) for kind, value in name) for word in words
+        any(_is_part(kind, value, word, users) for kind, value in name) for word in words
     )
 
 
-def _is_part(kind: str, value: str, word: str) -> bool:
+def _is_part(kind: str, value: str, word: str, users: Mapping[str, str]) -> bool:
+    if kind == "user":
+        return value == users.get(word)
     if kind != "ip":
         return word.casefold() in value.casefold()
     with suppress(ValueError):

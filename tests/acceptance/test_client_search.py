@@ -156,6 +156,29 @@ def test_an_override_by_digest_is_found_by_the_name_of_its_client(operator: Clie
         assert "1 override" in text(find(operator, words, OVERRIDES)), words
 
 
+def test_the_name_of_a_user_finds_a_client_that_counts_by_user_and_address(
+    operator: Client,
+) -> None:
+    """A record has the primary key of the user, which is no part of another number."""
+    ada = User.objects.create_user("ada")
+    RateLimitRule.objects.create(
+        name="both",
+        path="/login",
+        key="ip+user",
+        rate="1/h",
+        options={"ban_after": 1, "ban_for": "10m"},
+    )
+    visitor = Client(REMOTE_ADDR=ADDRESS)
+    visitor.force_login(ada)
+    for _ in range(3):
+        visitor.post("/login")
+    both = of(("ip", ADDRESS), ("user", str(ada.pk)))
+    assert both in found(operator, "ada").values()
+    assert "1 ban is found" in text(find(operator, f"{ADDRESS} + ada", BANS))
+    assert "1 ban is found" in text(find(operator, "ada", BANS))
+    assert both not in str(find(operator, f"{ada.pk}9").content)
+
+
 @pytest.mark.parametrize("words", ["nonsense", "127.0.0.256", "mary + nonsense", "0" * 12])
 def test_nonsense_finds_nothing_and_the_page_reports_it(operator: Client, words: str) -> None:
     """The pages of clients, bans and overrides do so, although each has an entry."""

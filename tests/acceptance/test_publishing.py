@@ -90,7 +90,7 @@ EDITS = [
         {"site": 51},
     ),
     (
-        "call_command('ratelimit', 'rules', 'mode', 'site', 'off', verbosity=0, "
+        "call_command('ratelimit', 'rules', 'mode', 'site', 'off', '--confirm', verbosity=0, "
         "stdout=open(os.devnull, 'w'))",
         {},
     ),

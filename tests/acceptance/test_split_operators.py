@@ -58,7 +58,6 @@ def test_the_process_page_lists_processes_and_parts_by_host(
     assert '<input type="number"' not in page
     assert ada.post(HERE, {"weight-jobs": "3"}).status_code == 403
     assert staff("view_identities", name="bob").get(HERE).status_code == 403
-    assert "Processes" in ada.get("/admin/").content.decode()
 
 
 def test_an_operator_sets_the_weights_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +104,7 @@ def test_the_process_page_reports_that_redis_is_unavailable(settings: Any) -> No
     }
     page = ada.get(HERE)
     assert page.status_code == 200
-    assert "Redis is unavailable" in page.content.decode()
+    assert "Redis does not answer" in page.content.decode()
 
 
 def test_health_and_its_command_list_the_processes() -> None:

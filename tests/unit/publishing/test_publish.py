@@ -16,7 +16,6 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publishing.publish import (
     is_in_transaction,
     snapshot_of,
-    values_by_key,
 )
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.snapshot import SECTIONS, section_of
@@ -142,19 +141,6 @@ def test_a_change_of_overrides_compiles_no_rule() -> None:
     after = before.renewed(snapshot_of("default"), None)
     assert after.rules is before.rules
     assert (after.overrides.number, before.overrides.number) == (1, 0)
-
-
-def test_values_digested_with_another_key_are_reported(settings: Any) -> None:
-    """Only the digest of a field's value is stored, so operators need the number of values that no
-    current key digests.
-    """
-    override = RateLimitOverride(field="post:name", effect="block")
-    override.set_value("ada")
-    override.save()
-    assert values_by_key("default") == {}
-    before = override.digested_by
-    settings.SECRET_KEY = "another"
-    assert values_by_key("default") == {before: 1}
 
 
 @pytest.mark.parametrize(
