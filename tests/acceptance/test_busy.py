@@ -22,6 +22,7 @@ from django_ratelimit_lua import Ratelimited, ratelimit
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.throttling import RuleThrottle
 from tests.acceptance.test_admin import ADMIN_MIDDLEWARE, RULES, given
@@ -321,3 +322,14 @@ def test_the_form_of_a_rule_keeps_its_conditions(operator: Client, settings: Any
     operator.post(url, sent)
     stored = RateLimitRule.objects.get().options
     assert stored == {"user_agent": ["*bot*", ""], "network": ["!google"], "waited": "500ms"}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("patterns", ["", ["*bot*", ""], "!*bot*"])
+def test_a_rule_with_conditions_is_exported_and_imported(patterns: Any, settings: Any) -> None:
+    """YAML has the same fields as the settings, with the same values."""
+    settings.RATELIMIT_NETWORKS = {"google": ["192.0.2.0/24"]}
+    rule = {**BUSY, "user_agent": patterns, "network": ["!google"]}
+    rules_yaml.apply(rules_yaml.plan(rules_yaml.dump([rule])))
+    assert RateLimitRule.objects.get().spec == rule
+    assert rules_yaml.plan(rules_yaml.export()) == []
