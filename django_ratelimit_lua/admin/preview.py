@@ -33,7 +33,7 @@ def preview_of_form(request: HttpRequest, posted: QueryDict) -> Context:
     given.pop("_redraw", None)
     pk = request.GET.get("rule", "")
     stored = None
-    if pk.isdecimal():
+    if pk.isdecimal() and len(pk) < 19:
         stored = RateLimitRule.objects.filter(pk=int(pk)).first()
     form = RuleForm(given, instance=stored)
     form.is_asking = False

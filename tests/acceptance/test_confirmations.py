@@ -60,7 +60,7 @@ def test_a_block_of_a_known_proxy_has_to_be_confirmed(
     assert ("is a proxy of this site" in errors(answer)) is is_asked
     assert RateLimitOverride.objects.exists() is not is_asked
     client.post(f"{OVERRIDES}add/", {**form, "effect": "exempt"})
-    assert RateLimitOverride.objects.filter(effect="exempt").exists() is not is_asked
+    assert RateLimitOverride.objects.filter(effect="exempt").exists()
     if is_asked:
         assert confirmed(client, f"{OVERRIDES}add/", form).status_code == 302
 
@@ -73,9 +73,6 @@ WIDE = "is a large part of the whole internet"
     [
         ({"network": "64.0.0.0/2", "effect": "block"}, WIDE),
         ({"network": "::/0", "effect": "block", "duration": "3600"}, WIDE),
-        ({"network": "0.0.0.0/0", "effect": "exempt"}, WIDE),
-        ({"network": "203.0.113.9 10.0.0.0/8", "effect": "exempt", "duration": "3600"}, WIDE),
-        ({"network": "10.0.0.0/8", "effect": "exempt", "rule": "site"}, WIDE),
     ],
 )
 def test_an_unlikely_override_needs_a_confirmation(

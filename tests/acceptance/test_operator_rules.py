@@ -55,8 +55,8 @@ def test_two_rates_are_added_on_a_path(site: Site, hand_for: Callable[[str], Han
 
 
 def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str], Hand]) -> None:
-    """A rule and a throttle of Django REST framework refuse. The page of the client shows both, and an
-    override for each raises them. Other clients keep the limit.
+    """A rule and a throttle of Django REST framework refuse. The page of the client shows both, and
+    an override for each raises them. Other clients keep the limit.
     """
     customer, other = "127.0.9.4", "127.0.9.5"
     assert site.statuses("/api/", 5, customer) == [200] * 3 + [429] * 2
