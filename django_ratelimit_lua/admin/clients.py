@@ -153,7 +153,7 @@ class ClientPage(ActionPage):
             reason=_("from the page of the client"),
             label=identity_words(_recorded_name(request, digest))[:200],
         )
-        if add([override]) == [override]:
+        if add(override) is override:
             self.log_addition(request, override, _("From the page of the client."))
         else:
             messages.info(request, _("The same override is already present, so none was added."))

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
-from ..identity.forwarded import covers, parse_address, parse_network
+from ..identity.forwarded import covers, parse_address
 from ..models import RateLimitOverride
 from ..operations.call_sites import rule_names
 from ..operations.confirmations import override_confirmations
@@ -61,21 +61,9 @@ class OverrideForm(AskingForm):
         fields = "__all__"
 
     request: HttpRequest
-    MAX_NETWORKS = 1000
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self.networks: list[str] = []
-        if "network" in self.fields and self.instance.pk is None:
-            self.fields["network"] = forms.CharField(
-                label=self.fields["network"].label,
-                required=False,
-                widget=forms.Textarea(attrs={"rows": 2}),
-                help_text=_(
-                    "For example 203.0.113.9 or 2001:db8::/48. Several, one per line, become one "
-                    "override each."
-                ),
-            )
         if self.instance.rule and "rule" in self.fields:  # Its rule may have been deleted.
             choices: Any = self.fields["rule"]
             choices.choices = dict([*choices.choices, (self.instance.rule, self.instance.rule)])
@@ -102,7 +90,7 @@ class OverrideForm(AskingForm):
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
         if given.get("effect") == "block":
             self._refuse_own(given)
-            warnings = override_confirmations(self.networks, own_proxy(self.request))
+            warnings = override_confirmations(given.get("network", ""), own_proxy(self.request))
             self.ask([("network", warning) for warning in warnings])
         return given
 
@@ -111,39 +99,10 @@ class OverrideForm(AskingForm):
         if not self.errors.keys() & {"user", "network", "field", "client_digest"}:
             super()._update_errors(errors)
 
-    def clean_network(self) -> str:
-        """Return the first network, and store all of them in `networks`.
-
-        Raises `ValidationError`, which names the invalid ones.
-        """
-        networks: dict[str, None] = {}
-        wrong = []
-        for text in self.cleaned_data["network"].replace(",", " ").split():
-            try:
-                networks[str(parse_network(text))] = None
-            except ValueError:
-                wrong.append(text)
-        if wrong:
-            problem = _(
-                "Not an address or network: %(texts)s. Enter for example 203.0.113.9 or "
-                "203.0.113.0/24."
-            )
-            raise ValidationError(problem % {"texts": ", ".join(wrong)[:300]})
-        if len(networks) > 1 and self.instance.pk is not None:
-            raise ValidationError(
-                _("An override applies to one network. Add an override for each further network.")
-            )
-        if len(networks) > self.MAX_NETWORKS:
-            raise ValidationError(
-                _("Enter at most %(number)d networks at once.") % {"number": self.MAX_NETWORKS}
-            )
-        self.networks = list(networks)
-        return next(iter(networks), "")
-
     def _refuse_own(self, given: Values) -> None:
         """Add an error if the block would lock out the operator."""
-        address = own_address(self.request)
-        if any(covers(network, address) for network in self.networks):
+        address = str(client_address(self.request).address or "")
+        if covers(given.get("network", ""), address):
             self.add_error(
                 "network", _("This includes your own address: you would lock yourself out.")
             )
@@ -161,11 +120,6 @@ def own_proxy(request: HttpRequest) -> str | None:
     if peer is None or not {"HTTP_X_FORWARDED_FOR", "HTTP_FORWARDED"} & request.META.keys():
         return None
     return str(peer)
-
-
-def own_address(request: HttpRequest) -> str:
-    """Return the address from which a request comes; empty if it is not known."""
-    return str(client_address(request).address or "")
 
 
 def own_digests(request: HttpRequest) -> set[str]:

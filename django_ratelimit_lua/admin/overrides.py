@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from copy import copy
 from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin.models import ADDITION, CHANGE, LogEntry
+from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
@@ -258,28 +257,11 @@ class OverrideAdmin(ActingAdmin):
             super().save_model(request, obj, form, change)
             return
         obj.created_by = str(request.user)
-        rows = [obj]
-        for network in form.networks[1:]:
-            row = copy(obj)
-            row.network = network
-            rows.append(row)
-        saved = add(rows)
-        added = [row for row in rows if row in saved]
-        repeated = [str(other) for other in saved if other not in rows]
-        if repeated:
+        existing = add(obj)
+        if existing is not obj:
             text = _("Already present, so not added again: %(overrides)s.")
-            messages.warning(request, text % {"overrides": ", ".join(repeated)[:1000]})
-        if len(rows) > 1:
-            text = ngettext(
-                "%(number)d override was added.",
-                "%(number)d overrides were added, one for each network.",
-                len(added),
-            )
-            messages.info(request, text % {"number": len(added)})
-        others = [row for row in added if row is not obj]
-        LogEntry.objects.log_actions(request.user.pk, others, ADDITION, _("Added with others."))  # type: ignore[arg-type]
-        if saved[0] is not obj:
-            obj.pk = saved[0].pk
+            messages.warning(request, text % {"overrides": existing})
+            obj.pk = existing.pk
             vars(obj)[REPEATED] = True
 
     def log_addition(self, request: HttpRequest, obj: RateLimitOverride, message: object) -> Any:

@@ -24,11 +24,9 @@ from ..web.overrides import override_fields
 from ..web.plan import Party, Planner
 from .bans import ActiveBan, active_bans
 from .explain import (
-    ExplainedLimit,
     Explanation,
     explained_limits,
     override_row,
-    with_tier,
     without_shared_bans,
 )
 from .reference import IDENT, KnownLimit, known_limits
@@ -88,7 +86,7 @@ def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> E
     listed = [*counted, *_unused(charges, counted, name, bool(identities))]
     planner = _ClientPlanner(listed[:MAX_LISTED], digests, address)
     found = Explanation(decide(planner))
-    found.met = [_with_reading(explained) for explained in explained_limits(planner)]
+    found.met = explained_limits(planner, lambda charge: _known(charge).reading)
     block = override_row(planner.strongest())
     if block is not None and block.effect == "block":
         found.block = block
@@ -273,12 +271,6 @@ def _unused(
 def _known(charge: DecidedCharge) -> KnownLimit:
     assert isinstance(charge.owner, KnownLimit)
     return charge.owner
-
-
-def _with_reading(explained: ExplainedLimit) -> ExplainedLimit:
-    """Return the limit with its sentence, which may be in code."""
-    planned = explained.planned
-    return explained._replace(reading=with_tier(_known(planned).reading, planned.charge.limit))
 
 
 class _ClientPlanner(Planner):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from django.utils.translation import gettext as _
@@ -80,11 +80,11 @@ def _texts(spec: Spec | None, mode: str = "") -> list[str]:
     return [text for _field, text in found]
 
 
-def override_confirmations(networks: Iterable[str], peer: str | None = None) -> list[str]:
-    """Return the warnings to confirm before an override that affects many clients is saved.
+def override_confirmations(text: str, peer: str | None = None) -> list[str]:
+    """Return the warnings to confirm before a block that affects many clients is saved.
 
     Args:
-        networks: The networks that it names.
+        text: The network that it names; empty or invalid: none.
         peer: The proxy that the operator's own request came through, if it did.
     """
     proxies: list[Network] = []
@@ -93,21 +93,20 @@ def override_confirmations(networks: Iterable[str], peer: str | None = None) -> 
     with suppress(ValueError):
         proxies.append(parse_network(peer or ""))
     warnings: list[str] = []
-    for text in networks:
-        try:
-            network = parse_network(text)
-        except ValueError:
-            continue  # It is refused anyway.
-        if network.prefixlen <= WIDE[network.version]:
-            problem = _(
-                "“%(network)s” is a large part of the whole internet: the override would apply to "
-                "all its clients."
-            )
-            warnings.append(problem % {"network": text})
-        if any(network.version == each.version and network.overlaps(each) for each in proxies):
-            problem = _(
-                "“%(network)s” is a proxy of this site: the override would apply to all clients "
-                "behind it."
-            )
-            warnings.append(problem % {"network": text})
+    try:
+        network = parse_network(text)
+    except ValueError:
+        return warnings
+    if network.prefixlen <= WIDE[network.version]:
+        problem = _(
+            "“%(network)s” is a large part of the whole internet: the override would apply to "
+            "all its clients."
+        )
+        warnings.append(problem % {"network": text})
+    if any(network.version == each.version and network.overlaps(each) for each in proxies):
+        problem = _(
+            "“%(network)s” is a proxy of this site: the override would apply to all clients "
+            "behind it."
+        )
+        warnings.append(problem % {"network": text})
     return warnings

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -47,7 +46,6 @@ class ExplainedLimit(NamedTuple):
     - `name`: its name;
     - `reading`: the sentence that describes it;
     - `source`: where it is defined;
-    - `rule`: its rule; None if it is in the code;
     - `planned`: its planned charge;
     - `counts`: all limits under which the client may have a count here: also those of other tiers,
       and of overrides with a rate;
@@ -60,7 +58,6 @@ class ExplainedLimit(NamedTuple):
     name: str
     reading: str
     source: str
-    rule: Rule | None
     planned: DecidedCharge
     counts: Sequence[Limit]
     state: LimitState | None
@@ -90,15 +87,13 @@ class Explanation:
 
     - `exempt`: the rule, or "the view", that exempts it from rules;
     - `block`: the override that blocks it without any rule;
-    - `problems`: the rules and call sites that cannot be applied to such a request, and why;
-    - `notes`: other code that may refuse it, and is not examined.
+    - `notes`: the rules and other code that are not decided here, and why.
     """
 
     decision: Decision
     met: list[ExplainedLimit] = field(default_factory=list)
     exempt: str | None = None
     block: RateLimitOverride | None = None
-    problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -113,15 +108,12 @@ def explain(request: HttpRequest) -> Explanation:
         reload()
     state = request_state(request)
     counted = state.counted
-    user = getattr(request, "user", None)
     state.counted = {}
     explainer = _Explainer(request)
     try:
         explainer.run()
     finally:
         state.counted = counted
-        if user is not None:
-            request.user = user
     return explainer.found
 
 
@@ -142,30 +134,27 @@ class _Explainer:
 
     def _explain_rules(self) -> None:
         is_applied = _is_applied()
-
-        def choose(ruleset: Ruleset) -> list[Place] | None:
-            matching = ruleset.matching(self.request)
-            if not is_applied:
-                if matching:
-                    self._note(
-                        _("No middleware applies rules: RateLimitMiddleware is not in MIDDLEWARE.")
-                    )
-                return []
-            exempting = [rule.name for rule in matching if rule.template is None]
-            if is_exempt(self.request):
-                exempting.insert(0, "the view")
-            self.found.exempt = next(iter(exempting), None)
-            return None if exempting else [Place(matching)]
-
-        self._decide(
-            RequestPlanner(
-                self.request,
-                choose,
-                operation="peek",
-                has_blocks=is_applied,
-                on_error=self._on_error,
-            )
+        planner = RequestPlanner(
+            self.request,
+            self._applied if is_applied else self._ignored,
+            operation="peek",
+            has_blocks=is_applied,
+            on_error=self._on_error,
         )
+        self._decide(planner)
+
+    def _applied(self, ruleset: Ruleset) -> list[Place] | None:
+        matching = ruleset.matching(self.request)
+        exempting = [rule.name for rule in matching if rule.template is None]
+        if is_exempt(self.request):
+            exempting.insert(0, "the view")
+        self.found.exempt = next(iter(exempting), None)
+        return None if exempting else [Place(matching)]
+
+    def _ignored(self, ruleset: Ruleset) -> list[Place]:
+        if ruleset.matching(self.request):
+            self._note(_("No middleware applies rules: RateLimitMiddleware is not in MIDDLEWARE."))
+        return []
 
     def _explain_view(self, match: ResolverMatch) -> None:
         view = match.func
@@ -177,22 +166,15 @@ class _Explainer:
         self._explain_stacks(here, view, is_before=False)
         for name in here.unknown:
             text = _("Unknown: whether the view calls %(name)s, which has limits.")
-            self._note(text, name=name)
+            self._note(text % {"name": name})
 
     def _explain_stacks(self, here: OnView, view: object, *, is_before: bool) -> None:
         for stack in here.stacks:
             if (stack.method in BEFORE_METHODS) is is_before and self._is_reached(view, stack):
                 planner = RequestPlanner(
-                    self.request,
-                    partial(self._places_of, stack),
-                    operation="peek",
-                    on_error=self._on_error,
+                    self.request, stack.rules, stack.group, "peek", on_error=self._on_error
                 )
                 self._decide(planner, is_advice=not stack.blocks)
-
-    def _places_of(self, stack: Stack, ruleset: Ruleset) -> list[Place]:
-        rules = ruleset.for_call_sites(stack.rules, stack.group, self.request)
-        return [Place(rules, stack.group)]
 
     def _is_reached(self, view: object, placed: Stack) -> bool:
         if not is_behind_login(view, placed) or _is_logged_in(self.request):
@@ -210,24 +192,19 @@ class _Explainer:
         ours = []
         for throttle in throttles:
             if not getattr(throttle, "is_decided_together", False):
-                self._note(
-                    _("Not checked: %(name)s, a throttle that decides by itself."),
-                    name=name_of(type(throttle)),
-                )
+                text = _("Not checked: %(name)s, a throttle that decides by itself.")
+                self._note(text % {"name": name_of(type(throttle))})
                 continue
             ours.append(throttle)
         if ours:
             self._decide(ours[0].planner(ours, view.request, view, "peek", self._on_error))
 
-    def _note(self, text: str, **values: str) -> None:
-        text %= values
-        if text not in self.found.notes:
+    def _note(self, text: str) -> None:
+        if text not in self.found.notes:  # By newer rules it is planned once more.
             self.found.notes.append(text)
 
     def _on_error(self, name: str, error: Exception) -> None:
-        problem = f"{name}: {type(error).__name__}: {error}"
-        if problem not in self.found.problems:  # By newer rules it is planned once more.
-            self.found.problems.append(problem)
+        self._note(f"{name}: {type(error).__name__}: {error}")
 
     def _decide(self, planner: Planner, *, is_advice: bool = False) -> None:
         """Decide without counting, and add the limits."""
@@ -236,21 +213,16 @@ class _Explainer:
         except REFUSED as error:  # A function of the project raised it; Django answers it.
             self._on_error(_("refused by the site"), error)
             return
-        if planner.ruleset is None:
-            return  # Rate limiting is switched off.
         found = self.found
         if found.block is None and any(each.charge.limit is NOTHING for each in planner.charges):
             found.block = override_row(strongest(_found_overrides(planner), EVERY_RULE, now_us()))
-        found.met += explained_limits(planner, is_advice=is_advice)
+        found.met += explained_limits(planner, _reading, is_advice=is_advice)
         counted = request_state(self.request).counted
         for planned in planner.gathered:
             if planned.rule is not None:
                 counted[planned.rule.name] = None  # A later decision does not count it again.
-        sources = (found.decision.source, decision.source)
         if found.decision.allowed and decision.limits and (decision.allowed or not is_advice):
             found.decision = decision
-        if "fallback" in sources:
-            found.decision = found.decision._replace(source="fallback")
 
 
 def _is_applied() -> bool:
@@ -272,14 +244,11 @@ def _view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:
     if "get" in actions:
         actions.setdefault("head", actions["get"])
     view.action_map = actions
-    for method, action in actions.items():
-        setattr(view, method, getattr(view, action))
     view.setup(request, *match.args, **match.kwargs)
-    view.headers = {}
     view.request = view.initialize_request(request, *match.args, **match.kwargs)
     if _is_logged_in(request):
         view.request.user = request.user  # As described; otherwise the user of its headers.
-    elif view.request.user is not None:
+    else:
         request.user = view.request.user
     return view
 
@@ -288,8 +257,13 @@ def _is_logged_in(request: HttpRequest) -> bool:
     return getattr(getattr(request, "user", None), "is_authenticated", False)
 
 
-def explained_limits(planner: Planner, *, is_advice: bool = False) -> list[ExplainedLimit]:
-    """Return the gathered charges of a planner with the results of its decision."""
+def explained_limits(
+    planner: Planner, reading_of: Callable[[DecidedCharge], str], *, is_advice: bool = False
+) -> list[ExplainedLimit]:
+    """Return the gathered charges of a planner with the results of its decision.
+
+    `reading_of` returns the sentence that describes the limit of a charge.
+    """
     ruleset = planner.ruleset
     if ruleset is None:  # Rate limiting is switched off.
         return []
@@ -300,9 +274,6 @@ def explained_limits(planner: Planner, *, is_advice: bool = False) -> list[Expla
     for planned in planner.gathered:
         limit = planned.charge.limit
         rule = ruleset.by_name.get(planned.name)
-        source = "code"
-        if rule is not None:
-            source = rule.source
         override = strongest(known, planned.name, now_us())
         is_skipped = False
         if override is not None and override.rate is not None:
@@ -313,9 +284,8 @@ def explained_limits(planner: Planner, *, is_advice: bool = False) -> list[Expla
         explained.append(
             ExplainedLimit(
                 limit.name,
-                with_tier(_reading(planned, rule), limit),
-                source,
-                rule,
+                with_tier(reading_of(planned), limit),
+                "code" if rule is None else rule.source,
                 planned,
                 _counts(limit, planned.rule, rates, names),
                 states.get(_counter(planned)),
@@ -358,22 +328,18 @@ def _counter(planned: DecidedCharge) -> tuple[bytes, bytes]:
     return planned.charge.digest, planned.charge.limit.key_part
 
 
-def _reading(planned: DecidedCharge, rule: Rule | None) -> str:
+def _reading(planned: DecidedCharge) -> str:
     """Return the sentence of a limit: that of its rule, or one made of its rate."""
     rate = str(planned.charge.limit.rate)
-    if planned.owner is not None and planned.rule is None:
+    rule = planned.rule
+    if rule is None:
         words = {"rate": rate_words(rate), "name": type(planned.owner).__name__}
         return _("%(rate)s, by the throttle %(name)s") % words
-    if rule is not None and rule.given:
+    if rule.given:
         return reading(rule.given)
-    keys = list(filter(None, _key_name(planned).split("+")))
-    return reading({"rate": rate, "key": keys, "group": planned.name})
-
-
-def _key_name(planned: DecidedCharge) -> str:
-    if planned.rule is None or planned.rule.key is None:
-        return ""
-    return planned.rule.key.name
+    key = rule.key
+    assert key is not None
+    return reading({"rate": rate, "key": key.name.split("+"), "group": planned.name})
 
 
 def override_row(override: Override | None) -> RateLimitOverride | None:
@@ -428,14 +394,11 @@ def reset(
 
 def without_shared_bans(charges: Sequence[Charge]) -> list[Charge]:
     """Return the charges in a form that one call accepts: each count and each ban once."""
-    counts: set[tuple[bytes, bytes]] = set()
+    counts = {(charge.digest, charge.limit.key_part): charge for charge in charges}
     bans: set[tuple[bytes, bytes]] = set()
     found = []
-    for charge in charges:
+    for charge in counts.values():
         limit = charge.limit
-        if (charge.digest, limit.key_part) in counts:
-            continue
-        counts.add((charge.digest, limit.key_part))
         if limit.ban is not None:
             ban = (charge.digest, limit.ban.key_part)
             if ban in bans:

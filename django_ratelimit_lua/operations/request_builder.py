@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from http.cookies import CookieError
 from importlib import import_module
@@ -12,25 +13,20 @@ from urllib.parse import unquote_to_bytes, urlencode
 
 from django.apps import apps
 from django.conf import settings
-from django.contrib.auth import get_user, get_user_model
+from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 
 from ..conf import conf
 from ..identity.body import URLENCODED
-from ..identity.forwarded import parse_network
-from ..identity.keys import registered_keys, split_prefix
+from ..identity.keys import registered_keys
 from ..identity.request_state import request_state
 from ..limits.rate import LimitError
 
-SENT_KINDS = ("header", "cookie", "get", "post", "json", "data")
-"""The kinds of fields that a client sends. `data` is a form field, or a JSON field if the body has
-other JSON fields.
-"""
 Fields = Sequence[tuple[str, str]]
-"""Values that a client sends, and values of registered keys: `[("post:username", "ada"), ("tenant",
-"acme")]`.
+"""Values that a client sends, in headers, cookies, the query and the body, and values of registered
+keys: `[("header:X-API-Key", "k"), ("get:q", "x"), ("post:username", "ada"), ("tenant", "acme")]`.
 """
 
 
@@ -39,7 +35,6 @@ def build_request(
     method: str = "GET",
     address: str | None = None,
     user: User | None = None,
-    headers: Mapping[str, str] | None = None,
     *,
     host: str | None = None,
     fields: Fields = (),
@@ -49,9 +44,8 @@ def build_request(
     Args:
         path: Its path, with a query.
         method: Its HTTP method.
-        address: Its address; for a network, its first address is used.
-        user: The signed-in user; by default, the user of the session in its cookie.
-        headers: Its headers. A `Cookie` replaces the cookies in `fields`.
+        address: Its address.
+        user: The signed-in user.
         host: Its host.
         fields: Its values, as pairs of a field and a value.
 
@@ -60,27 +54,18 @@ def build_request(
     """
     from django.test import RequestFactory  # Which imports Django's test cases.
 
-    sent: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SENT_KINDS}
-    sent["header"] += (headers or {}).items()
+    sent: dict[str, list[tuple[str, str]]] = defaultdict(list)
     key_values = {}
     for field, value in fields:
-        _prefix, place = split_prefix(field)
-        kind, _colon, name = place.partition(":")
+        kind, _colon, name = field.partition(":")
         if field in registered_keys():
             key_values[field] = value
-        elif kind in sent and name:
-            sent[kind].append((name, value))
         else:
-            accepted = ", ".join([*(f"{kind}:NAME" for kind in SENT_KINDS), *registered_keys()])
-            raise LimitError(f"{field!r} is not a field of a request; use {accepted}")
-    body = "post"
-    if sent["json"]:
-        body = "json"
-    sent[body] += sent["data"]
+            sent[kind].append((name, value))
     if sent["json"] and sent["post"]:
         raise LimitError("A body cannot have both form fields and JSON fields")
     path, _mark, query = path.partition("?")
-    query = "&".join(filter(None, (query.partition("#")[0], urlencode(sent["get"]))))
+    query = "&".join(filter(None, (query, urlencode(sent["get"]))))
     # As a server hands it over: a path need not be one that a URL can be made of.
     meta: dict[str, Any] = {
         "PATH_INFO": unquote_to_bytes(path.encode(errors="replace")).decode("latin-1"),
@@ -89,9 +74,9 @@ def build_request(
     if host is not None:
         meta["HTTP_HOST"] = host
     if address is not None:
-        meta["REMOTE_ADDR"] = first_address(address)
+        meta["REMOTE_ADDR"] = address
         if isinstance(conf.IP_META_KEY, str):
-            meta[conf.IP_META_KEY] = meta["REMOTE_ADDR"]
+            meta[conf.IP_META_KEY] = address
     factory = RequestFactory(headers=dict(sent["header"]))
     for name, value in sent["cookie"]:
         try:
@@ -103,17 +88,9 @@ def build_request(
     if apps.is_installed("django.contrib.sessions"):  # Otherwise there may be no table of sessions.
         session_key = request.COOKIES.get(settings.SESSION_COOKIE_NAME)
     request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
-    request.user = user or _user_of_session(request)
+    request.user = user or AnonymousUser()
     request_state(request).key_values |= key_values
     return request
-
-
-def first_address(network: str) -> str:
-    """Return an address, or the first address of a network, as text."""
-    try:
-        return str(parse_network(network).network_address)
-    except ValueError:
-        return network
 
 
 def _body(posted: Fields, in_json: Fields) -> tuple[bytes, str]:
@@ -130,12 +107,6 @@ def _body(posted: Fields, in_json: Fields) -> tuple[bytes, str]:
                 raise LimitError(f"json:{path}: another field sets {part} to text")
         place[name] = value
     return json.dumps(body).encode(), "application/json"
-
-
-def _user_of_session(request: HttpRequest) -> User | AnonymousUser:
-    if apps.is_installed("django.contrib.auth") and request.session.session_key:
-        return get_user(request)
-    return AnonymousUser()
 
 
 def find_user(name: str) -> User | None:

@@ -134,47 +134,32 @@ def network_overrides(network: str) -> list[RateLimitOverride]:
     return list(RateLimitOverride.objects.active().filter(network__in=texts))
 
 
-def add(overrides: Sequence[RateLimitOverride]) -> list[RateLimitOverride]:
-    """Save overrides in one change, except those with an equal one that has not ended.
+def add(override: RateLimitOverride) -> RateLimitOverride:
+    """Save an override, unless an equal one has not ended. Return the one that exists now.
 
     Concurrent callers wait for each other, so that only one of them adds an override.
-
-    Returns:
-        The existing override for each: itself, or the equal one.
     """
     using = router.db_for_write(RateLimitOverride)
     with one_change(using):
         RateLimitRevision.lock(using)
-        for override in overrides:
-            override.prepare()
-        about = {digest for override in overrides for digest in override.digests()}
+        override.prepare()
+        about = RateLimitOverride.objects.lasting().filter(subject__in=override.digests())
         # Locked, so that the current rows are read, and not those of the start of this transaction.
-        there = list(
-            RateLimitOverride.objects.lasting()
-            .filter(subject__in=about)
-            .order_by("pk")
-            .select_for_update()
-        )
-        result = [
-            next((other for other in there if _are_equal(override, other)), override)
-            for override in overrides
-        ]
-        new = [override for override in result if override.pk is None]
-        for override in new[:1]:
-            override.save()  # Its key is known then, in every database.
-        RateLimitOverride.objects.bulk_create(new[1:])
-    return result
+        for other in about.order_by("pk").select_for_update():
+            if _are_equal(override, other):
+                return other
+        override.save()
+    return override
 
 
 def _are_equal(override: RateLimitOverride, other: RateLimitOverride) -> bool:
-    """Return whether two overrides have the same effect at the same time, within a minute.
+    """Return whether two overrides of a subject have the same effect at the same time.
 
-    Reasons may differ.
+    Times may differ by a minute, and reasons too.
     """
     now = timezone.now()
     return (
-        other.subject in override.digests()
-        and _EFFECT(override) == _EFFECT(other)
+        _EFFECT(override) == _EFFECT(other)
         and _are_near(max(override.starts or now, now), max(other.starts or now, now))
         and _are_near(override.ends, other.ends)
     )

@@ -234,7 +234,7 @@ def test_overrides_are_created_in_the_form_and_ended_by_an_action(operator: Clie
     ("fields", "problem"),
     [
         ({}, "Name one subject"),
-        ({"network": "nowhere"}, "Not an address or network: nowhere."),
+        ({"network": "nowhere"}, "Enter an address or network"),
         ({"field": "X-API-Key", "value": "x"}, "Enter one of header"),
         ({"field": "header:X-API-Key"}, "The value is missing"),
         ({"value": "x"}, "Enter the field that has this value"),

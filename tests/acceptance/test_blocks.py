@@ -1,4 +1,4 @@
-"""Blocks with a status of 403 and a message, and overrides for many networks."""
+"""Blocks with a status of 403 and a message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import LogEntry
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
@@ -14,14 +13,12 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_ratelimit_lua.models import (
-    RateLimitChange,
     RateLimitOverride,
-    RateLimitRevision,
     RateLimitRule,
 )
 from django_ratelimit_lua.throttling import RuleThrottle
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import OPERATOR, OVERRIDES, errors, visits
+from tests.acceptance.test_admin import OVERRIDES, errors, visits
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -128,56 +125,3 @@ def test_only_blocks_store_a_status_and_a_message(fields: dict[str, str], operat
         f"{OVERRIDES}add/", {**FORM, **fields, "network": "203.0.113.9", "effect": "exempt"}
     )
     assert "This is for blocks." in errors(answer)
-
-
-def test_a_list_of_networks_becomes_one_override_per_network(operator: Client) -> None:
-    """All overrides are added in one change with the same fields. Each has an entry in Django's
-    log, and can be ended separately.
-    """
-    before = RateLimitRevision.read("default").revision
-    pasted = "203.0.113.9\r\n198.51.100.128/25, 2001:db8::/48\r\n\r\n203.0.113.9"
-    answer = operator.post(
-        f"{OVERRIDES}add/", {**FORM, "network": pasted, "reason": "scrapers"}, follow=True
-    )
-    assert "3 overrides were added" in answer.content.decode()
-    rows = RateLimitOverride.objects.order_by("pk")
-    assert [row.network for row in rows] == ["203.0.113.9", "198.51.100.128/25", "2001:db8::/48"]
-    assert {(row.reason, row.created_by, row.ends) for row in rows} == {
-        ("scrapers", "grace", rows[0].ends)
-    }
-    assert RateLimitRevision.read("default").revision == before + 1
-    assert RateLimitChange.objects.count() == LogEntry.objects.count() == 3
-    for address in ("203.0.113.9", "198.51.100.200", "2001:db8::7"):
-        assert visits(address=address) == [429], address
-    assert visits(address="198.51.100.1") == [200]
-    rows[1].delete()
-    assert visits(address="198.51.100.200") == [200]
-
-
-@pytest.mark.parametrize(
-    ("pasted", "problem"),
-    [
-        ("203.0.113.9\nnowhere\n10.0.0.0/99", "Not an address or network: nowhere, 10.0.0.0/99."),
-        (f"203.0.113.9\n{OPERATOR}", "you would lock yourself out"),
-        (
-            "\n".join(f"10.0.{number // 250}.{number % 250}" for number in range(1001)),
-            "Enter at most 1000 networks",
-        ),
-    ],
-)
-def test_a_list_with_an_invalid_network_adds_no_override(
-    pasted: str, problem: str, operator: Client
-) -> None:
-    """The error names the invalid lines."""
-    answer = operator.post(f"{OVERRIDES}add/", {**FORM, "network": pasted})
-    assert problem in errors(answer)
-    assert not RateLimitOverride.objects.exists()
-
-
-def test_an_existing_override_is_edited_for_one_network_only(operator: Client) -> None:
-    """A list of networks needs a new override."""
-    row = RateLimitOverride.objects.create(network="203.0.113.9", effect="block")
-    answer = operator.post(
-        f"{OVERRIDES}{row.pk}/change/", {**FORM, "network": "203.0.113.9 203.0.113.10"}
-    )
-    assert "Add an override for each further network" in errors(answer)

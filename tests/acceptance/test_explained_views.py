@@ -251,7 +251,7 @@ VIEWS = {
         1,
         method="post",
         sends={"data": {"name": "ada"}},
-        fields=(("data:name", "ada"),),
+        fields=(("post:name", "ada"),),
     ),
     "header": Case(
         by["header"],
@@ -315,7 +315,7 @@ def test_explained_limits_are_the_counted_limits(name: str) -> None:
     assert explained().decision.allowed
     statuses = [visit(case, name) for _ in range(3)]
     explanation = explained()
-    assert explanation.problems == []
+    assert explanation.notes == []
     used = sorted(limit.state.used for limit in explanation.met if limit.state is not None)
     assert len(used) == case.count
     if not case.count:
@@ -363,7 +363,9 @@ def test_a_user_authenticated_by_the_view_is_explained_correctly() -> None:
         for _ in range(3)
     ]
     assert statuses == [200, 200, 429]
-    by_header = explain(build_request("/known/", address=ADDRESS, headers={"X-Name": "ada"}))
+    by_header = explain(
+        build_request("/known/", address=ADDRESS, fields=[("header:X-Name", "ada")])
+    )
     by_user = explain(build_request("/known/", address="198.51.100.1", user=ada))
     assert (by_header.decision.allowed, by_user.decision.allowed) == (False, False)
     assert explain(build_request("/known/", address=ADDRESS)).decision.allowed
@@ -377,7 +379,7 @@ def test_code_that_cannot_be_evaluated_is_named() -> None:
     assert not explain(build_request("/host/", host="one.example")).decision.allowed
     assert explain(build_request("/host/", host="other.example")).decision.allowed
     explanation = explain(build_request("/failing/"))
-    assert "AttributeError" in explanation.problems[0]
+    assert "AttributeError" in explanation.notes[0]
     (note,) = explain(build_request("/foreign/")).notes
     assert (
         note == "Not checked: rest_framework.throttling.AnonRateThrottle, a throttle that decides "
@@ -432,10 +434,10 @@ def test_a_request_that_the_site_refuses_is_explained() -> None:
     no error of the page.
     """
     assert Client(headers={"host": "a b"}).get("/host/").status_code == 400
-    (problem,) = explain(build_request("/host/", host="a b")).problems
+    (problem,) = explain(build_request("/host/", host="a b")).notes
     assert problem.startswith("refused by the site: DisallowedHost: ")
     explanation = explain(build_request("/header/", fields=[("header:X-API-Key", "x" * 70_000)]))
-    assert explanation.problems[0].startswith("refused by the site: RequestDataTooBig: ")
+    assert explanation.notes[0].startswith("refused by the site: RequestDataTooBig: ")
 
 
 def test_custom_throttles_are_named() -> None:
@@ -461,8 +463,6 @@ def test_limits_behind_a_login_are_explained_for_signed_in_users_only(
     client.force_login(ada)
     assert [client.get(f"/{name}/").status_code for _ in range(3)] == [200, 200, 429]
     assert not explain(build_request(f"/{name}/", address=ADDRESS, user=ada)).decision.allowed
-    cookie = (("cookie:sessionid", client.cookies["sessionid"].value),)
-    assert not explain(build_request(f"/{name}/", address=ADDRESS, fields=cookie)).decision.allowed
     assert Client(REMOTE_ADDR=ADDRESS).get(f"/{name}/").status_code == 302
     explanation = explain(build_request(f"/{name}/", address=ADDRESS))
     assert (explanation.decision.allowed, explanation.met) == (True, [])

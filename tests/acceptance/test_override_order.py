@@ -137,7 +137,9 @@ def test_override_precedence_is_as_documented() -> None:
                 expected = {"exempt": {}, "limit": {"enforced": 77}}[str(counts(pair))]
                 assert response.json() == expected, pair
             if number % 5 == 0:
-                found = explain(build_request(f"/{place}/", "GET", address, User(pk=number), meta))
+                fields = [(f"header:{name}", value) for name, value in meta.items()]
+                user = User(pk=number)
+                found = explain(build_request(f"/{place}/", "GET", address, user, fields=fields))
                 assert found.decision.allowed is not refuses, (place, pair)
 
 

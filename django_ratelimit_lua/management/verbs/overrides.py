@@ -63,8 +63,8 @@ def _block(command: Printer, options: VerbOptions) -> None:
     if not options["for_good"]:
         seconds = seconds_of("--for", options["period"], "; or use --for-good")
     override = subject.override("block", seconds, rule=rule, reason=options["reason"])
-    require_confirmation(options, override_confirmations([subject.address]))
-    (existing,) = add([override])
+    require_confirmation(options, override_confirmations(subject.address))
+    existing = add(override)
     until = f"until {format_moment(override.ends)}" if override.ends else "for good"
     by = f" by the rule {rule}" if rule else ""
     existed = "" if existing is override else ", which existed already"

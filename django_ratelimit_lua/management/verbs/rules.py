@@ -105,8 +105,6 @@ def _explain(command: Printer, options: VerbOptions) -> None:
             if limit.is_advice and not limit.state.allowed:
                 text += ", but the view decides"
             command.say(text)
-    for problem in explanation.problems:
-        command.stderr.write(command.style.ERROR(f"cannot be applied to this request: {problem}"))
     if not any((explanation.met, explanation.exempt, explanation.block, explanation.notes)):
         command.say("No rule applies.")
     for line in (*explanation.notes, verdict(explanation)):
