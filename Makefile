@@ -26,10 +26,14 @@ coverage: $(VENV)/test
 	$(RUN)/python -m coverage combine --quiet
 	$(RUN)/python -m coverage report $(if $(ARGS),--fail-under=0)
 
+# The name of an override is a part of a sentence, without a line break at its end.
+TEMPLATES := $(shell find django_ratelimit_lua example_project -name "*.html" -not -name override_name.html)
 lint: $(VENV)/lint
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
+	$(RUN)/djade --target-version 5.2 --check $(TEMPLATES)
+	$(RUN)/zizmor --offline --quiet .github
 
 bench: $(VENV)/test
 	$(RUN)/python -m tests.bench
@@ -45,11 +49,13 @@ docs: $(VENV)/docs
 	$(RUN)/python -m docs.tables
 	$(RUN)/python -m docs.gateway_files
 	$(RUN)/python -m docs.plots
+	$(RUN)/python -m docs.llms
 	$(RUN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
-# The pictures of the admin, which need chromium and chromedriver.
+# The pictures of the admin, and the moving one of the README, which need chromium and chromedriver.
 screenshots: $(VENV)/docs
 	$(RUN)/python -m docs.screenshots
+	$(RUN)/python -m docs.moving_picture
 
 # A wheel, made from the source archive, with which the tutorial is followed in a fresh environment.
 dist: $(VENV)/dist
@@ -58,6 +64,7 @@ dist: $(VENV)/dist
 	$(RUN)/python -m twine check --strict dist/*
 	$(RUN)/check-wheel-contents dist/*.whl
 	$(RUN)/python -m tests.tutorial dist/*.whl
+	@$(RUN)/python -c "import setup; print(setup.report())"
 
 # Needs gettext. `LANGUAGES="--locale de --locale fr"` begins another language.
 LANGUAGES ?= --all
@@ -69,6 +76,7 @@ messages: $(VENV)/test
 format: $(VENV)/lint
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
+	$(RUN)/djade --target-version 5.2 $(TEMPLATES) || true # It fails if it has changed a file.
 
 $(RUN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -10,6 +10,7 @@ from .limits.rate import Rate
 from .rules.exempt import ratelimit_exempt
 from .rules.methods import ALL, UNSAFE
 from .version import __version__ as __version__
+from .web.usage import LimitUsage, ausage, usage, usage_view
 
 __all__ = [
     "ALL",
@@ -19,9 +20,13 @@ __all__ = [
     "Limit",
     "LimitError",
     "LimitState",
+    "LimitUsage",
     "Rate",
     "RateLimiter",
     "Ratelimited",
+    "ausage",
     "ratelimit",
     "ratelimit_exempt",
+    "usage",
+    "usage_view",
 ]

@@ -11,8 +11,8 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
 from .engine.decide import adecide, decide
-from .engine.run import arun, run
-from .engine.waiting import ahold, hold, settled, to_the_end, unmasked
+from .engine.run import arun, finish_interrupted, logging_errors, run, to_the_end
+from .engine.waiting import await_turn, wait_turn
 from .exceptions import Ratelimited
 from .identity.keys import KeyLike
 from .limits.options import Options
@@ -212,13 +212,13 @@ def _checked(
             if [decided for decided in charges if decided.slot]:
                 held = hold_slots(request, decision, charges)
             if blocks and decision.wait > 0:
-                hold(decision.wait, charges)
+                wait_turn(decision.wait, charges)
             if not settles and held is None:
                 return add_ratelimit_headers(request, checked(request, *args, **kwargs))
             try:
                 response = checked(request, *args, **kwargs)
             except BaseException as error:
-                with unmasked(error):
+                with logging_errors(error):
                     run(settle(request, error, decision, charges, held))
                 raise
             run(settle(request, response, decision, charges))
@@ -250,19 +250,19 @@ def _checked(
             if [decided for decided in charges if decided.slot]:
                 held = hold_slots(request, decision, charges)
             if blocks and decision.wait > 0:
-                await ahold(decision.wait, charges)
+                await await_turn(decision.wait, charges)
             if not settles and held is None:
                 return add_ratelimit_headers(request, await checked(request, *args, **kwargs))
             try:
                 response = await checked(request, *args, **kwargs)
             except BaseException as error:
-                await settled(error, settle(request, error, decision, charges, held))
+                await finish_interrupted(error, settle(request, error, decision, charges, held))
                 raise
             try:
                 await to_the_end(arun(settle(request, response, decision, charges)))
             except BaseException as error:
                 if held is not None:  # No caller gets the response, so it may never be closed.
-                    await settled(error, held.releasing())
+                    await finish_interrupted(error, held.releasing())
                 raise
             if held is not None:
                 response = watch_body(request, response)

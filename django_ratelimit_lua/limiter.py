@@ -29,12 +29,12 @@ from .engine.decide import (
 from .engine.decided_charge import DecidedCharge
 from .engine.holding import Held
 from .engine.run import Wait, Waiting, arun, run
-from .engine.waiting import ahold, hold, trying
+from .engine.waiting import await_turn, trying, wait_turn
 from .exceptions import Ratelimited
 from .identity import Identity, digest
-from .identity.names import own
+from .identity.names import supplied_identity
 from .limits.algorithms.concurrency import new_slot
-from .limits.algorithms.token_bucket import most_units
+from .limits.algorithms.token_bucket import max_debt
 from .limits.call import Charge, Operation, whole_cost
 from .limits.decision import Decision
 from .limits.limit import Limit
@@ -322,7 +322,7 @@ class RateLimiter:
         if identity is None:
             raise LimitError(f"RateLimiter {self.name!r}: a ban needs an identity")
         ruleset = yield from rules_in_use()
-        charges = self._charges(ruleset, own(identity), digest(identity))
+        charges = self._charges(ruleset, supplied_identity(identity), digest(identity))
         banning_charges = [planned for planned in charges if planned.charge.limit.ban is not None]
         if not banning_charges:
             raise LimitError(
@@ -365,7 +365,7 @@ class RateLimiter:
         """
         decision, charges = run(self._acquiring(identity, cost, _seconds(timeout), debt))
         if decision and decision.wait > 0:
-            hold(decision.wait, charges)
+            wait_turn(decision.wait, charges)
         return decision
 
     async def aacquire(
@@ -379,7 +379,7 @@ class RateLimiter:
         """`acquire`, for coroutines."""
         decision, charges = await arun(self._acquiring(identity, cost, _seconds(timeout), debt))
         if decision and decision.wait > 0:
-            await ahold(decision.wait, charges)
+            await await_turn(decision.wait, charges)
         return decision
 
     def _acquiring(
@@ -389,7 +389,7 @@ class RateLimiter:
             if not limit.kind.allows_debt:
                 problem = f"debt needs algorithm='token_bucket', not {limit.algorithm!r}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "debt")
-            if whole_cost(cost) > (most := most_units(limit)):
+            if whole_cost(cost) > (most := max_debt(limit)):
                 problem = f"cost is {cost}; the maximum with debt at {limit.rate} is {most}"
                 raise LimitError(f"RateLimiter {self.name!r}: {problem}", "cost")
 
@@ -551,7 +551,7 @@ class Slot:
             decision, charges = run(taking)
             held = self._hold(decision, charges)
             if decision.wait > 0:  # Because of a rate in the same limiter.
-                hold(decision.wait, charges)
+                wait_turn(decision.wait, charges)
         except BaseException:
             self.__exit__()
             raise
@@ -572,7 +572,7 @@ class Slot:
             decision, charges = await arun(taking)
             held = self._hold(decision, charges)
             if decision.wait > 0:
-                await ahold(decision.wait, charges)
+                await await_turn(decision.wait, charges)
         except BaseException as stopped:
             await self.__aexit__(type(stopped))
             raise
@@ -681,7 +681,7 @@ class _HitPlanner(Planner):
         self.units = cost if self.is_hit else 0
         self._asked: Operation = operation
         self._limiter = limiter
-        self._identity = own(identity)
+        self._identity = supplied_identity(identity)
         self._subject = digest(identity)
         self._cost = cost
 

@@ -11,15 +11,15 @@ from django.template.response import SimpleTemplateResponse
 
 from .conf import conf
 from .engine.decide import deciding
-from .engine.run import Wait, Waiting, arun, run
-from .engine.waiting import unmasked, waiting_turn
+from .engine.run import Wait, Waiting, arun, logging_errors, run
+from .engine.waiting import waiting_turn
 from .exceptions import Ratelimited
 from .identity.request_state import request_state
 from .identity.routes import was_foreseen
 from .rules.exempt import is_exempt
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
-from .store import Patience
+from .store import Deadline
 from .web.holding import hold_slots, release_left, releasing, watch_body
 from .web.plan import Place, RequestPlanner
 from .web.refusal import details_of
@@ -68,7 +68,7 @@ class RateLimitMiddleware:
                 try:
                     response = cast(HttpResponseBase, self.get_response(request))
                 except BaseException as error:
-                    with unmasked(error):
+                    with logging_errors(error):
                         run(releasing(request))
                     raise
             return self._with_headers(request, response)
@@ -119,30 +119,33 @@ class RateLimitMiddleware:
     def _refused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        patience = Patience(conf.TIMEOUT)
-        return run(_refusing(request, choose, patience), patience)
+        deadline = Deadline(conf.TIMEOUT)
+        return run(_refusing(request, choose, deadline), deadline)
 
     async def _arefused(self, request: HttpRequest, choose: _Choose) -> HttpResponseBase | None:
         if is_exempt(request):
             return None
-        patience = Patience(conf.TIMEOUT)
-        return await arun(_refusing(request, choose, patience), patience)
+        deadline = Deadline(conf.TIMEOUT)
+        return await arun(_refusing(request, choose, deadline), deadline)
 
     @staticmethod
     def _with_headers(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        if request_state(request).held:
+        state = request_state(request)
+        if state.held:
             watch_body(request, response)
+        if state.device_cookie:
+            response.set_cookie(**state.device_cookie)
         if hasattr(request, "ratelimit"):
             return add_ratelimit_headers(request, response)
         return response
 
 
 def _refusing(
-    request: HttpRequest, choose: _Choose, patience: Patience
+    request: HttpRequest, choose: _Choose, deadline: Deadline
 ) -> Waiting[HttpResponseBase | None]:
     """Return the response to a request that rules refuse, or None."""
     planner = _planner(request, choose)
-    decision = yield from deciding(planner, patience)
+    decision = yield from deciding(planner, deadline)
     hold_slots(request, decision, planner.charges)
     if decision and decision.wait > 0:
         yield from waiting_turn(decision.wait, planner.charges)

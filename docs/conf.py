@@ -26,6 +26,7 @@ autodoc_member_order = "bysource"
 html_theme = "furo"
 pygments_dark_style = "monokai"  # Furo's own underlines names of modules, as if they were links.
 html_title = "django_ratelimit_lua"
+html_extra_path = ["llms.txt"]
 html_static_path = ["_static"]
 html_css_files = ["phone.css"]
 exclude_patterns = ["_build", "__pycache__"]

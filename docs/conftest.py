@@ -3,12 +3,12 @@
 from sybil import Sybil
 from sybil.parsers.rest import PythonCodeBlockParser
 
-from tests.celery_stand_in import celery  # noqa: F401
+from tests.celery_stand_in import celery, django_tasks  # noqa: F401
 from tests.conftest import pytest_ignore_collect  # noqa: F401
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser()],
     patterns=["*.rst"],
     excludes=["tutorial.rst"],
-    fixtures=["celery"],
+    fixtures=["celery", "django_tasks"],
 ).pytest()

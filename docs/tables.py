@@ -1,9 +1,10 @@
-"""Writes the tables of settings and options, which their pages include: `python -m docs.tables`. A
-test compares.
+"""Writes the tables of settings and options, which their pages include, and the comparison in the
+README: `python -m docs.tables`. A test compares.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import django_ratelimit_lua.contrib.gateway.conf
@@ -14,7 +15,18 @@ from django_ratelimit_lua.limits.algorithms import ALGORITHMS
 from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.rules.options import OPTIONS_OF_RULES
 
-FOLDER = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+FOLDER = DOCS / "reference"
+README = DOCS.parent / "README.md"
+COMPARISON = re.compile(r"(?<=<!-- comparison -->\n)(.*?)(?=<!-- end of comparison -->)", re.DOTALL)
+COMPARED = (
+    "@ratelimit",
+    "django-ratelimit",
+    "DRF's throttles",
+    "limits, moving window",
+    "django-smart-ratelimit, sliding_window",
+)
+"""The rows of the comparison that the README has room for. It leaves out the last column."""
 
 
 def settings_rows() -> list[tuple[str, ...]]:
@@ -59,6 +71,22 @@ def table(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def comparison() -> str:
+    """Return five rows of what `make bench-peers` found, as a table of Markdown."""
+    rows = (DOCS / "comparison.inc").read_text().partition("\n\nValkey")[0].split("\n   * -")[1:]
+    cells = [[cell.strip() for cell in row.split("\n     -")][:-1] for row in rows]
+    heading, *others = cells
+    known = {row[0]: row for row in others}
+    table = [heading, ["---"] * len(heading), *(known[name] for name in COMPARED)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in table)
+
+
+def readme() -> str:
+    """Return the text of the README with the comparison as it is today."""
+    return COMPARISON.sub(lambda _: comparison(), README.read_text())
+
+
 if __name__ == "__main__":
     for name in TABLES:
         (FOLDER / name).write_text(table(name))
+    README.write_text(readme())

@@ -71,7 +71,7 @@ CACHES = {
 }
 RATELIMIT_CACHE_PREFIX = "example:"
 RATELIMIT_VIEW = "example_project.views.blocked"
-RATELIMIT_HEADERS = "draft-10"
+RATELIMIT_HEADERS = "ietf"
 # The addresses of a demo need no mask.
 RATELIMIT_SHOW_IDENTITIES = os.environ.get("EXAMPLE_SHOW_IDENTITIES", "plain")
 RATELIMIT_NEVER_BAN: list[str] = []  # By default this host is never banned.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_ratelimit_lua.engine.decide import answered
+from django_ratelimit_lua.engine.decide import deciding_call
 from django_ratelimit_lua.engine.run import run
 from django_ratelimit_lua.limits.call import Call
 from django_ratelimit_lua.limits.decision import Decision
@@ -10,4 +10,4 @@ from django_ratelimit_lua.limits.decision import Decision
 
 def decide(call: Call) -> Decision:
     """The decision of a call."""
-    return run(answered(call))
+    return run(deciding_call(call))

@@ -1,8 +1,10 @@
-"""The names of Celery that the documentation imports, for tests without Celery."""
+"""Names that the documentation imports, for tests without Celery, or with a Django before 6.0."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,3 +23,10 @@ def celery(monkeypatch: pytest.MonkeyPatch) -> None:
     signals.__dict__["worker_process_shutdown"] = SimpleNamespace(connect=lambda function: function)
     monkeypatch.setitem(sys.modules, "celery", package)
     monkeypatch.setitem(sys.modules, "celery.signals", signals)
+
+
+@pytest.fixture
+def django_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Django 6.0, let `django.tasks` be the package django-tasks."""
+    if not find_spec("django.tasks"):
+        monkeypatch.setitem(sys.modules, "django.tasks", import_module("django_tasks"))

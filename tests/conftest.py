@@ -25,8 +25,8 @@ from hypothesis import settings as hypothesis_settings
 
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.engine.bans import ban_log
-from django_ratelimit_lua.engine.fallback import local_counts
 from django_ratelimit_lua.engine.heartbeat import heartbeat
+from django_ratelimit_lua.engine.local import local_counts
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.extension import is_installed
 from django_ratelimit_lua.process.tasks import Task, stop

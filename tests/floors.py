@@ -25,7 +25,7 @@ FLOORS = [
         "checks",
         "operations",
     ],
-    ["admin", "management", "apps", "pytest_plugin", "__init__"],
+    ["admin", "management", "apps", "pytest_plugin", "debug_panel", "__init__"],
     ["contrib", "templatetags"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.
@@ -66,6 +66,23 @@ def is_below(room: str, other: str) -> bool:
     if room in GROUND and other in GROUND:
         return GROUND.index(other) < GROUND.index(room)
     return floor_of(other) < floor_of(room)
+
+
+def modules_imported(path: Path) -> set[Path]:
+    """Return the files of the package that a file imports, also for types only."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for alias in node.names:
+                places = (base / alias.name, base)
+                files = [
+                    each
+                    for place in places
+                    for each in (place.with_suffix(".py"), place / "__init__.py")
+                ]
+                found.add(next(file for file in files if file.is_file()))
+    return found - {path}
 
 
 def drawing() -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_ratelimit_lua.engine.heartbeat import heartbeat
-from django_ratelimit_lua.limits.share import Share
+from django_ratelimit_lua.engine.heartbeat import Share, heartbeat
 
 WHOLE = Share((1,), 0, 1, 0)
 """The share of the only process."""

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from importlib.util import find_spec
 
 from tests.annexes import installed
 from tests.server import url
@@ -67,3 +68,5 @@ STATIC_URL = "/static/"
 REST_FRAMEWORK = {
     "UNAUTHENTICATED_USER": None,
 }
+_TASKS = "django.tasks" if find_spec("django.tasks") else "django_tasks"
+TASKS = {"default": {"BACKEND": f"{_TASKS}.backends.dummy.DummyBackend"}}  # It runs no task.

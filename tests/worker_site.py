@@ -263,7 +263,7 @@ def begin(prefix: str | None = None) -> None:
 
 def look() -> None:
     """It is this process's turn to look whether what is published is what the database has."""
-    triggers.look()
+    triggers.check_published()
     while triggers.publishing.is_running:
         time.sleep(0.001)
 

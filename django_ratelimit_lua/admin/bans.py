@@ -13,9 +13,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import StoreError
+from ..identity.names import Name
 from ..operations.bans import ActiveBan, active_bans, lift_bans
 from ..operations.call_sites import place_words
-from ..operations.client_search import computed_clients, is_prefix, matcher
+from ..operations.client_search import computed_clients, matcher
 from .identities import WHO, link_words, may_see_clients, readable_parts, visible_name
 from .limits import limit_url
 from .links import client_links, client_url
@@ -128,12 +129,11 @@ def _search(bans: Sequence[ActiveBan], text: str, *, sees_names: bool) -> list[A
     found = []
     for active in bans:
         texts = [active.limit, active.rule, place_words(active.name)]
-        is_found = active.identity in digests
-        if is_prefix(words):
-            is_found = is_found or active.identity.startswith(words)
+        who: Name = []
         if sees_names:
-            is_found = is_found or matches(active.who)
             texts.append(active.why)
+            who = active.who
+        is_found = active.identity in digests or matches(active.identity, who)
         if is_found or any(words in each.casefold() for each in texts):
             found.append(active)
     return found

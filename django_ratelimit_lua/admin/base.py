@@ -71,7 +71,7 @@ class ActingAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 def _shown_sections(
     form: ModelForm[Model], sections: Iterable[tuple[Any, dict[str, Any]]]
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield the sections of a form. Those with a value or an error are not folded.
+    """Yield the sections of a form. None is folded if it has a value, or if the form was sent.
 
     “Confirm” is only there if a warning asks for it.
     """
@@ -80,8 +80,7 @@ def _shown_sections(
         if names == ["confirm"] and not getattr(form, "asks", False):
             continue
         classes = set(section.get("classes", ()))
-        is_open = getattr(form, "is_redrawn", False)
-        if is_open or any(name in form.errors or _has_value(form, name) for name in names):
+        if form.is_bound or any(_has_value(form, name) for name in names):
             classes.discard("collapse")
         yield title, {**section, "classes": sorted(classes)}
 
@@ -89,8 +88,6 @@ def _shown_sections(
 def _has_value(form: ModelForm[Model], name: str) -> bool:
     """Return whether a field differs from its value in a new row."""
     default = vars(type(form.instance)()).get(name)
-    if form.is_bound and name in form.fields:
-        return form.fields[name].has_changed(default, form[name].value())
     value = form.initial.get(name, vars(form.instance).get(name))
     return value not in (default, None, "", [])
 

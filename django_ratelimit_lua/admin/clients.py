@@ -16,6 +16,7 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..extension import extensions
 from ..identity import is_digest
+from ..identity.forwarded import overlaps
 from ..identity.names import Name, shown
 from ..limits.ban import Ban
 from ..limits.decision import LimitState
@@ -201,6 +202,8 @@ def _search(request: HttpRequest, text: str) -> Context:
     if network is not None:
         context["network"] = network
         context["network_url"] = network_url(request, str(network))
+        context["may_see_overrides"] = may_see_overrides(request)
+        context["overrides"] = _number_of_overrides(str(network))
         if conf.SHOW_IDENTITIES != "plain":
             context["problem"] = _(
                 "Names of clients are masked (RATELIMIT_SHOW_IDENTITIES), so the clients within a "
@@ -214,6 +217,12 @@ def _search(request: HttpRequest, text: str) -> Context:
     elif not found:
         context |= _reference(request, text, named)
     return context
+
+
+def _number_of_overrides(network: str) -> int:
+    """Return how many overrides in force are about a network, a part of it or one around it."""
+    networks = RateLimitOverride.objects.active().exclude(network="")
+    return sum(overlaps(each, network) for each in networks.values_list("network", flat=True))
 
 
 def _found_rows(request: HttpRequest, text: str, found: Sequence[FoundClient]) -> list[Context]:
@@ -313,34 +322,28 @@ def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> l
             (words,) = readable_parts(request, [name])
             row |= {"of": link_words(words, digest), "url": client_url(request, digest)}
         row["limit_url"] = override_url(request, digest, name, limit.counted_as)
-        if _is_blocked(limit):
-            row["verdict"] = "blocked"
-        elif limit.refuses and limit.state is not None:
+        if row["verdict"] == "refused":
             row |= {"reason": _reason(limit), "again": _again(limit.state)}
         rows.append(row)
     return rows
 
 
-def _is_blocked(limit: ExplainedLimit) -> bool:
-    """Return whether an override blocks all requests that this limit counts."""
-    if limit.state is None or not limit.state.enforced or limit.override is None:
-        return False
-    return limit.override.effect == RateLimitOverride.Effects.BLOCK
-
-
 def _verdict(limit: ExplainedLimit) -> str:
     """Return the verdict of a limit: "over" if it is exceeded but does not refuse."""
-    if limit.state is None:
+    state = limit.state
+    if state is None:
         return "exempt"
-    if limit.state.allowed:
+    if state.enforced and limit.override is not None and limit.override.effect == "block":
+        return "blocked"
+    if state.allowed:
         return "allowed"
     if limit.refuses:
         return "refused"
     return "over"
 
 
-def _again(state: LimitState) -> str:
-    if state.retry_after is None:
+def _again(state: LimitState | None) -> str:
+    if state is None or state.retry_after is None:
         return _("never")
     if state.is_slots:
         return _("when a slot is free")
@@ -351,11 +354,16 @@ def _reason(limit: ExplainedLimit) -> str:
     """Return why a limit refuses, in one sentence."""
     state = limit.state
     assert state is not None
-    name = place_words(limit.counted_as or limit.name)
+    name = place_words(limit.counted_as)
     if state.ban is not None and state.banned_until is not None:
         return _ban_words(name, state.ban, state.banned_until)
     text = _("Refused by %(name)s: %(used)s of %(limit)s used; allowed again: %(again)s.")
-    return text % {**state._asdict(), "name": name, "again": _again(state)}
+    return text % {
+        "name": name,
+        "used": state.used,
+        "limit": limit.available,
+        "again": _again(state),
+    }
 
 
 def _ban_words(name: str, ban: Ban, until: datetime.datetime) -> str:

@@ -129,6 +129,7 @@ def _of_code(query: Mapping[str, str]) -> Values:
         values["algorithm"] = OF_SLOTS
     if beside:
         values |= {"name": _("%(name)s, slower") % {"name": name}, "group": name, "key": site.key}
+        values["method"] = ", ".join(sorted(site.methods or ()))
         rates = rates[:1]
     elif len({other.key for other in sites}) > 1:
         values["key"] = site.key

@@ -68,7 +68,7 @@ class OverrideAdmin(ActingAdmin):
     list_select_related = ("user",)
     search_fields = ("network", "label", "reason", "field", "client_digest", "rule")
     actions = ("end_now",)
-    readonly_fields = ("created_by", "created")
+    readonly_fields = ("created_by", "created_at")
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     change_form_template = "admin/django_ratelimit_lua/ratelimitoverride/change_form.html"
     fieldsets = (
@@ -91,7 +91,7 @@ class OverrideAdmin(ActingAdmin):
             gettext_lazy("Duration and reason"),
             {"fields": ("duration", ("starts", "ends"), "reason")},
         ),
-        (None, {"fields": (("created_by", "created"),)}),
+        (None, {"fields": (("created_by", "created_at"),)}),
         (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
 
@@ -146,7 +146,12 @@ class OverrideAdmin(ActingAdmin):
             raise PermissionDenied
         given = request.POST
         burst = given.get("burst", "")
-        context: Context = {}
+        is_limit = given.get("effect") == RateLimitOverride.Effects.LIMIT
+        context: Context = {"needs_rule": is_limit and not given.get("rule")}
+        page = "admin/django_ratelimit_lua/ratelimitoverride/effect.html"
+        if is_limit and not given.get("rate"):
+            context["problem"] = _("Enter the rate to see what the client gets.")
+            return TemplateResponse(request, page, context)
         try:
             context["effects"] = override_effects(
                 given.get("rule", ""),
@@ -156,7 +161,6 @@ class OverrideAdmin(ActingAdmin):
             )
         except LimitError as error:
             context["problem"] = error
-        page = "admin/django_ratelimit_lua/ratelimitoverride/effect.html"
         return TemplateResponse(request, page, context)
 
     def get_search_results(
@@ -170,7 +174,7 @@ class OverrideAdmin(ActingAdmin):
         with suppress(StoreError):
             named = known_clients(request)
             matches = matcher(search_term)
-            digests |= {digest for digest, name in named.items() if matches(name)}
+            digests |= {digest for digest, name in named.items() if matches(digest, name)}
         networks = [
             network
             for network in queryset.values_list("network", flat=True)
@@ -210,7 +214,7 @@ class OverrideAdmin(ActingAdmin):
         ruleset = in_force()
         if ruleset is None:
             return False
-        return bool(override.misfits(ruleset.by_name.get(override.rule)))
+        return bool(override.limit_problems(ruleset.by_name.get(override.rule)))
 
     @admin.display(description=gettext_lazy("rule"), ordering="rule")
     def of_rule(self, override: RateLimitOverride) -> str:
@@ -241,10 +245,6 @@ class OverrideAdmin(ActingAdmin):
         return format_html(
             '{}<div class="quiet">{}</div>', override.reason or "—", override.created_by
         )
-
-    @admin.display(description=gettext_lazy("created at"))
-    def created(self, override: RateLimitOverride) -> str:
-        return (override.created_at and moment_element(override.created_at)) or "—"
 
     def has_view_permission(self, request: HttpRequest, obj: object = None) -> bool:
         return super().has_view_permission(request, obj) or self.has_block_permission(request)

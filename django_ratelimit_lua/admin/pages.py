@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -21,7 +21,6 @@ from ..extension import Extension, Section, extensions
 from ..publishing.publish import primary
 from .base import ActingAdmin, audited
 
-T = TypeVar("T")
 Context = dict[str, Any]
 """The values that a template shows, by name."""
 
@@ -50,9 +49,6 @@ def page_response(
     return TemplateResponse(
         request, f"admin/{model_admin.opts.app_label}/{template}", {**frame, **context}
     )
-
-
-VIEW_RULES = "django_ratelimit_lua.view_ratelimitrule"
 
 
 def may(request: HttpRequest, *names: str) -> bool:
@@ -150,14 +146,6 @@ class ActionPage(Page):
         if not next_step:
             return HttpResponseRedirect(request.get_full_path())
         return self.view(request, **next_step)
-
-
-def read_or_warn(request: HttpRequest, read: Callable[[], list[T]]) -> list[T] | None:
-    """Return the result of reading Redis, or None if Redis is unavailable: the page says so."""
-    try:
-        return read()
-    except StoreError:
-        return None
 
 
 class PageModel(ModelBase):

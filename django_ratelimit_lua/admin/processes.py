@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..conf import MAX_WEIGHT
-from ..engine.heartbeat import Host, hosts, live_processes
+from ..engine.heartbeat import Host, Process, hosts, live_processes
 from ..exceptions import StoreError
 from ..models import RateLimitHost
 from ..models.audit import one_change
@@ -22,7 +22,7 @@ from ..publishing.publish import primary
 from ..rules.callsite import known_call_sites, limits_of
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
-from .pages import Page, may, may_see_rules, page_response, read_or_warn
+from .pages import Page, may, may_see_rules, page_response
 
 
 def has_split_limits() -> bool:
@@ -77,7 +77,10 @@ class ProcessPage(Page):
         return super().has_module_permission(request) and has_split_limits()
 
     def view(self, request: HttpRequest) -> HttpResponse:
-        found = read_or_warn(request, live_processes)
+        try:
+            found: Sequence[Process] | None = live_processes()
+        except StoreError:  # The page shows a warning.
+            found = None
         stored = dict(RateLimitHost.objects.values_list("name", "weight"))
         live = hosts(found or (), stored)
         gone = [Host(name, 0, ()) for name in sorted({*stored} - {host.name for host in live})]

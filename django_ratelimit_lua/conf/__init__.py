@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.functional import cached_property
 
 from ..limits import algorithms
-from ..limits.options import POLICIES, Policy
+from ..limits.terms import POLICIES, Policy
 from ..limits.values import Check, Choice, Number, Whole, or_none
 from .callables import Function, accepts, find
 from .changes import on_change
@@ -184,27 +184,27 @@ def _meta_key(value: object) -> str | Callable[..., str]:
 
 def proxies(value: object) -> int | tuple[Network, ...]:
     """Return the trusted proxies of `RATELIMIT_TRUSTED_PROXIES`. Raises `ValueError`."""
-    right = (
+    problem = (
         "must be a number of proxies from 0 to 32, or a list of networks such as "
         "['10.0.0.0/8', 'unix']"
     )
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 32:
         return value
-    return _networks(value, right, "unix")
+    return _networks(value, problem, "unix")
 
 
-def _networks(value: object, right: str, other: str = "") -> tuple[Network, ...]:
+def _networks(value: object, problem: str, other: str = "") -> tuple[Network, ...]:
     kinds = (str, ipaddress.IPv4Network, ipaddress.IPv6Network)
     if not isinstance(value, (list, tuple)) or not all(
         isinstance(network, kinds) for network in value
     ):
-        raise ValueError(right)
+        raise ValueError(problem)
     try:
         return tuple(
             unmapped(ipaddress.ip_network(network)) for network in value if network != other
         )
     except ValueError as error:
-        raise ValueError(f"{right}; {error}") from None
+        raise ValueError(f"{problem}; {error}") from None
 
 
 def _named_networks(value: object) -> dict[str, tuple[Network, ...] | Path]:
@@ -451,8 +451,8 @@ class Conf(Table):
     )
     HEADERS = Setting(
         None,
-        Choice((None, "draft-10", "x")),
-        'the format of rate-limit headers: ``"draft-10"`` or ``"x"``, see :doc:`responses`',
+        Choice((None, "ietf", "x")),
+        'the format of rate-limit headers: ``"ietf"`` or ``"x"``, see :doc:`responses`',
         shown="``None``",
     )
     KEY_SECRET = Setting(

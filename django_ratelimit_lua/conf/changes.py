@@ -10,16 +10,16 @@ from fnmatch import fnmatchcase
 
 from django.core.signals import setting_changed
 
-_hearers: list[tuple[tuple[str, ...], Callable[[], object]]] = []
+_receivers: list[tuple[tuple[str, ...], Callable[[], object]]] = []
 
 
-def on_change(names: tuple[str, ...], hear: Callable[[], object]) -> None:
+def on_change(names: tuple[str, ...], receive: Callable[[], object]) -> None:
     """Call a function whenever one of these settings has changed.
 
     Functions are called in the order of their registration. A name may end in a star: "RATELIMIT_*"
     matches all settings of this package.
     """
-    _hearers.append((names, hear))
+    _receivers.append((names, receive))
 
 
 def _changed(*, setting: str, **kwargs: object) -> None:
@@ -30,9 +30,9 @@ def _changed(*, setting: str, **kwargs: object) -> None:
         from django.test.signals import clear_cache_handlers
 
         clear_cache_handlers(setting=setting)
-    for names, hear in _hearers:
+    for names, receive in _receivers:
         if any(fnmatchcase(setting, name) for name in names):
-            hear()
+            receive()
 
 
 setting_changed.connect(_changed, dispatch_uid="django_ratelimit_lua.conf")

@@ -24,14 +24,13 @@ from ..exceptions import StoreError
 from ..identity.names import printable, shown
 from ..limits.ban import Ban
 from ..limits.call import Call
-from ..limits.decision import Decision, LimitState
+from ..limits.decision import Decision
 from ..limits.rate import SECOND
-from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..signals import banned
-from ..store import Patience, flusher, get_store
+from ..store import Deadline, flusher, get_store
 from .decided_charge import DecidedCharge
-from .log_sampler import LogSampler
+from .logs import LogSampler
 from .run import Wait
 
 logger = logging.getLogger("django_ratelimit_lua.banned")
@@ -86,7 +85,7 @@ class BanList:
                 self._added[key] = listed
         flusher.start()
 
-    def flush(self, last: Patience | None = None) -> bool:
+    def flush(self, last: Deadline | None = None) -> bool:
         """Write the added bans, as a `Flush` of the flusher. Raises `StoreError`."""
         with self._lock:
             added = self._added
@@ -101,7 +100,7 @@ class BanList:
             raise
         return False
 
-    def write(self, bans: Mapping[bytes, ListedBan], patience: Patience | None = None) -> None:
+    def write(self, bans: Mapping[bytes, ListedBan], deadline: Deadline | None = None) -> None:
         """Write bans to the list in Redis, by their keys. Raises `StoreError`."""
         name = conf.CACHE_PREFIX + LIST
         now = max(listed.since for listed in bans.values())
@@ -114,7 +113,7 @@ class BanList:
             )
         commands.append((b"ZREMRANGEBYSCORE", name, b"-inf", b"%d" % now))
         commands.append((b"ZREMRANGEBYRANK", name, b"0", b"%d" % (-MAX_LISTED - 1)))
-        get_store(background=True).execute_all(commands, patience)
+        get_store(background=True).execute_all(commands, deadline)
 
     def read(self) -> dict[bytes, int]:
         """Return the ends of the listed bans by their keys, the latest end first.
@@ -147,18 +146,16 @@ def description_key(ban_key: bytes) -> bytes:
     return ban_key + b":about"
 
 
-def descriptions(ban_keys: Iterable[bytes]) -> list[bytes | None]:
-    """Return the descriptions of bans, as far as they are stored. Raises `StoreError`."""
-    commands = [(b"GET", description_key(key)) for key in ban_keys]
-    return get_store(background=True).execute_all(commands)
+def descriptions(ban_keys: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Return the descriptions of bans by their keys, unless they are lost. Raises `StoreError`."""
+    keys = list(ban_keys)
+    texts = get_store(background=True).execute_all([(b"GET", description_key(key)) for key in keys])
+    return {key: text for key, text in zip(keys, texts, strict=True) if text is not None}
 
 
 def _time_of_redis() -> int:
-    # A cluster has no single clock.
-    with suppress(IndexError):
-        seconds, microseconds = get_store(background=True).execute(b"TIME")
-        return int(seconds) * SECOND + int(microseconds)
-    return Clock.time_ns() // 1000
+    seconds, microseconds = get_store(background=True).execute(b"TIME")
+    return int(seconds) * SECOND + int(microseconds)
 
 
 def bans_active() -> Counter[str]:
@@ -167,10 +164,11 @@ def bans_active() -> Counter[str]:
     A ban whose description was lost counts under the end of its key. Raises `StoreError`.
     """
     numbers: Counter[str] = Counter()
-    keys = list(ban_list.read())
-    for key, text in zip(keys, descriptions(keys), strict=True):
+    keys = ban_list.read().keys()
+    texts = descriptions(keys)
+    for key in keys:
         part = key.partition(b"}:")[2].removesuffix(b":ban").decode(errors="replace")
-        numbers[json.loads(text or b"{}").get("name") or part] += 1
+        numbers[json.loads(texts.get(key, b"{}")).get("name") or part] += 1
     return numbers
 
 
@@ -185,63 +183,50 @@ def report_bans(
     A ban that was made by hand, and one in shadow mode, which refuses no request, are only listed.
     """
     for each in charges:
-        state = each.state
-        ban = state.ban
+        ban = each.state.ban
         if ban is None or not ban.is_new:
             continue
-        (key,) = Call([each.charge], "peek", conf.CACHE_PREFIX).ban_keys()
-        rule = None if each.rule is None else each.rule.name or None
         name = shown(each.identity)
-        description = {
-            "limit": state.name,
-            "name": each.name,
-            "rule": rule,
-            "who": name,
-            "why": why[:MAX_WHY_LENGTH],
-        }
-        ban_list.add(key, ListedBan.of(ban, decision.moment, **description))
-        if not ban.offences or state.mode == "shadow":
+        rule = None if each.rule is None else each.rule.name or None
+        details = {"limit": each.state.name, "rule": rule}
+        listed = ListedBan.of(
+            ban, decision.moment, **details, name=each.name, who=name, why=why[:MAX_WHY_LENGTH]
+        )
+        (key,) = Call([each.charge], "peek", conf.CACHE_PREFIX).ban_keys()
+        ban_list.add(key, listed)
+        if not ban.offences or each.state.mode == "shadow":
             continue
         digest = each.charge.digest
-        client = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in name) or "hidden"
-        seconds = round((ban.until - decision.moment) / SECOND)
-        _log_ban(digest, state, ban, rule=rule, client=client, seconds=seconds, request=request)
+        if logger.isEnabledFor(logging.WARNING) and ban_log.admit(each.state.name, digest):
+            client = " ".join(f"{kind}={value}".removeprefix("=") for kind, value in name)
+            seconds = round((ban.until - decision.moment) / SECOND)
+            _log_ban(ban, digest, request, client=client or "hidden", seconds=seconds, **details)
         if banned.receivers:
             send = partial(
                 banned.send_robust,
                 Ban,
                 ban=ban,
-                limit=state.name,
-                rule=rule,
                 identity=digest.decode(),
-                mode=state.mode,
+                mode=each.state.mode,
                 decision=decision,
                 request=request,
+                **details,
             )
             yield Wait(send, sync_to_async(send))
 
 
-def _log_ban(
-    digest: bytes, state: LimitState, ban: Ban, *, request: object, **details: Any
-) -> None:
-    """Write one record, unless there were too many."""
-    if not logger.isEnabledFor(logging.WARNING):
-        return
-    left_out = ban_log.left_out(state.name, digest)
-    if left_out is None:
-        return
+def _log_ban(ban: Ban, digest: bytes, request: object, **details: Any) -> None:
     details |= {
-        "limit": state.name,
         "identity": digest[:8].decode(),
         "path": printable(str(getattr(request, "path", ""))[:MAX_PATH_LENGTH]) or None,
         "offences": ban.offences,
         "times": ban.times,
-        "left_out": left_out,
+        "skipped": ban_log.take_skipped(details["limit"]),
     }
     logger.warning(
         "Banned by %(limit)s (rule: %(rule)s) for %(seconds)s s after %(offences)s refusals: "
         "client %(client)s (%(identity)s), last path %(path)s, ban number %(times)s; "
-        "records dropped before: %(left_out)s",
+        "records dropped before: %(skipped)s",
         details,
         extra=details,
     )

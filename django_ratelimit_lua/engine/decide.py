@@ -28,17 +28,16 @@ from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
-from ..store import Patience, flusher, get_store
+from ..store import Deadline, flusher, get_store
 from .bans import ban_list, report_bans
 from .decided_charge import DecidedCharge
-from .decision_log import log_decision
-from .decision_log import logger as decision_logger
 from .deny_cache import deny_cache
-from .fallback import local_counts
 from .heartbeat import heartbeat
 from .leases import leases
 from .listener import listener
-from .local_part import LocalPart
+from .local import LocalPart, local_counts
+from .logs import log_decision
+from .logs import logger as decision_logger
 from .run import Wait, Waiting, arun, run, settling
 from .slots import held_slots
 
@@ -98,17 +97,17 @@ def decide(planner: Planner) -> Decision:
 
     Raises only the exceptions of the planner.
     """
-    patience = Patience(conf.TIMEOUT)
-    return run(deciding(planner, patience), patience)
+    deadline = Deadline(conf.TIMEOUT)
+    return run(deciding(planner, deadline), deadline)
 
 
 def adecide(planner: Planner) -> Coroutine[Any, Any, Decision]:
     """`decide`, without blocking the event loop."""
-    patience = Patience(conf.TIMEOUT)
-    return arun(deciding(planner, patience), patience)
+    deadline = Deadline(conf.TIMEOUT)
+    return arun(deciding(planner, deadline), deadline)
 
 
-def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
+def deciding(planner: Planner, deadline: Deadline) -> Waiting[Decision]:
     """Plan by the rules, decide the call, and report the decision.
 
     If the rules were stale, newer ones are loaded, and all is repeated. If an interruption or an
@@ -124,10 +123,10 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
     try:
         for attempt in range(FENCED_ATTEMPTS + 1):
             known = current() if stale is None else None
-            ruleset = known or (yield _loading(stale, patience))
+            ruleset = known or (yield _loading(stale, deadline))
             # Waiting for a thread does not count as waiting for the store.
             if known is None and provider.is_answered:
-                patience.was_answered()
+                deadline.extend()
             # There may be no newer rules than those that were stale.
             has_no_newer = call is not None and call.revision == ruleset.published
             is_last = has_no_newer or attempt == FENCED_ATTEMPTS
@@ -136,7 +135,7 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
             if is_last:
                 call = call._replace(revision=None)
             try:
-                decision = yield from answered(call, patience)
+                decision = yield from deciding_call(call, deadline)
             except StaleRules as error:
                 stale = error
                 continue
@@ -159,9 +158,9 @@ def deciding(planner: Planner, patience: Patience) -> Waiting[Decision]:
     raise AssertionError("the last attempt does not check the revision")  # pragma: no cover
 
 
-def _loading(stale: StaleRules | None = None, patience: Patience | None = None) -> Wait:
+def _loading(stale: StaleRules | None = None, deadline: Deadline | None = None) -> Wait:
     """Load the rules: for the first time, or because others were stale."""
-    return Wait(partial(load, stale, patience), partial(sync_to_async(load), stale, patience))
+    return Wait(partial(load, stale, deadline), partial(sync_to_async(load), stale, deadline))
 
 
 def _report(planner: Planner, call: Call, decision: Decision, seconds: float) -> None:
@@ -211,7 +210,7 @@ def complete(charges: Sequence[DecidedCharge], call: Call, decision: Decision) -
     return decision
 
 
-def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
+def deciding_call(call: Call, deadline: Deadline | None = None) -> Waiting[Decision]:
     """Decide a call, in the first of these steps that can.
 
     1. The deny cache repeats a refusal.
@@ -231,7 +230,7 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
             return denial
     asked_at = Clock.monotonic()
     generation = deny_cache.generation
-    patience = patience or Patience(conf.TIMEOUT)
+    deadline = deadline or Deadline(conf.TIMEOUT)
     if not (heartbeat.is_started and flusher.is_running):
         _send_heartbeats(call)
     compares_rules = get_store().compares_rules
@@ -241,9 +240,9 @@ def answered(call: Call, patience: Patience | None = None) -> Waiting[Decision]:
         is_for_redis = compares_rules and call.has_overrides
     try:
         if not (is_for_redis and compares_rules):
-            yield from _comparing(call, patience)
+            yield from _comparing(call, deadline)
         if hot:
-            decision = yield from _decide_here(call, patience)
+            decision = yield from _decide_here(call, deadline)
         elif is_for_redis:
             decision = yield call
         else:
@@ -267,12 +266,12 @@ def _send_heartbeats(call: Call) -> None:
             return
 
 
-def _decide_here(call: Call, patience: Patience) -> Waiting[Decision]:
+def _decide_here(call: Call, deadline: Deadline) -> Waiting[Decision]:
     """Decide a call by leases and splits, and the rest of it in Redis. Raises `StoreError`."""
     here = LocalPart(call)
     of_rest: Decision | None = None
     try:
-        yield from here.taking(patience)
+        yield from here.taking(deadline)
         if here.rest:
             of_rest = yield here.call()
     except BaseException:
@@ -281,7 +280,7 @@ def _decide_here(call: Call, patience: Patience) -> Waiting[Decision]:
     return here.complete(of_rest)
 
 
-def _comparing(call: Call, patience: Patience) -> Waiting[None]:
+def _comparing(call: Call, deadline: Deadline) -> Waiting[None]:
     """Check that a call uses the current rules, unless that was done a moment ago.
 
     Raises `StaleRules` if not. If Redis is unavailable and the call has charges, the known rules
@@ -289,19 +288,21 @@ def _comparing(call: Call, patience: Patience) -> Waiting[None]:
     """
     if call.revision is None or not (freshness.is_due(call) or listener.has_news()):
         return
-    question = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
-    share = patience.share(RULES_SHARE if call.charges else 1)
+    comparison = call._replace(charges=(), operation="peek", partial=False, hit_at=None)
+    share = deadline.share(RULES_SHARE if call.charges else 1)
     store = get_store()
     asked_at = Clock.monotonic()
     try:
-        yield Wait(partial(store.decide, question, share), partial(store.adecide, question, share))
+        yield Wait(
+            partial(store.decide, comparison, share), partial(store.adecide, comparison, share)
+        )
     except StoreError:
         if not call.charges:
             raise
     else:
         freshness.confirm(call.fence, call.revision, asked_at)
     finally:
-        patience.take_back(share)
+        deadline.count(share)
 
 
 def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
@@ -317,7 +318,7 @@ def refunding(charges: Sequence[DecidedCharge]) -> Waiting[None]:
         held_slots.drop([held for held in held_slots.all() if held.slot == slot])
         yield from releasing(releases, slot)
     for token, refunds in by_token.items():
-        yield from answered(build_call(refunds, "refund")._replace(hit_at=token))
+        yield from deciding_call(build_call(refunds, "refund")._replace(hit_at=token))
 
 
 def peeking(charges: Sequence[DecidedCharge]) -> Waiting[Decision]:
@@ -326,7 +327,7 @@ def peeking(charges: Sequence[DecidedCharge]) -> Waiting[Decision]:
     Raises `StoreError` if Redis is unavailable.
     """
     call = build_call([planned.charge for planned in charges], "peek")
-    decision = yield from answered(call)
+    decision = yield from deciding_call(call)
     if decision.source == "fallback":
         raise StoreError("Redis is unavailable")
     return complete(charges, call, decision)
@@ -336,7 +337,7 @@ def releasing(charges: Sequence[Charge], slot: bytes) -> Waiting[None]:
     """Release a slot of these limits. If Redis is unavailable, the slot ends by itself."""
     held_slots.cancel(slot)
     if charges:
-        yield from answered(build_call(charges, "refund", slot=slot))
+        yield from deciding_call(build_call(charges, "refund", slot=slot))
 
 
 def rules_in_use() -> Waiting[Ruleset | None]:

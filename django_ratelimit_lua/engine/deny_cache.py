@@ -57,12 +57,12 @@ class CachedDenial(NamedTuple):
 class DenyCache:
     """The refusals of this process, by call.
 
-    - `heard_at`: the monotonic time up to which all changes of other processes have been received;
+    - `received_at`: the monotonic time up to which all changes of other processes were received;
     - `generation`: the number of refunds and changes so far;
     - `entries`: the refusals. Without any, nothing has to be looked up.
     """
 
-    heard_at = float("-inf")
+    received_at = float("-inf")
 
     def __init__(self) -> None:
         self.generation = 0
@@ -89,7 +89,7 @@ class DenyCache:
         if (
             denial is None
             or now >= denial.until
-            or now >= max(denial.asked_at, self.heard_at) + UNHEARD_SECONDS
+            or now >= max(denial.asked_at, self.received_at) + UNHEARD_SECONDS
         ):
             return None
         return denial.decision.later(now - denial.answered_at, "deny-cache")

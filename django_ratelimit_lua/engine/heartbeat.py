@@ -12,7 +12,7 @@ import socket
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,11 +21,10 @@ from ..conf import conf
 from ..conf.changes import on_change
 from ..exceptions import StoreError
 from ..limits.program import Program, source
-from ..limits.share import Share
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..rules import provider
-from ..store import Patience, Reply, flusher, get_store
+from ..store import Deadline, Reply, flusher, get_store
 from .run import Wait
 
 _PROGRAM = Program.of(source("engine/heartbeat"))
@@ -33,6 +32,44 @@ PROCESSES = b"{rules}:processes"
 VERSION = b"{rules}:processes-version"
 LIFETIME = 10
 """Seconds without a heartbeat after which a process is removed."""
+
+
+@lru_cache(maxsize=1024)
+def divide(whole: int, weights: Sequence[int]) -> Sequence[int]:
+    """Divide a number of units by weights, with the method of the largest remainder.
+
+    >>> divide(100, (1, 1, 1)), divide(10, (70, 30)), divide(1, (1, 2))
+    ((34, 33, 33), (7, 3), (0, 1))
+    """
+    total = sum(weights)
+    parts = [whole * weight // total for weight in weights]
+    by_remainder = sorted(
+        range(len(weights)), key=lambda place: whole * weights[place] % total, reverse=True
+    )
+    for place in by_remainder[: whole - sum(parts)]:
+        parts[place] += 1
+    return tuple(parts)
+
+
+class Share(NamedTuple):
+    """The share of one process: its host is one of several with weights, and it is one on its host.
+
+    - `weights`: the weights of the hosts; `host`: the position of its own;
+    - `processes`: the number of processes on its host; `process`: its own position.
+
+    >>> [Share((70, 30), 1, 4, number).units(100) for number in range(4)]
+    [8, 8, 7, 7]
+    """
+
+    weights: tuple[int, ...]
+    host: int
+    processes: int
+    process: int
+
+    def units(self, whole: int) -> int:
+        """Return the part of a number of units. The parts of all processes add up to it."""
+        of_host = divide(whole, self.weights)[self.host]
+        return divide(of_host, (1,) * self.processes)[self.process]
 
 
 class Process(NamedTuple):
@@ -95,7 +132,7 @@ class Heartbeat:
         self.is_started = True
         flusher.start()
 
-    def flush(self, last: Patience | None = None) -> bool:
+    def flush(self, last: Deadline | None = None) -> bool:
         """Send a heartbeat, or the last one, as a `Flush` of the flusher. Raises `StoreError`."""
         if last is not None:
             self.goodbye(last)
@@ -108,16 +145,16 @@ class Heartbeat:
         self._read(get_store(background=True).run(_PROGRAM, *self._question()))
         return self.count
 
-    def joining(self, patience: Patience) -> Generator[Wait, Any, None]:
+    def joining(self, deadline: Deadline) -> Generator[Wait, Any, None]:
         """Send the first heartbeat, for a decision that needs the share. Raises `StoreError`."""
         store = get_store()
-        words = (_PROGRAM, *self._question(), patience)
+        words = (_PROGRAM, *self._question(), deadline)
         self._read((yield Wait(partial(store.run, *words), partial(store.arun, *words))))
 
-    def goodbye(self, patience: Patience | None = None) -> None:
+    def goodbye(self, deadline: Deadline | None = None) -> None:
         """Leave the register, so that the other processes take over the share of this one."""
         if self._text:  # A child that never sent a heartbeat ends without one.
-            get_store(background=True).run(_PROGRAM, *self._question(ends=True), patience)
+            get_store(background=True).run(_PROGRAM, *self._question(ends=True), deadline)
             self._forget()
 
     def _question(self, *, ends: bool = False) -> tuple[list[bytes], list[bytes]]:

@@ -28,8 +28,8 @@ from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
-from ..process.tasks import Errand
-from ..store import Patience, flusher, get_store
+from ..process.tasks import JobRunner
+from ..store import Deadline, flusher, get_store
 from .deny_cache import deny_cache
 from .run import Wait
 
@@ -41,11 +41,11 @@ LOW = 5
 """The next batch is fetched if less than this part of a batch is left: a fifth."""
 MAX_LEASES = 10_000
 
-Key = tuple[bytes, bytes, Limit]
+LeaseKey = tuple[bytes, bytes, Limit]
 """Prefix, identity and limit."""
 
 
-def lease_key(call: Call, charge: Charge) -> Key | None:
+def lease_key(call: Call, charge: Charge) -> LeaseKey | None:
     """Return the key of the lease that may serve a charge of a call; None: Redis has to.
 
     Redis decides other operations, hits that are larger than a batch, and hits that are partial,
@@ -74,7 +74,7 @@ class Lease:
     - `hit_at`: the moment of the last hit (monotonic).
     """
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: LeaseKey) -> None:
         self.key = key
         self.units = 0
         self.batch: Future[int] | None = None
@@ -168,23 +168,23 @@ class Leases:
     """All leases of this process."""
 
     def __init__(self) -> None:
-        self._errand = Errand()
+        self._jobs = JobRunner()
         self._begin()
         renew_after_fork(self._begin)
 
     def _begin(self) -> None:
         # A child does not spend the units of its parent.
         self._lock = threading.Lock()
-        self._leases: dict[Key, Lease] = {}
+        self._leases: dict[LeaseKey, Lease] = {}
 
-    def find(self, key: Key) -> Lease | None:
+    def find(self, key: LeaseKey) -> Lease | None:
         """Return the lease of an identity that made a hit in the last second."""
         lease = self._leases.get(key)
         if lease is None or lease.is_idle or lease.is_exhausted:
             return None
         return lease
 
-    def note_hit(self, key: Key) -> None:
+    def note_hit(self, key: LeaseKey) -> None:
         """Record a hit that Redis has allowed: a further one within a second uses a lease."""
         lease = self._leases.get(key)
         if lease is not None:
@@ -195,7 +195,7 @@ class Leases:
             flusher.start()
 
     def taking(
-        self, lease: Lease, cost: int, patience: Patience
+        self, lease: Lease, cost: int, deadline: Deadline
     ) -> Generator[Wait, Any, LimitState | None]:
         """Take units of a lease, and wait for a batch if there are too few.
 
@@ -203,18 +203,20 @@ class Leases:
         """
         while True:
             state = lease.take(cost)
-            batch = self._fetch(lease) if state is None or lease.is_low else None
+            if state is not None and not lease.is_low:
+                return state
+            batch = self._fetch(lease)
             if state is not None or batch is None:
                 return state
             began = Clock.monotonic()
-            seconds = patience.left
+            seconds = deadline.left
             units = 0
             with suppress(TimeoutError, CancelledError):  # It takes too long, or the process ends.
                 units = yield Wait(partial(batch.result, seconds), partial(_await, batch, seconds))
-            patience.spend(began, seconds)
+            deadline.spend(began, seconds)
             if not units:
                 return None
-            patience.was_answered()
+            deadline.extend()
 
     def _fetch(self, lease: Lease) -> Future[int] | None:
         """Return the units of the next batch of a lease, which another thread fetches.
@@ -225,7 +227,7 @@ class Leases:
             if self._is_gone(lease):
                 return None
             if lease.batch is None or lease.batch.done():
-                lease.batch = self._errand.give(partial(self._fill, lease))
+                lease.batch = self._jobs.submit(partial(self._fill, lease))
             return lease.batch
 
     def _is_gone(self, lease: Lease) -> bool:
@@ -248,13 +250,13 @@ class Leases:
             lease.is_exhausted = True
         return units
 
-    def _give_back(self, lease: Lease, patience: Patience | None = None) -> None:
+    def _give_back(self, lease: Lease, deadline: Deadline | None = None) -> None:
         refund = lease.empty()
         if refund is not None:
-            get_store(background=True).decide(refund, patience)
+            get_store(background=True).decide(refund, deadline)
             deny_cache.forget([lease.key[1]])
 
-    def give_back(self, last: Patience | None = None) -> bool:
+    def give_back(self, last: Deadline | None = None) -> bool:
         """Give back units, as a `Flush` of the flusher: those of idle leases, or all at the end.
 
         If that fails, the units stay counted. Raises `StoreError`.

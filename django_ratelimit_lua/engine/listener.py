@@ -26,7 +26,7 @@ from ..process.clock import Clock
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider
-from ..store import ANNEX, RESET, RULES, Patience, Subscription, get_store
+from ..store import ANNEX, RESET, RULES, Deadline, Subscription, get_store
 from .deny_cache import deny_cache
 from .leases import leases
 
@@ -34,9 +34,9 @@ logger = logging.getLogger("django_ratelimit_lua")
 
 CHECK_SECONDS = 0.5
 """Seconds between two checks whether the rules are current: twice as often as they may be old."""
-LOOK_SECONDS = 0.005
-"""How often a thread that answers from memory looks whether the listener has something to hear: as
-long as Python lets a thread go on while others wait. The listener may have to wait for all of them.
+NEWS_SECONDS = 0.005
+"""Seconds between two checks for unread messages by threads that decide from memory: as long as
+Python lets a thread run while others wait. The listener may have to wait for all of them.
 """
 MIN_LENGTH = 0.01
 """Seconds between two of these checks, however many messages come."""
@@ -74,7 +74,7 @@ class Listener:
             self._subscription.close()
         self._subscription = None
         self._connect_at = self._check_at = self._checked_at = self._connected_at = float("-inf")
-        self._looked_at = float("-inf")
+        self._news_checked_at = float("-inf")
         self._load_at = NEVER
         self._pause = FIRST_PAUSE
         self._is_polling = self._is_renewed = self._is_outdated = self._has_news = False
@@ -95,13 +95,13 @@ class Listener:
         """Return whether a message has arrived that is still unread.
 
         Until the listener's thread has read the message, cached decisions are not used. The check
-        costs one reading of the clock, and a system call every `LOOK_SECONDS`.
+        costs one reading of the clock, and a system call every `NEWS_SECONDS`.
         """
         subscription = self._subscription
         if subscription is None:
             return False
-        if not self._has_news and Clock.monotonic() >= self._looked_at + LOOK_SECONDS:
-            self._looked_at = Clock.monotonic()
+        if not self._has_news and Clock.monotonic() >= self._news_checked_at + NEWS_SECONDS:
+            self._news_checked_at = Clock.monotonic()
             self._has_news = subscription.has_news()
         return self._has_news
 
@@ -153,7 +153,7 @@ class Listener:
 
     def _connect(self, channel: bytes) -> None:
         try:
-            self._subscription = Subscription(channel, Patience(CONNECT_SECONDS))
+            self._subscription = Subscription(channel, Deadline(CONNECT_SECONDS))
         except StoreError as error:
             self._lose(error)
             return
@@ -229,8 +229,8 @@ class Listener:
             if extension.name.encode() in of_annexes:
                 extension.on_message(of_annexes[extension.name.encode()])
         self._has_news = False
-        if not self._is_outdated:  # What was heard is done.
-            deny_cache.heard_at = subscription.heard_at
+        if not self._is_outdated:  # All messages are handled.
+            deny_cache.received_at = subscription.received_at
 
 
 listener = Listener()

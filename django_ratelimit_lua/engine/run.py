@@ -23,8 +23,8 @@ from asgiref.sync import async_to_sync
 
 from ..conf import conf
 from ..limits.call import Call
-from ..process.tasks import Errand
-from ..store import PATIENCE, Patience, get_store
+from ..process.tasks import JobRunner
+from ..store import BACKGROUND_SECONDS, Deadline, get_store
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -38,18 +38,18 @@ class Wait(NamedTuple):
 
 
 Waiting = Generator[Call | Wait, Any, T]
-_settling = Errand()
+_settling = JobRunner()
 
 
-def called(function: Callable[..., Any], *arguments: object) -> Waiting[Any]:
+def calling(function: Callable[..., Any], *arguments: object) -> Waiting[Any]:
     """Return the result of a user's function, awaited if it is awaitable."""
     value = function(*arguments)
     if inspect.isawaitable(value):
-        value = yield awaited(value)
+        value = yield waiting_for(value)
     return value
 
 
-def awaited(value: Awaitable[object]) -> Wait:
+def waiting_for(value: Awaitable[object]) -> Wait:
     """Return a `Wait` for the awaitable that a user's function has returned."""
 
     async def result() -> object:
@@ -58,14 +58,14 @@ def awaited(value: Awaitable[object]) -> Wait:
     return Wait(async_to_sync(result), result)
 
 
-def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
+def run(waiting: Waiting[T], deadline: Deadline | None = None) -> T:
     """Run a generator to its end, blocking, and return its result.
 
     Args:
         waiting: The generator.
-        patience: The time for all its calls of the store together. Default: `RATELIMIT_TIMEOUT`.
+        deadline: The time for all its calls of the store together. Default: `RATELIMIT_TIMEOUT`.
     """
-    patience = patience or Patience(conf.TIMEOUT)
+    deadline = deadline or Deadline(conf.TIMEOUT)
     value: object = None
     error: BaseException | None = None
     try:
@@ -74,7 +74,7 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
             value = error = None
             try:
                 if isinstance(wait, Call):
-                    value = get_store().decide(wait, patience)
+                    value = get_store().decide(wait, deadline)
                 else:
                     value = wait.blocking()
             except BaseException as raised:
@@ -83,9 +83,9 @@ def run(waiting: Waiting[T], patience: Patience | None = None) -> T:
         return finished.value  # type: ignore[no-any-return]
 
 
-async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
+async def arun(waiting: Waiting[T], deadline: Deadline | None = None) -> T:
     """`run`, without blocking the event loop."""
-    patience = patience or Patience(conf.TIMEOUT)
+    deadline = deadline or Deadline(conf.TIMEOUT)
     value: object = None
     error: Exception | None = None
     try:
@@ -94,7 +94,7 @@ async def arun(waiting: Waiting[T], patience: Patience | None = None) -> T:
             value = error = None
             try:
                 if isinstance(wait, Call):
-                    value = await get_store().adecide(wait, patience)
+                    value = await get_store().adecide(wait, deadline)
                 else:
                     value = await wait.awaitable()
             except Exception as raised:
@@ -118,7 +118,7 @@ async def _stop(waiting: Waiting[object], error: BaseException) -> None:
         if raised is not thrown:
             raise
     else:
-        await settled(error, _going_on(waiting, wait, thrown))
+        await finish_interrupted(error, _going_on(waiting, wait, thrown))
 
 
 def _going_on(waiting: Waiting[object], wait: Call | Wait, thrown: BaseException) -> Waiting[None]:
@@ -142,13 +142,13 @@ def settling(error: BaseException, waiting: Waiting[object]) -> Waiting[None]:
     No step runs before this generator yields. A coroutine may be closed by the garbage collector,
     at any point of the program, even while this thread holds a lock.
     """
-    with unmasked(error):
+    with logging_errors(error):
         yield Wait(partial(run, waiting), partial(arun, waiting))
 
 
-async def settled(error: BaseException, waiting: Waiting[None]) -> None:
+async def finish_interrupted(error: BaseException, waiting: Waiting[None]) -> None:
     """Run the steps that a coroutine still owes when an exception ends it."""
-    with unmasked(error):
+    with logging_errors(error):
         # The coroutine is closed, and cannot wait for anything more.
         if isinstance(error, GeneratorExit):
             in_thread(lambda: run(waiting))
@@ -180,7 +180,7 @@ async def to_the_end(coroutine: Awaitable[T]) -> T:
 
 
 def in_thread(
-    function: Callable[[], object], *, waits: bool = True, seconds: float = PATIENCE
+    function: Callable[[], object], *, waits: bool = True, seconds: float = BACKGROUND_SECONDS
 ) -> None:
     """Run a function in another thread, because an event loop in this one may not block.
 
@@ -192,7 +192,7 @@ def in_thread(
     Raises:
         TimeoutError: The time is over. The thread continues.
     """
-    done = _settling.give(function)
+    done = _settling.submit(function)
     if done is None:
         function()  # As well as can be.
     elif waits:
@@ -200,7 +200,7 @@ def in_thread(
 
 
 @contextmanager
-def unmasked(error: BaseException) -> Iterator[None]:
+def logging_errors(error: BaseException) -> Iterator[None]:
     """Log an error that occurs during an interruption, so that the interruption goes on.
 
     If there is no interruption, raise the error.

@@ -21,22 +21,22 @@ from ..limits.call import Charge
 from ..limits.program import Program, source
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
-from ..process.tasks import Errand, Task
+from ..process.tasks import JobRunner, Task
 from ..signals import slot_lost
-from ..store import Patience, get_store, last_patience
+from ..store import Deadline, exit_deadline, get_store
 
 logger = logging.getLogger("django_ratelimit_lua")
 
 RENEWALS = 4
 """How often a slot is renewed while it lasts."""
-MIN_PATIENCE = 0.25
+MIN_RENEWAL_SECONDS = 0.25
 """Seconds that a renewal may take at least."""
 _UNITS = Struct(">I")
 _PROGRAM = Program.of(source("engine/renew"))
-Key = tuple[bytes, bytes, bytes]
+CountKey = tuple[bytes, bytes, bytes]
 """Prefix, identity and limit."""
 
-_signals = Errand()
+_signals = JobRunner()
 
 
 class HeldSlot:
@@ -60,7 +60,7 @@ class HeldSlot:
         self.held_at = Clock.monotonic()
 
     @property
-    def key(self) -> Key:
+    def key(self) -> CountKey:
         return self.prefix, self.charge.digest, self.charge.limit.key_part
 
     @property
@@ -91,7 +91,7 @@ class HeldSlots:
         # A child neither renews nor releases the slots of its parent.
         self._lock = threading.Lock()
         self._held: WeakSet[HeldSlot] = WeakSet()
-        self._reserved: dict[tuple[Key, bytes], HeldSlot] = {}
+        self._reserved: dict[tuple[CountKey, bytes], HeldSlot] = {}
 
     @property
     def interval(self) -> float:
@@ -101,7 +101,7 @@ class HeldSlots:
         with self._lock:
             return list(self._held)
 
-    def units_of(self, key: Key) -> int:
+    def units_of(self, key: CountKey) -> int:
         """Return the units of all slots of one identity under one limit, held or reserved."""
         oldest = Clock.monotonic() - conf.SLOT_SECONDS
         with self._lock:
@@ -153,19 +153,20 @@ class HeldSlots:
 
     def renew(self, held: Sequence[HeldSlot]) -> list[HeldSlot]:
         """Renew these slots once. Return those that have ended, and are lost."""
+        now = self.time_of_calls()  # Some servers forbid TIME in scripts.
+        moment = b"" if now is None else b"%d" % now
+        records: dict[tuple[bytes, ...], HeldSlot] = {
+            (slot.redis_key, slot.slot + _UNITS.pack(slot.charge.cost)): slot for slot in held
+        }
+        deadline = Deadline(max(self.interval / 2, MIN_RENEWAL_SECONDS))
+        store = get_store(background=True)
         lost = []
-        for slot, is_held in zip(held, self._renewed(held), strict=True):
-            if is_held == 0 and self.drop([slot]):  # None: the server did not reply.
+        for record, is_held in store.run_each(_PROGRAM, (moment,), [*records], deadline).items():
+            slot = records[record]
+            if not is_held and self.drop([slot]):
                 slot.is_lost = True
                 lost.append(slot)
         return lost
-
-    def _renewed(self, held: Sequence[HeldSlot]) -> list[int | None]:
-        now = self.time_of_calls()  # Some servers forbid TIME in scripts.
-        moment = b"" if now is None else b"%d" % now
-        records = [(slot.redis_key, slot.slot + _UNITS.pack(slot.charge.cost)) for slot in held]
-        patience = Patience(max(self.interval / 2, MIN_PATIENCE))
-        return get_store(background=True).run_each(_PROGRAM, (moment,), records, patience)
 
     def _release_all(self) -> None:
         """Release all slots at the end of the process."""
@@ -175,7 +176,7 @@ class HeldSlots:
             members = [held.slot, *[held.slot + _UNITS.pack(number) for number in units]]
             commands.append((b"ZREM", held.redis_key, *members))
         if commands:
-            get_store(background=True).execute_all(commands, last_patience())
+            get_store(background=True).execute_all(commands, exit_deadline())
 
 
 def _report_lost(slots: Sequence[HeldSlot]) -> None:
@@ -187,7 +188,7 @@ def _report_lost(slots: Sequence[HeldSlot]) -> None:
             slot_lost.send_robust(HeldSlots, **loss)
 
     # Receivers may take long. Slots that are still held are renewed during that time.
-    if losses and slot_lost.receivers and _signals.give(send) is None:
+    if losses and slot_lost.receivers and _signals.submit(send) is None:
         send()
 
 

@@ -18,18 +18,7 @@ from ..process.clock import Clock
 from ..process.forks import chance
 from .decide import Planner, adecide, decide, refunding
 from .decided_charge import DecidedCharge
-from .run import Wait, Waiting, arun, in_thread, run, settled, settling, to_the_end, unmasked
-
-__all__ = [
-    "ahold",
-    "hold",
-    "in_thread",
-    "settled",
-    "to_the_end",
-    "trying",
-    "unmasked",
-    "waiting_turn",
-]
+from .run import Wait, Waiting, arun, run, settling
 
 FIRST_PAUSE = 0.02
 """Minimum seconds until the second attempt. Each further pause is twice as long as the one before,
@@ -40,12 +29,12 @@ MIN_PAUSE = 0.001
 JITTER = 0.1
 
 
-def hold(seconds: float, charges: Sequence[DecidedCharge]) -> None:
+def wait_turn(seconds: float, charges: Sequence[DecidedCharge]) -> None:
     """Sleep until the turn comes. If the caller is interrupted, give the turn back."""
     run(waiting_turn(seconds, charges))
 
 
-async def ahold(seconds: float, charges: Sequence[DecidedCharge]) -> None:
+async def await_turn(seconds: float, charges: Sequence[DecidedCharge]) -> None:
     """`hold`, without blocking the event loop."""
     await arun(waiting_turn(seconds, charges))
 

@@ -180,6 +180,7 @@ FIELDS: Mapping[str, FieldKind] = {
     "post": FieldKind(form_value, gettext_lazy("form field %s"), in_body=True),
     "json": FieldKind(json_value, gettext_lazy("JSON field %s"), in_body=True),
     "data": FieldKind(data_value, gettext_lazy("form or JSON field %s"), in_body=True),
+    "device": FieldKind(data_value, gettext_lazy("account in %s or its browser"), in_body=True),
     "kwarg": FieldKind(_kwarg, gettext_lazy("part of the URL %s")),
 }
 FIELD_FORMS = tuple(f"{kind}:NAME" for kind in FIELDS)
@@ -314,18 +315,25 @@ def field_identity(field: str, value: str | None) -> tuple[str | None, ...]:
 
 def _field(field: str, kind: str, name: str) -> Key:
     of_kind = FIELDS[kind]
+    is_kwarg = kind == "kwarg"
+    is_device = kind == "device"
+    if is_device:
+        from .device import device_of  # It needs django.contrib.auth, and sets cookies from now on.
 
     def read(group: str, request: HttpRequest, user: object) -> Identity:
         value = of_kind.read(request, name)
         if value is UNREAD:
             return _ip(group, request, user)
-        return field_identity(field, value)
+        identity = field_identity(field, value)
+        if is_device and value is not None:
+            identity += device_of(request, value)
+        return identity
 
-    is_kwarg = kind == "kwarg"
     return Key(
         field,
         read,
         of_kind.label % name,
+        blocks=is_device,
         known_to_proxies=True,
         needs_route=is_kwarg,
         needs_body=of_kind.in_body,

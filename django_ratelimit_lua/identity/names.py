@@ -92,8 +92,10 @@ def shown(identity: Identity) -> Name:
     ([('ip', '203.0.113.0/24')], [('user', '7')])
     >>> shown((("ip", "2001:db8:1:2::/64"), ("post", "username", "alice")))
     [('ip', '2001:db8:1::/56'), ('post:username', 'al…')]
-    >>> shown(own("ada@example.org")), shown(own(("user", "ada@example.org")))
-    ([('', 'ad…')], [('', 'us…'), ('', 'ad…')])
+    >>> shown(supplied_identity("ada@example.org"))
+    [('', 'ad…')]
+    >>> shown(supplied_identity(("user", "ada@example.org")))
+    [('', 'us…'), ('', 'ad…')]
     """
     if conf.SHOW_IDENTITIES == "off":
         return []
@@ -103,7 +105,7 @@ def shown(identity: Identity) -> Name:
         return [("", NOTHING)]
 
 
-def own(identity: Identity, name: Identity = None) -> Identity:
+def supplied_identity(identity: Identity, name: Identity = None) -> Identity:
     """Return an identity for a value that the project has supplied instead of a key.
 
     It never equals an identity that a key has read. It is shown as `name`, if given. `None`, all
@@ -117,7 +119,7 @@ def own(identity: Identity, name: Identity = None) -> Identity:
 
 
 def original(identity: Identity) -> Identity:
-    """Return the identity to digest: without the mark of `own`, if it has one."""
+    """Return the identity to digest: without the mark of `supplied_identity`, if it has one."""
     if isinstance(identity, tuple) and identity[:1] == (_OWN,):
         return identity[1]
     return identity
@@ -134,8 +136,9 @@ def _parts(identity: object, is_masked: bool) -> Name:
             return [("", _value(value, is_masked=is_masked)) for value in _flat(rest)]
         if len(rest) == 1 and kind in (*BUILT_IN, *registered_keys()):
             return [(kind, _of_key(kind, rest[0], is_masked))]
-        if len(rest) == 2 and kind in (*FIELDS, "entry"):
-            text = _value(rest[1], is_masked=is_masked or kind == "cookie")
+        if len(rest) >= 2 and kind in (*FIELDS, "entry"):
+            is_masked = is_masked or kind == "cookie"
+            text = " ".join([_value(value, is_masked=is_masked) for value in rest[1:]])
             return [(f"{kind}:{rest[0]}"[:MAX_LENGTH], text)]
     items = [_parts(item, is_masked) for item in identity[:MAX_PARTS]]
     return [part for parts in items for part in parts]

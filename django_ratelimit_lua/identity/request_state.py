@@ -34,7 +34,8 @@ class RequestState:
     - `busy`: the limits with the option `waited` that were decided for it, by name, each with the
       seconds after which a refused client may try again;
     - `refusal`: the content of the last refusal;
-    - `count`: an optional app's data for counting the request once, at its end.
+    - `count`: an optional app's data for counting the request once, at its end;
+    - `device_cookie`: the arguments of `set_cookie` after a login.
     """
 
     counted: dict[str, object] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class RequestState:
     busy: dict[str, float] = field(default_factory=dict)
     refusal: Any = None
     count: Any = None
+    device_cookie: dict[str, Any] = field(default_factory=dict)
 
 
 def plain(request: object) -> Any:

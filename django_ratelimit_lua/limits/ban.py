@@ -5,13 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from math import inf
 from struct import pack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .rate import LimitError, duration, time_us
+from .terms import Terms
 from .values import gettext_noop as _
-
-if TYPE_CHECKING:
-    from .limit import Limit
 
 MAX_OFFENCES = 1000
 """Before a ban."""
@@ -63,15 +61,15 @@ class BanTerms(NamedTuple):
     lengths_us: tuple[int, ...]
 
     @classmethod
-    def of(cls, limit: Limit, key_name: bytes) -> BanTerms | None:
+    def of(cls, terms: Terms, key_name: bytes) -> BanTerms | None:
         """Return the ban terms of a limit, or None if the limit does not ban."""
-        if limit.ban_after is None or limit.ban_for is None:
+        if terms.ban_after is None or terms.ban_for is None:
             return None
-        lengths = tuple(time_us(entry) for entry in limit.ban_for.split(","))
+        lengths = tuple(time_us(entry) for entry in terms.ban_for.split(","))
         window = lengths[0]
-        if limit.ban_window is not None:
-            window = time_us(limit.ban_window)
-        return cls(key_name + b":ban", limit.ban_after, window, lengths)
+        if terms.ban_window is not None:
+            window = time_us(terms.ban_window)
+        return cls(key_name + b":ban", terms.ban_after, window, lengths)
 
     @property
     def packed(self) -> bytes:

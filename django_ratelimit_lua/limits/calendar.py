@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
@@ -16,8 +16,13 @@ may name.
 """
 
 
-def zone(name: str) -> ZoneInfo:
-    """Return the IANA time zone of that name. Raises `LimitError` if it is unknown."""
+def zone(name: str) -> tzinfo:
+    """Return the IANA time zone of that name. Raises `LimitError` if it is unknown.
+
+    UTC needs no database of time zones, which a small container may lack.
+    """
+    if name == "UTC":
+        return UTC
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
@@ -37,19 +42,16 @@ def _start(unit: str, day: date) -> date:
 
 
 @lru_cache(maxsize=256)
-def _starts(unit: str, time_zone: str, day: date) -> tuple[int, int, int]:
-    first = _start(unit, day)
+def _starts(unit: str, time_zone: str, day: date) -> tuple[int, ...]:
     step = timedelta(days={"day": 1, "week": 7, "month": 32}[unit])
+    first = _start(unit, day)
     second = _start(unit, first + step)
-    third = _start(unit, second + step)
-    return _stamp(first, time_zone), _stamp(second, time_zone), _stamp(third, time_zone)
+    days = (first, second, _start(unit, second + step))
+    starts = [datetime.combine(each, time.min, zone(time_zone)).timestamp() for each in days]
+    return tuple(round(start) * SECOND for start in starts)
 
 
-def _stamp(day: date, time_zone: str) -> int:
-    return round(datetime.combine(day, time.min, zone(time_zone)).timestamp()) * SECOND
-
-
-def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, int, int]:
+def boundaries(unit: str, time_zone: str, now: int) -> tuple[int, ...]:
     """Return the start of the unit that holds `now`, and the next two starts.
 
     Times are microseconds since 1970. `unit` is 'day', 'week' (from Monday, as in ISO 8601) or

@@ -189,8 +189,7 @@ class Call(NamedTuple):
     def algorithms(self) -> tuple[str, ...]:
         """Return the names of the Lua files that decide its states, sorted."""
         names = {limit.algorithm for limit, _, _ in self.charges}
-        terms = [charge.limit.ban for charge in self.charges if charge.limit.ban is not None]
-        if terms and self.decides_bans:
+        if self.decides_bans and any(charge.limit.ban is not None for charge in self.charges):
             names.add(BAN)
         return tuple(sorted(names))
 
@@ -202,18 +201,17 @@ class Call(NamedTuple):
 
     def ban_keys(self) -> list[bytes]:
         """Return the keys of the bans of its limits."""
-        return [
-            b"%b{%b}:%b" % (self.prefix, digest, part)
-            for limit, digest, _ in self.charges
-            for part in self.key_parts(limit)[1:]
-        ]
+        return self.state_keys(first=1)
 
-    def state_keys(self) -> list[bytes]:
-        """Return the keys of the counts, each followed by that of the limit's ban."""
+    def state_keys(self, first: int = 0) -> list[bytes]:
+        """Return the keys of the counts, each followed by that of the limit's ban.
+
+        With `first` 1, return only those of bans.
+        """
         return [
             b"%b{%b}:%b" % (self.prefix, digest, part)
             for limit, digest, _ in self.charges
-            for part in self.key_parts(limit)
+            for part in self.key_parts(limit)[first:]
         ]
 
     def keys(self) -> list[bytes]:
@@ -281,15 +279,7 @@ class Call(NamedTuple):
         size = len(reply) - len(token)
         # No decision begins so: its first double is 0 or 1.
         if self.revision is not None and reply.startswith(_STALE):
-            try:
-                current = Revision.read(reply[len(_STALE) : size])
-            except ValueError:  # It was edited by hand. The rules are published again.
-                current = UNKNOWN
-            if current == self.revision:
-                raise ValueError(
-                    "unexpected reply to a call: it reports the revision of the call as changed"
-                )
-            raise StaleRules(current)
+            self._raise_stale(reply[len(_STALE) : size])
         count = _HEADER
         for charge in self.charges:
             count += _PER_LIMIT
@@ -340,6 +330,18 @@ class Call(NamedTuple):
         return Decision(
             allowed == 1, states, int(granted), wait / SECOND, "redis", int(moment), revision
         )
+
+    def _raise_stale(self, text: bytes) -> None:
+        """Raise `StaleRules` with the revision in force, as the reply names it."""
+        try:
+            current = Revision.read(text)
+        except ValueError:  # It was edited by hand. The rules are published again.
+            current = UNKNOWN
+        if current == self.revision:
+            raise ValueError(
+                "unexpected reply to a call: it reports the revision of the call as changed"
+            )
+        raise StaleRules(current)
 
 
 @lru_cache(maxsize=64)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from .ban import Ban
 from .rate import SECOND
-
-if TYPE_CHECKING:
-    from .limit import Limit
+from .terms import Mode, Terms
 
 Source = Literal["redis", "deny-cache", "lease", "split", "fallback"]
-Mode = Literal["enforce", "advise", "shadow"]
 
 
 class Block(NamedTuple):
@@ -64,17 +61,13 @@ class LimitState(NamedTuple):
     ban: Ban | None = None
 
     @classmethod
-    def of(
-        cls,
-        limit: Limit,
-        **numbers: Any,
-    ) -> LimitState:
+    def of(cls, terms: Terms, **numbers: Any) -> LimitState:
         """Return the state of a limit, with its name, rate and mode, and the other members."""
         return cls(
-            name=limit.name,
-            limit=limit.rate.limit,
-            mode=limit.mode,
-            period=limit.rate.period,
+            name=terms.name,
+            limit=terms.rate.limit,
+            mode=terms.mode,
+            period=terms.rate.period,
             **numbers,
         )
 

@@ -13,9 +13,9 @@ from typing import Any, Unpack
 from . import algorithms, calendar
 from .algorithms.algorithm import Algorithm, Numbers
 from .ban import BanTerms
-from .decision import Mode
-from .options import OPTIONS, Align, Options, Policy, read_options
+from .options import OPTIONS, Options, read_options
 from .rate import SECOND, LimitError, Rate
+from .terms import Terms
 from .values import gettext_noop as _
 
 _MAX_ID_LENGTH = 64
@@ -28,7 +28,7 @@ _VARIANT = b"@"
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False)
-class Limit:
+class Limit(Terms):
     """A rate with a name, and the algorithm that enforces it.
 
     >>> Limit("search", "100/m", algorithm="token_bucket", burst=20).burst
@@ -38,46 +38,26 @@ class Limit:
     ...
     django_ratelimit_lua.limits.rate.LimitError: Limit 'search': sliding_log has no option ...
 
-    It takes a name, a rate (see `Rate.parse`) and the options of the table in `limits/options.py`;
-    `counted_as`: the name of the count, if that is another one; `variant`: distinguishes this count
-    from those of the same name at other rates. All variants share their bans. Raises `LimitError`.
+    It takes a name, a rate (see `Rate.parse`), the options of the table in `limits/options.py`, and
+    `counted_as` and `variant` (see `Terms`). All variants share their bans. Raises `LimitError`.
+
+    - `key_part`: the end of the keys of its count;
+    - `packed`: its numbers as arguments of the Lua program; empty if they follow the calendar, see
+      `packed_at`;
+    - `counts_to`: the capacity of its record;
+    - `is_hot`: whether this process decides it, as far as it can;
+    - `ban`: when and for how long it bans; None if it does not;
+    - `text`: everything that is compared, as one text, which is hashed once;
+    - `holds`: whether a hit takes slots, which are held until they are released.
     """
 
-    name: str
-    counted_as: str
-    variant: str
-    rate: Rate
-    algorithm: str
-    burst: int | None
-    queue: int | None
-    segments: int | None
-    align: Align | None
-    time_zone: str
-    max_wait: float | None
-    count_denied: bool
-    mode: Mode
-    on_store_error: Policy | None
-    lease: int | None
-    split: bool
-    ban_after: int | None
-    ban_window: str | None
-    ban_for: str | None
     key_part: bytes = field(repr=False)
     packed: bytes = field(repr=False)
-    """Its numbers as arguments of the Lua program; empty if they follow the calendar, see
-    `packed_at`.
-    """
     counts_to: int = field(repr=False)
-    """The capacity of its record."""
-    max_wait_us: int = field(repr=False)
     is_hot: bool = field(repr=False)
-    """Whether it is decided in this process, as far as may be."""
     ban: BanTerms | None = field(repr=False)
-    """By what it bans; None: it does not."""
     text: str = field(repr=False)
-    """All that is compared, as one text, which is hashed once."""
     holds: bool = field(repr=False)
-    """Whether what a hit takes are slots, which are held until they are released."""
 
     def __init__(
         self,
@@ -88,9 +68,9 @@ class Limit:
         variant: str = "",
         **options: Unpack[Options],
     ) -> None:
-        name, _key_name = _named(name)
+        name, _key_name = _name_and_key(name)
         if counted_as:
-            counted_as, _key_name = _named(counted_as)
+            counted_as, _key_name = _name_and_key(counted_as)
         names = {"name": name, "counted_as": counted_as or name, "variant": variant}
         try:
             if not isinstance(rate, Rate):
@@ -113,7 +93,8 @@ class Limit:
         max_wait_us = round((self.max_wait or 0) * SECOND)
         if kind.waits_anyway and self.max_wait is None:
             max_wait_us = -1
-        self._set({"max_wait_us": max_wait_us})
+        capacity = kind.capacity(self.rate, {"burst": self.burst, "queue": self.queue})
+        self._set({"max_wait_us": max_wait_us, "capacity": capacity})
         numbers = kind.numbers(self, 0)
         packed = b""
         if self.align not in calendar.PERIODS:
@@ -127,18 +108,15 @@ class Limit:
             }
         )
         self._set(self._keys())
-        self._set_text()
+        self._set({"text": repr((self, self.ban))})
 
     def _keys(self) -> Mapping[str, object]:
         """Return the attributes that name the keys of the count and of the bans."""
-        _name, key_name = _named(self.counted_as)
+        _name, key_name = _name_and_key(self.counted_as)
         ban = BanTerms.of(self, key_name)
         if self.variant:
-            key_name += _VARIANT + _named(self.variant)[1]
+            key_name += _VARIANT + _name_and_key(self.variant)[1]
         return {"key_part": key_name + b":" + self.kind.suffix, "ban": ban}
-
-    def _set_text(self) -> None:
-        object.__setattr__(self, "text", repr((self, self.ban)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Limit) and self.text == other.text
@@ -158,11 +136,6 @@ class Limit:
         if prefix != TIER:
             return ""
         return tier
-
-    @property
-    def capacity(self) -> int:
-        """Return the maximum number of units that are counted at once."""
-        return self.kind.capacity(self.rate, {"burst": self.burst, "queue": self.queue})
 
     @property
     def lapse(self) -> float:
@@ -202,7 +175,7 @@ class Limit:
 
     def renamed(self, name: str) -> Limit:
         """Return the same limit under another name, with its own count."""
-        name, _key_name = _named(name)
+        name, _key_name = _name_and_key(name)
         renamed = self._but(name=name, counted_as=name)
         keys = renamed._keys()
         if self.ban is None:
@@ -212,7 +185,7 @@ class Limit:
     def _but(self, **changes: object) -> Limit:
         copy = object.__new__(Limit)
         copy._set({each.name: getattr(self, each.name) for each in fields(self)} | changes)
-        copy._set_text()
+        copy._set({"text": repr((copy, copy.ban))})
         return copy
 
     def numbers(self, now: int) -> Numbers:
@@ -244,7 +217,7 @@ def other_rate(rate: Rate) -> LimitError:
     return LimitError(text, "rate", algorithm=algorithms.OF_SLOTS, limit=rate.limit, rate=str(rate))
 
 
-def _named(name: str) -> tuple[str, bytes]:
+def _name_and_key(name: str) -> tuple[str, bytes]:
     """Return the name in decisions and caches, and its form in keys.
 
     A short name of plain characters is its own form in keys. The form of any other name is its

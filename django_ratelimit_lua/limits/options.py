@@ -12,12 +12,10 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 from . import algorithms, calendar
 from .ban import MAX_OFFENCES, ban_lengths
 from .rate import SECOND, LimitError, Rate, duration
+from .terms import POLICIES, Align, Policy
 from .values import Choice, Number, Whole, flag
 from .values import gettext_noop as _
 
-Align = Literal["clock", "day", "week", "month"]
-Policy = Literal["open", "closed", "local"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
 _MAX_WAIT = Rate.MAX_US // SECOND
 
 
@@ -44,7 +42,8 @@ def _algorithm(value: str) -> str:
 
 
 def _time_zone(value: str) -> str:
-    return calendar.zone(value).key
+    calendar.zone(value)
+    return value
 
 
 _NEEDS_REDIS = ("max_wait", "count_denied", "ban_after")
@@ -289,32 +288,38 @@ def read_options(given: Mapping[str, object]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, row in OPTIONS.items():
         value = given.get(name)
-        if value is None or value == row.default:
-            values[name] = row.default
-            continue
-        if name in _SPECIAL and name not in algorithms.find(values["algorithm"]).options:
-            raise LimitError(
-                _("%(algorithm)s has no option %(option)s; it is for %(algorithms)s"),
-                name,
-                option=name,
-                algorithm=values["algorithm"],
-                algorithms=", ".join(
-                    each.name for each in algorithms.ALGORITHMS.values() if name in each.options
-                ),
-            )
-        try:
-            values[name] = row.check(value)
-        except LimitError as error:
-            raise error.of(name) from None
-        except ValueError as error:
-            raise LimitError(f"{name} is {value!r}: {error}", name) from None
+        values[name] = row.default
+        if value is not None and value != row.default:
+            _check_algorithm(name, values["algorithm"])
+            values[name] = _checked(name, value)
     for name, row in OPTIONS.items():
         for other in row.excludes:
             if values[name] and values[other]:
                 text = _("%(option)s and %(other)s contradict each other: remove one of them")
                 raise LimitError(text, name, option=name, other=other)
         if row.needs and values[name] != row.default and not values[row.needs]:
-            raise LimitError(
-                _("%(option)s needs %(other)s as well"), name, option=name, other=row.needs
-            )
+            text = _("%(option)s needs %(other)s as well")
+            raise LimitError(text, name, option=name, other=row.needs)
     return values
+
+
+def _check_algorithm(option: str, algorithm: str) -> None:
+    """Raise `LimitError` if an algorithm has no such option."""
+    if option in _SPECIAL and option not in algorithms.find(algorithm).options:
+        takers = [each.name for each in algorithms.ALGORITHMS.values() if option in each.options]
+        raise LimitError(
+            _("%(algorithm)s has no option %(option)s; it is for %(algorithms)s"),
+            option,
+            option=option,
+            algorithm=algorithm,
+            algorithms=", ".join(takers),
+        )
+
+
+def _checked(option: str, value: object) -> object:
+    try:
+        return OPTIONS[option].check(value)
+    except LimitError as error:
+        raise error.of(option) from None
+    except ValueError as error:
+        raise LimitError(f"{option} is {value!r}: {error}", option) from None

@@ -14,17 +14,17 @@ Check = Callable[[object], T]
 
 
 class Choice(Generic[T]):
-    """Check that a value is one of a few values."""
+    """Check that a value is one of a few values. The error begins with `begin`."""
 
-    def __init__(self, values: Sequence[T], right: str = "must be one of") -> None:
+    def __init__(self, values: Sequence[T], begin: str = "must be one of") -> None:
         self.values = values
-        self.right = right
+        self.begin = begin
 
     def __call__(self, value: object) -> T:
-        for right in self.values:
-            if right == value:
-                return right
-        raise ValueError(f"{self.right}: {', '.join(map(str, self.values))}")
+        for each in self.values:
+            if each == value:
+                return each
+        raise ValueError(f"{self.begin}: {', '.join(map(str, self.values))}")
 
 
 class Whole:

@@ -132,17 +132,6 @@ def described(options: VerbOptions) -> HttpRequest:
 
 def subject_of(options: VerbOptions) -> Subject:
     """Return the one subject that the options name. Raises `CommandError`."""
-    subjects = subjects_of(options)
-    if len(subjects) != 1:
-        names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
-        raise CommandError(
-            f"name exactly one subject, with one of {names}; make one override for each"
-        )
-    return subjects[0]
-
-
-def subjects_of(options: VerbOptions) -> list[Subject]:
-    """Return the subjects that the options name. Raises `CommandError`."""
     subjects = [Subject(field=field, value=value) for field, value in _fields(options)]
     address = options["ip"]
     if address is not None:
@@ -155,7 +144,12 @@ def subjects_of(options: VerbOptions) -> list[Subject]:
         subjects.append(Subject(_user(options["user"])))
     if options["digest"]:
         subjects.append(Subject(digest=options["digest"]))
-    return subjects
+    if len(subjects) != 1:
+        names = ", ".join(("--user", "--ip", "--digest", *(f"--{option}" for option in _FIELDS)))
+        raise CommandError(
+            f"name exactly one subject, with one of {names}; make one override for each"
+        )
+    return subjects[0]
 
 
 def _fields(options: VerbOptions) -> list[tuple[str, str]]:

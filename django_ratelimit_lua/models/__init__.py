@@ -6,9 +6,8 @@ package imports `rules` and `identity`. It does not know Redis or the admin.
 
 from .audit import Conflict
 from .change import RateLimitChange, RateLimitRevision
-from .host import RateLimitHost
 from .override import RateLimitOverride
-from .rule import RateLimitRule
+from .rule import RateLimitHost, RateLimitRule
 
 __all__ = [
     "Conflict",

@@ -88,7 +88,7 @@ def one_change(using: str) -> Iterator[None]:
             yield
         finally:
             _batches.reset(token)
-        _write(using, _merged(lines))
+        _write(using, _merge_by_row(lines))
 
 
 class AuditedQuerySet(models.QuerySet[M]):
@@ -255,7 +255,7 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
     overrides = [line for line in lines if line.kind == RateLimitChange.Kind.OVERRIDE]
     sections = {section_of(line.object_id) for line in overrides if line.object_id is not None}
     has_rules = len(overrides) < len(lines)
-    raised = RateLimitRevision.rise(using, rules=has_rules, sections=sections)
+    raised = RateLimitRevision.increment(using, rules=has_rules, sections=sections)
     if len(lines) > MAX_RECORDED:
         name = _("%(number)d rows") % {"number": len(lines)}
         lines = [
@@ -269,7 +269,7 @@ def _write(using: str, lines: Sequence[RateLimitChange]) -> None:
     rules_changed.send(RateLimitRevision, using=using)
 
 
-def _merged(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
+def _merge_by_row(lines: Sequence[RateLimitChange]) -> list[RateLimitChange]:
     """Return one entry for each row, from before its first change to after its last."""
     merged: dict[tuple[str, int | None], RateLimitChange] = {}
     for line in lines:

@@ -45,7 +45,7 @@ def kind_choices() -> list[tuple[str, Any]]:
     return list(KINDS.items())
 
 
-class Risen(NamedTuple):
+class RevisionRow(NamedTuple):
     """The values of the row of `RateLimitRevision` when it was read."""
 
     revision: int = 0
@@ -91,21 +91,21 @@ class RateLimitRevision(models.Model):
         return str(self.revision)
 
     @classmethod
-    def read(cls, using: str) -> Risen:
+    def read(cls, using: str) -> RevisionRow:
         """Return the row's values, or the defaults if no rule was ever saved."""
-        row = cls.objects.using(using).filter(pk=cls.ROW).values_list(*Risen._fields).first()
-        return Risen(*(row or ()))
+        row = cls.objects.using(using).filter(pk=cls.ROW).values_list(*RevisionRow._fields).first()
+        return RevisionRow(*(row or ()))
 
     @classmethod
-    def rise(
+    def increment(
         cls,
         using: str,
         *,
         rules: bool = True,
         sections: Collection[int] = EVERY_SECTION,
         beyond: int = 0,
-        seen: Risen | None = None,
-    ) -> Risen:
+        seen: RevisionRow | None = None,
+    ) -> RevisionRow:
         """Raise the number by one (or beyond another number), in the open transaction.
 
         The tags of what has changed are replaced: the `rules`, and overrides in some `sections`.
@@ -148,7 +148,7 @@ class RateLimitRevision(models.Model):
     @classmethod
     def rename(cls, using: str) -> str:
         """Give the database a new id, if it is a copy of another one. Return the id."""
-        cls.rise(using)
+        cls.increment(using)
         name = new_database()
         cls.objects.using(using).filter(pk=cls.ROW).update(database=name)
         return name

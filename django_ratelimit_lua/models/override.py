@@ -344,7 +344,7 @@ class RateLimitOverride(AuditedModel):
                 problems[field] = text % {"first": FIRST_YEAR, "last": LAST_YEAR}
         problems |= self._rule_problems()
         if self.effect == self.Effects.LIMIT and not problems.keys() & {"rule", "rate"}:
-            problems |= self._limit_problems()
+            problems |= self._own_rule_problems()
         if problems:
             raise ValidationError(problems)
 
@@ -412,10 +412,10 @@ class RateLimitOverride(AuditedModel):
         known = sorted(names.union(known_call_sites.names()))
         return {"rule": text % {"names": ", ".join(known)[:1000] or "—"}}
 
-    def _limit_problems(self) -> dict[str, object]:
-        """Return why this is no other limit of its rule, by field."""
+    def _own_rule_problems(self) -> dict[str, object]:
+        """Return why the numbers do not fit the override's own rule, by field."""
         try:
-            return self.misfits(self._compiled_rule())
+            return self.limit_problems(self._compiled_rule())
         except RuleError as error:
             return {"rule": error.words()}
 
@@ -426,7 +426,7 @@ class RateLimitOverride(AuditedModel):
             return row.compiled()
         return next((rule for rule in settings_rules() if rule.name == self.rule), None)
 
-    def misfits(self, rule: Rule | None) -> dict[str, object]:
+    def limit_problems(self, rule: Rule | None) -> dict[str, object]:
         """Return why the override's numbers do not fit a rule, by field; empty if they fit.
 
         Without a rule, they have to fit a limit of the call sites of that name that this process

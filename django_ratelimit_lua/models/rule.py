@@ -1,4 +1,7 @@
-"""Rules as rows: columns for what every rule has, and one mapping for its options."""
+"""Rules as rows: columns for what every rule has, and one mapping for its options.
+
+The weights of hosts, by which split limits are divided, are rows too.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .. import rules
+from ..conf import MAX_WEIGHT
 from ..extension import FIELDS_OF_ANNEXES
 from ..limits.algorithms import SYNONYMS
 from ..rules.callsite import known_call_sites
@@ -254,6 +259,34 @@ class RateLimitRule(AuditedModel):
         if name != after["name"] and not _is_in_code(name):
             overrides: Any = self._meta.apps.get_model(self._meta.app_label, "RateLimitOverride")
             overrides.objects.using(using).filter(rule=name).update(rule=after["name"])
+
+
+class RateLimitHost(AuditedModel):
+    """The weight of a host. Without a row, the `RATELIMIT_WEIGHT` of its processes applies."""
+
+    CHANGE_KIND = "host"
+
+    name = models.CharField(_("name"), max_length=253, unique=True)
+    weight = models.PositiveIntegerField(
+        _("weight"), validators=[MinValueValidator(1), MaxValueValidator(MAX_WEIGHT)]
+    )
+
+    objects = AuditedQuerySet.as_manager()
+
+    class Meta:
+        """Options of the model."""
+
+        verbose_name = _("host")
+        verbose_name_plural = _("hosts")
+        ordering = ("name",)
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def spec(self) -> Spec:
+        return {"name": self.name, "weight": self.weight}
 
 
 def _is_in_code(name: str) -> bool:

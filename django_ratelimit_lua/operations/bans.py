@@ -73,9 +73,10 @@ def active_bans(most: int = MAX_LISTED, identities: Collection[str] = ("",)) -> 
     keys = list(listed)[:most][::-1]
     limits = _banning_limits()
     found = []
-    for key, text in zip(keys, descriptions(keys), strict=True):
+    texts = descriptions(keys)
+    for key in keys:
         digest, part = _digest_and_part(key)
-        entry = json.loads(text or b"{}")
+        entry = json.loads(texts.get(key, b"{}"))
         found.append(
             ActiveBan(
                 limit=entry.get("limit") or part.removesuffix(b":ban").decode(errors="replace"),
@@ -108,7 +109,7 @@ def _banning_limits() -> dict[bytes, Limit]:
     """Return the limits of this site that ban, by the ends of the keys of their bans."""
     limits: dict[bytes, Limit] = {}
     for each in known_limits():
-        if each.limit is not None and each.limit.ban is not None:  # A rule's come first.
+        if each.limit.ban is not None:  # A rule's come first.
             limits.setdefault(each.limit.ban.key_part, each.limit)
     return limits
 
@@ -146,10 +147,10 @@ def scan_bans() -> None:
         bans = [(key, decided.state.ban) for key, decided in charges.items()]
         held = {key: ban for key, ban in bans if ban is not None and ban.until}
         found = {}
-        for (key, ban), text in zip(held.items(), descriptions(held), strict=True):
-            found[key] = ListedBan.of(ban, decision.moment)
-            if text is not None:
-                found[key] = found[key]._replace(description=text)
+        texts = descriptions(held)
+        for key, ban in held.items():
+            listed_ban = ListedBan.of(ban, decision.moment)
+            found[key] = listed_ban._replace(description=texts.get(key, listed_ban.description))
         if found:
             ban_list.write(found)
         gone = [key for key in part if key not in held]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
+
+from django.contrib.auth.models import User
 
 from ..conf import Network
 from ..identity import digest as digest_of
@@ -30,8 +30,6 @@ from .request_builder import find_user
 
 _PREFIX = re.compile(r"[0-9a-f]{6,32}")
 """The part of a digest that a search needs. A reference contains 6 digits."""
-_PLUS = "+"
-NO_USERS: Mapping[str, str] = MappingProxyType({})
 
 
 class FoundClient(NamedTuple):
@@ -73,8 +71,7 @@ def search_clients(text: str, named: Mapping[str, Name]) -> list[FoundClient]:
     shown = {digest for client in found.values() for digest in counted_digests(*client[:2])}
     matches = matcher(text)
     for digest, name in named.items():
-        is_found = is_prefix(text) and digest.startswith(text.lower())
-        if is_found or (matches(name) and digest not in shown):
+        if digest not in shown and matches(digest, name):
             found.setdefault(digest, FoundClient(digest, tuple(name)))
     return [*found.values()][:MAX_LISTED]
 
@@ -122,7 +119,7 @@ def _computed(key: str, values: Mapping[str, str], value: str) -> Iterator[Found
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in text.split() if word != _PLUS]
+    return [word for word in text.split() if word != "+"]
 
 
 def find_network(text: str) -> Network | None:
@@ -134,45 +131,33 @@ def find_network(text: str) -> Network | None:
     return None
 
 
-def matcher(text: str) -> Callable[[Sequence[Part]], bool]:
-    """Return a function that compares recorded names with a text, see `is_match`."""
-    users = {}
-    for word in _words(text):
-        user = find_user(word)
-        if user is not None:
-            users[word] = str(user.pk)
-    return partial(is_match, text=text, users=users)
+def matcher(text: str) -> Callable[[str, Sequence[Part]], bool]:
+    """Return a function that compares the digest and the recorded name of a client with a text.
 
-
-def is_match(name: Sequence[Part], text: str, users: Mapping[str, str] = NO_USERS) -> bool:
-    """Return whether a recorded name contains these values, or an address in this network.
-
-    Args:
-        name: The parts of the name.
-        text: The values.
-        users: The primary keys of the users that the text names, by their names.
-
-    >>> mary = [("ip", "203.0.113.9"), ("post:username", "mary")]
-    >>> is_match(mary, "203.0.113.9"), is_match(mary, "203.0.113.0/24"), is_match(mary, "+ mary")
-    (True, True, True)
-    >>> is_match(mary, "203.0.113"), is_match(mary, "203.0.113.99"), is_match(mary, "mary ada")
-    (False, False, False)
+    A client matches if the text is the beginning of its digest, or if its name contains each value
+    in the text, or an address in the network.
     """
     words = _words(text)
-    return bool(words and name) and all(
-        any(_is_part(kind, value, word, users) for kind, value in name) for word in words
-    )
+    users = {word: find_user(word) for word in words}
+
+    def matches(digest: str, name: Sequence[Part]) -> bool:
+        if is_prefix(text) and digest.startswith(text.lower()):
+            return True
+        return bool(words and name) and all(
+            any(_is_part(kind, value, word, users) for kind, value in name) for word in words
+        )
+
+    return matches
 
 
-def _is_part(kind: str, value: str, word: str, users: Mapping[str, str]) -> bool:
+def _is_part(kind: str, value: str, word: str, users: Mapping[str, User | None]) -> bool:
+    user = users[word]
     if kind == "user":
-        return value == users.get(word)
+        return user is not None and value == str(user.pk)
     if kind != "ip":
         return word.casefold() in value.casefold()
-    with suppress(ValueError):
-        network = parse_network(word)
-        own = parse_network(value)
-        return network.version == own.version and own.subnet_of(network)  # type: ignore[arg-type]
+    with suppress(ValueError, TypeError):  # No network, or one of the other version of IP.
+        return parse_network(value).subnet_of(parse_network(word))  # type: ignore[arg-type]
     return False
 
 

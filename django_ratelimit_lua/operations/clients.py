@@ -9,22 +9,21 @@ from ..conf import conf
 from ..engine.decide import decide, now_us, peeking
 from ..engine.decided_charge import DecidedCharge
 from ..engine.run import Wait, run
-from ..identity import Identity
+from ..identity import Identity, secrets_by_id
 from ..identity import digest as digest_of
 from ..identity.forwarded import Address, network_words, parse_address, parse_network
-from ..identity.keys import field_identity, split_field, split_prefix
-from ..identity.names import NOTHING, Part, original, own
-from ..limits.call import Call, Charge
-from ..limits.limit import Limit
+from ..identity.keys import split_prefix
+from ..identity.names import NOTHING, Part, original, supplied_identity
+from ..limits.call import Charge
 from ..models import RateLimitOverride
 from ..rules.callsite import LIMITER, known_call_sites
-from ..rules.overrides import DIGEST, EVERY_RULE, NETWORK, Override, strongest
+from ..rules.overrides import EVERY_RULE, Override, strongest
 from ..rules.ruleset import Ruleset
-from ..web.overrides import override_fields
 from ..web.plan import Party, Planner
 from .bans import ActiveBan, active_bans
 from .explain import (
     Explanation,
+    counter_of,
     explained_limits,
     override_row,
     without_shared_bans,
@@ -32,8 +31,6 @@ from .explain import (
 from .reference import IDENT, KnownLimit, known_limits
 from .subjects import network_overrides
 
-MAX_EXAMINED = 2000
-"""Maximum number of limits to read the counts of a client of."""
 AT_ONCE = 100
 """Limits of one call to Redis."""
 MAX_LISTED = 50
@@ -48,15 +45,13 @@ class ExplainedClient(NamedTuple):
     - `digest`: of the identity that limits count;
     - `found`: the limits that have counted it or a part of it, and those of the requested name.
       They are decided as if it was not blocked; `found.block` is the override that blocks it;
-    - `bans` and `overrides`: those that have not ended, of the client and of its parts;
-    - `is_complete`: every limit of the site was examined.
+    - `bans` and `overrides`: those that have not ended, of the client and of its parts.
     """
 
     digest: str
     found: Explanation
     bans: Sequence[ActiveBan]
     overrides: Sequence[RateLimitOverride]
-    is_complete: bool
 
 
 def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> ExplainedClient:
@@ -76,23 +71,24 @@ def explain_client(digest: str, name: str = "", parts: Iterable[Part] = ()) -> E
     identities = part_identities(digest, parts)
     charges = _charges(digest, identities)
     charges.sort(key=lambda charge: charge.name != name)
-    digests = {digest, *(_digest(identity) for identity in identities.values())}
-    digests |= {charge.charge.digest.decode() for charge in charges}
+    digests = {digest, *(charge.charge.digest.decode() for charge in charges)}
+    for secret in secrets_by_id().values():  # An override may be from before a new key.
+        digests |= {digest_of(each, secret).decode() for each in identities.values()}
     rows = [row for found in overrides_of(digests).values() for row in found]
     address = _address(identities)
     if address is not None:
         rows += network_overrides(str(address))
-    counted = _counted(charges[:MAX_EXAMINED], rows)
+    overrides = [row.override() for row in rows]
+    counted = _counted(charges, overrides)
     listed = [*counted, *_unused(charges, counted, name, bool(identities))]
-    planner = _ClientPlanner(listed[:MAX_LISTED], digests, address)
+    planner = _ClientPlanner(listed[:MAX_LISTED], overrides)
     found = Explanation(decide(planner))
     found.met = explained_limits(planner, lambda charge: _known(charge).reading)
-    block = override_row(planner.strongest())
+    block = strongest(overrides, EVERY_RULE, now_us())
     if block is not None and block.effect == "block":
-        found.block = block
+        found.block = override_row(block)
     bans = active_bans(MAX_LISTED, digests)
-    is_complete = len(charges) <= MAX_EXAMINED
-    return ExplainedClient(digest, found, bans, rows[:MAX_LISTED], is_complete)
+    return ExplainedClient(digest, found, bans, rows[:MAX_LISTED])
 
 
 def part_identities(digest: str, parts: Iterable[Part]) -> Identities:
@@ -139,11 +135,7 @@ def counted_identity(key: str, identities: Identities) -> Identity:
 def _of_kind(kind: str, identities: Identities) -> Identity:
     if kind == "user_or_ip":
         return identities.get("user", identities.get("ip"))
-    identity = identities.get(split_prefix(kind)[1])
-    value = identity[-1] if isinstance(identity, tuple) else None
-    if split_field(kind) is None or not isinstance(value, str):
-        return identity
-    return field_identity(kind, value)
+    return identities.get(split_prefix(kind)[1])
 
 
 def _address(identities: Identities) -> Address | None:
@@ -165,13 +157,11 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
     Limits in code that a rule replaces are left out.
     """
     charges: dict[tuple[bytes, bytes], DecidedCharge] = {}
-    limits = [known for known in known_limits() if known.limit is not None]
-    limits = [known for known in limits if known.rule is None or known.rule.mode != "off"]
+    limits = [known for known in known_limits() if not known.rule or known.rule.mode != "off"]
     ruled = {known.place for known in limits if known.rule is not None}
     throttles = {known.place: known for known in limits if known.identity_form}
     for known in limits:
-        limit = known.limit
-        if limit is None or (known.rule is None and known.place in ruled):
+        if known.rule is None and known.place in ruled:
             continue
         if not known.key and known.place in throttles:  # A rule in place of a throttle.
             throttle = throttles[known.place]
@@ -179,43 +169,36 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
         identity = counted_identity(known.key, identities)
         if known.identity_form and isinstance(identity, tuple):
             text = known.identity_form.replace(IDENT, str(identity[-1]))
-            identity = own(text, identity)
+            identity = supplied_identity(text, identity)
         counted = digest
         if identity is not None:
             counted = _digest(original(identity))
-        charge = Charge(limit, counted.encode())
+        charge = Charge(known.limit, counted.encode())
         decided = DecidedCharge(charge, known.place, known.rule, known, identity)
-        charges.setdefault((charge.digest, limit.key_part), decided)
+        charges.setdefault(counter_of(charge), decided)
     return [*charges.values()]
 
 
 def _counted(
-    charges: Sequence[DecidedCharge], overrides: Sequence[RateLimitOverride]
+    charges: Sequence[DecidedCharge], overrides: Sequence[Override]
 ) -> list[DecidedCharge]:
     """Return the charges whose limits have counted units of the client, or ban it.
 
     That includes the counts by these overrides.
     """
-    found: list[DecidedCharge] = []
-    for start in range(0, len(charges), AT_ONCE):
-        part = charges[start : start + AT_ONCE]
-        counts = [
-            charge.charge._replace(limit=limit)
-            for charge in part
-            for limit in _counts(charge, overrides)
-        ]
-        peeked = [DecidedCharge(charge, "") for charge in without_shared_bans(counts)]
-        run(peeking(peeked))
-        used = {
-            (decided.charge.digest, decided.charge.limit.key_part)
-            for decided in peeked
-            if decided.state.used or decided.state.reset_after or not decided.state.allowed
-        }
-        for charge in part:
-            keys = {(charge.charge.digest, each.key_part) for each in _counts(charge, overrides)}
-            if keys & used:
-                found.append(charge)
-    return found
+    counts = [(charge, each) for charge in charges for each in _counts(charge, overrides)]
+    found: dict[DecidedCharge, None] = {}
+    for start in range(0, len(counts), AT_ONCE):
+        part = counts[start : start + AT_ONCE]
+        peeked = without_shared_bans([count for _charge, count in part])
+        decided = [DecidedCharge(count, "") for count in peeked]
+        run(peeking(decided))
+        states = {counter_of(each.charge): each.state for each in decided}
+        for charge, count in part:
+            state = states[counter_of(count)]
+            if state.used or state.reset_after or not state.allowed:
+                found[charge] = None
+    return [*found]
 
 
 def counted_clients(keys: Mapping[str, str]) -> set[str]:
@@ -231,16 +214,17 @@ def counted_clients(keys: Mapping[str, str]) -> set[str]:
         DecidedCharge(Charge(known.limit, digest.encode()), known.place)
         for known in known_limits()
         for digest, key in keys.items()
-        if known.limit is not None and known.key == key
+        if known.key == key
     ]
-    return {charge.charge.digest.decode() for charge in _counted(charges[:MAX_EXAMINED], ())}
+    return {charge.charge.digest.decode() for charge in _counted(charges, ())}
 
 
-def _counts(charge: DecidedCharge, overrides: Sequence[RateLimitOverride]) -> list[Limit]:
-    """Return a limit, and the same at the rate of each of these overrides that is about it."""
+def _counts(charge: DecidedCharge, overrides: Sequence[Override]) -> list[Charge]:
+    """Return a charge, and the same at the rate of each of these overrides that is about it."""
     limit = charge.charge.limit
-    own = [row.override() for row in overrides if row.rule in (EVERY_RULE, charge.name)]
-    return [limit, *(override.limit(limit) for override in own)]
+    own = [each for each in overrides if each.rule in (EVERY_RULE, charge.name)]
+    limits = [limit, *(override.limit(limit) for override in own)]
+    return [charge.charge._replace(limit=each) for each in limits]
 
 
 def _unused(
@@ -274,61 +258,34 @@ def _known(charge: DecidedCharge) -> KnownLimit:
 
 
 class _ClientPlanner(Planner):
-    """Plans a peek at limits for one client and its parts, as if no override blocked it."""
+    """Plans a peek at limits for one client and its parts, as if no override blocked it.
+
+    An override with a rate is one limit, instead of a rule's tiers.
+    """
 
     ignores_blocks = True
 
-    def __init__(
-        self, charges: Sequence[DecidedCharge], digests: Collection[str], address: Address | None
-    ) -> None:
+    def __init__(self, charges: Sequence[DecidedCharge], overrides: Sequence[Override]) -> None:
         super().__init__("peek")
-        self._listed = charges
-        self._digests = digests
-        self._address = address
-
-    def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
-        # A RateLimiter uses no overrides.
-        own = [planned for planned in self._listed if not _is_limiter(planned.name)]
-        rest = [planned for planned in self._listed if _is_limiter(planned.name)]
-        overrides: list[Override] = []
-        for field in override_fields(ruleset.overrides, own, True):
-            if field == NETWORK and self._address is not None:
-                overrides += ruleset.overrides.of_address(self._address)
-            for digest in map(str.encode, self._digests):
-                if field == DIGEST:
-                    overrides += ruleset.overrides.of_client(digest)
-                elif field != NETWORK:
-                    overrides += ruleset.overrides.of_digest(field, digest)
-        self.ruleset = ruleset
-        self.parties = [Party(own, overrides, False), Party(rest, (), False)]
-        return ()
-
-    def plan(self, ruleset: Ruleset) -> Call:
-        """Plan the charges. An override with a rate is one limit, instead of a rule's tiers."""
         listed: dict[tuple[bytes, bytes], DecidedCharge] = {}
-        for planned in self._listed:
-            override = strongest(self.parties[0].overrides, planned.name, now_us())
-            limit = planned.charge.limit
+        for planned in charges:
+            override = strongest(overrides, planned.name, now_us())
+            charge = planned.charge
             if override is not None:
-                limit = override.limit(limit)
-            listed.setdefault((planned.charge.digest, limit.key_part), planned)
+                charge = charge._replace(limit=override.limit(charge.limit))
+            listed.setdefault(counter_of(charge), planned)
         kept = [*listed.values()]
         apart = without_shared_bans([planned.charge for planned in kept])
         for planned, charge in zip(kept, apart, strict=True):
             planned.charge = charge
-        self.take(
-            [
-                party._replace(charges=[planned for planned in party.charges if planned in kept])
-                for party in self.parties
-            ]
-        )
-        return super().plan(ruleset)
+        # A RateLimiter uses no overrides.
+        own = [planned for planned in kept if not _is_limiter(planned.name)]
+        rest = [planned for planned in kept if _is_limiter(planned.name)]
+        self.take([Party(own, overrides, False), Party(rest, (), False)])
 
-    def strongest(self) -> Override | None:
-        """Return the override of the client that applies to all rules."""
-        if not self.parties:
-            return None
-        return strongest(self.parties[0].overrides, EVERY_RULE, now_us())
+    def gather(self, ruleset: Ruleset) -> Sequence[Wait]:
+        self.ruleset = ruleset
+        return ()
 
 
 def _is_limiter(name: str) -> bool:

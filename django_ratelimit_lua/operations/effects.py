@@ -40,7 +40,7 @@ def override_effects(rule: str, effect: str, rate: str, burst: int | None) -> li
         parsed = Rate.parse(rate)
     effects: dict[LimitEffect, None] = {}
     for known in known_limits():
-        if known.limit is None or rule not in (EVERY_RULE, known.place):
+        if rule not in (EVERY_RULE, known.place):
             continue
         before = with_tier(known.reading, known.limit)
         after = _("every request is refused")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import conf
 from ..conf.callables import name_of
-from ..engine.decide import answered, build_call, decide, forgetting, now_us
+from ..engine.decide import build_call, decide, deciding_call, forgetting, now_us
 from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
 from ..exceptions import StoreError
@@ -35,6 +35,7 @@ from ..rules.ruleset import Ruleset
 from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
+from ..web.usage import is_logged_in, prepared_view
 from .history_names import history_names, record_change
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
@@ -73,6 +74,12 @@ class ExplainedLimit(NamedTuple):
     def counted_as(self) -> str:
         """Return the name under which statistics count the limit. Several rates may share it."""
         return self.planned.name
+
+    @property
+    def available(self) -> int:
+        """Return the units that the client can use at most: the burst of a token bucket."""
+        assert self.state is not None
+        return self.charge.limit.burst or self.state.limit
 
     @property
     def refuses(self) -> bool:
@@ -177,14 +184,14 @@ class _Explainer:
                 self._decide(planner, is_advice=not stack.blocks)
 
     def _is_reached(self, view: object, placed: Stack) -> bool:
-        if not is_behind_login(view, placed) or _is_logged_in(self.request):
+        if not is_behind_login(view, placed) or is_logged_in(self.request):
             return True
         self._note(_("Not checked: limits for logged-in users. Enter a user to see them."))
         return False
 
     def _explain_throttles(self, here: OnView, match: ResolverMatch) -> None:
         try:
-            view = _view(here.class_view, match, self.request)
+            view = prepared_view(here.class_view, match, self.request)
             throttles = view.get_throttles()
         except Exception as error:
             self._on_error(_("throttles of the view"), error)
@@ -234,29 +241,6 @@ def _is_applied() -> bool:
     )
 
 
-def _view(function: Any, match: ResolverMatch, request: HttpRequest) -> Any:
-    """Return the view of Django REST framework for a request, prepared for its throttles.
-
-    Its `request` is DRF's.
-    """
-    view = function.cls(**getattr(function, "initkwargs", {}))
-    actions = dict(getattr(function, "actions", None) or {})
-    if "get" in actions:
-        actions.setdefault("head", actions["get"])
-    view.action_map = actions
-    view.setup(request, *match.args, **match.kwargs)
-    view.request = view.initialize_request(request, *match.args, **match.kwargs)
-    if _is_logged_in(request):
-        view.request.user = request.user  # As described; otherwise the user of its headers.
-    else:
-        request.user = view.request.user
-    return view
-
-
-def _is_logged_in(request: HttpRequest) -> bool:
-    return getattr(getattr(request, "user", None), "is_authenticated", False)
-
-
 def explained_limits(
     planner: Planner, reading_of: Callable[[DecidedCharge], str], *, is_advice: bool = False
 ) -> list[ExplainedLimit]:
@@ -268,7 +252,7 @@ def explained_limits(
     if ruleset is None:  # Rate limiting is switched off.
         return []
     known = _found_overrides(planner)
-    states = {_counter(decided): decided.state for decided in planner.charges}
+    states = {counter_of(decided.charge): decided.state for decided in planner.charges}
     names = {planned.charge.limit.name for planned in planner.gathered}
     explained = []
     for planned in planner.gathered:
@@ -288,7 +272,7 @@ def explained_limits(
                 "code" if rule is None else rule.source,
                 planned,
                 _counts(limit, planned.rule, rates, names),
-                states.get(_counter(planned)),
+                states.get(counter_of(planned.charge)),
                 override_row(override),
                 is_skipped,
                 is_advice,
@@ -324,8 +308,9 @@ def _found_overrides(planner: Planner) -> list[Override]:
     return [override for party in planner.parties for override in party.overrides]
 
 
-def _counter(planned: DecidedCharge) -> tuple[bytes, bytes]:
-    return planned.charge.digest, planned.charge.limit.key_part
+def counter_of(charge: Charge) -> tuple[bytes, bytes]:
+    """Return the digest and the part of the key that identify a count."""
+    return charge.digest, charge.limit.key_part
 
 
 def _reading(planned: DecidedCharge) -> str:
@@ -376,7 +361,7 @@ def reset(
     )
     if not charges:
         return []
-    counted = run(answered(build_call(charges, "peek")))
+    counted = run(deciding_call(build_call(charges, "peek")))
     if counted.source == "fallback":
         raise StoreError(_("Redis is unavailable"))
     run(forgetting(build_call(charges, "peek"), strict=True))
@@ -394,7 +379,7 @@ def reset(
 
 def without_shared_bans(charges: Sequence[Charge]) -> list[Charge]:
     """Return the charges in a form that one call accepts: each count and each ban once."""
-    counts = {(charge.digest, charge.limit.key_part): charge for charge in charges}
+    counts = {counter_of(charge): charge for charge in charges}
     bans: set[tuple[bytes, bytes]] = set()
     found = []
     for charge in counts.values():

@@ -30,7 +30,7 @@ class KnownLimit(NamedTuple):
 
     - `name`; `source`: where it is written: "admin", "settings" or "code"; `words`: its sentence if
       it has no rule;
-    - `rule`: None if it is written in code; `limit`: None if its rate is a function;
+    - `rule`: None if it is written in code; `limit`: the limit itself;
     - `place`: the name that statistics count it under, which several limits share;
     - `key`: the name of the key that it counts by; empty: unknown;
     - `identity_form`: the identity that a throttle makes of a user or address, with `IDENT` for it;
@@ -41,7 +41,7 @@ class KnownLimit(NamedTuple):
     source: str
     words: str
     rule: Rule | None
-    limit: Limit | None
+    limit: Limit
     place: str
     key: str = ""
     identity_form: str = ""
@@ -112,8 +112,6 @@ def known_limits() -> Iterator[KnownLimit]:
         key = next(iter(keys), "")
         for limit in limits_of(rule):
             yield KnownLimit(limit.name, rule.source, "", rule, limit, rule.name, key)
-        # Its rate may be a function.
-        yield KnownLimit(rule.name, rule.source, "", rule, None, rule.name)
     look_for_call_sites()
     for name in known_call_sites.names():
         for site in known_call_sites.of(name):

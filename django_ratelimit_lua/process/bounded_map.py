@@ -1,7 +1,7 @@
 """The map for everything that a process caches about requests, bounded in entries and bytes.
 
 It is for data that may be dropped at any time, because it can be fetched or made again, and for
-the counts of `engine/fallback`. Keys are digests, or short: a map never keeps a full text from a
+the counts of `engine/local`. Keys are digests, or short: a map never keeps a full text from a
 client.
 """
 

@@ -55,7 +55,7 @@ chance = random.Random()
 
 
 @renew_after_fork
-def _draw_anew() -> None:
+def _reseed() -> None:
     chance.seed()
 
 

@@ -1,7 +1,7 @@
 """Background work of a process: tasks, each in its own thread while it has work.
 
 A task starts with the first caller that needs it, again in a child process, and ends with the
-process. `engine/background.py` lists all of them. This is the only module that starts threads, and
+process. `management/verbs/health.py` lists them. This is the only module that starts threads, and
 that hooks the end of the process: by Python's `atexit`, or by multiprocessing, whose children end
 without it.
 """
@@ -36,21 +36,23 @@ children, which may still decide.
 """
 
 tasks: WeakSet[Task] = WeakSet()
-_hears_of_end = False
+_has_finalizer = False
 """Whether the finalizer is registered, if this process is a child of multiprocessing."""
 
 
 @renew_after_fork
-def _hear_anew() -> None:
-    global _hears_of_end
-    _hears_of_end = False
+def _register_again() -> None:
+    global _has_finalizer
+    _has_finalizer = False
 
 
 def all_tasks() -> list[Task]:
     """Return the tasks of this process, even while another thread makes one."""
     while True:
-        with suppress(RuntimeError):  # The set has changed its size during the iteration.
+        try:
             return list(tasks)
+        except RuntimeError:  # The set has changed its size during the iteration.
+            continue
 
 
 class Task:
@@ -104,7 +106,7 @@ class Task:
         if self._is_wanted:
             return True
         with self._lock:
-            _hear_of_end()
+            _register_finalizer()
             if not self.is_running and Clock.monotonic() - self._refused_at >= RETRY_SECONDS:
                 self.is_running = True
                 self._is_over = threading.Event()
@@ -144,7 +146,7 @@ class Task:
             while not is_over.wait(pause):
                 # A caller that starts it from now on may have more to do than this step sees.
                 self._is_wanted = False
-                next_pause = self._do()
+                next_pause = self._run_step()
                 if next_pause is None:
                     with self._lock:
                         if not self._is_wanted and not is_over.is_set():
@@ -166,7 +168,7 @@ class Task:
             return self._delay()
         return self._delay
 
-    def _do(self) -> float | None:
+    def _run_step(self) -> float | None:
         try:
             pause = self._step()
         except Exception as error:
@@ -187,8 +189,8 @@ class Task:
         return pause
 
 
-class Errand:
-    """One-off work for callers that may wait for the result. Each piece runs in its own thread."""
+class JobRunner:
+    """Runs one-off jobs, each in its own thread, for callers that may wait for the result."""
 
     def __init__(self) -> None:
         self._begin()
@@ -199,14 +201,13 @@ class Errand:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether the latest work is not done yet."""
+        """Return whether the latest job is not done yet."""
         return self._latest is not None and not self._latest.done()
 
-    def give(self, work: Callable[[], T]) -> Future[T] | None:
-        """Start some work.
+    def submit(self, job: Callable[[], T]) -> Future[T] | None:
+        """Start a job, and return its future; None if no thread can be started.
 
-        Return its future, which is cancelled if the process ends before the work begins; None if no
-        thread can be started.
+        The future is cancelled if the process ends before the job begins.
         """
         future: Future[T] = Future()
 
@@ -214,18 +215,18 @@ class Errand:
             if future.done():  # A task may do its step once more than it was started.
                 return
             try:
-                future.set_result(work())
+                future.set_result(job())
             except BaseException as error:
                 future.set_exception(error)
 
         self._latest = future
-        if Task("errand", do, at_stop=future.cancel).start():
+        if Task("job", do, at_stop=future.cancel).start():
             return future
         future.cancel()
         return None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the latest work is done, for at most `seconds`. Return whether it is done."""
+        """Wait until the latest job is done, for at most `seconds`. Return whether it is done."""
         latest = self._latest
         with suppress(Exception):
             if latest is not None:
@@ -263,16 +264,16 @@ def _start_thread(
     return thread
 
 
-def _hear_of_end() -> None:
+def _register_finalizer() -> None:
     """Register the finalizer in children of multiprocessing.
 
     They end by `os._exit`, without Python's `atexit`. It is registered when a task starts, and not
     earlier, because such a child drops earlier registrations when it begins.
     """
-    global _hears_of_end
-    if _hears_of_end:
+    global _has_finalizer
+    if _has_finalizer:
         return
-    _hears_of_end = True
+    _has_finalizer = True
     multiprocessing = sys.modules.get("multiprocessing")  # Else this is no child of it.
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         from multiprocessing.util import Finalize

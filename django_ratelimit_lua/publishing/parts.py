@@ -16,7 +16,7 @@ from ..extension import extensions
 from ..identity import digest, is_digest, secrets_by_id
 from ..identity.forwarded import parse_network
 from ..models import RateLimitHost, RateLimitOverride, RateLimitRule
-from ..models.change import Risen
+from ..models.change import RevisionRow
 from ..models.override import PUBLISHED, entry, user_identity
 from ..rules.overrides import (
     EVERY_RULE,
@@ -36,7 +36,7 @@ Part = Mapping[str, object]
 _SUBJECT = ("user_id", "network", "client_digest", "kind", "subject", "digested_by")
 
 
-def read_rules(using: str, row: Risen) -> Part:
+def read_rules(using: str, row: RevisionRow) -> Part:
     """Return the part of the rules, with the weights of hosts and the parts of optional apps."""
     rows = RateLimitRule.objects.using(using).iterator(chunk_size=BATCH)
     rules = [{**row.spec, "id": row.pk} for row in rows]
@@ -64,10 +64,10 @@ def _parts_of_annexes(using: str) -> dict[str, object]:
     return parts
 
 
-def read_sections(using: str, row: Risen, numbers: Collection[int]) -> dict[int, Part]:
+def read_sections(using: str, row: RevisionRow, numbers: Collection[int]) -> dict[int, Part]:
     """Return some sections of the overrides, by number, without overrides that have ended."""
     secrets = secrets_by_id()
-    tags = split_tags(row.sections)
+    tags = split_tags(row.sections) or [""] * SECTIONS  # No rule or override was ever saved.
     sections = {number: Section(tags[number], list(secrets)) for number in numbers}
     rows = RateLimitOverride.objects.using(using).lasting().order_by("pk")
     if len(sections) < SECTIONS:
@@ -151,6 +151,6 @@ def _user_digests(row: Mapping[str, Any], secrets: Mapping[str, str | bytes]) ->
     return [digest(identity, secret).decode() for secret in secrets.values()]
 
 
-def written(part: Part) -> bytes:
+def encode_part(part: Part) -> bytes:
     """Return a part as it is published."""
     return json.dumps(part, separators=(",", ":")).encode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
@@ -24,15 +24,15 @@ from ..identity import key_id, key_ids, secrets_by_id
 from ..limits import program
 from ..limits.call import NO_RULES, Revision
 from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
-from ..models.change import Risen
-from ..process.tasks import Errand
+from ..models.change import RevisionRow
+from ..process.tasks import JobRunner
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.problems import problems
 from ..rules.snapshot import EVERY_SECTION, FORMAT, SECTIONS, Snapshot, split_tags
-from ..store import PATIENCE, get_store, rules_key
+from ..store import BACKGROUND_SECONDS, get_store, rules_key
 from .cleanup import sweep
-from .parts import BATCH, read_rules, read_sections, written
+from .parts import BATCH, encode_part, read_rules, read_sections
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
@@ -40,21 +40,21 @@ SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
 
 
-class DatabaseErrand(Errand):
-    """One-off work in a thread with its own database connections, which see only committed rows."""
+class DatabaseJobRunner(JobRunner):
+    """Runs jobs with their own database connections, which see only committed rows."""
 
-    def give(self, work: Callable[[], T]) -> Future[T] | None:
+    def submit(self, job: Callable[[], T]) -> Future[T] | None:
         def close_after() -> T:
             try:
-                return work()
+                return job()
             finally:
                 connections.close_all()
 
-        return super().give(close_after)
+        return super().submit(close_after)
 
 
-healing = DatabaseErrand()
-committed = DatabaseErrand()
+healing = DatabaseJobRunner()
+committed = DatabaseJobRunner()
 
 
 class Published(NamedTuple):
@@ -159,57 +159,80 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
         return _in_a_thread(rebuild=rebuild, take_over=take_over)
     if rebuild:
         with transaction.atomic(using, durable=True):
-            RateLimitRevision.rise(using)
+            RateLimitRevision.increment(using)
     for _ in range(ATTEMPTS):
-        # Redis first: what is there was committed before, so the database can only be level or
-        # ahead.
-        published = read_published()
-        with transaction.atomic(using, durable=True):
-            row = RateLimitRevision.read(using)
-            provider.note_database(row.database)
-            if not take_over and not provider.note_owner(published.database):
-                raise OwnerError(problems.owner)
-            if published.format > FORMAT and not take_over:
-                if row.text == published.revision.text:
-                    return row.revision
-                raise OwnerError(_newer_problem(published.format))
-            are_lacking = _are_lacking(row, published)
-            if are_lacking or _is_behind(row, published):
-                RateLimitRevision.rise(
-                    using,
-                    rules=False,
-                    sections=EVERY_SECTION if are_lacking else (),
-                    beyond=published.revision.number,
-                    seen=row,
-                )
-                continue
-            if row.text == published.revision.text:
-                return row.revision
-            rules, sections = _read_parts(using, row, published)
-            # If each statement sees later commits, these may be the rules of two revisions.
-            if RateLimitRevision.read(using) != row:
-                continue
-        provider.written.add(rules_key())
-        arguments = (
-            row.text,
-            row.database.encode(),
-            b"%d" % take_over,
-            b"%d" % FORMAT,
-            key_ids().encode(),
-            get_store().channel(conf.CACHE_PREFIX),
-            rules,
-            row.sections.encode(),
-            *sections,
-        )
-        store = get_store(background=True)
-        # Unless another process has published since.
-        if store.execute(b"EVAL", SCRIPT, b"1", rules_key(), *arguments) == row.text:
-            provider.note_owner(row.database)
-            deny_cache.clear()
-            freshness.expire()
-            _sweep(using)
-            return row.revision
+        revision = _publish_once(using, take_over=take_over)
+        if revision is not None:
+            return revision
     raise StoreError("rules are being changed too fast to be published")
+
+
+def _publish_once(using: str, *, take_over: bool) -> int | None:
+    """Publish the rows as they are now.
+
+    Return the number of the published revision. None: the database or Redis was changed, so that
+    the rows have to be read again.
+    """
+    # Redis first: what is there was committed before, so the database can only be level or ahead.
+    published = read_published()
+    with transaction.atomic(using, durable=True):
+        row = RateLimitRevision.read(using)
+        provider.note_database(row.database)
+        is_published = row.text == published.revision.text
+        if not take_over:
+            _check_owner(published, is_published=is_published)
+        has_newer_format = published.format > FORMAT and not take_over
+        are_lacking = not has_newer_format and _are_lacking(row, published)
+        if is_published and not are_lacking:
+            return row.revision
+        if are_lacking or row.revision <= published.revision.number:  # Of another history.
+            RateLimitRevision.increment(
+                using,
+                rules=False,
+                sections=EVERY_SECTION if are_lacking else (),
+                beyond=published.revision.number,
+                seen=row,
+            )
+            return None
+        rules, sections = _read_parts(using, row, published)
+        # If each statement sees later commits, these may be the rules of two revisions.
+        if RateLimitRevision.read(using) != row:
+            return None
+    if not _write(row, rules, sections, take_over=take_over):
+        return None
+    _sweep(using)
+    return row.revision
+
+
+def _check_owner(published: Published, *, is_published: bool) -> None:
+    """Raise `OwnerError` if another database or a newer version owns the prefix."""
+    if not provider.note_owner(published.database):
+        raise OwnerError(problems.owner)
+    if published.format > FORMAT and not is_published:
+        raise OwnerError(_newer_problem(published.format))
+
+
+def _write(row: RevisionRow, rules: bytes, sections: Sequence[bytes], *, take_over: bool) -> bool:
+    """Write the snapshot to Redis. Return False if another process has published since."""
+    provider.written.add(rules_key())
+    arguments = (
+        row.text,
+        row.database.encode(),
+        b"%d" % take_over,
+        b"%d" % FORMAT,
+        key_ids().encode(),
+        get_store().channel(conf.CACHE_PREFIX),
+        rules,
+        row.sections.encode(),
+        *sections,
+    )
+    store = get_store(background=True)
+    if store.execute(b"EVAL", SCRIPT, b"1", rules_key(), *arguments) != row.text:
+        return False
+    provider.note_owner(row.database)
+    deny_cache.clear()
+    freshness.expire()
+    return True
 
 
 def _sweep(using: str) -> None:
@@ -219,12 +242,7 @@ def _sweep(using: str) -> None:
         logger.warning("Ended overrides could not be deleted: %s", error)
 
 
-def _is_behind(row: Risen, published: Published) -> bool:
-    """Return whether another history of the database was published with this number or later."""
-    return row.text != published.revision.text and row.revision <= published.revision.number
-
-
-def _are_lacking(row: Risen, published: Published) -> bool:
+def _are_lacking(row: RevisionRow, published: Published) -> bool:
     """Return whether published sections that would stay lack digests with the current keys."""
     if published.keys == key_ids():
         return False
@@ -234,7 +252,7 @@ def _are_lacking(row: Risen, published: Published) -> bool:
     return len(_changed_sections(row, published)) < SECTIONS
 
 
-def _changed_sections(row: Risen, published: Published) -> Collection[int]:
+def _changed_sections(row: RevisionRow, published: Published) -> Collection[int]:
     """Return the numbers of the sections that are not published as they are in the database."""
     known = split_tags(published.sections)
     if published.database != row.database:
@@ -243,16 +261,16 @@ def _changed_sections(row: Risen, published: Published) -> Collection[int]:
     return [number for number, tag in tags if known[number : number + 1] != [tag]]
 
 
-def _read_parts(using: str, row: Risen, published: Published) -> tuple[bytes, list[bytes]]:
+def _read_parts(using: str, row: RevisionRow, published: Published) -> tuple[bytes, list[bytes]]:
     """Return the rules and the sections. Those that are published already are empty."""
     rules = b""
     tag, _overrides = published.revision.tags()
     if published.database != row.database or tag != row.rules.encode():
-        rules = written(read_rules(using, row))
+        rules = encode_part(read_rules(using, row))
     sections = [b""] * SECTIONS
     changed = _changed_sections(row, published)
     for number, section in read_sections(using, row, changed).items():
-        sections[number] = written(section)
+        sections[number] = encode_part(section)
     if changed and published.keys != key_ids():
         _digest_anew(using)
     return rules, sections
@@ -260,11 +278,11 @@ def _read_parts(using: str, row: Risen, published: Published) -> tuple[bytes, li
 
 def _in_a_thread(**options: bool) -> int:
     """Publish in another thread: its connection sees only committed rows."""
-    published = committed.give(partial(publish, **options))
+    published = committed.submit(partial(publish, **options))
     if published is None:
         raise StoreError("no thread can be started to publish the rules")
     try:
-        return published.result(PATIENCE)
+        return published.result(BACKGROUND_SECONDS)
     except TimeoutError:
         if published.done():
             raise
@@ -275,7 +293,9 @@ def snapshot_of(using: str) -> Snapshot:
     """Return the snapshot of a database, as it would be published."""
     row = RateLimitRevision.read(using)
     sections = read_sections(using, row, EVERY_SECTION).values()
-    rules, *overrides = [json.loads(written(part)) for part in (read_rules(using, row), *sections)]
+    rules, *overrides = [
+        json.loads(encode_part(part)) for part in (read_rules(using, row), *sections)
+    ]
     return Snapshot(Revision.read(row.text), row.database, rules, overrides)
 
 

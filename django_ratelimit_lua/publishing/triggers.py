@@ -7,8 +7,7 @@ that fails is repeated until it succeeds.
 from __future__ import annotations
 
 import logging
-import threading
-from contextlib import suppress
+from concurrent.futures import CancelledError, Future
 from functools import partial
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -20,9 +19,9 @@ from ..rules import provider
 from ..rules.problems import problems
 from ..rules.snapshot import Snapshot
 from ..signals import rules_changed
-from ..store import get_store, rules_key, take_turn
+from ..store import acquire_lock, get_store, rules_key
 from .publish import (
-    DatabaseErrand,
+    DatabaseJobRunner,
     OwnerError,
     healing,
     is_in_memory,
@@ -40,12 +39,12 @@ UNMIGRATED = (
 )
 
 
-def restore_rules(patience: float, rebuild: bool = False) -> bool:
+def restore_rules(seconds: float, rebuild: bool = False) -> bool:
     """Publish the rules of the database if they are not published, or to `rebuild` them.
 
     Return whether the published rules are those of the database. If the database cannot be read, a
     background task keeps trying. The rules are published in another thread, because its connection
-    sees only committed rows, and a request waits for that for at most `patience` seconds. If no
+    sees only committed rows, and a request waits for that for at most `seconds` seconds. If no
     other thread can see the rows, as in the transaction of a test case, the calling thread
     publishes.
     """
@@ -55,10 +54,13 @@ def restore_rules(patience: float, rebuild: bool = False) -> bool:
         return heal()
     if publishing.is_running or healing.is_busy:
         return False  # Another request does it. Requests in between use the known rules.
-    healed = healing.give(heal)
-    with suppress(Exception):  # It takes longer.
-        return healed is not None and healed.result(max(0.0, patience))
-    return False
+    healed = healing.submit(heal)
+    if healed is None:
+        return False
+    try:
+        return healed.result(max(0.0, seconds))
+    except (TimeoutError, CancelledError):  # It takes longer, or the process ends.
+        return False
 
 
 def _publish(failure: str, *, rebuild: bool = False) -> bool:
@@ -75,45 +77,50 @@ def _publish(failure: str, *, rebuild: bool = False) -> bool:
             _warn("A change of the rules is saved, but not published by this process: %s", error)
     except Exception as error:
         unpublished = str(error)
-        if _failed(failure, error):
+        if _report_failure(failure, error):
             _pause = RETRY_SECONDS
             _start()
     else:
-        _mended()
+        _clear_problems()
         return True
     return False
 
 
-def read_database(patience: float, begin: provider.Begin) -> Snapshot | None:
+def read_database(seconds: float, begin: provider.Begin) -> Snapshot | None:
     """Return the rules of the database, as this version would publish them.
 
-    None if they cannot be read within `patience` seconds. `begin` is called with them, however
+    None if they cannot be read within `seconds` seconds. `begin` is called with them, however
     late.
     """
     using = primary()
-    snapshots: list[Snapshot] = []
-    done = threading.Event()
+    if is_private(using):
+        return _read_or_warn(using)
+    found: Future[Snapshot | None] = Future()
 
     def read() -> None:
-        try:
-            snapshots.append(snapshot_of(using))
-        except Exception as error:
-            _warn("The rules in the database cannot be read: %s", error)
-
-    def read_in_a_thread() -> None:
-        read()
-        done.set()
-        for snapshot in snapshots:
+        snapshot = _read_or_warn(using)
+        found.set_result(snapshot)
+        if snapshot is not None:
             begin(snapshot)
 
-    if is_private(using):
-        read()
-    elif not reading.is_busy and reading.give(read_in_a_thread) is not None:
-        done.wait(max(0.0, patience))
-    return next(iter(snapshots), None)
+    if reading.is_busy or reading.submit(read) is None:
+        return None
+    try:
+        return found.result(max(0.0, seconds))
+    except TimeoutError:
+        return None
 
 
-def look() -> None:
+def _read_or_warn(using: str) -> Snapshot | None:
+    """Return the rules of a database. If they cannot be read, log a warning, and return None."""
+    try:
+        return snapshot_of(using)
+    except Exception as error:
+        _warn("The rules in the database cannot be read: %s", error)
+        return None
+
+
+def check_published() -> None:
     """Publish the rules of the database, in a thread, if the published rules differ.
 
     Without an edit, they differ if the database was restored from a backup, if its replica has
@@ -129,15 +136,15 @@ def _start() -> None:
         publishing.start()
 
 
-def _look() -> None:
+def _compare() -> None:
     failure = "The published rules cannot be compared with those of the database: %s"
     try:
         # While the id of this database is unknown, each process has to find out.
         is_due = _pause or provider.database is None or problems.unpublished
-        if is_due or take_turn(_turn_key(), provider.COMPARE_SECONDS):
+        if is_due or acquire_lock(_lock_key(), provider.COMPARE_SECONDS):
             _publish(failure, rebuild=_pause > 0)
     except Exception as error:
-        _failed(failure, error)
+        _report_failure(failure, error)
     finally:
         connections[primary()].close()
 
@@ -146,15 +153,15 @@ _pause = 0.0
 """Seconds until the next try, after one that has failed."""
 publishing = Task(
     "publishing",
-    _look,
+    _compare,
     delay=lambda: _pause,
     meanwhile="the rules that were published last stay in force",
 )
-reading = DatabaseErrand()
+reading = DatabaseJobRunner()
 
 
-def _turn_key() -> bytes:
-    return rules_key() + b":" + (provider.database or "").encode() + b":looked"
+def _lock_key() -> bytes:
+    return rules_key() + b":" + (provider.database or "").encode() + b":compared"
 
 
 def before_migration() -> None:
@@ -181,7 +188,7 @@ def after_migration(using: str, *, has_changed: bool) -> None:
         provider.note_database(row.database)
         if row.revision:
             publish(rebuild=True)
-        _mended()
+        _clear_problems()
     except Exception as error:  # Whatever it is, the migration is done.
         logger.error(
             "The rules are migrated, but not published: %s. Run `manage.py ratelimit publish`.",
@@ -230,7 +237,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
     return f"apps are installed, but not migrated: {apps}. Run `manage.py migrate`."
 
 
-def _failed(message: str, error: Exception) -> bool:
+def _report_failure(message: str, error: Exception) -> bool:
     """Report a failure. Return whether to try again: not before the app is migrated."""
     problem = migration_problem()
     if _is_migrating or not problem:
@@ -242,7 +249,7 @@ def _failed(message: str, error: Exception) -> bool:
     return False
 
 
-def _mended() -> None:
+def _clear_problems() -> None:
     global _warned, unpublished, _pause
     problems.database = problems.unpublished = unpublished = ""
     _pause = 0.0
@@ -276,4 +283,4 @@ def when_committed(using: str = DEFAULT_DB_ALIAS, **kwargs: object) -> None:
 def connect() -> None:
     """Publish when rules change, and when a process finds Redis empty."""
     rules_changed.connect(when_committed, dispatch_uid="django_ratelimit_lua.publishing.publish")
-    provider.connect(restore_rules, read_database, look)
+    provider.connect(restore_rules, read_database, check_published)

@@ -52,7 +52,8 @@ class CallSite(NamedTuple):
     - `kind`: the construct that declares it, such as a decorator;
     - `rates`: constant rates, functions, or None for no limit;
     - `key`: the name of the key; empty if each call decides;
-    - `limits`: the compiled constant rates, if they are known there.
+    - `limits`: the compiled constant rates, if they are known there;
+    - `methods`: the HTTP methods that it counts; None: all.
     """
 
     kind: str
@@ -60,6 +61,7 @@ class CallSite(NamedTuple):
     rates: tuple[Any, ...]
     key: str = ""
     limits: tuple[Limit, ...] = ()
+    methods: frozenset[str] | None = None
 
     @classmethod
     def of(cls, rule: Rule, group: str) -> CallSite:
@@ -68,7 +70,8 @@ class CallSite(NamedTuple):
         assert template is not None
         assert template.key is not None
         limits = template.limits(rule.name_at(group))
-        return cls("@ratelimit", group, template.rates, template.key.name, limits)
+        key = template.key.name
+        return cls("@ratelimit", group, template.rates, key, limits, rule.methods)
 
     def words(self) -> str:
         """Return the limits of the call site, and its place, in words."""

@@ -1,23 +1,12 @@
-"""Paths of rules, and an index of the rules that a path may match."""
+"""Patterns of paths."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-from ..process.bounded_map import BoundedMap
-
-if TYPE_CHECKING:
-    from .rule import Rule
 
 MAX_LENGTH = 10_000
 """Characters of a path that a glob looks at."""
-_REMEMBERED = 4096
-_REMEMBERED_BYTES = 4 * 2**20
-_MAX_REMEMBERED_LENGTH = 300
-"""Characters of a path that an index remembers; longer ones are looked up each time."""
 
 
 class PathPattern:
@@ -84,41 +73,3 @@ class PathPattern:
 def path_pattern(text: str) -> PathPattern:
     """Return the pattern for a text; cached."""
     return PathPattern(text)
-
-
-class PathIndex:
-    """Rules indexed by the prefixes of their paths, so that few are compared with each path.
-
-    The results for a bounded number of short paths are cached.
-    """
-
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self._rules = rules
-        self._by_prefix: dict[str, list[int]] = {}
-        for place, rule in enumerate(rules):
-            for pattern in rule.paths or ("",):
-                # What every path of it begins with; a pattern is only compiled for a path that
-                # does.
-                self._by_prefix.setdefault(pattern.partition("*")[0], []).append(place)
-        self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
-        self._remembered: BoundedMap[str, tuple[Rule, ...]] = BoundedMap(
-            _REMEMBERED, _REMEMBERED_BYTES, lambda path, rules: 4 * len(path) + 8 * len(rules)
-        )
-
-    def matching(self, path: str) -> tuple[Rule, ...]:
-        """Return the rules that match this path, in their order."""
-        rules = self._remembered.get(path)
-        if rules is None:
-            places: set[int] = set()
-            for length in self._lengths:
-                if length > len(path):
-                    break
-                places.update(self._by_prefix.get(path[:length], ()))
-            rules = tuple(
-                self._rules[place]
-                for place in sorted(places)
-                if self._rules[place].matches_path(path)
-            )
-            if len(path) <= _MAX_REMEMBERED_LENGTH:
-                self._remembered.put(path, rules)
-        return rules

@@ -68,7 +68,7 @@ def sentence(given: Spec) -> str:
     return reading(given, client)
 
 
-def meant_by(name: str) -> str:
+def closest_name(name: str) -> str:
     """Return the closest match for an unknown name of a call site, or an empty string."""
     if not name or name in known_call_sites:
         return ""
@@ -92,7 +92,7 @@ def place_problems(rule: Rule) -> list[str]:
     if rule.group not in known_call_sites:
         text = _("No imported limit has the name “%(name)s”: the rule has no effect.")
         text %= {"name": rule.group}
-        meant = meant_by(rule.group)
+        meant = closest_name(rule.group)
         if meant:
             text += " " + _("Did you mean “%(name)s”?") % {"name": meant}
         found.append(text)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from ..identity.networks import networks
-from ..store.failures import Failures
+from ..store.availability import Failures
 
 logger = logging.getLogger("django_ratelimit_lua")
 

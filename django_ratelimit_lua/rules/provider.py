@@ -23,8 +23,8 @@ from ..limits.call import NO_RULES, UNKNOWN, Revision, StaleRules
 from ..limits.program import Program, source
 from ..process.clock import Clock
 from ..process.forks import renew_after_fork
-from ..process.tasks import Errand
-from ..store import PATIENCE, Patience, get_store, rules_key
+from ..process.tasks import JobRunner
+from ..store import BACKGROUND_SECONDS, Deadline, get_store, rules_key
 from .freshness import freshness
 from .problems import problems
 from .rule import Rule
@@ -48,9 +48,7 @@ APP = "django_ratelimit_lua"
 REVISION = b"revision"
 _READ = Program.of(source("rules/read"))
 COMPARE_SECONDS = 10.0
-"""How often it is looked whether what is published is what the database has, while there are
-requests.
-"""
+"""Seconds between two comparisons of the published rules with the database, during requests."""
 
 ASK_SECONDS = 1.0
 """For how long the background waits for the answer whether there are other rules."""
@@ -78,7 +76,7 @@ caches are cleared.
 """
 
 compare: Callable[[], None]
-"""Looks in the background whether what is published is what the database has."""
+"""Checks in the background whether the published rules are those of the database."""
 
 database: str | None = None
 """The id of this process's database; empty: no rule was ever saved in it; None: it could not be
@@ -106,7 +104,7 @@ _snapshot: Snapshot | None = None
 _changes = 0
 """How often the settings have changed: rules that were read by others are not gone by."""
 _lock = Lock()
-_loading = Errand()
+_loading = JobRunner()
 _unread: tuple[bytes, bytes | None] | None = None
 _unanswered_at = float("-inf")
 _compare_at = float("-inf")
@@ -121,13 +119,13 @@ def _renew() -> None:
 def connect(
     restore: Callable[[float, bool], bool],
     read: Callable[[float, Begin], Snapshot | None],
-    look: Callable[[], None],
+    check: Callable[[], None],
 ) -> None:
     """Set the functions that read and publish the database's rules; `publishing` calls this."""
     global republish, read_database, compare
     republish = restore
     read_database = read
-    compare = look
+    compare = check
 
 
 def is_others(owner: object) -> bool:
@@ -176,7 +174,7 @@ def current() -> Ruleset | None:
         fence = None
         if apps.is_installed(APP):
             fence = rules_key()
-        _go_by(Ruleset(settings_rules(), _snapshot, fence), _changes)
+        _put_in_force(Ruleset(settings_rules(), _snapshot, fence), _changes)
     return _ruleset
 
 
@@ -196,38 +194,38 @@ def in_force() -> Ruleset | None:
     return _ruleset
 
 
-def load(stale: StaleRules | None = None, patience: Patience | None = None) -> Ruleset:
+def load(stale: StaleRules | None = None, deadline: Deadline | None = None) -> Ruleset:
     """Load the rules, for the first time or because a call used stale ones.
 
-    If that takes longer than `patience` (default: the time of a decision), return the known ones.
+    If that takes longer than `deadline` (default: the time of a decision), return the known ones.
     This function blocks. It raises `ImproperlyConfigured` only for the rules of the settings.
     """
-    patience = patience or Patience(conf.TIMEOUT)
+    deadline = deadline or Deadline(conf.TIMEOUT)
     ruleset = _ruleset
     if ruleset is None or max(len(ruleset.rules), ruleset.overrides.number) <= MANY:
-        return _load(stale, patience)
+        return _load(stale, deadline)
     # A large number takes a while to read. A thread does that, and the request waits only as long
     # as leaves time to decide.
-    if not _loading.is_busy and _loading.give(partial(_load_beside, stale)) is None:
-        return _load(stale, patience)  # There is no thread for it.
-    turn = patience.share(2)
-    if not turn.wait(_loading.wait):
-        patience.take_back(turn)
+    if not _loading.is_busy and _loading.submit(partial(_load_beside, stale)) is None:
+        return _load(stale, deadline)  # There is no thread for it.
+    half = deadline.share(2)
+    if not half.wait(_loading.wait):
+        deadline.count(half)
     return _ruleset or ruleset
 
 
 def _load_beside(stale: StaleRules | None) -> None:
     try:
-        _load(stale, Patience(PATIENCE))
+        _load(stale, Deadline(BACKGROUND_SECONDS))
     except Exception:  # This is its only report. Requests that use the old rules compare again.
         logger.exception("The rules cannot be loaded")
         raise
 
 
-def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
+def _load(stale: StaleRules | None, deadline: Deadline) -> Ruleset:
     global _unanswered_at, is_answered
     lock = _lock
-    if not (lock.acquire(blocking=False) or _waited_for(lock, patience)):
+    if not (lock.acquire(blocking=False) or _waited_for(lock, deadline)):
         return _ruleset or Ruleset(settings_rules())
     try:
         older = _ruleset
@@ -236,16 +234,16 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
             return older  # Another thread was faster.
         declared: Sequence[Rule] = settings_rules() if older is None else older.declared
         if not apps.is_installed(APP):
-            return _go_by(Ruleset(declared), changes)
+            return _put_in_force(Ruleset(declared), changes)
         try:
-            snapshot, is_blind = _published_or_best(older, patience)
+            snapshot, is_blind = _published_or_best(older, deadline)
             is_answered = True
         except StoreError:
             _unanswered_at = Clock.monotonic()
             is_answered = False
             if older is not None:
                 return older
-            snapshot = _from_database(patience, NO_RULES) or NO_SNAPSHOT
+            snapshot = _from_database(deadline, NO_RULES) or NO_SNAPSHOT
             is_blind = snapshot is NO_SNAPSHOT
         if older is not None and snapshot.rules is older.snapshot.rules:
             ruleset = older.renewed(snapshot, rules_key())
@@ -253,12 +251,12 @@ def _load(stale: StaleRules | None, patience: Patience) -> Ruleset:
             ruleset = Ruleset(declared, snapshot, rules_key(), older)
         if older is not None and snapshot is older.snapshot:
             ruleset.published = NO_RULES
-        return _go_by(ruleset, changes, is_blind=is_blind)
+        return _put_in_force(ruleset, changes, is_blind=is_blind)
     finally:
         lock.release()
 
 
-def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset:
+def _put_in_force(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset:
     """Use these rules from now on, unless settings have changed since `changes` was read.
 
     Report their problems, and clear the caches that depend on earlier rules.
@@ -276,44 +274,44 @@ def _go_by(ruleset: Ruleset, changes: int, *, is_blind: bool = False) -> Ruleset
         problems.in_force(
             {name: rule.given for name, rule in ruleset.by_name.items()}, ruleset.problems
         )
-    for hear in on_new_rules:
-        hear()
+    for function in on_new_rules:
+        function()
     return ruleset
 
 
-def _waited_for(lock: Lock, patience: Patience) -> bool:
+def _waited_for(lock: Lock, deadline: Deadline) -> bool:
     """Return whether a lock was acquired within half of the remaining time.
 
     So only one request waits for a database that does not reply, and the others continue with the
     known rules.
     """
-    turn = patience.share(2)
+    half = deadline.share(2)
     began = Clock.monotonic()
-    is_got = turn.wait(lambda seconds: lock.acquire(timeout=seconds))
-    if _unanswered_at > began or not (is_got or get_store().heard_at > began):
-        patience.take_back(turn)  # The wait for a turn counts only while Redis answers no request.
+    is_got = half.wait(lambda seconds: lock.acquire(timeout=seconds))
+    if _unanswered_at > began or not (is_got or get_store().replied_at > began):
+        deadline.count(half)  # The wait counts only while Redis answers no request.
     return is_got
 
 
-def _within_half(patience: Patience, ask: Callable[..., T], argument: object) -> T:
+def _within_half(deadline: Deadline, ask: Callable[..., T], argument: object) -> T:
     """Call a function with a timeout of half of the remaining time.
 
     That leaves time to decide by the known rules. The timeout is at most half of the time of a
     request, because others may wait for the lock.
     """
     began = Clock.monotonic()
-    most = max(0.0, min(patience.left, conf.TIMEOUT) / 2)
+    most = max(0.0, min(deadline.left, conf.TIMEOUT) / 2)
     answer = ask(most, argument)
-    patience.spend(began, most)
+    deadline.spend(began, most)
     return answer
 
 
-def _from_database(patience: Patience, as_of: Revision) -> Snapshot | None:
+def _from_database(deadline: Deadline, as_of: Revision) -> Snapshot | None:
     """Return the rules of the database, or None if that takes too long.
 
     In that case they are used as soon as the database has replied.
     """
-    return _within_half(patience, read_database, partial(_begin_with, as_of))
+    return _within_half(deadline, read_database, partial(_begin_with, as_of))
 
 
 def _begin_with(as_of: Revision, snapshot: Snapshot) -> None:
@@ -327,26 +325,26 @@ def _begin_with(as_of: Revision, snapshot: Snapshot) -> None:
         if before is not None and _ruleset is before and before.revision == as_of:
             if before.snapshot is not NO_SNAPSHOT:  # As of the revision that cannot be read.
                 snapshot = snapshot._replace(revision=as_of)
-            _go_by(Ruleset(before.declared, snapshot, before.fence, before), _changes)
+            _put_in_force(Ruleset(before.declared, snapshot, before.fence, before), _changes)
 
 
-def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[Snapshot, bool]:
+def _published_or_best(ruleset: Ruleset | None, deadline: Deadline) -> tuple[Snapshot, bool]:
     """Return the snapshot to use, and whether the database still has to reply.
 
     The snapshot is that of `ruleset` if nothing is published and it cannot be restored now. Raises
     `StoreError`.
     """
-    snapshot, unread = _fetch(patience, ruleset)
+    snapshot, unread = _fetch(deadline, ruleset)
     is_garbage = unread is not None and not unread.is_kept
     if is_garbage or (unread is None and _may_be_wrong(snapshot, ruleset)):
-        is_right = _within_half(patience, republish, is_garbage)
-        snapshot, unread = _fetch(patience, ruleset)
+        is_right = _within_half(deadline, republish, is_garbage)
+        snapshot, unread = _fetch(deadline, ruleset)
         is_missing = unread is None and not snapshot.revision.number
         if is_missing and not is_right and ruleset is not None:
             return ruleset.snapshot, False  # No time, or no database: use the known rules.
     if unread is None:
         return snapshot, False
-    best = _from_database(patience, snapshot.revision)
+    best = _from_database(deadline, snapshot.revision)
     is_late = best is None
     if best is None:
         best = NO_SNAPSHOT
@@ -357,19 +355,19 @@ def _published_or_best(ruleset: Ruleset | None, patience: Patience) -> tuple[Sna
     return best._replace(revision=snapshot.revision), is_late
 
 
-def reload(patience: Patience | None = None) -> Ruleset:
+def reload(deadline: Deadline | None = None) -> Ruleset:
     """Load the published rules again. Like `load`, this function blocks and may raise."""
-    return load(StaleRules(UNKNOWN), patience)
+    return load(StaleRules(UNKNOWN), deadline)
 
 
-def load_published(patience: Patience | None = None) -> Ruleset:
+def load_published(deadline: Deadline | None = None) -> Ruleset:
     """Return the published rules, which are loaded only if they have changed.
 
     Like `load`, this function blocks and may raise.
     """
     ruleset = _ruleset
     if ruleset is None or ruleset.fence is None or not compare_with_published(loads=False):
-        return reload(patience)
+        return reload(deadline)
     return ruleset
 
 
@@ -384,32 +382,32 @@ def compare_with_published(*, loads: bool) -> bool:
         if ruleset is None or ruleset.fence is None:
             return True
         asked_at = Clock.monotonic()
-        patience = Patience(ASK_SECONDS)
+        deadline = Deadline(ASK_SECONDS)
         text = b""
         # Otherwise they are of another database, or were loaded before the settings changed.
         if ruleset.fence == rules_key() and not is_others(ruleset.snapshot.database):
             store = get_store(background=True)
-            text = store.execute(b"HGET", ruleset.fence, REVISION, patience=patience) or b"0"
+            text = store.execute(b"HGET", ruleset.fence, REVISION, deadline=deadline) or b"0"
         if text == ruleset.published.text:
             freshness.confirm(ruleset.fence, ruleset.published, asked_at)
             return True
         doubt()
         if may_load:
-            reload(Patience(ASK_SECONDS))
+            reload(Deadline(ASK_SECONDS))
     return False
 
 
 def doubt() -> None:
     """Record that the rules of this process may be stale: the next request has to compare."""
     freshness.expire()
-    for hear in on_new_rules:
-        hear()
+    for function in on_new_rules:
+        function()
 
 
 def start_fresh() -> None:
     """Use only the rules of the settings until Redis has others; for tests, which use new keys."""
     global _compare_at
-    _begin_again(NO_SNAPSHOT)
+    _drop_rules(NO_SNAPSHOT)
     _compare_at = float("-inf")
     freshness.expire()
     problems.clear()
@@ -442,7 +440,7 @@ def _may_be_wrong(snapshot: Snapshot, ruleset: Ruleset | None) -> bool:
     )
 
 
-def _fetch(patience: Patience, ruleset: Ruleset | None) -> tuple[Snapshot, UnreadableError | None]:
+def _fetch(deadline: Deadline, ruleset: Ruleset | None) -> tuple[Snapshot, UnreadableError | None]:
     """Return the published snapshot, and None.
 
     The parts that `ruleset` has already are not read again. If the snapshot cannot be read or
@@ -454,7 +452,7 @@ def _fetch(patience: Patience, ruleset: Ruleset | None) -> tuple[Snapshot, Unrea
     if ruleset is not None:
         known = ruleset.snapshot
     tags = [known.rules.get("tag", "").encode(), tags_of(known.overrides)]
-    found = get_store().run(_READ, [rules_key()], tags, patience)
+    found = get_store().run(_READ, [rules_key()], tags, deadline)
     if len(found) != 4 + SECTIONS or not {*map(type, found)} <= {bytes, NoneType}:
         raise StoreError(f"unexpected reply to a request for the rules: {found!r:.80}")
     number, owner, form, rules, *sections = found
@@ -482,7 +480,7 @@ def _fetch(patience: Patience, ruleset: Ruleset | None) -> tuple[Snapshot, Unrea
     return snapshot, UnreadableError(problems.owner, is_kept=True)
 
 
-def _begin_again(snapshot: Snapshot | None) -> None:
+def _drop_rules(snapshot: Snapshot | None) -> None:
     """Drop the rules of this process. With a snapshot, its rules are used next."""
     global _ruleset, _snapshot, _changes
     _changes += 1
@@ -494,14 +492,14 @@ def _reread_settings() -> None:
     snapshot = _snapshot
     if _ruleset is not None:
         snapshot = _ruleset.snapshot
-    _begin_again(snapshot)
+    _drop_rules(snapshot)
 
 
-def _go_elsewhere() -> None:
-    _begin_again(None)
+def _forget_published() -> None:
+    _drop_rules(None)
 
 
 on_change(("RATELIMIT_*", "SECRET_KEY", "SECRET_KEY_FALLBACKS"), _reread_settings)
 on_change(
-    ("RATELIMIT_CACHE_PREFIX", "RATELIMIT_USE_CACHE", "CACHES", "INSTALLED_APPS"), _go_elsewhere
+    ("RATELIMIT_CACHE_PREFIX", "RATELIMIT_USE_CACHE", "CACHES", "INSTALLED_APPS"), _forget_published
 )

@@ -13,11 +13,16 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 
 from ..conf import conf, whole_weight
+from ..process.bounded_map import BoundedMap
 from .errors import RuleError
 from .overrides import Overrides
-from .paths import PathIndex
 from .rule import Rule, Spec, compile
 from .snapshot import NO_SNAPSHOT, ReadRule, Snapshot, read_rule
+
+_MAX_REMEMBERED = 4096
+_MAX_REMEMBERED_BYTES = 4 * 2**20
+_MAX_REMEMBERED_LENGTH = 300
+"""Characters of a path that an index remembers; longer ones are looked up each time."""
 
 
 def settings_rules() -> tuple[Rule, ...]:
@@ -61,6 +66,46 @@ def compile_rules(given: Sequence[Spec]) -> tuple[Rule, ...]:
             "would share a count"
         )
     return tuple(rules)
+
+
+class PathIndex:
+    """Rules indexed by the prefixes of their paths, so that few are compared with each path.
+
+    The results for a bounded number of short paths are cached.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = rules
+        self._by_prefix: dict[str, list[int]] = {}
+        for place, rule in enumerate(rules):
+            for pattern in rule.paths or ("",):
+                # What every path of it begins with; a pattern is only compiled for a path that
+                # does.
+                self._by_prefix.setdefault(pattern.partition("*")[0], []).append(place)
+        self._lengths = sorted({len(prefix) for prefix in self._by_prefix})
+        self._remembered: BoundedMap[str, tuple[Rule, ...]] = BoundedMap(
+            _MAX_REMEMBERED,
+            _MAX_REMEMBERED_BYTES,
+            lambda path, rules: 4 * len(path) + 8 * len(rules),
+        )
+
+    def matching(self, path: str) -> tuple[Rule, ...]:
+        """Return the rules that match this path, in their order."""
+        rules = self._remembered.get(path)
+        if rules is None:
+            places: set[int] = set()
+            for length in self._lengths:
+                if length > len(path):
+                    break
+                places.update(self._by_prefix.get(path[:length], ()))
+            rules = tuple(
+                self._rules[place]
+                for place in sorted(places)
+                if self._rules[place].matches_path(path)
+            )
+            if len(path) <= _MAX_REMEMBERED_LENGTH:
+                self._remembered.put(path, rules)
+        return rules
 
 
 class Ruleset:

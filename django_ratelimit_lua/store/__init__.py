@@ -14,14 +14,13 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import conf
 from ..conf.changes import on_change
+from .availability import KINDS as FAILURES
+from .availability import failures
 from .commands import ANNEX, RESET, RULES, Reply
 from .connection_params import ConnectionParams, why_unusable
-from .deadline import page_deadline
-from .factory import ClusterConnectionFactory
-from .failures import KINDS as FAILURES
-from .failures import failures
+from .deadline import Deadline, exit_deadline, page_deadline
 from .flusher import FLUSH_SECONDS, flusher
-from .patience import Patience, last_patience
+from .redis_py import ClusterConnectionFactory
 from .server import Outage, Store
 from .sharded import ShardedStore
 from .subscription import Subscription
@@ -33,22 +32,22 @@ __all__ = [
     "RESET",
     "RULES",
     "ClusterConnectionFactory",
+    "Deadline",
     "Outage",
-    "Patience",
     "Reply",
     "Store",
     "Subscription",
+    "acquire_lock",
+    "exit_deadline",
     "failures",
     "flusher",
     "get_store",
-    "last_patience",
     "page_deadline",
     "rules_key",
-    "take_turn",
     "why_unusable",
 ]
 
-PATIENCE = 5.0
+BACKGROUND_SECONDS = 5.0
 """Timeout in seconds of commands that no request waits for."""
 
 _stores: dict[bool, Store] = {}
@@ -79,7 +78,7 @@ def get_store(background: bool = False) -> Store:
         kind = ShardedStore
     timeout = conf.TIMEOUT
     if background:
-        timeout = PATIENCE
+        timeout = BACKGROUND_SECONDS
     # Another thread may have been faster; all use the same.
     store = stores.setdefault(background, kind(params, timeout, background=background))
     if stores is not _stores:  # The settings have changed since.
@@ -87,7 +86,7 @@ def get_store(background: bool = False) -> Store:
     return store
 
 
-def take_turn(key: bytes, seconds: float) -> bool:
+def acquire_lock(key: bytes, seconds: float) -> bool:
     """Acquire a lock that expires after this time.
 
     Return whether this process has acquired it. Raises `StoreError`.
@@ -108,7 +107,7 @@ def rules_key() -> bytes:
     return conf.CACHE_PREFIX + b"{rules}:1"
 
 
-def _close_idle(last: Patience | None) -> bool:
+def _close_idle(last: Deadline | None) -> bool:
     """Close idle connections. Return whether others are open."""
     others = [store.close_idle() for store in list(_stores.values())]
     return last is None and any(others)

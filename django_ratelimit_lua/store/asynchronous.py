@@ -30,15 +30,15 @@ from ..limits.program import Program
 from ..process.clock import Clock
 from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import find_master
-from .commands import Question, Reply, Unreachable, as_redis_error, to_check_master
+from .commands import Command, Reply, Unreachable, as_redis_error, role_command
 from .connection_params import ConnectionParams
-from .patience import Patience, Pulse
+from .deadline import Deadline, LastReply
 from .redis_py import AsyncConnection
 
 T = TypeVar("T")
 
-PendingCommand = tuple[Question[Any], asyncio.Future[Any], Patience, float]
-"""A command, the future of its answer, the patience of its caller, and when the wait began."""
+PendingCommand = tuple[Command[Any], asyncio.Future[Any], Deadline, float]
+"""A command, the future of its answer, the deadline of its caller, and when the wait began."""
 
 IDLE_SECONDS = 60.0
 """A connection that was not used for this long is closed."""
@@ -57,22 +57,31 @@ QUIET_SECONDS = 1.0
 class Countdown:
     """Call a function after `seconds` in which the event loop had time, unless it is cancelled.
 
-    Each reply that `pulse` records restarts the wait.
+    Each reply that `last_reply` records restarts the wait.
     """
 
-    __slots__ = ("_call", "_due", "_handle", "_heard_at", "_left", "_loop", "_pulse", "_step")
+    __slots__ = (
+        "_call",
+        "_due",
+        "_handle",
+        "_last_reply",
+        "_left",
+        "_loop",
+        "_replied_at",
+        "_step",
+    )
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         seconds: float,
         call: Callable[[], object],
-        pulse: Pulse,
+        last_reply: LastReply,
     ) -> None:
         self._loop = loop
         self._call = call
-        self._pulse = pulse
-        self._heard_at = self._pulse.heard_at
+        self._last_reply = last_reply
+        self._replied_at = self._last_reply.at
         self._step = max(seconds, 0.0) / STEPS
         self._left = STEPS
         self._due = loop.time() + self._step
@@ -83,8 +92,8 @@ class Countdown:
 
     def _fire(self) -> None:
         self._left -= 1
-        if self._pulse.heard_at != self._heard_at:
-            self._heard_at = self._pulse.heard_at
+        if self._last_reply.at != self._replied_at:
+            self._replied_at = self._last_reply.at
             self._left = STEPS
         if self._left:
             self._due = max(self._due + self._step, self._loop.time())
@@ -93,14 +102,14 @@ class Countdown:
             self._call()
 
 
-async def within(patience: Patience, awaitable: Awaitable[T]) -> T:
-    """Return the result of an awaitable, which is cancelled if the patience ends.
+async def within(deadline: Deadline, awaitable: Awaitable[T]) -> T:
+    """Return the result of an awaitable, which is cancelled if the deadline ends.
 
     Raises `TimeoutError` of redis-py.
     """
     began = Clock.monotonic()
     future = asyncio.ensure_future(awaitable)
-    timer = Countdown(future.get_loop(), patience.left, future.cancel, Pulse())
+    timer = Countdown(future.get_loop(), deadline.left, future.cancel, LastReply())
     try:
         await asyncio.wait((future,))
         if future.cancelled():
@@ -110,10 +119,10 @@ async def within(patience: Patience, awaitable: Awaitable[T]) -> T:
         timer.cancel()
         if not future.cancel() and not future.cancelled():
             future.exception()  # A caller that was cancelled does not ask for it.
-        patience.spend(began, patience.left)
+        deadline.spend(began, deadline.left)
 
 
-class Link:
+class SharedConnection:
     """One connection of one event loop, which any number of coroutines may use at once.
 
     It is closed if a reply is malformed, or if the server does not reply for `timeout` seconds.
@@ -123,20 +132,20 @@ class Link:
     def __init__(
         self,
         connection: AsyncConnection,
-        pulse: Pulse,
+        last_reply: LastReply,
         timeout: float,
         loop_ended: Callable[[], object],
     ) -> None:
         self._connection = connection
         self._loop_ended = loop_ended
         self._loop = asyncio.get_running_loop()
-        self._server = pulse
-        self._pulse = Pulse()
+        self._server = last_reply
+        self._last_reply = LastReply()
         self._timeout = timeout
         self._watch: Countdown | None = None
         self._to_send: list[PendingCommand] = []
         self._waiting: deque[PendingCommand] = deque()
-        self._pulse.heard_at = Clock.monotonic()
+        self._last_reply.at = Clock.monotonic()
         self._source_sent_at: dict[Program | None, float] = {}
         self.error: BaseException | None = None
         """Why it was closed."""
@@ -152,7 +161,7 @@ class Link:
         """
         if self._waiting:
             return self.is_usable
-        return self.is_usable and Clock.monotonic() - self._pulse.heard_at < QUIET_SECONDS
+        return self.is_usable and Clock.monotonic() - self._last_reply.at < QUIET_SECONDS
 
     async def open(self) -> None:
         """Connect."""
@@ -162,48 +171,48 @@ class Link:
         self._reader._log_destroy_pending = False  # type: ignore[attr-defined] # A loop may be closed before it.
         self._close_if_idle()
 
-    def ask(
+    def execute(
         self,
-        question: Question[T],
-        patience: Patience,
+        command: Command[T],
+        deadline: Deadline,
         future: asyncio.Future[T] | None = None,
     ) -> asyncio.Future[T]:
-        """Send a command and return the future of its answer; see `blocking.Link.ask`.
+        """Send a command and return the future of its answer; see `blocking.Connection.execute`.
 
         If a `future` is given, it gets the answer.
         """
         if self.error is not None:
             raise RedisConnectionError(f"the connection was closed: {self.error}")
-        if patience.left <= 0.0:
+        if deadline.left <= 0.0:
             raise RedisTimeoutError("the deadline has passed")
         if future is None:
             future = self._loop.create_future()
         is_idle = not (self._waiting or self._to_send)
-        self._to_send.append((question, future, patience, Clock.monotonic()))
+        self._to_send.append((command, future, deadline, Clock.monotonic()))
         if is_idle or len(self._to_send) == BATCH_SIZE:
             self._send()
         elif len(self._to_send) == 1:
             self._loop.call_soon(self._send)
-        if patience.left < self._timeout:  # Otherwise the watch ends it.
-            expire = partial(self._expire, future, patience)
-            timer = Countdown(self._loop, patience.left, expire, self._pulse)
+        if deadline.left < self._timeout:  # Otherwise the watch ends it.
+            expire = partial(self._expire, future, deadline)
+            timer = Countdown(self._loop, deadline.left, expire, self._last_reply)
             future.add_done_callback(lambda _: timer.cancel())
         return future
 
-    def _ask_again(
-        self, question: Question[T], future: asyncio.Future[T], patience: Patience, began: float
+    def _retry(
+        self, command: Command[T], future: asyncio.Future[T], deadline: Deadline, began: float
     ) -> None:
         """Send a command whose script the server did not have. It was not run."""
         # Otherwise another caller has sent the source since, and this comes after that.
-        if began >= self._source_sent_at.get(question.program, 0.0):
-            self._source_sent_at[question.program] = Clock.monotonic()
-            question = question.with_source()
-        patience.was_answered()
-        self.ask(question._replace(program=None), patience, future)
+        if began >= self._source_sent_at.get(command.program, 0.0):
+            self._source_sent_at[command.program] = Clock.monotonic()
+            command = command.with_source()
+        deadline.extend()
+        self.execute(command._replace(program=None), deadline, future)
 
-    def _expire(self, future: asyncio.Future[Any], patience: Patience) -> None:
+    def _expire(self, future: asyncio.Future[Any], deadline: Deadline) -> None:
         if not future.done():
-            patience.left = 0.0
+            deadline.left = 0.0
             future.set_exception(RedisTimeoutError("no reply within the deadline"))
             future.exception()  # A caller that was closed does not ask for it.
             self.is_usable = False  # Other callers may still get their replies.
@@ -212,17 +221,17 @@ class Link:
         if self.error is not None:
             return
         if not self._waiting:
-            self._pulse.heard_at = Clock.monotonic()  # Its silence begins now.
+            self._last_reply.at = Clock.monotonic()  # Its silence begins now.
         commands = []
         for pending in self._to_send:
-            question, future, _, _ = pending
+            command, future, _, _ = pending
             if not future.done():
                 self._waiting.append(pending)
-                commands.append(question.ahead + question.command)
+                commands.append(command.ahead + command.data)
         self._to_send.clear()
         if commands:
             if self._watch is None:
-                self._watch = Countdown(self._loop, self._timeout, self._give_up, self._pulse)
+                self._watch = Countdown(self._loop, self._timeout, self._give_up, self._last_reply)
             self._connection.write(b"".join(commands))
 
     def _give_up(self) -> None:
@@ -241,7 +250,7 @@ class Link:
                     next_reply = await self._connection.read_reply()
                     if not isinstance(reply, ResponseError):
                         reply = next_reply
-                self._pulse.heard_at = self._server.heard_at = Clock.monotonic()
+                self._last_reply.at = self._server.at = Clock.monotonic()
                 self._settle(pending, reply)
                 self._waiting.popleft()
                 if not (self.is_usable or self._waiting or self._to_send):
@@ -253,19 +262,19 @@ class Link:
                 raise
 
     def _settle(self, pending: PendingCommand, reply: Reply) -> None:
-        question, future, patience, began = pending
-        patience.left -= self._pulse.heard_at - began
+        command, future, deadline, began = pending
+        deadline.left -= self._last_reply.at - began
         try:
             if isinstance(reply, ResponseError):
                 raise reply
-            answer = question.read(reply)
+            answer = command.read(reply)
         except (ResponseError, StaleRules) as error:
             if isinstance(error, ReadOnlyError):  # A replica, to be replaced by the master.
                 self.is_usable = False
             if future.done():
                 return
-            if isinstance(error, NoScriptError) and question.program is not None:
-                self._ask_again(*pending)
+            if isinstance(error, NoScriptError) and command.program is not None:
+                self._retry(*pending)
             else:
                 future.set_exception(error)
         else:
@@ -288,9 +297,9 @@ class Link:
         if not isinstance(error, Exception):
             error = RedisConnectionError("the event loop has ended")
         behind = f"the connection was closed before the reply: {error}"
-        for _, future, patience, began in (*self._waiting, *self._to_send):
+        for _, future, deadline, began in (*self._waiting, *self._to_send):
             if not future.done():
-                patience.spend(began, patience.left)
+                deadline.spend(began, deadline.left)
                 with suppress(RuntimeError):  # The loop is closed.
                     future.set_exception(as_redis_error(error))
                 error = RedisConnectionError(behind)
@@ -298,7 +307,7 @@ class Link:
         self._to_send.clear()
 
     def _close_if_idle(self) -> None:
-        left = IDLE_SECONDS - (Clock.monotonic() - self._pulse.heard_at)
+        left = IDLE_SECONDS - (Clock.monotonic() - self._last_reply.at)
         if left <= 0 and not self._waiting:
             self.close()
         if self.error is None:
@@ -315,39 +324,39 @@ class LoopConnections:
     def __init__(
         self,
         params: ConnectionParams,
-        pulse: Pulse,
+        last_reply: LastReply,
         timeout: float,
         check: Callable[[], None],
         loop_ended: Callable[[], object],
     ) -> None:
         self._params = params
-        self._pulse = pulse
+        self._last_reply = last_reply
         self._timeout = timeout
         self._check = check
         self._loop_ended = loop_ended
-        self._link: Link | None = None
+        self._connection: SharedConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         """Close the connection."""
-        if self._link is not None:
-            self._link.close()
+        if self._connection is not None:
+            self._connection.close()
 
-    def exchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
+    def exchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
         """Send a command and return the answer.
 
-        Raises `Unreachable` if nothing was sent, and the errors of the question, of redis-py and of
+        Raises `Unreachable` if nothing was sent, and the errors of the command, of redis-py and of
         `check`.
         """
-        link = self._link
-        if link is None or not link.is_ready:
-            return self._exchange_anew(question, patience)
-        return link.ask(question, patience)
+        connection = self._connection
+        if connection is None or not connection.is_ready:
+            return self._exchange_anew(command, deadline)
+        return connection.execute(command, deadline)
 
-    async def _exchange_anew(self, question: Question[T], patience: Patience) -> T:
+    async def _exchange_anew(self, command: Command[T], deadline: Deadline) -> T:
         for _ in range(3):  # The loop notices if the server has closed the connection.
             await asyncio.sleep(0)
-        while (link := self._link) is None or not link.is_usable:
+        while (connection := self._connection) is None or not connection.is_usable:
             is_first = self._connecting is None
             if self._connecting is None:
                 self._connecting = asyncio.create_task(self._connect(), context=Context())
@@ -355,30 +364,32 @@ class LoopConnections:
                     lambda task: task.cancelled() or task.exception()
                 )
             try:
-                await within(patience, asyncio.shield(self._connecting))
+                await within(deadline, asyncio.shield(self._connecting))
             except (RedisError, OSError, RuntimeError) as error:  # No thread can be started.
-                if is_first or patience.is_over:
+                if is_first or deadline.is_over:
                     raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
                 self._check()
-            patience.was_answered()
-        return await link.ask(question, patience)
+            deadline.extend()
+        return await connection.execute(command, deadline)
 
     async def _connect(self) -> None:
-        patience = Patience(self._timeout)
+        deadline = Deadline(self._timeout)
         params = self._params
         try:
             if params.sentinels:
-                params = await asyncio.to_thread(find_master, params, patience)
-            link = Link(params.async_connection(), self._pulse, self._timeout, self._loop_ended)
+                params = await asyncio.to_thread(find_master, params, deadline)
+            connection = SharedConnection(
+                params.async_connection(), self._last_reply, self._timeout, self._loop_ended
+            )
             try:
-                await within(patience, link.open())
-                patience.was_answered()
+                await within(deadline, connection.open())
+                deadline.extend()
                 if params.sentinels:
-                    await link.ask(to_check_master(), patience)
+                    await connection.execute(role_command(), deadline)
             except BaseException as error:
-                link.close(error)
+                connection.close(error)
                 raise
-            self._link = link
+            self._connection = connection
         finally:
             self._connecting = None
 
@@ -396,7 +407,7 @@ class AsyncConnections:
         leave_to_parent(self._loops)
         self._loops = {}
 
-    def exchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
+    def exchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
         """Send a command and return the answer; see `LoopConnections.exchange`."""
         loop = asyncio.get_running_loop()
         connections = self._loops.get(loop)
@@ -408,4 +419,4 @@ class AsyncConnections:
             # A loop that has ended is dropped at once: it may refer to its last requests.
             loop_ended = partial(self._loops.pop, loop, None)
             connections = self._loops[loop] = self._new_connections(loop_ended)
-        return connections.exchange(question, patience)
+        return connections.exchange(command, deadline)

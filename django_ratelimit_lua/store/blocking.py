@@ -4,176 +4,160 @@ from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar
 
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from ..limits.call import StaleRules
-from ..limits.program import Program
 from ..process.clock import Clock
 from .commands import (
-    Question,
+    Command,
     Unreachable,
     as_redis_error,
-    to_check_master,
-    to_find_master,
+    master_command,
+    role_command,
 )
 from .connection_params import ConnectionParams
+from .deadline import Deadline, LastReply
 from .flusher import flusher
-from .patience import Patience, Pulse
-from .redis_py import Turn
+from .redis_py import Exchange
 
 T = TypeVar("T")
 
-BATCH_SIZE = 32
-"""Commands of a pipeline that are sent together, so that the server begins while the rest is
-encoded.
-"""
 
-
-class Link:
+class Connection:
     """One connection, used by one thread at a time.
 
     It connects with the first exchange, and again after an error.
     """
 
-    def __init__(self, params: ConnectionParams, pulse: Pulse) -> None:
+    def __init__(self, params: ConnectionParams, last_reply: LastReply) -> None:
         self._params = params
-        self._pulse = pulse
-        self.turn = Turn()
+        self._last_reply = last_reply
+        self.exchange = Exchange()
         self._has_input: Callable[[], object] = lambda: True
-        self.connection: Any = None
+        self.redis_connection: Any = None
         self.used_at = 0.0
 
-    def ask(self, question: Question[T], patience: Patience) -> T:
+    def execute(self, command: Command[T], deadline: Deadline) -> T:
         """Send a command and return the answer.
 
-        Raises `Unreachable` if nothing was sent, and the errors of the question and of redis-py.
+        Raises `Unreachable` if nothing was sent, and the errors of the command and of redis-py.
         The connection is closed unless the reply was read completely.
         """
-        self.begin(patience, has_token=question.has_token)
+        self.begin(deadline, has_token=command.has_token)
         try:
             try:
-                return self._exchange(question)
+                return self._send(command)
             except NoScriptError:  # It was not run.
-                if question.program is None:
+                if command.program is None:
                     raise
-                patience.was_answered()
-                return self._exchange(question.with_source())
+                deadline.extend()
+                return self._send(command.with_source())
         except BaseException as error:
-            raise self._ended(error)  # noqa: B904 - it has its cause
+            raise self._close_after(error)  # noqa: B904 - it has its cause
 
-    def ask_all(self, questions: Iterable[Question[T]], patience: Patience) -> list[T]:
-        """Send commands together and return their answers.
-
-        The first that calls a script is sent with its source: if the server did not have the
-        script, a command that is sent again would run after its successors.
-        """
-        self.begin(patience)
-        asked: list[Question[T]] = []
-        sent: set[Program] = set()
-        remaining = iter(questions)
+    def execute_all(self, commands: Sequence[Command[T]], deadline: Deadline) -> list[T]:
+        """Send commands together and return their answers. None of them calls a script."""
+        self.begin(deadline)
+        data = b"".join([command.data for command in commands])
+        answers: list[T] = []
+        errors: list[ResponseError] = []
         try:
-            while batch := list(islice(remaining, BATCH_SIZE)):
-                for place, question in enumerate(batch):
-                    if question.program is not None and question.program not in sent:
-                        sent.add(question.program)
-                        batch[place] = question.with_source()
-                asked += batch
-                data = b"".join([question.command for question in batch])
-                self.connection.send_packed_command((data,), check_health=False)
-            answers = []
-            errors = []
-            for question in asked:
+            self.redis_connection.send_packed_command((data,), check_health=False)
+            for command in commands:
                 try:
-                    answers.append(
-                        question.read(self.connection.read_response(disable_decoding=True))
-                    )
+                    reply = self.redis_connection.read_response(disable_decoding=True)
                 except ResponseError as error:
                     errors.append(error)
-            self._pulse.heard_at = Clock.monotonic()
+                else:
+                    answers.append(command.read(reply))
+            self._last_reply.at = Clock.monotonic()
             if errors:
                 raise errors[0]
-            return answers
         except BaseException as error:
-            raise self._ended(error)  # noqa: B904 - it has its cause
+            raise self._close_after(error)  # noqa: B904 - it has its cause
+        return answers
 
-    def begin(self, patience: Patience, *, has_token: bool = False) -> None:
+    def begin(self, deadline: Deadline, *, has_token: bool = False) -> None:
         """Begin an exchange.
 
         With `has_token`, the reply contains a token that proves that it belongs to the command.
         """
-        # `Turn.begin`, inlined: it is on the way of every hit.
-        turn = self.turn
-        turn.patience = patience
-        turn.received = 0
-        turn.cpu = 0.0
+        # `Exchange.begin`, inlined: it is on the way of every hit.
+        exchange = self.exchange
+        exchange.deadline = deadline
+        exchange.received = 0
+        exchange.cpu = 0.0
         # Input that belongs to no command is the server hanging up, or was not meant for us.
         # redis-py may have read some of it already.
         if (
-            self.connection is None
+            self.redis_connection is None
             or self._has_input()
-            or (not has_token and self.connection.can_read(0))
+            or (not has_token and self.redis_connection.can_read(0))
         ):
-            self._connect(patience)
+            self._connect(deadline)
 
     def close(self) -> None:
         """Close the connection. The next exchange connects again."""
-        if self.connection is not None:
-            self.connection.disconnect()
-        self.connection = None
+        if self.redis_connection is not None:
+            self.redis_connection.disconnect()
+        self.redis_connection = None
 
-    def _exchange(self, question: Question[T]) -> T:
-        connection = self.connection
-        connection.send_packed_command((question.ahead + question.command,), check_health=False)
-        if question.ahead:
+    def _send(self, command: Command[T]) -> T:
+        connection = self.redis_connection
+        connection.send_packed_command((command.ahead + command.data,), check_health=False)
+        if command.ahead:
             try:
                 connection.read_response(disable_decoding=True)
             except ResponseError:
                 self.close()  # There is another reply.
                 raise
         reply = connection.read_response(disable_decoding=True)
-        self._pulse.heard_at = Clock.monotonic()
-        return question.read(reply)
+        self._last_reply.at = Clock.monotonic()
+        return command.read(reply)
 
-    def _ended(self, error: BaseException) -> BaseException:
+    def _close_after(self, error: BaseException) -> BaseException:
         # A server that turns out to be a replica has to be replaced by the master.
         if not isinstance(error, (ResponseError, StaleRules)) or isinstance(error, ReadOnlyError):
             self.close()
         return as_redis_error(error)
 
-    def _connect(self, patience: Patience) -> None:
+    def _connect(self, deadline: Deadline) -> None:
         self.close()
         try:
-            params = find_master(self._params, patience)
-            self.connection = params.connection(self.turn)
-            self.connection.connect()
-            self._has_input = has_input(self.connection.deadline_socket.sock)
+            params = find_master(self._params, deadline)
+            self.redis_connection = params.connection(self.exchange)
+            self.redis_connection.connect()
+            self._has_input = has_input(self.redis_connection.deadline_socket.sock)
             if params.sentinels:
-                self._exchange(to_check_master())
+                self._send(role_command())
         except BaseException as error:
             self.close()
             raise as_redis_error(error, Unreachable)  # noqa: B904 - it has its cause
-        patience.was_answered()
+        deadline.extend()
         flusher.start()  # It closes the connection when it is idle.
 
 
-def find_master(params: ConnectionParams, patience: Patience) -> ConnectionParams:
+def find_master(params: ConnectionParams, deadline: Deadline) -> ConnectionParams:
     """Return the parameters of the master that a Sentinel names; without Sentinels, the same.
 
     Raises `Unreachable`.
     """
     if not params.sentinels:
         return params
-    for sentinel, share in patience.shares(params.sentinels):
-        with suppress(RedisError, OSError), closing(Link(sentinel, Pulse())) as link:
-            master = link.ask(to_find_master(params.service), share)
-            if master is not None:
-                return params.at(master)
+    for sentinel, share in deadline.shares(params.sentinels):
+        connection = Connection(sentinel, LastReply())
+        try:
+            master = connection.execute(master_command(params.service), share)
+        except (RedisError, OSError):
+            continue
+        finally:
+            connection.close()
+        if master is not None:
+            return params.at(master)
     raise Unreachable(f"no Sentinel returned the master of {params.service!r}")
 
 

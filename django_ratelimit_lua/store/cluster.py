@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import (
     AskError,
@@ -23,23 +23,31 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..process.clock import Clock
 from ..process.forks import chance
-from .commands import Address, Question, Reply, Unreachable, command
-from .patience import Patience
+from .commands import Address, Command, Reply, Unreachable, encode
+from .deadline import Deadline
 
 T = TypeVar("T")
 
 SLOTS = 16_384
 MAX_REDIRECTIONS = 8
-PATIENCE = 0.2
+MAP_SECONDS = 0.2
 """Seconds between two readings of the map while a master does not answer."""
 TRY_AGAIN = 0.005
 """Seconds between two attempts while a hash slot moves and some keys of a call do not exist yet."""
-_ASKING = command(b"ASKING")
-_WHERE = command(b"CLUSTER", b"SLOTS")
+_ASKING = encode(b"ASKING")
+_WHERE = encode(b"CLUSTER", b"SLOTS")
 
 
-Send = Callable[[Address, Question[Any], Patience, float], Awaitable[Any]]
+SendToNode = Callable[[Address, Command[Any], Deadline, float], Awaitable[Any]]
 """Sends a command to a node after a pause in seconds, and returns the answer."""
+
+
+class Attempt(NamedTuple):
+    """Where to send a command, what to send immediately before it, and how long to pause first."""
+
+    address: Address
+    ahead: bytes = b""
+    pause: float = 0.0
 
 
 class Cluster:
@@ -51,7 +59,7 @@ class Cluster:
         self._others: tuple[Address, ...] = ()
         self._failing: set[Address] = set()
         self._is_moved = False
-        self._looked_at = float("-inf")
+        self._read_at = float("-inf")
 
     @property
     def masters(self) -> set[Address]:
@@ -69,66 +77,76 @@ class Cluster:
             return None
         return self._masters[slot]
 
-    async def exchange(self, slot: int, question: Question[T], patience: Patience, send: Send) -> T:
+    async def exchange(
+        self, slot: int, command: Command[T], deadline: Deadline, send: SendToNode
+    ) -> T:
         """Send a command to the node that has the hash slot, and return the answer.
 
-        Raises the errors of redis-py and of the question. A command that may have been executed is
+        Raises the errors of redis-py and of the command. A command that may have been executed is
         not sent again. One that was redirected, or could not be sent, is. One that has to wait for
         its hash slot to move is sent again until no time is left.
         """
         is_doubtful = bool(self._failing or self._is_moved)
-        if not self._masters or (is_doubtful and self._may_look()):
-            await self.look(patience, send)
-        address = self._holder(slot)
-        ahead = b""
-        pause = 0.0
+        if not self._masters or (is_doubtful and self._may_read_map()):
+            await self.read_map(deadline, send)
+        attempt = Attempt(self._holder(slot))
         redirections = 0
         while redirections < MAX_REDIRECTIONS:
+            address, ahead, pause = attempt
             try:
-                answer: T = await send(address, question._replace(ahead=ahead), patience, pause)
+                answer: T = await send(address, command._replace(ahead=ahead), deadline, pause)
             except (RedisError, OSError) as raised:
                 error = _with_kind(raised)
-                if isinstance(error, TryAgainError) and patience.left > TRY_AGAIN:
-                    pause = TRY_AGAIN
-                    patience.left -= pause
+                if isinstance(error, TryAgainError) and deadline.left > TRY_AGAIN:
+                    deadline.left -= TRY_AGAIN
+                    attempt = Attempt(address, ahead, TRY_AGAIN)
                     continue
-                pause = 0.0
                 redirections += 1
                 if isinstance(error, AskError):
-                    address = (error.host or address[0], error.port)
-                    ahead = _ASKING
-                    if isinstance(error, MovedError):  # A subclass of `AskError`.
-                        ahead = b""
-                        self._masters[slot] = address
-                        self._is_moved = True
-                elif _is_without_node(error):
+                    attempt = self._redirect(slot, address, error)
+                    continue
+                if _is_without_node(error):
+                    other = await self._find_other_holder(slot, address, deadline, send)
+                    if other is not None:
+                        attempt = Attempt(other)
+                        continue
+                elif not isinstance(error, ResponseError):
                     self._failing.add(address)
-                    if not self._may_look():
-                        raise
-                    await self.look(patience, send)
-                    if self._holder(slot) == address:
-                        raise
-                    address = self._holder(slot)
-                    ahead = b""
-                else:
-                    if not isinstance(error, ResponseError):
-                        self._failing.add(address)
-                    raise
-            else:
-                self._failing.discard(address)
-                return answer
+                raise
+            self._failing.discard(address)
+            return answer
         raise RedisConnectionError(f"the cluster redirected a command {MAX_REDIRECTIONS} times")
 
-    async def look(self, patience: Patience, send: Send) -> None:
+    def _redirect(self, slot: int, address: Address, error: AskError) -> Attempt:
+        """Return the attempt to which a node redirects a command."""
+        to = (error.host or address[0], error.port)
+        if not isinstance(error, MovedError):  # A subclass of `AskError`.
+            return Attempt(to, _ASKING)
+        self._masters[slot] = to
+        self._is_moved = True
+        return Attempt(to)
+
+    async def _find_other_holder(
+        self, slot: int, address: Address, deadline: Deadline, send: SendToNode
+    ) -> Address | None:
+        """Return the node that has the hash slot now, or None if it is still this failing one."""
+        self._failing.add(address)
+        if not self._may_read_map():
+            return None
+        await self.read_map(deadline, send)
+        holder = self._holder(slot)
+        return None if holder == address else holder
+
+    async def read_map(self, deadline: Deadline, send: SendToNode) -> None:
         """Read the map of hash slots from the first node that replies.
 
         Raises `RedisError` if no node does.
         """
         last_error: Exception = RedisConnectionError("no node of the cluster could be reached")
-        for address, share in patience.shares(self._candidates()):
+        for address, share in deadline.shares(self._candidates()):
             try:
                 learn = partial(self._learn, source=address)
-                await send(address, Question(_WHERE, learn), share, 0.0)
+                await send(address, Command(_WHERE, learn), share, 0.0)
             except (RedisError, OSError) as error:
                 last_error = error
             else:
@@ -144,11 +162,11 @@ class Cluster:
         every = dict.fromkeys([*nodes, *self._first])
         return sorted(every, key=lambda address: address in self._failing)[:5]
 
-    def _may_look(self) -> bool:
+    def _may_read_map(self) -> bool:
         now = Clock.monotonic()
-        if now - self._looked_at < PATIENCE:
+        if now - self._read_at < MAP_SECONDS:
             return False
-        self._looked_at = now
+        self._read_at = now
         return True
 
     def _learn(self, reply: Reply, source: Address) -> None:

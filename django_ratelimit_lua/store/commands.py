@@ -51,24 +51,25 @@ class Unreachable(RedisConnectionError):  # noqa: N818 - named as redis-py names
     """No connection could be made, so nothing was sent."""
 
 
-def command(*parts: bytes) -> bytes:
+def encode(*parts: bytes) -> bytes:
     r"""Return one command as it is sent.
 
     RESP: https://redis.io/docs/latest/develop/reference/protocol-spec/
 
-    >>> command(b"GET", b"key")
+    >>> encode(b"GET", b"key")
     b'*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n'
     """
-    return b"*%d\r\n%b" % (len(parts), _encoded(*parts))
+    return b"*%d\r\n%b" % (len(parts), _encode_parts(*parts))
 
 
-def _encoded(*parts: bytes) -> bytes:
+def _encode_parts(*parts: bytes) -> bytes:
     return b"".join(map(_PART, zip(map(len, parts), parts, strict=True)))
 
 
-class Question(NamedTuple, Generic[T_co]):
+class Command(NamedTuple, Generic[T_co]):
     """One command, and how to parse its reply.
 
+    - `data`: the command as it is sent;
     - `read`: returns the answer from the reply. Raises `StaleRules`, and any error if the reply is
       impossible for the command;
     - `key`: a key of the command, which selects the node in a cluster;
@@ -77,26 +78,27 @@ class Question(NamedTuple, Generic[T_co]):
     - `has_token`: whether the reply contains a token that proves that it belongs to the command.
     """
 
-    command: bytes
+    data: bytes
     read: Callable[[Reply], T_co]
     key: bytes = b""
     program: Program | None = None
     ahead: bytes = b""
     has_token: bool = False
 
-    def with_source(self) -> Question[T_co]:
-        """Return the question with the source of the script instead of its digest.
+    def with_source(self) -> Command[T_co]:
+        """Return the command with the source of the script instead of its digest.
 
         The server stores the script when it runs it.
         """
         assert self.program is not None
-        by_digest = _encoded(b"EVALSHA", self.program.sha)
-        by_source = _encoded(b"EVAL", self.program.source)
-        return self._replace(command=self.command.replace(by_digest, by_source, 1))
+        by_digest = _encode_parts(b"EVALSHA", self.program.sha)
+        by_source = _encode_parts(b"EVAL", self.program.source)
+        count, end, parts = self.data.partition(b"\r\n")
+        return self._replace(data=count + end + by_source + parts.removeprefix(by_digest))
 
 
-def to_decide(call: Call) -> Question[Decision]:
-    """Return the question that decides a call. The answer is the decision. Raises `StaleRules`."""
+def decision_command(call: Call) -> Command[Decision]:
+    """Return the command that decides a call. The answer is the decision. Raises `StaleRules`."""
     token = chance.getrandbits(64).to_bytes(TOKEN_SIZE, "little")
     read = partial(call.read, token=token)
     is_usual = call.now is None and call.hit_at is None and not call.slot
@@ -115,17 +117,17 @@ def to_decide(call: Call) -> Question[Decision]:
         if form is None:
             if len(_forms) >= MAX_FORMS:
                 _forms.clear()
-            form = _forms[shape] = _form_of(call)
+            form = _forms[shape] = _build_form(call)
         if form.template:
             text = form.template % (*digests, token)
-            return Question(text, read, b"", form.program, has_token=True)
+            return Command(text, read, b"", form.program, has_token=True)
     program = program_for(call.algorithms)
     keys = call.keys()
-    text = command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
-    return Question(text, read, b"", program, has_token=True)
+    text = encode(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *call.args(token))
+    return Command(text, read, b"", program, has_token=True)
 
 
-def _form_of(call: Call) -> Form:
+def _build_form(call: Call) -> Form:
     """Return the form of a call. Its template is empty if two of its limits have one key part."""
     program = program_for(call.algorithms)
     parts = [part for limit, _, _ in call.charges for part in call.key_parts(limit)]
@@ -133,21 +135,21 @@ def _form_of(call: Call) -> Form:
         return Form(program, b"")
     keys = [_key_template(call.prefix, part) for part in parts]
     if call.revision is not None:
-        keys.append(_escaped(_encoded(call.fence)))
+        keys.append(_escape(_encode_parts(call.fence)))
     args = call.args()[:-1]
     count = 3 + len(keys) + len(args) + 1
-    start = b"*%d\r\n%b" % (count, _encoded(b"EVALSHA", program.sha, b"%d" % len(keys)))
+    start = b"*%d\r\n%b" % (count, _encode_parts(b"EVALSHA", program.sha, b"%d" % len(keys)))
     end = b"$%d\r\n%%b\r\n" % TOKEN_SIZE
-    return Form(program, start + b"".join(keys) + _escaped(_encoded(*args)) + end)
+    return Form(program, start + b"".join(keys) + _escape(_encode_parts(*args)) + end)
 
 
 def _key_template(prefix: bytes, part: bytes) -> bytes:
     """Return a state's key as it is sent, with a placeholder for the digest."""
     size = len(prefix) + DIGEST_SIZE + len(part) + len(b"{}:")
-    return b"$%d\r\n%b{%%b}:%b\r\n" % (size, _escaped(prefix), _escaped(part))
+    return b"$%d\r\n%b{%%b}:%b\r\n" % (size, _escape(prefix), _escape(part))
 
 
-def _escaped(text: bytes) -> bytes:
+def _escape(text: bytes) -> bytes:
     return text.replace(b"%", b"%%")
 
 
@@ -160,8 +162,8 @@ redis.pcall('PUBLISH', ARGV[1], ARGV[2])
 return deleted"""
 
 
-def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question[int]:
-    """Return the question that deletes counts and bans, and notifies all processes.
+def reset_command(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Command[int]:
+    """Return the command that deletes counts and bans, and notifies all processes.
 
     After an `unban`, which has lifted the bans, it only notifies, and counts stay. `keys` are the
     keys to delete; by default all keys of the call. The answer is the number of deleted keys.
@@ -171,11 +173,11 @@ def to_reset(call: Call, channel: bytes, keys: Sequence[bytes] = ()) -> Question
         keys = []
     message = b" ".join([RESET, *dict.fromkeys(charge.digest for charge in call.charges)])
     parts = (b"EVAL", _RESET, b"%d" % len(keys), *keys, channel, message)
-    return Question(command(*parts), _whole_number)
+    return Command(encode(*parts), _whole_number)
 
 
-def to_execute(*parts: bytes) -> Question[Reply]:
-    """Return the question for any other command. The answer is its reply."""
+def plain_command(*parts: bytes) -> Command[Reply]:
+    """Return the command for any other command. The answer is its reply."""
 
     def read(reply: Reply) -> Reply:
         # Requests wait for this one, which loads the rules.
@@ -186,25 +188,25 @@ def to_execute(*parts: bytes) -> Question[Reply]:
     key = b"".join(parts[1:2])
     if parts[0] == b"EVAL":
         key = parts[3]
-    return Question(command(*parts), read, key)
+    return Command(encode(*parts), read, key)
 
 
-def to_run(
+def script_command(
     program: Program, keys: Sequence[bytes], arguments: Sequence[bytes]
-) -> Question[list[Reply]]:
-    """Return the question that runs a script whose reply is an array."""
+) -> Command[list[Reply]]:
+    """Return the command that runs a script whose reply is an array."""
 
     def read(reply: Reply) -> list[Reply]:
         if not isinstance(reply, list):
             raise InvalidResponse(f"unexpected reply of a script: {reply!r:.80}")
         return reply
 
-    sent = command(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *arguments)
-    return Question(sent, read, keys[0], program)
+    sent = encode(b"EVALSHA", program.sha, b"%d" % len(keys), *keys, *arguments)
+    return Command(sent, read, keys[0], program)
 
 
-def to_find_master(service: str) -> Question[Address | None]:
-    """Return the question that asks a Sentinel for a master.
+def master_command(service: str) -> Command[Address | None]:
+    """Return the command that asks a Sentinel for a master.
 
     The answer is the master's address, or None if the Sentinel does not know the service.
     """
@@ -212,11 +214,11 @@ def to_find_master(service: str) -> Question[Address | None]:
     def read(reply: Reply) -> Address | None:
         return reply and (reply[0].decode(), int(reply[1]))
 
-    return Question(command(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.encode()), read)
+    return Command(encode(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service.encode()), read)
 
 
-def to_check_master() -> Question[None]:
-    """Return the question for a server's role: a Sentinel may still name a replaced master."""
+def role_command() -> Command[None]:
+    """Return the command for a server's role: a Sentinel may still name a replaced master."""
 
     def read(reply: Reply) -> None:
         if reply[0] != b"master":
@@ -224,7 +226,7 @@ def to_check_master() -> Question[None]:
                 f"the Sentinels named a server that is not a master: {reply!r:.80}"
             )
 
-    return Question(command(b"ROLE"), read)
+    return Command(encode(b"ROLE"), read)
 
 
 def _whole_number(reply: object) -> int:

@@ -17,7 +17,7 @@ from redis import ConnectionPool
 
 from . import redis_py
 from .commands import Address
-from .factory import ClusterConnectionFactory, address_of
+from .redis_py import ClusterConnectionFactory, address_of
 
 MAX_CONNECTIONS = 100
 """Maximum number of connections of a process to one server, unless the alias's pool allows fewer.
@@ -115,12 +115,12 @@ class ConnectionParams(NamedTuple):
         """Return the number of the database."""
         return int(self.options.get("db") or 0)
 
-    def connection(self, turn: redis_py.Turn) -> redis_py.BlockingConnection:
+    def connection(self, exchange: redis_py.Exchange) -> redis_py.BlockingConnection:
         """Return a connection for a thread, not connected yet.
 
         Raises the errors of redis-py for options that it rejects.
         """
-        return redis_py.blocking_connection(self.connection_class, self.options, turn)
+        return redis_py.blocking_connection(self.connection_class, self.options, exchange)
 
     def async_connection(self) -> redis_py.AsyncConnection:
         """Return a connection for coroutines, not connected yet. Raises `ImproperlyConfigured`."""
@@ -169,7 +169,7 @@ def _problem(alias: str, cache: object) -> str | None:
     if unknown:
         return f"CACHES[{alias!r}] connects with {', '.join(unknown)}, which limits do not support"
     for params in (ConnectionParams._of_pool(alias, pool) for pool in pools):
-        params.connection(redis_py.Turn())
+        params.connection(redis_py.Exchange())
     if isinstance(client.connection_factory, ClusterConnectionFactory):
         if given.get("db"):
             return f"CACHES[{alias!r}] names database {given['db']}; a cluster has only database 0"

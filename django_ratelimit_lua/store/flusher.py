@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ..process.tasks import Task
-from .patience import Patience, last_patience
+from .deadline import Deadline, exit_deadline
 
 FLUSH_SECONDS = 1.0
 
-Flush = Callable[[Patience | None], bool]
+Flush = Callable[[Deadline | None], bool]
 """Writes what was collected, and returns whether to flush again a second later. Raises
 `StoreError`.
 
@@ -61,10 +61,10 @@ class Flusher(Task):
         return FLUSH_SECONDS
 
     def _flush_last(self) -> None:
-        patience = last_patience()
+        deadline = exit_deadline()
         for flush in self._flushes:
             with suppress(Exception):
-                flush(patience)
+                flush(deadline)
 
 
 flusher = Flusher()

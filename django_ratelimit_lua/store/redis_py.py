@@ -10,20 +10,23 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import redis.asyncio.connection as asynchronous
 import redis.connection as synchronous
+from django.conf import settings
 from django_redis.client import DefaultClient
+from django_redis.pool import ConnectionFactory
 from redis import ConnectionPool
+from redis.cluster import ClusterNode, RedisCluster
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection
 
 from ..process.clock import Clock
-from .factory import ClusterConnectionFactory
-from .patience import Patience
+from ..process.forks import leave_to_parent, renew_after_fork
+from .deadline import Deadline
 
 # A subclass of `redis.connection.AbstractConnection`, which mypy does not take as hashable.
 ConnectionClass = Any
@@ -52,16 +55,16 @@ for it.
 _WOULD_BLOCK = (TimeoutError, BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Turn:
-    """The current exchange of a connection: its patience, and the number of bytes received."""
+class Exchange:
+    """The current exchange of a connection: its deadline, and the number of bytes received."""
 
-    __slots__ = ("cpu", "patience", "received")
+    __slots__ = ("cpu", "deadline", "received")
 
     def __init__(self) -> None:
-        self.begin(Patience(0.0))
+        self.begin(Deadline(0.0))
 
-    def begin(self, patience: Patience) -> None:
-        self.patience = patience
+    def begin(self, deadline: Deadline) -> None:
+        self.deadline = deadline
         self.received = 0
         self.cpu = 0.0
 
@@ -69,22 +72,22 @@ class Turn:
         """Count the processor time of this thread since the last call."""
         now = time.thread_time()
         if self.cpu:
-            self.patience.left -= now - self.cpu
+            self.deadline.left -= now - self.cpu
         self.cpu = now
 
 
 class DeadlineSocket:
-    """A connected socket. Its operations together take no longer than the turn's patience.
+    """A connected socket. Its operations together take no longer than the exchange's deadline.
 
     redis-py sets a timeout for each operation, so a reply that arrives byte by byte would never
     reach it. Its timeouts are ignored here, except for zero, which means not to wait.
     """
 
-    __slots__ = ("_may_wait", "_timeout", "_turn", "sock")
+    __slots__ = ("_exchange", "_may_wait", "_timeout", "sock")
 
-    def __init__(self, sock: socket.socket, turn: Turn) -> None:
+    def __init__(self, sock: socket.socket, exchange: Exchange) -> None:
         self.sock = sock
-        self._turn = turn
+        self._exchange = exchange
         self._timeout = -1.0
         self._may_wait = True
 
@@ -96,7 +99,7 @@ class DeadlineSocket:
             sent = self.sock.send(data)
         except _WOULD_BLOCK:
             sent = 0
-            self._turn.patience.left -= max(self._timeout, 0.0)
+            self._exchange.deadline.left -= max(self._timeout, 0.0)
         while sent < len(data):
             sent += self._within(self.sock.send, memoryview(data)[sent:])
 
@@ -104,28 +107,28 @@ class DeadlineSocket:
         if flags:  # redis-py looks at what has arrived.
             return self.sock.recv(size, flags)
         data = self._within(self.sock.recv, size)
-        self._turn.received += len(data)
+        self._exchange.received += len(data)
         return data
 
     def recv_into(self, buffer: bytearray) -> int:
         size = self._within(self.sock.recv_into, buffer)
-        self._turn.received += size
+        self._exchange.received += size
         return size
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sock, name)
 
     def _within(self, operation: Callable[[A], T], argument: A) -> T:
-        """Run an operation, and wait for it in slices of bounded length: see `Patience`."""
-        patience = self._turn.patience
-        if self._turn.received > LARGE:
-            self._turn.count()
-            if patience.is_over:
+        """Run an operation, and wait for it in slices of bounded length: see `Deadline`."""
+        deadline = self._exchange.deadline
+        if self._exchange.received > LARGE:
+            self._exchange.count()
+            if deadline.is_over:
                 raise TimeoutError("the reply was not complete within the deadline")
         while True:
             timeout = 0.0
             if self._may_wait:
-                timeout = max(0.0, min(patience.left, patience.slice))
+                timeout = max(0.0, min(deadline.left, deadline.slice))
             if timeout != self._timeout:
                 self.sock.settimeout(timeout)
                 self._timeout = timeout
@@ -137,23 +140,23 @@ class DeadlineSocket:
                     raise
                 if not timeout:
                     raise TimeoutError("no reply within the deadline") from error
-                patience.spend(began, timeout)
+                deadline.spend(began, timeout)
             else:
-                patience.left -= min(Clock.monotonic() - began, timeout)
+                deadline.left -= min(Clock.monotonic() - began, timeout)
                 return result
 
 
 class BlockingConnection(synchronous.AbstractConnection):
-    """A mixin for redis-py's connection classes: every operation ends with the turn's patience."""
+    """A mixin for redis-py's connection classes: operations end with the exchange's deadline."""
 
-    turn = Turn()
+    exchange = Exchange()
     deadline_socket: DeadlineSocket
     _began = 0.0
 
     @property
     def socket_timeout(self) -> float:
         """Return the seconds left to connect. redis-py reads this before each step."""
-        return max(self.turn.patience.left - (Clock.monotonic() - self._began), 0.001)
+        return max(self.exchange.deadline.left - (Clock.monotonic() - self._began), 0.001)
 
     @socket_timeout.setter
     def socket_timeout(self, value: object) -> None:
@@ -166,9 +169,9 @@ class BlockingConnection(synchronous.AbstractConnection):
         try:
             sock = super()._connect()  # type: ignore[safe-super] # The class that this is mixed into has one.
         finally:
-            self.turn.patience.spend(self._began, self.turn.patience.left)
-        self.turn.patience.was_answered()
-        self.deadline_socket = DeadlineSocket(sock, self.turn)
+            self.exchange.deadline.spend(self._began, self.exchange.deadline.left)
+        self.exchange.deadline.extend()
+        self.deadline_socket = DeadlineSocket(sock, self.exchange)
         return self.deadline_socket
 
 
@@ -207,13 +210,15 @@ def _mixed(base: type, kind: ConnectionClass) -> Any:
     return type(base.__name__, (base, kind), {})
 
 
-def blocking_connection(kind: ConnectionClass, options: Options, turn: Turn) -> BlockingConnection:
+def blocking_connection(
+    kind: ConnectionClass, options: Options, exchange: Exchange
+) -> BlockingConnection:
     """Return a connection that is not connected yet.
 
     Raises the errors of redis-py for options that it rejects.
     """
     connection: BlockingConnection = _mixed(BlockingConnection, kind)(**options, protocol=2)
-    connection.turn = turn
+    connection.exchange = exchange
     _remove_library_name(connection)
     return connection
 
@@ -244,6 +249,68 @@ def async_connection(kind: ConnectionClass, options: Options) -> AsyncConnection
 def _remove_library_name(connection: Any) -> None:
     """Prevent redis-py from sending its name and version, which are two commands per connection."""
     connection.lib_name = connection.lib_version = connection.driver_info = None
+
+
+class ClusterConnectionFactory(ConnectionFactory):  # type: ignore[misc] # django-redis 6 has no types
+    """A factory that makes clients of `redis.cluster.RedisCluster` for a cache.
+
+    It is the `"CONNECTION_FACTORY"` in the `OPTIONS` of an alias. `LOCATION` lists one node or
+    several. One of them has to reply, so that a process finds the others. All have the same user,
+    password and TLS options. Each process keeps one client, as django-redis keeps its pools. Limits
+    do not use it: they have their own connections to each node.
+    """
+
+    _clusters: ClassVar[dict[tuple[str, ...], RedisCluster]] = {}
+
+    def connect(self, url: str) -> RedisCluster:
+        """Return a client for the cluster of a node.
+
+        Raises the errors of `RedisCluster` if no node replies.
+        """
+        urls = _siblings(url)
+        if urls not in self._clusters:
+            pools = [
+                self.get_connection_pool(self.make_connection_params(node_url)) for node_url in urls
+            ]
+            kwargs = dict(pools[0].connection_kwargs)
+            nodes = [ClusterNode(*address_of(pool)) for pool in pools]
+            for name in ("host", "port", "db", "parser_class"):
+                kwargs.pop(name, None)
+            if url.startswith("rediss://"):
+                kwargs["ssl"] = True
+            self._clusters[urls] = RedisCluster(
+                startup_nodes=nodes, **kwargs, **self.redis_client_cls_kwargs
+            )
+        return self._clusters[urls]
+
+    def disconnect(self, connection: RedisCluster) -> None:
+        """Close a client's connections. The next use makes a new client."""
+        for urls in [urls for urls, cluster in self._clusters.items() if cluster is connection]:
+            del self._clusters[urls]
+        connection.close()
+
+
+@renew_after_fork
+def _renew() -> None:
+    # To drop a client waits for a lock, which the parent may have held.
+    leave_to_parent(ClusterConnectionFactory._clusters)
+    ClusterConnectionFactory._clusters = {}
+
+
+def _siblings(url: str) -> tuple[str, ...]:
+    """Return the nodes of the alias that includes this one."""
+    for config in settings.CACHES.values():
+        urls: str | Sequence[str] = config.get("LOCATION", ())
+        if isinstance(urls, str):
+            urls = urls.split(",")
+        if url in urls:
+            return tuple(urls)
+    return (url,)
+
+
+def address_of(pool: ConnectionPool) -> tuple[str, int]:
+    """Return the host and the port of the connections of a pool."""
+    return pool.connection_kwargs["host"], pool.connection_kwargs.get("port", 6379)
 
 
 def pools_of(client: DefaultClient) -> list[ConnectionPool]:

@@ -1,11 +1,11 @@
-"""One server with its connections and its breaker, and the store that uses one server."""
+"""One server with its connections and its availability, and the store that uses one server."""
 
 from __future__ import annotations
 
 import logging
 import re
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -21,21 +21,19 @@ from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
 from .asynchronous import IDLE_SECONDS, AsyncConnections, LoopConnections
-from .blocking import Link
-from .breaker import Breaker
+from .availability import Availability, Paused, as_store_error, failures, kind_of
+from .blocking import Connection
 from .commands import (
     Address,
-    Question,
+    Command,
     Reply,
-    to_decide,
-    to_execute,
-    to_reset,
-    to_run,
+    decision_command,
+    plain_command,
+    reset_command,
+    script_command,
 )
 from .connection_params import ConnectionParams
-from .deadline import current_deadline
-from .failures import Paused, as_store_error, failures, kind_of
-from .patience import Patience, Pulse
+from .deadline import Deadline, LastReply, current_page
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -59,30 +57,32 @@ class Node:
     def __init__(self, params: ConnectionParams, timeout: float, *, background: bool) -> None:
         self._params = params
         self._timeout = timeout
-        self.pulse = Pulse()
+        self.last_reply = LastReply()
         self._async_connections = AsyncConnections(
-            partial(LoopConnections, params, self.pulse, timeout, self._check)
+            partial(LoopConnections, params, self.last_reply, timeout, self._check)
         )
-        self.breaker = Breaker(self._answers, is_idle=background)
+        self.availability = Availability(self._answers, never_pauses=background)
         self._begin()
         renew_after_fork(self._renew)
 
     def _begin(self) -> None:
         # list.append and list.pop are atomic, so that the lock is needed only by threads that wait.
-        self._idle = [Link(self._params, self.pulse) for _ in range(self._params.max_connections)]
+        self._idle = [
+            Connection(self._params, self.last_reply) for _ in range(self._params.max_connections)
+        ]
         self._freed = threading.Condition()
         self._waiting = 0
 
     def _renew(self) -> None:
-        for link in self._idle:
-            link.close()  # Only this process's copy; the parent's connection stays open.
+        for connection in self._idle:
+            connection.close()  # Only this process's copy; the parent's connection stays open.
         self._begin()
 
     def use(
         self,
-        ask: Callable[[Link, A, Patience], T],
-        asked: A,
-        patience: Patience,
+        method: Callable[[Connection, A, Deadline], T],
+        argument: A,
+        deadline: Deadline,
         *,
         is_trial: bool = False,
     ) -> T:
@@ -91,49 +91,49 @@ class Node:
         With `is_trial`, it is called after repeated failures as well. Raises the errors of the
         method, and `TimeoutError` of redis-py if no connection becomes free.
         """
-        if self.breaker.is_open and not is_trial:
+        if self.availability.is_paused and not is_trial:
             self._check()
         try:
             if self._waiting:
-                link = self._wait(patience)
+                connection = self._wait(deadline)
             else:
                 try:
-                    link = self._idle.pop()
+                    connection = self._idle.pop()
                 except IndexError:
-                    link = self._wait(patience)
+                    connection = self._wait(deadline)
             try:
-                if self.breaker.is_open and not is_trial:  # Others failed while it waited.
+                if self.availability.is_paused and not is_trial:  # Others failed while it waited.
                     self._check()
-                answer = ask(link, asked, patience)
+                answer = method(connection, argument, deadline)
             finally:
-                link.used_at = Clock.monotonic()
-                self._idle.append(link)
+                connection.used_at = Clock.monotonic()
+                self._idle.append(connection)
                 if self._waiting:
                     with self._freed:
                         self._freed.notify()
         except (RedisError, OSError) as error:
-            self.note(error)
+            self.record_error(error)
             raise
-        if self.breaker.failures:
-            self.breaker.succeeded()
+        if self.availability.failures:
+            self.availability.record_reply()
         return answer
 
-    def aexchange(self, question: Question[T], patience: Patience) -> Awaitable[T]:
-        """Send the command of a question and return the parsed reply.
+    def aexchange(self, command: Command[T], deadline: Deadline) -> Awaitable[T]:
+        """Send a command and return the parsed reply.
 
-        This does not block the event loop. Raises the errors of `Question.read` and of redis-py.
-        The caller reports them to `note`, and a reply to the breaker.
+        This does not block the event loop. Raises the errors of `Command.read` and of redis-py.
+        The caller reports them to `record_error`, and a reply to `availability`.
         """
-        if self.breaker.is_open:
+        if self.availability.is_paused:
             self._check()
-        return self._async_connections.exchange(question, patience)
+        return self._async_connections.exchange(command, deadline)
 
     def close(self) -> None:
         """Close the idle connections of threads, and stop trials.
 
         The connections of an event loop are closed with the loop.
         """
-        self.breaker.succeeded()
+        self.availability.record_reply()
         self._close(unused_since=float("inf"))
 
     def close_idle(self) -> bool:
@@ -141,58 +141,66 @@ class Node:
         return self._close(unused_since=Clock.monotonic() - IDLE_SECONDS)
 
     def _close(self, unused_since: float) -> bool:
-        for link in self._idle[:]:
-            if link.connection is not None and link.used_at <= unused_since:
+        for connection in self._idle[:]:
+            if connection.redis_connection is not None and connection.used_at <= unused_since:
                 with suppress(ValueError):  # A thread has taken it.
-                    self._idle.remove(link)
-                    link.close()
-                    self._idle.insert(0, link)
+                    self._idle.remove(connection)
+                    connection.close()
+                    self._idle.insert(0, connection)
         idle = self._idle[:]
         return len(idle) < self._params.max_connections or any(
-            link.connection is not None for link in idle
+            connection.redis_connection is not None for connection in idle
         )
 
-    def _wait(self, patience: Patience) -> Link:
+    def _wait(self, deadline: Deadline) -> Connection:
         """Wait for a connection. Each reply of the server to another thread restarts the wait."""
-        at_first = patience.left
+        at_first = deadline.left
         with self._freed:
             self._waiting += 1
             try:
                 while True:
-                    with suppress(IndexError):
+                    try:
                         return self._idle.pop()
-                    began = Clock.monotonic()
-                    most = patience.next_slice
-                    self._freed.wait(most)
-                    patience.spend(began, most)
-                    if self.pulse.heard_at > began:
-                        silence = Clock.monotonic() - self.pulse.heard_at
-                        patience.left = at_first - min(silence, most)
-                    elif not most:
-                        raise RedisTimeoutError(
-                            "no connection is free, and the server does not reply"
-                        )
+                    except IndexError:
+                        self._wait_for_release(deadline, at_first)
             finally:
                 self._waiting -= 1
 
+    def _wait_for_release(self, deadline: Deadline, at_first: float) -> None:
+        """Wait until a connection may be free, for one slice of the deadline.
+
+        Raises `TimeoutError` of redis-py if no time is left.
+        """
+        began = Clock.monotonic()
+        seconds = deadline.next_slice
+        self._freed.wait(seconds)
+        deadline.spend(began, seconds)
+        if self.last_reply.at > began:
+            silence = Clock.monotonic() - self.last_reply.at
+            deadline.left = at_first - min(silence, seconds)
+        elif not seconds:
+            raise RedisTimeoutError("no connection is free, and the server does not reply")
+
     def _answers(self) -> bool:
         try:
-            self.use(Link.ask, to_execute(b"PING"), Patience(self._timeout), is_trial=True)
+            self.use(
+                Connection.execute, plain_command(b"PING"), Deadline(self._timeout), is_trial=True
+            )
         except (RedisError, OSError) as error:
             return isinstance(error, ResponseError)
         return True
 
     def _check(self) -> None:
-        if not self.breaker.may_ask():
+        if not self.availability.may_send():
             raise Paused("Redis has failed repeatedly; calls to it are paused for a moment")
 
-    def note(self, error: Exception) -> None:
-        """Record an error of an exchange in the breaker."""
+    def record_error(self, error: Exception) -> None:
+        """Record an error of an exchange in `availability`."""
         # A server that answers with an error costs no deadline, and may answer the next call.
         if isinstance(error, ResponseError):
-            self.breaker.succeeded()
+            self.availability.record_reply()
         elif not isinstance(error, Paused):
-            self.breaker.failed()
+            self.availability.record_failure()
 
 
 class Outage(NamedTuple):
@@ -238,25 +246,25 @@ class Store:
     @property
     def is_paused(self) -> bool:
         """Return whether a server is not used at the moment, after repeated failures."""
-        return any(node.breaker.is_open for node in list(self._nodes.values()))
+        return any(node.availability.is_paused for node in list(self._nodes.values()))
 
     @property
-    def heard_at(self) -> float:
+    def replied_at(self) -> float:
         """Return when a server last replied to a caller in this process (monotonic)."""
         return max(
-            (node.pulse.heard_at for node in list(self._nodes.values())), default=float("-inf")
+            (node.last_reply.at for node in list(self._nodes.values())), default=float("-inf")
         )
 
-    def decide(self, call: Call, patience: Patience | None = None) -> Decision:
-        """Decide a call within the given `Patience`, or within the timeout.
+    def decide(self, call: Call, deadline: Deadline | None = None) -> Decision:
+        """Decide a call within the given `Deadline`, or within the timeout.
 
         Raises `StoreError` or `StaleRules`.
         """
-        return self._use(Link.ask, to_decide(call), patience)
+        return self._use(Connection.execute, decision_command(call), deadline)
 
     def delete_keys(self, keys: Sequence[bytes]) -> None:
-        for places in self._portions(keys):
-            self.execute(b"DEL", *[keys[place] for place in places])
+        for portion in self._portions([(key,) for key in keys]):
+            self.execute(b"DEL", *[key for (key,) in portion])
 
     def find_keys(self, begin: bytes, pattern: bytes = b"*") -> set[bytes]:
         """Return the keys that begin with `begin` and then match a pattern, from all masters.
@@ -269,16 +277,16 @@ class Store:
             cursor = b""
             while cursor != b"0":
                 scan = (b"SCAN", cursor or b"0", b"MATCH", begin + pattern, b"COUNT", b"1000")
-                cursor, keys = self._use(Link.ask, to_execute(*scan), address=address)
+                cursor, keys = self._use(Connection.execute, plain_command(*scan), address=address)
                 found.update(keys)
         return found
 
     def _masters(self) -> Collection[Address | None]:
         return [None]
 
-    def adecide(self, call: Call, patience: Patience | None = None) -> Awaitable[Decision]:
+    def adecide(self, call: Call, deadline: Deadline | None = None) -> Awaitable[Decision]:
         """`decide`, without blocking the event loop."""
-        return self._aexchange(to_decide(call), patience)
+        return self._aexchange(decision_command(call), deadline)
 
     def channel(self, prefix: bytes) -> bytes:
         """Return the channel of the processes that share a database and a prefix.
@@ -294,79 +302,79 @@ class Store:
 
         After an `unban` the state is kept. Return the number of deleted keys. Raises `StoreError`.
         """
-        return self._exchange(to_reset(call, self.channel(call.prefix)))
+        return self._exchange(reset_command(call, self.channel(call.prefix)))
 
     def areset(self, call: Call) -> Awaitable[int]:
         """`reset`, without blocking the event loop."""
-        return self._aexchange(to_reset(call, self.channel(call.prefix)))
+        return self._aexchange(reset_command(call, self.channel(call.prefix)))
 
-    def execute(self, *parts: bytes, patience: Patience | None = None) -> Reply:
+    def execute(self, *parts: bytes, deadline: Deadline | None = None) -> Reply:
         """Return the reply to any other command. Raises `StoreError`."""
-        return self._exchange(to_execute(*parts), patience)
+        return self._exchange(plain_command(*parts), deadline)
 
     def run(
         self,
         program: Program,
         keys: Sequence[bytes],
         arguments: Sequence[bytes],
-        patience: Patience | None = None,
+        deadline: Deadline | None = None,
     ) -> list[Reply]:
         """Return the reply to a script. Its keys must be in one hash slot. Raises `StoreError`."""
-        return self._exchange(to_run(program, keys, arguments), patience)
+        return self._exchange(script_command(program, keys, arguments), deadline)
 
     def arun(
         self,
         program: Program,
         keys: Sequence[bytes],
         arguments: Sequence[bytes],
-        patience: Patience | None = None,
+        deadline: Deadline | None = None,
     ) -> Awaitable[list[Reply]]:
         """`run`, without blocking the event loop."""
-        return self._aexchange(to_run(program, keys, arguments), patience)
+        return self._aexchange(script_command(program, keys, arguments), deadline)
 
     def execute_all(
-        self, commands: Sequence[Sequence[bytes]], patience: Patience | None = None
+        self, commands: Sequence[Sequence[bytes]], deadline: Deadline | None = None
     ) -> list[Reply]:
         """Return the replies to several other commands, sent together.
 
         Raises `StoreError` if one of the replies is an error.
         """
-        questions = [to_execute(*parts) for parts in commands]
-        return self._exchange_all(questions, patience)
+        return self._exchange_all([plain_command(*parts) for parts in commands], deadline)
 
     def run_each(
         self,
         program: Program,
         common: Sequence[bytes],
-        items: Sequence[tuple[bytes, bytes]],
-        patience: Patience,
-    ) -> list[int | None]:
-        """Return the results of a script that returns one for each key.
+        items: Sequence[tuple[bytes, ...]],
+        deadline: Deadline,
+    ) -> dict[tuple[bytes, ...], int]:
+        """Return the results of a script that returns one for each item: a key and an argument.
 
-        Its arguments are the `common` ones and one for each key. The result is None for the keys of
-        a server that did not reply.
+        Its other arguments are the `common` ones. The items of a server that did not reply are
+        missing.
         """
-        answers: list[int | None] = [None] * len(items)
+        results: dict[tuple[bytes, ...], int] = {}
         failing: set[Address | None] = set()  # A server that failed is not tried again.
-        for places in self._portions([key for key, _ in items]):
-            keys = [items[place][0] for place in places]
-            arguments = [items[place][1] for place in places]
+        for portion in self._portions(items):
+            keys = [item[0] for item in portion]
+            arguments = [item[1] for item in portion]
             server = self._server_of(keys[0])
             if server in failing:
                 continue
             try:
-                found = self.run(program, keys, [*common, *arguments], Patience(patience.whole))
+                found = self.run(program, keys, [*common, *arguments], Deadline(deadline.whole))
             except StoreError:
                 failing.add(server)
             else:
-                for place, answer in zip(places, found, strict=True):
-                    answers[place] = answer
-        return answers
+                results.update(zip(portion, found, strict=True))
+        return results
 
-    def _portions(self, keys: Sequence[bytes]) -> Iterator[Sequence[int]]:
-        """Yield the positions of the keys that may be in one command."""
-        for first in range(0, len(keys), MAX_KEYS):
-            yield range(first, min(first + MAX_KEYS, len(keys)))
+    def _portions(
+        self, items: Sequence[tuple[bytes, ...]]
+    ) -> Iterator[Sequence[tuple[bytes, ...]]]:
+        """Yield the items, which begin with a key, in portions that one command may contain."""
+        for first in range(0, len(items), MAX_KEYS):
+            yield items[first : first + MAX_KEYS]
 
     def _server_of(self, key: bytes) -> Address | None:
         return None
@@ -383,49 +391,49 @@ class Store:
 
     def _use(
         self,
-        ask: Callable[[Link, A, Patience], T],
-        asked: A,
-        patience: Patience | None = None,
+        method: Callable[[Connection, A, Deadline], T],
+        argument: A,
+        deadline: Deadline | None = None,
         address: Address | None = None,
     ) -> T:
         """Call a method of a connection to a server, and report whether it failed."""
-        # `_patience`, inlined: it is on the way of every hit.
-        if patience is None or patience.left <= 0.0:
-            patience = self._patience(patience)
-        deadline = current_deadline()
-        if deadline is not None:
-            patience = deadline.limit(patience)
+        # `_deadline`, inlined: it is on the way of every hit.
+        if deadline is None or deadline.left <= 0.0:
+            deadline = self._deadline(deadline)
+        page = current_page()
+        if page is not None:
+            deadline = page.limit(deadline)
         node = self._nodes.get(address) or self._node_at(address)
         try:
-            answer = node.use(ask, asked, patience)
+            answer = node.use(method, argument, deadline)
         except (RedisError, OSError) as error:
-            raise self._failed(error, address) from error
+            raise self._record_failure(error, address) from error
         if self._is_down:
-            self._answered(address)
+            self._record_reply(address)
         return answer
 
-    def _exchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        return self._use(Link.ask, question, patience)
+    def _exchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
+        return self._use(Connection.execute, command, deadline)
 
     def _exchange_all(
-        self, questions: Iterable[Question[T]], patience: Patience | None = None
+        self, commands: Sequence[Command[T]], deadline: Deadline | None = None
     ) -> list[T]:
-        return self._use(Link.ask_all, questions, patience)
+        return self._use(Connection.execute_all, commands, deadline)
 
-    async def _aexchange(self, question: Question[T], patience: Patience | None = None) -> T:
-        # `_patience`, inlined, as in `_use`.
-        if patience is None or patience.left <= 0.0:
-            patience = self._patience(patience)
+    async def _aexchange(self, command: Command[T], deadline: Deadline | None = None) -> T:
+        # `_deadline`, inlined, as in `_use`.
+        if deadline is None or deadline.left <= 0.0:
+            deadline = self._deadline(deadline)
         node = self._node_at(None)
         try:
-            answer = await node.aexchange(question, patience)
+            answer = await node.aexchange(command, deadline)
         except (RedisError, OSError) as error:
-            node.note(error)
-            raise self._failed(error) from error
-        if node.breaker.failures:
-            node.breaker.succeeded()
+            node.record_error(error)
+            raise self._record_failure(error) from error
+        if node.availability.failures:
+            node.availability.record_reply()
         if self._is_down:
-            self._answered()
+            self._record_reply()
         return answer
 
     def _node_at(self, address: Address | None) -> Node:
@@ -438,20 +446,20 @@ class Store:
             node = self._nodes.setdefault(address, new_node)  # Another thread may have been faster.
         return node
 
-    def _patience(self, patience: Patience | None = None) -> Patience:
-        """Return the patience for a call. Raises `StoreError` if no time is left.
+    def _deadline(self, deadline: Deadline | None = None) -> Deadline:
+        """Return the deadline for a call. Raises `StoreError` if no time is left.
 
         That does not count as a failure of the server.
         """
-        if patience is None:
-            return Patience(self._timeout)
-        if patience.left <= 0.0:
+        if deadline is None:
+            return Deadline(self._timeout)
+        if deadline.left <= 0.0:
             if not self._is_background:
                 failures.add("timeout")
             raise StoreError("the deadline has passed before Redis was called")
-        return patience
+        return deadline
 
-    def _answered(self, node: Address | None = None) -> None:
+    def _record_reply(self, node: Address | None = None) -> None:
         with self._lock:
             self._failing.discard(node)
             is_steady = self._was_paused or Clock.monotonic() - self._failed_at >= STEADY_SECONDS
@@ -465,11 +473,11 @@ class Store:
         )
         store_up.send_robust(Store, alias=self._params.name)
 
-    def _failed(self, error: Exception, node: Address | None = None) -> StoreError:
+    def _record_failure(self, error: Exception, node: Address | None = None) -> StoreError:
         failure = as_store_error(error)
-        deadline = current_deadline()
-        if deadline is not None:
-            deadline.error = failure
+        page = current_page()
+        if page is not None:
+            page.error = failure
         if self._is_background:
             return failure
         failures.add(kind_of(error))

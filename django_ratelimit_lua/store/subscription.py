@@ -13,11 +13,11 @@ from ..conf import conf
 from ..exceptions import StoreError
 from ..process.clock import Clock
 from ..process.forks import chance
-from .blocking import Link
-from .commands import command, to_execute
+from .availability import as_store_error
+from .blocking import Connection
+from .commands import encode, plain_command
 from .connection_params import ConnectionParams
-from .failures import as_store_error
-from .patience import Patience, Pulse
+from .deadline import Deadline, LastReply
 from .redis_py import BlockingConnection
 
 PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
@@ -34,34 +34,34 @@ class Subscription:
     all nodes, so any node that the alias lists is used. But a node that is cut off from the others
     no longer forwards their messages, though it replies to PINGs.
 
-    - `heard_at`: the monotonic time up to which all published messages were received; never known
+    - `received_at`: the monotonic time up to which all published messages were received; unknown
       in a cluster.
     """
 
     _twin: socket.socket | None = None
 
-    def __init__(self, channel: bytes, patience: Patience) -> None:
+    def __init__(self, channel: bytes, deadline: Deadline) -> None:
         self.channel = channel
-        self.heard_at = float("-inf")
+        self.received_at = float("-inf")
         params = ConnectionParams.of(conf.USE_CACHE)
-        self._hears_all = not params.nodes
+        self._is_complete = not params.nodes
         if params.nodes:
             params = params.at(chance.choice(params.nodes))
-        self._link = Link(params, Pulse())
+        self._subscriber = Connection(params, LastReply())
         self._pinged_at = float("-inf")
         self._is_open = self._is_pinged = False
         try:
             # To no subscriber. It fails for a user without the right to publish, which other
             # processes then lack as well.
-            self._link.ask(to_execute(b"PUBLISH", channel + b":test", b""), patience)
-            self._send(command(b"SUBSCRIBE", channel))
-            if not patience.wait(self._read_confirmation):
+            self._subscriber.execute(plain_command(b"PUBLISH", channel + b":test", b""), deadline)
+            self._send(encode(b"SUBSCRIBE", channel))
+            if not deadline.wait(self._read_confirmation):
                 raise RedisConnectionError("no reply to SUBSCRIBE")
             sock = self._connection.deadline_socket.sock
             self._twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
             self._twin.settimeout(0.0)
         except (RedisError, OSError) as error:
-            raise self._ended(error) from error
+            raise self._close_after(error) from error
 
     def has_news(self) -> bool:
         """Return whether there is a message to receive, or the connection has ended.
@@ -90,24 +90,24 @@ class Subscription:
             if not self._is_pinged and now - self._pinged_at >= PING_SECONDS:
                 self._pinged_at = now
                 self._is_pinged = True
-                self._send(command(b"PING"))
+                self._send(encode(b"PING"))
             messages = self._read(min(seconds, PING_SECONDS))
             # By the time before it was read: this process may have stood still, and the answer be
             # there.
             if self._is_pinged and now - self._pinged_at > SILENT_SECONDS:
                 raise RedisConnectionError("the server does not reply")
         except (RedisError, OSError) as error:
-            raise self._ended(error) from error
+            raise self._close_after(error) from error
         return messages
 
     def close(self) -> None:
         """Close the connection."""
-        self._link.close()
+        self._subscriber.close()
         if self._twin is not None:
             self._twin.close()
 
     def __del__(self) -> None:
-        # Of one that was dropped, as after a fork. The link closes itself.
+        # Of one that was dropped, as after a fork. The connection closes itself.
         if self._twin is not None:
             self._twin.close()
 
@@ -118,17 +118,17 @@ class Subscription:
 
     @property
     def _connection(self) -> BlockingConnection:
-        connection: BlockingConnection | None = self._link.connection
+        connection: BlockingConnection | None = self._subscriber.redis_connection
         if connection is None:
             raise RedisConnectionError("the connection was closed")
         return connection
 
-    def _ended(self, error: Exception) -> StoreError:
+    def _close_after(self, error: Exception) -> StoreError:
         self.close()
         return as_store_error(error)
 
     def _send(self, data: bytes) -> None:
-        self._link.turn.begin(Patience(SILENT_SECONDS))
+        self._subscriber.exchange.begin(Deadline(SILENT_SECONDS))
         self._connection.send_packed_command((data,), check_health=False)
 
     def _read_confirmation(self, seconds: float) -> bool:
@@ -139,7 +139,7 @@ class Subscription:
         """Return the first message that arrives within this time, and all that arrive with it."""
         messages: list[bytes] = []
         while True:
-            self._link.turn.begin(Patience(seconds))
+            self._subscriber.exchange.begin(Deadline(seconds))
             try:
                 # What has arrived of a reply stays in the parser.
                 reply = self._connection.read_response(
@@ -159,6 +159,6 @@ class Subscription:
                 case [b"pong", *_]:
                     self._is_pinged = False
                     # The answer comes after all that was published before the PING.
-                    if self._hears_all:
-                        self.heard_at = self._pinged_at
+                    if self._is_complete:
+                        self.received_at = self._pinged_at
             seconds = 0.0

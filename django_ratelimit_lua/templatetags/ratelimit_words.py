@@ -13,12 +13,14 @@ from ..operations.formatting import (
     readable,
     share_words,
 )
-from ..web.durations import duration_words
+from ..rules import describe
+from ..web.durations import duration_words, in_time
 
 register = template.Library()
 for words in (
     breakable,
     duration_words,
+    in_time,
     milliseconds_words,
     moment_element,
     name_words,
@@ -29,3 +31,4 @@ for words in (
     share_words,
 ):
     register.filter(words)
+register.filter("rate", describe.rate_words)

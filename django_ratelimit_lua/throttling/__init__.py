@@ -1,7 +1,8 @@
-"""The throttle classes of Django REST framework, with the same names.
+"""The throttle classes of Django REST framework, with the same names, and the exception handler.
 
-All throttles of a view are decided in one call. This package imports `web`, `engine`, `rules` and
-`identity`. Only projects with Django REST framework import it. It does not know models.
+It decides all throttles of a view in one call. It imports only from floors below its own (see
+`tests/floors.py`), and only projects with Django REST framework import it. It must not know models
+or Redis.
 """
 
 from rest_framework.throttling import BaseThrottle
@@ -12,8 +13,8 @@ from .classes import (
     ScopedRateThrottle,
     SimpleRateThrottle,
     UserRateThrottle,
-    exception_handler,
 )
+from .handler import exception_handler
 
 __all__ = [
     "AnonRateThrottle",

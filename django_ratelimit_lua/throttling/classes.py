@@ -11,20 +11,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
 from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 
 from ..conf import conf
+from ..engine.decide import decide
 from ..engine.decided_charge import DecidedCharge
-from ..exceptions import Ratelimited
+from ..engine.holding import Held
+from ..engine.waiting import wait_turn
 from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key
-from ..identity.names import own
+from ..identity.names import supplied_identity
 from ..identity.request_state import plain, request_state
 from ..limits import algorithms
 from ..limits.algorithms.sliding_log import MAX_LOG_LENGTH
@@ -38,16 +39,18 @@ from ..rules.methods import method_name
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
-from ..web.headers import add_headers
+from ..web.holding import hold_slots, watched_method
 from ..web.plan import OnError, Place, RequestPlanner
-from ..web.refusal import ErrorDetails, Refusal, details_of, refusal_of
-from ..web.responses import leave_unlogged
-from .batch import decision_for
+from ..web.refusal import Refusal, refusal_of
+from ..web.responses import attach_decision
+from .handler import last_refusal, throttled
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
-    from rest_framework.response import Response
     from rest_framework.views import APIView
+
+
+States = tuple[LimitState, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -322,8 +325,8 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         with suppress(KeyError, TypeError, ValueError):  # The project has its own format.
             for kind, ident in idents:
                 if self.key == self.cache_format % {"scope": self.scope, "ident": ident}:
-                    return own(self.key, (kind, ident))
-        return own(self.key)
+                    return supplied_identity(self.key, (kind, ident))
+        return supplied_identity(self.key)
 
     def limits_on(self, view: APIView) -> list[Limit]:
         """Return its limits for requests to a view, of all methods."""
@@ -363,18 +366,14 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
         self.state = _latest(refused)
         headers = getattr(view, "headers", None)
         if isinstance(headers, dict):  # DRF adds them to the response of any exception handler.
-            refusal = _last_refusal(request)
+            refusal = last_refusal(request)
             if refusal is None:
                 headers["Cache-Control"] = "no-store"
             else:
                 headers |= refusal.headers()
-        refusal = _last_refusal(request)
+        refusal = last_refusal(request)
         if refusal is not None and refusal.reason == "busy":
-            from rest_framework.exceptions import Throttled
-
-            error = Throttled(refusal.retry_after)
-            error.status_code = refusal.status
-            raise error
+            raise throttled(refusal.retry_after, None, refusal)
         return self.throttle_failure()
 
     def throttle_success(self) -> bool:
@@ -477,72 +476,81 @@ class RuleThrottle(SimpleRateThrottle):
         return Place(rules, owner=self)
 
 
-def _last_refusal(request: object) -> Refusal | None:
-    """Return the content of the last refusal by throttles, or None."""
-    return cast("Refusal | None", getattr(request_state(request).throttles, "refusal", None))
+class ViewDecision:
+    """One decision for all throttles of a view, although DRF calls them one by one.
 
+    It holds the states until each throttle takes its own.
 
-def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | None:
-    """Handle exceptions: a `Ratelimited` becomes DRF's 429 instead of its 403.
-
-    This is a value for DRF's setting `EXCEPTION_HANDLER`, and the default of that setting if
-    `django_ratelimit_lua` is in `INSTALLED_APPS`. A project's own handler calls this function
-    instead of `rest_framework.views.exception_handler`.
-
-    The body is DRF's. Its `detail` begins with the message of the rule that refuses, and it has the
-    members `type`, `violated-policies` and `reference`, as in a problem document.
+    - `refusal`: the content of the refusal, if there is one.
     """
-    from rest_framework.exceptions import APIException, PermissionDenied, Throttled
-    from rest_framework.views import exception_handler as drf_handler
 
-    request = plain(context.get("request"))
-    error: Any = exc
     refusal: Refusal | None = None
-    details: ErrorDetails | None = details_of(exc)
-    if details is not None:
-        error = APIException(details.detail())
-        error.status_code = details.status
-    elif isinstance(exc, Ratelimited):
-        details = refusal = refusal_of(HttpRequest() if request is None else request, exc.decision)
-        error = Throttled(refusal.retry_after, _detail(refusal))
-    elif isinstance(exc, Throttled):
-        details = refusal = _last_refusal(request)
-        # A view may have its own message.
-        if refusal is not None and str(error.detail).startswith(str(Throttled.default_detail)):
-            wait = error.wait
-            if refusal.retry_after is None:
-                wait = None
-            error = Throttled(wait, _detail(refusal))
-    if refusal is not None and refusal.is_forbidden:
-        error = PermissionDenied(refusal.detail())
-    elif refusal is not None:
-        error.status_code = refusal.status
-    response = drf_handler(error, context)
-    if details is None:
-        return response
-    if isinstance(response.data, dict):
-        response.data |= {
-            name: value for name, value in details.members().items() if name != "title"
-        }
-    for name, value in details.headers().items():
-        response.headers[name] = value
-    if refusal is not None:
-        add_headers(response, refusal.decision)
-        if refusal.reason == "busy":
-            leave_unlogged(response)
-    return response
+
+    def __init__(self, request: Request, view: APIView, caller: SimpleRateThrottle) -> None:
+        throttles = _decided_together(view, caller)
+        planner = caller.planner(throttles, request, view)
+        decision = decide(planner)
+        _release_after_view(request, view, hold_slots(request, decision, planner.charges))
+        if decision.limits:
+            attach_decision(plain(request), decision)
+        if not decision:
+            self.refusal = refusal_of(plain(request), decision)
+        # With another clock, the wait is not in real seconds.
+        elif decision.wait > 0 and planner.options["now"] is None:
+            wait_turn(decision.wait, planner.charges)
+        self._states: list[tuple[type, States]] = []
+        for throttle in throttles:
+            owners: list[object] = [throttle]
+            # A block without a rule has no owner. A throttle that applies all rules reports it.
+            if throttle.everywhere:
+                owners.append(None)
+            states = tuple(decided.state for decided in planner.charges if decided.owner in owners)
+            self._states.append((type(throttle), states))
+
+    def take(self, caller: SimpleRateThrottle) -> States | None:
+        """Return the states for the next throttle of this class, or None if none are left."""
+        for place, (cls, states) in enumerate(self._states):
+            if cls is type(caller):
+                del self._states[place]
+                return states
+        return None
 
 
-def _detail(refusal: Refusal) -> str | None:
-    """Return the replacement for DRF's "Request was throttled.", or None to keep that.
+def _decided_together(view: APIView, caller: SimpleRateThrottle) -> list[SimpleRateThrottle]:
+    """Return the throttles of the view that are decided together, including the caller."""
+    if not caller.is_decided_together or not hasattr(view, "get_throttles"):
+        return [caller]
+    throttles = [
+        each for each in view.get_throttles() if getattr(each, "is_decided_together", False)
+    ]
+    for place, throttle in enumerate(throttles):
+        if type(throttle) is type(caller):
+            throttles[place] = caller
+            return throttles
+    return [caller]
 
-    DRF adds the time to wait.
+
+def _release_after_view(request: Request, view: APIView, held: Held | None) -> None:
+    """Release the slots if the view is interrupted: DRF converts only exceptions."""
+    name = request.method.lower()
+    if held is not None and hasattr(view, name):  # DRF calls this method next.
+        setattr(view, name, watched_method(request, held, getattr(view, name)))
+
+
+def decision_for(request: Request, view: APIView, caller: SimpleRateThrottle) -> States:
+    """Return the states for a throttle, from an earlier decision or from a new one.
+
+    There are none if the throttle counts nothing.
     """
-    if refusal.retry_after is None:
-        return refusal.detail() or None
-    if not refusal.message and refusal.reason in ("at once", "busy"):
-        return refusal.begin()
-    return refusal.message or None
+    state = request_state(request)
+    decision: ViewDecision | None = state.throttles
+    states = None
+    if decision is not None:
+        states = decision.take(caller)
+    if states is None:
+        decision = state.throttles = ViewDecision(request, view, caller)
+        states = decision.take(caller)
+    return states or ()
 
 
 for _scope, _rate in api_settings.DEFAULT_THROTTLE_RATES.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 
-def in_time(seconds: int) -> str:
+def in_time(seconds: float) -> str:
     """Return the time from now in words, rounded up.
 
     It is exact up to 90 seconds, then rounded up to minutes, hours or days.
@@ -15,9 +17,10 @@ def in_time(seconds: int) -> str:
     >>> in_time(1), in_time(90), in_time(950), in_time(7200), in_time(200_000)
     ('in 1 second', 'in 90 seconds', 'in about 16 minutes', 'in about 2 hours', 'in about 3 days')
     """
+    seconds = math.ceil(seconds)
     if seconds <= 90:
         count = seconds
-        words = ngettext("in %(count)d second", "in %(count)d seconds", seconds)
+        words = ngettext("in %(count)d second", "in %(count)d seconds", count)
     elif seconds <= 90 * 60:
         count = -(-seconds // 60)
         words = ngettext("in about %(count)d minute", "in about %(count)d minutes", count)

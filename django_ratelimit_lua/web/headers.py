@@ -12,6 +12,10 @@ from django.http import HttpResponseBase
 from ..conf import conf
 from ..limits.decision import Decision
 
+QUOTA, WINDOW, UNIT = "q", "w", "qu"
+"""Parameters of `RateLimit-Policy`. Only this module writes them."""
+REMAINING, RESET = "r", "t"
+"""Parameters of `RateLimit`."""
 _MAX_INTEGER = 10**15 - 1
 """The largest integer of a structured field."""
 
@@ -25,7 +29,7 @@ def add_headers(response: HttpResponseBase, decision: Decision, style: str | Non
 def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str]:
     """Return the headers in the format of `style`, or of `RATELIMIT_HEADERS`.
 
-    - "draft-10": `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-10, one
+    - "ietf": `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11, one
       item for each limit, as structured fields (RFC 9651);
     - "x": `X-RateLimit-Limit`, `-Remaining` and `-Reset` (seconds) of the limit with the least
       remaining.
@@ -51,11 +55,11 @@ def limit_headers(decision: Decision, style: str | None = None) -> dict[str, str
     policy, names = _policy(
         tuple([(state.name, state.limit, state.period, state.is_block) for state in states])
     )
-    items = []
-    for name, state in zip(names, states, strict=True):
-        remaining = min(state.remaining, _MAX_INTEGER)
-        reset_after = min(math.ceil(state.reset_after), _MAX_INTEGER)
-        items.append(f"{name};r={remaining};t={reset_after}")
+    items = [
+        f"{name};{REMAINING}={min(state.remaining, _MAX_INTEGER)}"
+        f";{RESET}={min(math.ceil(state.reset_after), _MAX_INTEGER)}"
+        for name, state in zip(names, states, strict=True)
+    ]
     return {"RateLimit-Policy": policy, "RateLimit": ", ".join(items)}
 
 
@@ -65,7 +69,7 @@ def violated_policies(decision: Decision) -> list[str]:
     A block is not a policy.
     """
     states = [state for state in decision.limits if state.mode != "shadow"]
-    named = zip(_names([state.name for state in states]), states, strict=True)
+    named = zip(policy_names([state.name for state in states]), states, strict=True)
     return [name for name, state in named if state.refuses and not state.is_block]
 
 
@@ -79,23 +83,23 @@ def _policy(limits: Sequence[tuple[str, int, float, bool]]) -> tuple[str, list[s
     """
     items: list[Any] = []
     for name, (_, limit, period, is_block) in zip(
-        _names([name for name, *_ in limits]), limits, strict=True
+        policy_names([name for name, *_ in limits]), limits, strict=True
     ):
         quota: dict[str, int | str] = {
-            "q": min(limit, _MAX_INTEGER),
-            "w": max(1, math.ceil(period)),
+            QUOTA: min(limit, _MAX_INTEGER),
+            WINDOW: max(1, math.ceil(period)),
         }
         if is_block:
-            quota = {"q": 0}
+            quota = {QUOTA: 0}
         elif period == 0.0:  # A quota of this unit is of no time.
-            quota = {"q": limit, "qu": "concurrent-requests"}
+            quota = {QUOTA: limit, UNIT: "concurrent-requests"}
         items.append((name, quota))
     import http_sf  # Takes longer to import than most of the package.
 
     return http_sf.ser(items), [http_sf.ser([name]) for name, _ in items]
 
 
-def _names(limits: Iterable[str]) -> list[str]:
+def policy_names(limits: Iterable[str]) -> list[str]:
     """Return a unique name for each limit: the last part of its name, in printable ASCII."""
     names: list[str] = []
     for limit in limits:

@@ -29,8 +29,7 @@ from django.utils.encoding import escape_uri_path
 
 from ..engine.decided_charge import DecidedCharge
 from ..engine.holding import Held
-from ..engine.run import Waiting, run
-from ..engine.waiting import in_thread, settled, to_the_end, unmasked
+from ..engine.run import Waiting, finish_interrupted, in_thread, logging_errors, run, to_the_end
 from ..identity.request_state import plain, request_state
 from ..limits.decision import Decision
 
@@ -103,10 +102,10 @@ async def release_left(request: object, error: BaseException) -> None:
     if not request_state(request).held:
         return
     if isinstance(error, asyncio.CancelledError):
-        with unmasked(error):
+        with logging_errors(error):
             await to_the_end(sync_to_async(run)(releasing(request)))
     else:
-        await settled(error, releasing(request))
+        await finish_interrupted(error, releasing(request))
 
 
 def _watched(request: object, content: Iterator[bytes]) -> Iterator[bytes]:
@@ -122,7 +121,7 @@ async def _awatched(request: object, content: AsyncIterator[bytes]) -> AsyncIter
         async for part in content:
             yield part
     except Exception as error:
-        await settled(error, releasing(request))
+        await finish_interrupted(error, releasing(request))
         raise
 
 

@@ -18,13 +18,13 @@ from django.http import HttpRequest
 from ..conf import PRIVATE, conf
 from ..engine.decide import build_call
 from ..engine.decided_charge import DecidedCharge
-from ..engine.fallback import local_counts
-from ..engine.run import Wait, Waiting, awaited, called
+from ..engine.local import local_counts
+from ..engine.run import Wait, Waiting, calling, waiting_for
 from ..identity import Identity, digest
 from ..identity.address import client_address
 from ..identity.forwarded import Address
 from ..identity.keys import Key, registered_keys, user_missing
-from ..identity.names import own
+from ..identity.names import supplied_identity
 from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload, drop_impossible
 from ..identity.waiting_time import waiting_time
@@ -99,7 +99,7 @@ class Place:
         """
         subject = digest(identity)
         if numbers.key is None or numbers.key.functions:
-            identity = own(identity)
+            identity = supplied_identity(identity)
         charges: list[DecidedCharge] = []
         taken = self._taken.copy()
         for rate in rates:
@@ -333,7 +333,7 @@ class RequestPlanner(Planner):
                         charges = [_without_ban(planned) for planned in charges]
                     break
             if len(charges) > 1:
-                charges = one_of_each(charges)
+                charges = self.distinct(charges)
             if self.is_hit and self.state.held:
                 charges = self._without_held(charges)
             if self._once and self.state.running:
@@ -402,7 +402,7 @@ class RequestPlanner(Planner):
         for rate in numbers.rates:
             value: Any = rate
             if callable(rate):
-                value = yield from called(rate, name, request)
+                value = yield from calling(rate, name, request)
             if value is not None and not isinstance(value, Rate):
                 value = Rate.parse(value)
             if value is not None:
@@ -410,7 +410,7 @@ class RequestPlanner(Planner):
         if not rates:
             return
         if callable(cost):
-            cost = whole_cost((yield from called(cost, name, request)), f"{name}: cost is")
+            cost = whole_cost((yield from calling(cost, name, request)), f"{name}: cost is")
         if cost is None:
             cost = 1
         # Most keys wait for nothing.
@@ -443,7 +443,7 @@ class RequestPlanner(Planner):
         if type(identity) is not tuple and inspect.isawaitable(
             identity
         ):  # Only a function returns it.
-            identity = yield awaited(identity)
+            identity = yield waiting_for(identity)
         return identity
 
     def _user(self) -> Waiting[User | AnonymousUser]:
@@ -519,6 +519,10 @@ class RequestPlanner(Planner):
         overrides = find_overrides(who, ruleset.overrides, fields, self.gathered)
         if overrides:
             self.parties = [Party(self.gathered, overrides, has_blocks)]
+
+    def distinct(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
+        """Return the charges in a form that one call accepts: each counter once."""
+        return one_of_each(charges)
 
     def _without_held(self, charges: Sequence[DecidedCharge]) -> list[DecidedCharge]:
         """Return the charges without the slots that the request holds already.

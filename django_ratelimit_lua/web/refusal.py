@@ -39,7 +39,7 @@ ABNORMAL_USAGE = "https://iana.org/assignments/http-problem-types#abnormal-usage
 REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 REDUCED_CAPACITY_TITLE = "Request cannot be satisfied due to temporary server capacity constraints"
 ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal request pattern"
-"""Of draft-ietf-httpapi-ratelimit-headers-10, section 5, for programs: not translated."""
+"""Of draft-ietf-httpapi-ratelimit-headers, section 5, for programs: not translated."""
 
 
 class ErrorDetails:
@@ -190,7 +190,7 @@ class Refusal(ErrorDetails):
         """Return the members of the body for programs (RFC 9457).
 
         They are type, title, the reference, and the names of the violated policies as in
-        draft-ietf-httpapi-ratelimit-headers-10.
+        draft-ietf-httpapi-ratelimit-headers.
         """
         members: dict[str, object] = {}
         violated = violated_policies(self.decision)

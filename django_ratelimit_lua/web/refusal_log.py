@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from django.http import HttpRequest
 
-from ..engine.log_sampler import LogSampler
+from ..engine.logs import LogSampler
 from ..identity.address import client_address
 from ..limits.decision import Decision
 
@@ -19,17 +19,15 @@ _SHOWN_BITS = {4: 24, 6: 48}
 
 
 class RefusalLog(LogSampler):
-    """Writes records, and leaves some out."""
+    """Writes records, and skips some in a flood."""
 
     def write(
         self, request: HttpRequest, decision: Decision, rule: str | None, reference: str
     ) -> None:
         """Write one record, unless there were too many."""
-        if not logger.isEnabledFor(logging.WARNING):
-            return
         limit = next(iter(decision.denied_by), "")
-        left_out = self.left_out(limit, decision.identity)
-        if left_out is None:
+        is_logged = logger.isEnabledFor(logging.WARNING)
+        if not (is_logged and self.admit(limit, decision.identity)):
             return
         details = {
             "limit": limit,
@@ -42,12 +40,12 @@ class RefusalLog(LogSampler):
             .decode(),  # No line breaks of a client's.
             "reference": reference or None,
             "banned_until": str(decision.banned_until) if decision.banned_until else None,
-            "left_out": left_out,
+            "skipped": self.take_skipped(limit),
         }
         logger.warning(
             "Refused by %(limit)s (rule: %(rule)s): %(method)s %(path)s of %(client)s, identity "
             "%(identity)s, "
-            "reference %(reference)s; records dropped before: %(left_out)s",
+            "reference %(reference)s; records dropped before: %(skipped)s",
             details,
             extra=details,
         )

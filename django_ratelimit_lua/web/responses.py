@@ -16,7 +16,7 @@ from django.template import TemplateDoesNotExist, loader
 from django.template.backends.django import DjangoTemplates, Template
 
 from ..conf import conf
-from ..engine.run import Wait, Waiting, arun, awaited, run
+from ..engine.run import Wait, Waiting, arun, run, waiting_for
 from ..exceptions import Ratelimited
 from ..limits.decision import Decision
 from .headers import add_headers
@@ -57,7 +57,7 @@ def our_page(name: str, folder: Path) -> Template:
     return engine.get_template(f"{_OURS}/{name}")
 
 
-def _rendered(template: Any, request: HttpRequest, context: Mapping[str, object]) -> str:
+def render_page(template: Any, request: HttpRequest, context: Mapping[str, object]) -> str:
     """Render a page, with the nonce of the Content-Security-Policy."""
     nonce = getattr(request, "csp_nonce", None)  # Of django-csp; Django's own, from 6.0 on:
     if nonce is None:
@@ -128,7 +128,7 @@ def _made(request: HttpRequest, details: ErrorDetails, form: str, template: Any)
     with language_of(request):
         kind = None
         if template is not None:
-            body = _rendered(template, request, details.context())
+            body = render_page(template, request, details.context())
         elif form == "problem":
             body = json.dumps(details.problem())
             kind = PROBLEM
@@ -167,7 +167,7 @@ def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
             awaitable = sync_to_async(view)
         answer = yield Wait(partial(view, request, error), partial(awaitable, request, error))
         if inspect.isawaitable(answer):
-            answer = yield awaited(answer)
+            answer = yield waiting_for(answer)
         response = _finished(answer, refusal)
     add_headers(response, decision)
     return response

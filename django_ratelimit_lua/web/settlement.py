@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from django.http import HttpRequest
 
-from ..engine.decide import answered, build_call, forgetting, refunding
+from ..engine.decide import build_call, deciding_call, forgetting, refunding
 from ..engine.decided_charge import DecidedCharge
 from ..engine.holding import Held
-from ..engine.run import Waiting, called
+from ..engine.run import Waiting, calling
 from ..identity.request_state import request_state
 from ..limits.call import Charge, whole_cost
 from ..limits.decision import Decision
@@ -60,7 +60,7 @@ def settle(
             )
     yield from refunding(refunds)
     if charges:
-        yield from answered(build_call(charges, "charge"))
+        yield from deciding_call(build_call(charges, "charge"))
     if resets:
         yield from forgetting(build_call(resets, "refund"))
 
@@ -79,12 +79,12 @@ def _judge(
     Raises the exceptions of these functions, and `LimitError` for an invalid cost.
     """
     charge = decided.charge
-    if rule.reset_if is not None and (yield from called(rule.reset_if, request, response)):
+    if rule.reset_if is not None and (yield from calling(rule.reset_if, request, response)):
         resets.append(charge)
         return
     if rule.cost_after is not None:
         cost = whole_cost(
-            (yield from called(rule.cost_after, request, response)), "cost_after gave"
+            (yield from calling(rule.cost_after, request, response)), "cost_after gave"
         )
         # Once for each request, however often it goes through the view.
         counter = (charge.digest, charge.limit.key_part)
@@ -94,5 +94,5 @@ def _judge(
             charges.append(charge._replace(cost=cost))
     if decided.token is None or rule.count_if is None:
         return
-    if not (yield from called(rule.count_if, request, response)):
+    if not (yield from calling(rule.count_if, request, response)):
         refunds.append(decided)

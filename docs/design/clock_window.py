@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ..terms import Terms
 from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
-
-if TYPE_CHECKING:
-    from ..limit import Limit
 
 
 class ClockWindow(Algorithm):
@@ -19,6 +15,6 @@ class ClockWindow(Algorithm):
     suffix = b"k"
     options = frozenset({"count_denied"})
 
-    def numbers(self, limit: Limit, now: int) -> Numbers:
-        period = limit.rate.period_us
-        return (limit.rate.limit, period, period // 2)
+    def numbers(self, terms: Terms, now: int) -> Numbers:
+        period = terms.rate.period_us
+        return (terms.rate.limit, period, period // 2)

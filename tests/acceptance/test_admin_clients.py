@@ -100,6 +100,18 @@ def test_the_page_shows_the_counts_of_every_limit_that_has_some(operator: Client
     assert "No limit has counted this client recently" in page(operator, client)
 
 
+def test_a_token_bucket_shows_its_burst_as_the_most_that_a_client_can_use(
+    operator: Client,
+) -> None:
+    """The used and the remaining units make up the burst, not the rate."""
+    options = {"algorithm": "token_bucket", "burst": 2}
+    RateLimitRule.objects.create(name="bucket", path="/ok", key="ip", rate="60/h", options=options)
+    assert statuses("/ok", 1, "203.0.113.9") == [200]
+    assert "Allowed 1 / 2 1" in page(operator, of("ip", "203.0.113.9"))
+    assert statuses("/ok", 2, "203.0.113.9") == [200, 429]
+    assert "Refused by bucket: 2 of 2 used" in page(operator, of("ip", "203.0.113.9"))
+
+
 def test_a_block_keeps_the_counts_and_can_be_ended(operator: Client) -> None:
     """The end of the block is shown once, and the counts stay visible. *Unblock* applies to the
     next request.

@@ -76,7 +76,7 @@ def test_the_violated_policies_are_named_as_in_the_headers(
     rf: RequestFactory, settings: Any
 ) -> None:
     """Only the policies that refuse are named."""
-    settings.RATELIMIT_HEADERS = "draft-10"
+    settings.RATELIMIT_HEADERS = "ietf"
     view = ratelimit("search", "ip", ["9/s", "1/h", "5/d"])(lambda request: HttpResponse())
     headers = {"accept": "application/json"}
     refused = [view(rf.get("/", headers=headers)) for _ in range(2)][-1]
@@ -319,7 +319,7 @@ def test_a_permanent_block_is_described_as_permanent(
 ) -> None:
     """The response names no quota. A temporary block has a retry time."""
     settings.MIDDLEWARE = [LIMITS]
-    settings.RATELIMIT_HEADERS = "draft-10"
+    settings.RATELIMIT_HEADERS = "ietf"
     if has_rule:
         RateLimitRule.objects.create(
             name="all", key="ip", rate="5/60m", path="/", message="Ask sales."

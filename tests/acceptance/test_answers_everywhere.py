@@ -237,7 +237,7 @@ def test_drf_views_respond_with_429(kind: str, settings: Any) -> None:
     """
     for where in DRF:
         promised(last(where, kind))
-        settings.RATELIMIT_HEADERS = "draft-10"
+        settings.RATELIMIT_HEADERS = "ietf"
         assert last(where, kind)["RateLimit-Policy"]
         settings.RATELIMIT_HEADERS = None
     settings.RATELIMIT_EXCEPTION_CLASS = Ratelimited

@@ -27,9 +27,9 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans
-from django_ratelimit_lua.operations.rules_yaml import export, load, plan
+from django_ratelimit_lua.operations.rules_yaml import export, plan
 from django_ratelimit_lua.rules.callsite import known_call_sites
-from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store import Deadline
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.faults import LIBFAKETIME, alias, stepped
@@ -222,9 +222,9 @@ def test_rules_of_the_admin_can_ban() -> None:
         "ban_for": "10m,30m,1d",
         "ban_window": "1h",
     }
-    assert plan(load(text)) == []
+    assert plan(text) == []
     assert (
-        plan(load(text.replace("ban_for: 10m,", "ban_for: 20m,")))[0].words()[1].strip()
+        plan(text.replace("ban_for: 10m,", "ban_for: 20m,"))[0].words()[1].strip()
         == "Ban for: 10m,30m,1d → 20m,30m,1d"
     )
 
@@ -325,6 +325,6 @@ def test_a_ban_is_listed_when_redis_is_available_again(settings: Any) -> None:
         limiter.ban("ada")
         os.kill(server.pid, signal.SIGSTOP)
         with pytest.raises(StoreError):
-            ban_list.flush(Patience(0.1))
+            ban_list.flush(Deadline(0.1))
         os.kill(server.pid, signal.SIGCONT)
         until(lambda: len(active_bans()) == 1, "the ban is listed")

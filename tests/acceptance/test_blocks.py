@@ -44,7 +44,7 @@ urlpatterns = [*test_admin.urlpatterns, path("orders", Orders.as_view())]
 def site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     test_admin.site.__wrapped__(settings, monkeypatch)  # type: ignore[attr-defined]
     settings.ROOT_URLCONF = __name__
-    settings.RATELIMIT_HEADERS = "draft-10"
+    settings.RATELIMIT_HEADERS = "ietf"
 
 
 FORM = {"effect": "block", "duration": "3600"}

@@ -189,6 +189,21 @@ def test_nonsense_finds_nothing_and_the_page_reports_it(operator: Client, words:
     assert "No results match the search" in text(find(operator, words, OVERRIDES))
 
 
+def test_a_network_without_known_clients_shows_how_many_overrides_concern_it(
+    operator: Client,
+) -> None:
+    """They are linked for operators who may see them."""
+    RateLimitOverride.objects.create(network="127.6.6.0/24", effect="block")
+    RateLimitOverride.objects.create(network="127.6.6.9", effect="exempt")
+    RateLimitOverride.objects.create(network="127.7.7.0/24", effect="block")
+    shown = text(find(operator, "127.6.6.0/24"))
+    assert "Overrides of this network (2)" in shown
+    assert "No client of the network 127.6.6.0/24 is known." in shown
+    assert "no ban, override" not in shown
+    reader = staff("view_ratelimitrule", "view_identities", name="reader")
+    assert "Overrides of this network" not in text(find(reader, "127.6.6.0/24"))
+
+
 def test_a_network_lists_its_clients_only_if_names_are_shown(
     operator: Client, settings: Any
 ) -> None:

@@ -71,8 +71,8 @@ def test_the_core_has_no_part_of_an_optional_app(what: str, site: Any) -> None:
 
 
 def test_the_core_runs_no_task_of_an_optional_app(site: Any) -> None:
-    """The circuit breaker of the store is part of the core."""
-    assert [name for name in site["tasks"] if name != "breaker" and OF_ANNEXES.search(name)] == []
+    """The list has only the tasks of the core."""
+    assert [name for name in site["tasks"] if OF_ANNEXES.search(name)] == []
 
 
 def test_the_core_admin_does_not_mention_optional_apps(site: Any) -> None:

@@ -15,7 +15,7 @@ from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.engine import decide
-from django_ratelimit_lua.engine.decision_log import logger
+from django_ratelimit_lua.engine.logs import logger
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride

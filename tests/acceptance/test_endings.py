@@ -23,9 +23,9 @@ from django.core.asgi import get_asgi_application
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.asgi import finish_at_shutdown
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.engine.background import background_tasks
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.listener import listener
+from django_ratelimit_lua.management.verbs.health import background_tasks
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server

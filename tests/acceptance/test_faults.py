@@ -24,7 +24,7 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
-from django_ratelimit_lua.store import breaker, get_store
+from django_ratelimit_lua.store import availability, get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 
@@ -248,7 +248,7 @@ def test_a_server_that_replies_with_errors_is_called_again(own: Server) -> None:
         assert limiter.hit("x").source == "redis"
 
 
-def test_waiting_calls_do_not_probe_an_open_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_calls_do_not_probe_a_paused_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A separate thread makes trials until one succeeds. Other calls fail immediately."""
     threads: set[int] = set()
     answers = iter([False] * 12 + [True])
@@ -257,16 +257,16 @@ def test_waiting_calls_do_not_probe_an_open_breaker(monkeypatch: pytest.MonkeyPa
         threads.add(threading.get_ident())
         return next(answers)
 
-    monkeypatch.setattr(breaker.Breaker, "_next_pause", lambda one: 0.01)
-    one = breaker.Breaker(answer)
-    for _ in range(breaker.FAILURES):
-        assert one.may_ask()
-        one.failed()
+    monkeypatch.setattr(availability.Availability, "_next_pause", lambda one: 0.01)
+    one = availability.Availability(answer)
+    for _ in range(availability.FAILURES):
+        assert one.may_send()
+        one.record_failure()
     for _ in range(500):
-        if one.may_ask():
+        if one.may_send():
             break
         threading.Event().wait(0.01)
-    assert one.may_ask()
+    assert one.may_send()
     assert next(answers, None) is None
     assert threads.isdisjoint({threading.get_ident()})
 

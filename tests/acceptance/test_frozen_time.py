@@ -20,7 +20,7 @@ from freezegun import freeze_time
 import django_ratelimit_lua
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.store.commands import to_decide
+from django_ratelimit_lua.store.commands import decision_command
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing import override_ratelimits
@@ -97,7 +97,7 @@ def test_a_hung_redis_in_frozen_time_ends_at_its_deadline(kind: str, settings: A
                     if kind == "sync":
                         store.decide(call(1))
                     else:
-                        asyncio.run(store._aexchange(to_decide(call(1))))
+                        asyncio.run(store._aexchange(decision_command(call(1))))
                 except StoreError as error:
                     errors.append(error)
 

@@ -30,7 +30,7 @@ def test_draft_10_headers_list_every_policy(rf: RequestFactory, settings: Any) -
     """One header lists all policies, each with its quota, window, remaining units and reset
     time.
     """
-    settings.RATELIMIT_HEADERS = "draft-10"
+    settings.RATELIMIT_HEADERS = "ietf"
     view = ratelimit("search", "ip", ["10/m", "500/h"], algorithm="fixed_window")(ok)
     for used in (1, 2):
         response = view(rf.get("/"))
@@ -57,7 +57,7 @@ def test_x_headers_show_the_limit_with_the_least_remaining(
 @pytest.mark.parametrize("path", ["/plain", "/coroutine", "/on-class", "/async-on-class"])
 def test_every_kind_of_view_gets_headers(path: str, client: Client, settings: Any) -> None:
     """Responses to allowed and to refused requests have them."""
-    settings.RATELIMIT_HEADERS = "draft-10"
+    settings.RATELIMIT_HEADERS = "ietf"
     responses = [client.get(path) for _ in range(3)]
     assert [
         http_sf.parse(r["RateLimit"].encode(), tltype="list")[0][1]["r"] for r in responses

@@ -13,12 +13,12 @@ import pytest
 import redis
 from django.core.management import CommandError, call_command
 
-from django_ratelimit_lua.engine.background import TASKS, background_tasks
 from django_ratelimit_lua.extension import extensions
+from django_ratelimit_lua.management.verbs.health import TASKS, background_tasks
 from django_ratelimit_lua.operations.health import ahealth, health
 from django_ratelimit_lua.process.tasks import Task, tasks
 
-AT_TIMES = {"breaker", "errand"}
+AT_TIMES = {"availability", "job"}
 """The tasks that are shown only while they run."""
 
 

@@ -437,7 +437,7 @@ def test_the_response_explains_that_all_slots_are_in_use(
     slots: SlotsInUse, accept: str, settings: Any
 ) -> None:
     """Each form of the response has the reason and an estimated retry time."""
-    settings.RATELIMIT_HEADERS = "draft-10"
+    settings.RATELIMIT_HEADERS = "ietf"
 
     @ratelimit("told", "get:who", "1", algorithm="concurrency")
     def told(request: HttpRequest) -> HttpResponse:

@@ -17,7 +17,7 @@ from django_ratelimit_lua.limits.call import Revision, StaleRules
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.snapshot import Snapshot
-from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store import Deadline
 from tests.acceptance.test_forks import child_of, ended
 from tests.acceptance.test_rules import another_process, get, rule
 
@@ -86,16 +86,16 @@ def test_the_old_rules_stay_until_all_new_ones_are_compiled(
 
     def read(*args: Any, **kwargs: Any) -> None:
         # However late a busy machine lets this test go on, the thread is still at it.
-        assert threading.current_thread().name != "ratelimit-errand" or may_end.wait(30)
+        assert threading.current_thread().name != "ratelimit-job" or may_end.wait(30)
         reads(*args, **kwargs)
 
     monkeypatch.setattr(Ruleset, "__init__", read)
     began = time.monotonic()
-    found = provider.load(StaleRules(new), Patience(0.04))
+    found = provider.load(StaleRules(new), Deadline(0.04))
     waited = time.monotonic() - began
     assert found is known
     assert waited < 0.5
-    assert [thread.name for thread in threading.enumerate()].count("ratelimit-errand") == 1
+    assert [thread.name for thread in threading.enumerate()].count("ratelimit-job") == 1
     may_end.set()
     for _ in range(600):
         if provider._ruleset is not known:
@@ -129,7 +129,7 @@ def test_a_process_forked_during_loading_loads_the_rules_itself(
     another_process()
     assert get() == [200]
     may_end = threading.Event()
-    assert provider._loading.give(may_end.wait)
+    assert provider._loading.submit(may_end.wait)
     put(direct, prefix, declared(provider.MANY + 1, 0))
 
     def child() -> None:
@@ -148,11 +148,11 @@ def test_a_process_without_threads_compiles_in_the_caller(
     another_process()
     assert get() == [200]
     put(direct, prefix, declared(provider.MANY + 1, 0))
-    monkeypatch.setattr(provider._loading, "give", lambda work: None)
+    monkeypatch.setattr(provider._loading, "submit", lambda work: None)
     assert get() == [429]
 
 
-@pytest.mark.parametrize("change", ["_reread_settings", "_go_elsewhere", "start_fresh"])
+@pytest.mark.parametrize("change", ["_reread_settings", "_forget_published", "start_fresh"])
 def test_rules_compiled_under_other_settings_are_not_used(
     change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,14 +19,14 @@ from django.http import HttpResponse
 
 from django_ratelimit_lua import Limit, Rate, RateLimiter, ratelimit
 from django_ratelimit_lua.conf import conf
-from django_ratelimit_lua.engine.decide import answered
+from django_ratelimit_lua.engine.decide import deciding_call
 from django_ratelimit_lua.engine.leases import leases
-from django_ratelimit_lua.engine.local_part import LocalPart
+from django_ratelimit_lua.engine.local import LocalPart
 from django_ratelimit_lua.engine.run import run
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.store import Patience, get_store
+from django_ratelimit_lua.store import Deadline, get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.nursery import Born
@@ -38,7 +38,7 @@ LEASE = 50
 def nothing_held() -> Iterator[None]:
     """Each test begins and ends without units."""
     yield
-    leases.give_back(Patience(5))
+    leases.give_back(Deadline(5))
     leases.clear()
 
 
@@ -65,7 +65,7 @@ def test_a_process_calls_redis_for_batches_of_a_hot_key(
     found = sources(limiter, 10_000)
     assert scripts(direct) - before <= 500
     assert found["lease"] >= 9_990
-    leases.give_back(Patience(5))
+    leases.give_back(Deadline(5))
     used = limiter.peek("x").limits[0].used
     assert used == 10_000 if algorithm == "fixed_window" else used <= 10_000
 
@@ -107,7 +107,7 @@ def test_a_hit_counts_the_units_of_its_process_as_unused() -> None:
     assert (state.used, state.remaining) == (3000, 97_000)
     assert 0 < state.reset_after <= 3600
     assert 3000 <= limiter.peek("x").limits[0].used <= 3000 + LEASE
-    leases.give_back(Patience(5))
+    leases.give_back(Deadline(5))
     assert limiter.peek("x").limits[0].used == 3000
 
 
@@ -157,7 +157,7 @@ def test_several_leased_limits_are_all_or_nothing() -> None:
     """
     limiter = RateLimiter("hot", ["2000/h", "100000/h"], algorithm="fixed_window", lease=LEASE)
     assert sum(limiter.hit("x").allowed for _ in range(2500)) == 2000
-    leases.give_back(Patience(5))
+    leases.give_back(Deadline(5))
     assert [state.used for state in limiter.peek("x").limits] == [2000, 2000]
 
 
@@ -168,8 +168,8 @@ def test_a_refused_stack_leaves_its_leased_units_to_others() -> None:
     leased = Charge(limiter.limits[0], digest("x"), 1)
     call = Call([leased, Charge(Limit("closed", "0/h"), digest("x"), 1)], prefix=conf.CACHE_PREFIX)
     stack = LocalPart(call)
-    patience = Patience(5)
-    run(stack.taking(patience), patience)
+    deadline = Deadline(5)
+    run(stack.taking(deadline), deadline)
     assert not limiter.hit("x")
     stack.complete(get_store().decide(stack.call()))
     assert limiter.hit("x").source == "lease"
@@ -185,7 +185,7 @@ def test_a_refused_stack_is_cached_if_its_leases_are_not_empty() -> None:
         Charge(Limit("closed", "0/h"), digest("x"), 1),
     ]
     call = Call(charges, prefix=conf.CACHE_PREFIX)
-    assert [run(answered(call)).source for _ in range(2)] == ["redis", "deny-cache"]
+    assert [run(deciding_call(call)).source for _ in range(2)] == ["redis", "deny-cache"]
 
 
 @pytest.mark.parametrize("algorithm", ["fixed_window", "token_bucket"])
@@ -212,7 +212,7 @@ def test_a_leased_limit_works_with_an_unleased_one(rf: Any) -> None:
 
     statuses = Counter(view(rf.get("/")).status_code for _ in range(900))
     assert statuses == {200: 700, 429: 200}
-    leases.give_back(Patience(5))
+    leases.give_back(Deadline(5))
 
     @ratelimit("leased", key="ip", rate="100000/h", algorithm="fixed_window", lease=LEASE)
     def usage(request: Any) -> HttpResponse:
@@ -225,7 +225,7 @@ def test_a_shadow_limit_spends_only_counted_units() -> None:
     """It refuses no hit, and counts no more than its limit."""
     limiter = window("120/h", mode="shadow")
     assert sum(limiter.hit("x").allowed for _ in range(500)) == 500
-    leases.give_back(Patience(5))
+    leases.give_back(Deadline(5))
     assert limiter.peek("x").limits[0].used == 120
 
 
@@ -235,7 +235,7 @@ def test_redis_decides_partial_and_large_hits() -> None:
     """
     limiter = window("5000/h")
     assert sum(limiter.hit("x", cost=3).granted for _ in range(1000)) == 3000
-    leases.give_back(Patience(5))
+    leases.give_back(Deadline(5))
     assert limiter.hit("x", cost=LEASE + 1).source == "redis"
     granted = [limiter.hit("x", cost=300, partial=True).granted for _ in range(10)]
     assert sum(granted) == 2000 - LEASE - 1
@@ -254,7 +254,7 @@ def test_refund_reset_and_acquire_work_with_a_lease() -> None:
     sources(limiter, 2999)
     limiter.refund("x", cost=500)
     assert limiter.acquire("x", timeout=0).allowed
-    leases.give_back(Patience(5))
+    leases.give_back(Deadline(5))
     # The task may be giving back some of it just now.
     until(lambda: limiter.peek("x").limits[0].used == 2501, "what was not spent is back")
 
@@ -290,7 +290,7 @@ def test_a_cancelled_coroutine_takes_nothing() -> None:
         return sum(not hit.cancelled() for hit in hits)
 
     admitted = asyncio.run(cancelled())
-    leases.give_back(Patience(5))
+    leases.give_back(Deadline(5))
     assert admitted <= limiter.peek("x").limits[0].used <= 500
     assert admitted + sum(limiter.hit("x").allowed for _ in range(1000)) <= 1000
 

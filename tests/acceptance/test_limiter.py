@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua import LimitError, Ratelimited, RateLimiter
-from django_ratelimit_lua.limits.algorithms.token_bucket import most_units
+from django_ratelimit_lua.limits.algorithms.token_bucket import max_debt
 from django_ratelimit_lua.limits.call import MAX_COST
 from django_ratelimit_lua.rules import provider
 
@@ -301,7 +301,7 @@ def test_debt_is_refused_for_other_algorithms_and_inexact_costs() -> None:
     ):
         RateLimiter("window", "10/h").acquire("ada", 20, debt=True)
     limiter = RateLimiter("large", "7/11s", algorithm="token_bucket")
-    most = most_units(limiter.limits[0])
+    most = max_debt(limiter.limits[0])
     with pytest.raises(LimitError, match=f"the maximum with debt at 7/11s is {most}"):
         limiter.acquire("ada", most + 1, debt=True)
     with pytest.raises(LimitError, match="whole number"):

@@ -40,13 +40,23 @@ def signs_in(request: HttpRequest) -> HttpResponse:
     return HttpResponse("in")
 
 
+@ratelimit("posts", "ip", "9/h", method="POST")
+def posts(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("posted")
+
+
 @method_decorator(ratelimit(key="ip", rate="7/h"), name="dispatch")
 class Desk(View):
     def get(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse()
 
 
-urlpatterns = [*test_admin.urlpatterns, path("looks", looks), path("signs-in", signs_in)]
+urlpatterns = [
+    *test_admin.urlpatterns,
+    path("looks", looks),
+    path("signs-in", signs_in),
+    path("posts", posts),
+]
 SETTINGS = {
     "name": "everything",
     "path": "/",
@@ -176,6 +186,16 @@ def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) ->
     beside = RateLimitRule.objects.get(group="looks")
     assert (beside.name, beside.rate, beside.key) == ("looks, slower", "2/s", "ip+get:q")
     assert [Client().get("/looks").status_code for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_rule_beside_a_call_site_counts_the_same_methods(operator: Client) -> None:
+    """Otherwise the page of a form would be refused after a few views of it."""
+    form = sent_by(operator.get(f"{RULES}add/?beside=posts"))
+    assert operator.post(f"{RULES}add/", {**form, "rate": "1/h"}).status_code == 302
+    assert RateLimitRule.objects.get(group="posts").spec["method"] == ["POST"]
+    visitor = Client()
+    assert [visitor.get("/posts").status_code for _ in range(3)] == [200] * 3
+    assert [visitor.post("/posts").status_code for _ in range(2)] == [200, 429]
 
 
 def test_a_new_rule_starts_with_the_key_of_the_chosen_limit(operator: Client) -> None:

@@ -18,8 +18,8 @@ from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.conf import callables
 from django_ratelimit_lua.core import is_ratelimited
 from django_ratelimit_lua.engine.deny_cache import deny_cache
-from django_ratelimit_lua.engine.fallback import local_counts
 from django_ratelimit_lua.engine.leases import leases
+from django_ratelimit_lua.engine.local import local_counts
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import BoundedMap
 from django_ratelimit_lua.rules.callsite import KnownCallSites, known_call_sites
@@ -82,7 +82,7 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for _, found in kept():
         if isinstance(found, BoundedMap):
             monkeypatch.setattr(found, "most", BOUND)
-    monkeypatch.setattr("django_ratelimit_lua.rules.paths._REMEMBERED", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.rules.ruleset._MAX_REMEMBERED", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.engine.leases.MAX_LEASES", BOUND)
     monkeypatch.setattr(
         callables, "known", dict(callables.known)

@@ -164,7 +164,7 @@ def test_other_exceptions_are_not_handled(rf: RequestFactory) -> None:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_headers_are_on_the_final_response(kind: str, settings: Any) -> None:
     """They contain the limits of rules and of decorators."""
-    settings.RATELIMIT_HEADERS = "draft-10"
+    settings.RATELIMIT_HEADERS = "ietf"
     settings.RATELIMIT_RULES = [{"name": "all", "path": "/", "key": "ip", "rate": "5/m"}]
 
     async def request() -> HttpResponse:

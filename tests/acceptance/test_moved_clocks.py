@@ -95,7 +95,7 @@ def test_a_lock_expires_although_the_server_clock_was_set_back(
         triggers, "_pause", 0.0
     )  # An earlier test may have left something to publish.
     monkeypatch.setattr(triggers.problems, "unpublished", "")
-    assert_turn_ends(triggers._look, triggers._turn_key(), done, direct)
+    assert_turn_ends(triggers._compare, triggers._lock_key(), done, direct)
 
 
 def assert_turn_ends(

@@ -87,7 +87,7 @@ def test_one_of_several_clients_of_a_masked_network_is_blocked(
         assert site.statuses("/address/", number, address) == [200, 200] + [429] * (number - 2)
         assert site.statuses("/", 1, address) == [200]
     hand = hand_for("block one of several clients of a masked network")
-    hand.press(".model-statistics a")
+    hand.press(".model-overview a")
 
     def is_counted(page: object) -> bool:
         found = hand.browser.find_elements("css selector", "a[href*='name=addresses']")

@@ -72,6 +72,17 @@ def test_another_limit_is_shown_as_it_then_applies(operator: Client) -> None:
     assert admitted("/export") == 7
 
 
+def test_another_limit_without_a_rule_or_a_rate_asks_for_it(operator: Client) -> None:
+    """An empty form shows no error. Without a rule, the sentences help to choose one."""
+    empty = operator.post(EFFECT, {"effect": "limit"}).content.decode()
+    assert "Enter the rate to see what the client gets." in empty
+    shown = operator.post(EFFECT, {"effect": "limit", "rate": "5/h"}).content.decode()
+    assert "choose the rule" in shown
+    assert "2 per second" in shown
+    chosen = {"effect": "limit", "rate": "5/h", "rule": "export"}
+    assert "choose the rule" not in operator.post(EFFECT, chosen).content.decode()
+
+
 def test_an_override_replaces_all_tiers(operator: Client) -> None:
     """The rate is shown for the rule and for its tier. Then it applies."""
     RateLimitRule.objects.create(

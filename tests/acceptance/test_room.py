@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua import RateLimiter
-from django_ratelimit_lua.engine.fallback import local_counts
+from django_ratelimit_lua.engine.local import local_counts
 from tests.parts import WHOLE, set_share
 
 

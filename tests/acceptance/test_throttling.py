@@ -13,6 +13,7 @@ import pytest
 import redis
 from django.core.exceptions import ImproperlyConfigured
 from django.urls import include, path
+from rest_framework import decorators
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import api_view, throttle_classes
 from rest_framework.response import Response
@@ -181,6 +182,22 @@ def test_parallel_requests_are_admitted_exactly_up_to_the_rates(live_server: Any
     with ThreadPoolExecutor(40) as pool:
         found = Counter(pool.map(get, ["", "ada"] * 100))
     assert found == {200: 20, 429: 180}
+
+
+def test_a_decorator_of_drf_gives_a_function_its_scope() -> None:
+    """`@throttle_scope` of newer versions of DRF names the scope, below `@api_view`."""
+    if not hasattr(decorators, "throttle_scope"):
+        pytest.skip("this DRF has no @throttle_scope")
+
+    @api_view(["GET"])
+    @throttle_classes([Scoped])
+    @decorators.throttle_scope("uploads")
+    def uploads(request: Any) -> Response:
+        return Response({"ok": True})
+
+    factory = APIRequestFactory()
+    statuses = Counter(uploads(factory.get("/")).status_code for _ in range(12))
+    assert statuses == {200: 10, 429: 2}
 
 
 def test_each_view_has_its_scope() -> None:

@@ -256,7 +256,7 @@ def older_newer(processes: tuple[Worker, Worker], prefix: str) -> tuple[Worker, 
     older, newer = processes
     newer(f"begin({prefix!r}) ;; RateLimitOverride.objects.all().delete()")
     newer("RateLimitRule.objects.all().delete() ;; rule(rate='50/h, 30/m')")
-    older(f"begin({prefix!r}) ;; said.clear() ;; triggers._mended()")
+    older(f"begin({prefix!r}) ;; said.clear() ;; triggers._clear_problems()")
     return older, newer
 
 

@@ -26,7 +26,7 @@ from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import adecide, decide
-from django_ratelimit_lua.engine.waiting import ahold
+from django_ratelimit_lua.engine.waiting import await_turn
 from django_ratelimit_lua.limiter import _HitPlanner
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.middleware import RateLimitMiddleware
@@ -77,9 +77,9 @@ def test_a_cancelled_caller_returns_only_its_own_turn(
 
     async def hold(seconds: float, charges: Any) -> None:
         held.append(seconds)
-        await ahold(seconds, charges)
+        await await_turn(seconds, charges)
 
-    monkeypatch.setattr("django_ratelimit_lua.limiter.ahold", hold)
+    monkeypatch.setattr("django_ratelimit_lua.limiter.await_turn", hold)
 
     async def turns() -> None:
         await limiter.aacquire("ada")

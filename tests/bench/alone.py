@@ -6,7 +6,7 @@ from django.test import override_settings
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.decide import build_call
-from django_ratelimit_lua.engine.fallback import LocalCounts
+from django_ratelimit_lua.engine.local import LocalCounts
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from tests.bench.measure import interleaved, limiter

@@ -16,10 +16,10 @@ from tests.bench.measure import BARE, DIRECT, limiter, script_time
 
 def asked(call: Call) -> bytes:
     """Return the command that decides a call. The server knows its script."""
-    question = commands.to_decide(call)
-    assert question.program is not None
-    DIRECT.script_load(question.program.source)
-    return question.command
+    command = commands.decision_command(call)
+    assert command.program is not None
+    DIRECT.script_load(command.program.source)
+    return command.data
 
 
 def server_cost() -> None:
@@ -27,7 +27,7 @@ def server_cost() -> None:
     in turn, and where the rules' revision is compared.
     """
     batches = {
-        "bare": [commands.command(b"EVALSHA", DIRECT.script_load(BARE).encode(), b"1", b"bench")]
+        "bare": [commands.encode(b"EVALSHA", DIRECT.script_load(BARE).encode(), b"1", b"bench")]
     }
     revision = Revision.of(7, "01234567", "89abcdef")
     DIRECT.hset("benchrules", "revision", revision.text)

@@ -26,6 +26,7 @@ DATABASES = {
     }
 }
 REST_FRAMEWORK = {"UNAUTHENTICATED_USER": None}
+TRAFFICWATCH = {"BACKEND": "redis"}
 # django-smart-ratelimit's.
 RATELIMIT_BACKEND = "redis"
 _AT = urlsplit(url())

@@ -21,7 +21,7 @@ import pytest
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.provider import load, start_fresh
-from django_ratelimit_lua.store import Patience, get_store
+from django_ratelimit_lua.store import Deadline, get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.clusters import until
 from tests.demo import free_port
@@ -52,7 +52,7 @@ def assert_no_outage(
             return
         settings.RATELIMIT_TIMEOUT = (
             settings.RATELIMIT_TIMEOUT
-        )  # A breaker of the last time's is not this one's.
+        )  # This makes a new store, so that no pause of an earlier attempt continues.
     assert found == expected
 
 
@@ -108,15 +108,15 @@ def test_a_burst_of_calls_that_wait_for_the_rules_is_decided(
     """The threads of a new process wait for the thread that loads the rules. While Redis is
     replying, the wait uses none of a call's deadline, and otherwise half of it.
     """
-    patience = Patience(0.1)
+    deadline = Deadline(0.1)
     with provider._lock:
-        waiting = threading.Thread(target=load, args=(None, patience))
+        waiting = threading.Thread(target=load, args=(None, deadline))
         waiting.start()
         while waiting.is_alive():
             if others_are_answered:
                 get_store().execute(b"PING")
             waiting.join(0.005)
-    assert patience.left == pytest.approx(left)
+    assert deadline.left == pytest.approx(left)
 
 
 @pytest.fixture(scope="module", params=["uvicorn", "gunicorn"])

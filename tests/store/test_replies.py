@@ -21,7 +21,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import program_for
-from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store import Deadline
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.store.sharded import ShardedStore
@@ -213,7 +213,7 @@ def test_threads_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, settin
     def ask(number: int) -> tuple[Call, Any]:
         asked = call(number, 1 + number % 2)
         try:
-            return asked, store.decide(asked, Patience(TIMEOUT if chaos.is_on else 10))
+            return asked, store.decide(asked, Deadline(TIMEOUT if chaos.is_on else 10))
         except StoreError as error:
             return asked, error
 
@@ -236,7 +236,7 @@ def test_coroutines_get_their_own_reply_or_an_error(chaos: Chaos, kind: str, set
     async def ask(number: int) -> tuple[Call, Any]:
         asked = call(number, 1 + number % 2)
         try:
-            return asked, await store.adecide(asked, Patience(TIMEOUT if chaos.is_on else 10))
+            return asked, await store.adecide(asked, Deadline(TIMEOUT if chaos.is_on else 10))
         except StoreError as error:
             return asked, error
 

@@ -1,4 +1,4 @@
-"""A store reports once that it is down and once that it is up, and its breaker opens only for some
+"""A store reports once that it is down and once that it is up, and it pauses only for some
 errors.
 """
 
@@ -23,7 +23,7 @@ from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import get_store, server
-from django_ratelimit_lua.store.commands import command
+from django_ratelimit_lua.store.commands import encode
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
@@ -74,7 +74,7 @@ def test_a_full_server_is_reported_down_once_and_up_once(
     caplog: Any,
 ) -> None:
     """A server without memory decides some calls and refuses others. That is reported once, and the
-    breaker stays closed. The store is up again when calls have succeeded for a while.
+    store does not pause. The store is up again when calls have succeeded for a while.
     """
     monkeypatch.setattr(server, "STEADY_SECONDS", 60.0)
     settings.RATELIMIT_ON_STORE_ERROR = "open"
@@ -145,7 +145,7 @@ def test_a_paused_server_is_up_after_its_first_reply(
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("error", ANSWERED, ids=lambda error: error[1:12].decode(errors="replace"))
-def test_error_replies_open_no_breaker_and_close_no_connection(
+def test_error_replies_begin_no_pause_and_close_no_connection(
     error: bytes, kind: str, settings: Any
 ) -> None:
     """After twelve errors, the next calls are sent with their full deadline. They use the same
@@ -185,7 +185,7 @@ def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
     breaks: Any, kind: str, settings: Any
 ) -> None:
     """The error is raised before the deadline, and no call is sent twice. Three consecutive errors
-    open the breaker and stop the calls. Two errors between successes do not.
+    pause the calls. Two errors between successes do not.
     """
     breaking = threading.Event()
 
@@ -235,7 +235,7 @@ def test_the_fault_tests_reset_connections() -> None:
         wire.tears = True
         with socket.create_connection(("127.0.0.1", wire.port), timeout=60) as connection:
             for expected in (b"+PONG\r\n", b"+PONG\r\n", b"+PO"):
-                connection.sendall(command(b"PING"))
+                connection.sendall(encode(b"PING"))
                 assert connection.recv(64) == expected
             with pytest.raises(ConnectionResetError):
                 connection.recv(64)

@@ -20,9 +20,8 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.signals import store_down
-from django_ratelimit_lua.store import Patience
-from django_ratelimit_lua.store.commands import command as encode
-from django_ratelimit_lua.store.commands import to_decide
+from django_ratelimit_lua.store import Deadline
+from django_ratelimit_lua.store.commands import decision_command, encode
 from django_ratelimit_lua.store.server import Store
 from tests.store.scripted import Scripted, drip, late, usual
 from tests.store.test_replies import call, is_own, store_of
@@ -207,11 +206,11 @@ def test_each_call_has_its_own_deadline(held: Holding, store: Store) -> None:
         assert own([0], await asked(store, [0]))
         held.free.clear()
         hasty = [
-            asyncio.ensure_future(store.adecide(call(number), Patience(0.05)))
+            asyncio.ensure_future(store.adecide(call(number), Deadline(0.05)))
             for number in range(5)
         ]
         patient = [
-            asyncio.ensure_future(store.adecide(call(number), Patience(8)))
+            asyncio.ensure_future(store.adecide(call(number), Deadline(8)))
             for number in range(5, 10)
         ]
         found = await asyncio.gather(*hasty, return_exceptions=True)
@@ -382,7 +381,7 @@ def test_a_cached_command_equals_a_new_one(count: int) -> None:
     for cost in (1, 2, 10, 11):
         asking = Call([Charge(limit, b"%032x" % 7, cost) for limit in limits], prefix=b"100%s:")
         for _ in range(2):
-            command = to_decide(asking).command
+            command = decision_command(asking).data
             token = command[-10:-2]
             program = program_for(asking.algorithms)
             keys = asking.keys()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from ...conf import conf
 from ...exceptions import StoreError
 from ...process.clock import Clock
-from ...store import Patience, get_store
+from ...store import Deadline, get_store
 
 MAX_NAMES = 1000
 """Maximum number of registered names: those that were used last."""
@@ -35,7 +35,7 @@ def _names_key() -> bytes:
     return conf.CACHE_PREFIX + b"{breakers}"
 
 
-def register_name(name: str, patience: Patience) -> bool:
+def register_name(name: str, deadline: Deadline) -> bool:
     """Record that a breaker is in use. Return whether Redis has stored it."""
     now = int(Clock.time())
     key = _names_key()
@@ -47,7 +47,7 @@ def register_name(name: str, patience: Patience) -> bool:
                 (b"ZREMRANGEBYRANK", key, b"0", b"%d" % -(MAX_NAMES + 1)),
                 (b"EXPIRE", key, b"%d" % KEPT_SECONDS),
             ],
-            patience,
+            deadline,
         )
         return True
     return False
@@ -59,9 +59,9 @@ def read_states(others: Iterable[str] = ()) -> dict[str, str]:
     A state is closed, open or half-open. Raises `StoreError`.
     """
     store = get_store(background=True)
-    patience = Patience(READ_SECONDS)
-    registered = store.execute(b"ZRANGE", _names_key(), b"0", b"-1", patience=patience)
+    deadline = Deadline(READ_SECONDS)
+    registered = store.execute(b"ZRANGE", _names_key(), b"0", b"-1", deadline=deadline)
     names = sorted({*(name.decode() for name in registered), *others})
     commands = [(b"HGET", state_key(tag_of(name)), b"state") for name in names]
-    states = store.execute_all(commands, patience) if commands else []
+    states = store.execute_all(commands, deadline) if commands else []
     return {name: (state or b"closed").decode() for name, state in zip(names, states, strict=True)}

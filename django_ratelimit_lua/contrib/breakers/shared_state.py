@@ -28,7 +28,7 @@ from ...limits.rate import SECOND
 from ...process.clock import Clock
 from ...process.forks import renew_after_fork
 from ...rules import provider
-from ...store import ANNEX, Patience, flusher, get_store
+from ...store import ANNEX, Deadline, flusher, get_store
 from .exceptions import CircuitOpen
 from .registry import register_name, state_key, tag_of
 
@@ -149,7 +149,7 @@ class SharedState:
         listener.start()
         has_flusher = flusher.start()
         if provider.in_force() is None or not has_flusher:
-            load = partial(provider.load_published, Patience(conf.TIMEOUT))
+            load = partial(provider.load_published, Deadline(conf.TIMEOUT))
             with suppress(StoreError):
                 yield Wait(load, sync_to_async(load))
         self.obey(forced_states().get(self.name, ""))
@@ -185,16 +185,16 @@ class SharedState:
     # Redis
 
     def report(
-        self, version: int = NO_VERSION, result: bytes = b"", patience: Patience | None = None
+        self, version: int = NO_VERSION, result: bytes = b"", deadline: Deadline | None = None
     ) -> Waiting[object]:
         """Report the counts and a result of a call, and receive the state.
 
         Args:
             version: The version that allowed the call.
             result: "ok", "failed", or an empty string for no result.
-            patience: The time of the background, or None if a call waits for the report.
+            deadline: The time of the background, or None if a call waits for the report.
         """
-        return self._exchange(version, result, patience=patience)
+        return self._exchange(version, result, deadline=deadline)
 
     def _exchange(
         self,
@@ -202,18 +202,18 @@ class SharedState:
         result: bytes = b"",
         *,
         asks: bool = False,
-        patience: Patience | None = None,
+        deadline: Deadline | None = None,
     ) -> Waiting[Ticket | None]:
         """Call the script and use its reply. Return the ticket of a probe, if it grants one."""
         arguments = self._arguments(version, result, asks)
-        store = get_store(background=patience is not None)
-        patience = patience or Patience(conf.TIMEOUT)
+        store = get_store(background=deadline is not None)
+        deadline = deadline or Deadline(conf.TIMEOUT)
         keys = [state_key(self.tag)]
         sent_at = Clock.monotonic()
         try:
             reply = yield Wait(
-                partial(store.run, PROGRAM, keys, arguments, patience),
-                partial(store.arun, PROGRAM, keys, arguments, patience),
+                partial(store.run, PROGRAM, keys, arguments, deadline),
+                partial(store.arun, PROGRAM, keys, arguments, deadline),
             )
         except StoreError as error:
             logger.debug("The breaker %r cannot be requested: %s", self.name, error)
@@ -279,7 +279,7 @@ class SharedState:
         self._allows = allows
         self._until = until
 
-    def flush(self, patience: Patience) -> bool:
+    def flush(self, deadline: Deadline) -> bool:
         """Report, if the breaker was called lately. Return whether it was."""
         now = Clock.monotonic()
         if self._is_used:
@@ -287,9 +287,9 @@ class SharedState:
             self._is_used = False
         if now - self._used_at > USED_SECONDS:
             return False
-        run(self.report(patience=patience))
+        run(self.report(deadline=deadline))
         is_registered = now - self._registered_at < REGISTER_SECONDS
-        if not is_registered and register_name(self.name, patience):
+        if not is_registered and register_name(self.name, deadline):
             self._registered_at = now
         return True
 
@@ -322,16 +322,16 @@ def _obey() -> None:
 
 def receive_changes(tags: Collection[bytes]) -> None:
     """Request the states of the breakers that other processes have changed."""
-    patience = Patience(REPORT_SECONDS)
+    deadline = Deadline(REPORT_SECONDS)
     for state in shared_states():
         if state.tag in tags:
-            run(state.report(patience=patience))
+            run(state.report(deadline=deadline))
 
 
-def _flush(last: Patience | None = None) -> bool:
+def _flush(last: Deadline | None = None) -> bool:
     """Report the counts of all breakers; a `Flush` of the flusher."""
-    patience = last or Patience(REPORT_SECONDS)
-    were_used = [state.flush(patience) for state in shared_states()]
+    deadline = last or Deadline(REPORT_SECONDS)
+    were_used = [state.flush(deadline) for state in shared_states()]
     return any(were_used)
 
 

@@ -12,7 +12,7 @@ from django.core.exceptions import BadRequest, SuspiciousOperation
 from ...conf import conf
 from ...engine.decide import adecide
 from ...engine.run import Wait, Waiting
-from ...engine.waiting import ahold
+from ...engine.waiting import await_turn
 from ...rules.rule import EVERYONE, Rule
 from ...rules.ruleset import Ruleset
 from ...web.headers import limit_headers
@@ -62,12 +62,12 @@ async def answer_check(meta: Meta) -> Answer:
         decision = await adecide(planner)
     except (BadRequest, SuspiciousOperation) as error:
         return _refusal(Answer.text(400, str(error)))
-    style = conf.HEADERS or "draft-10"
+    style = conf.HEADERS or "ietf"
     if not decision:
         refusal = brief_refusal(request, decision, style)
         return _refusal(Answer(refusal.status_code, dict(refusal.items()), refusal.content))
     if decision.wait > 0:
-        await ahold(decision.wait, planner.charges)
+        await await_turn(decision.wait, planner.charges)
     return Answer(200, limit_headers(decision, style))
 
 

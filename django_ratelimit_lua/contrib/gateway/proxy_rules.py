@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from ...limits.rate import Rate
-from ...rules.paths import PathIndex
 from ...rules.rule import Rule
-from ...rules.ruleset import Ruleset
+from ...rules.ruleset import PathIndex, Ruleset
 
 
 def _is_applicable(rule: Rule, *, is_user_known: bool) -> bool:

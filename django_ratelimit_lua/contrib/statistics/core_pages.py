@@ -23,7 +23,7 @@ from ...operations.formatting import (
 )
 from .keys import HOUR, TOP_HOURS
 from .reading import client_lists, known_names, merged, shadow_numbers
-from .report import GROUPS, courses, result_words
+from .report import GROUPS, RESULT_NAMES, courses, result_words
 
 NOT_ALLOWED = ("refused", "blocked", "would_be_refused", "failed")
 MAX_NAMES = 500
@@ -116,5 +116,7 @@ def client_records(request: HttpRequest, digest: str, name: str) -> dict[str, Cl
                 label = next(client.name for client in clients if client)
                 empty = ClientRecord(label, _("The last 24 hours"), headings, [])
                 cells = [between_words(*client.bounds) if client else "—" for client in clients]
+                if clients[0] and courses([each], "day")[each].refusals == "would_be_refused":
+                    cells[0] = f"{RESULT_NAMES['would_be_refused']}: {cells[0]}"
                 records.setdefault(found, empty).rows.append([link, *cells])
     return records

@@ -16,12 +16,12 @@ from django.db.models import Max
 
 from ...conf import conf
 from ...models import RateLimitRule
-from ...process.tasks import Errand
+from ...process.tasks import JobRunner
 from ...publishing.publish import is_in_memory, primary
 from ...rules.callsite import known_call_sites
 from ...rules.rule import is_unwritable
 from ...rules.ruleset import settings_rules
-from ...store import Patience, flusher, take_turn
+from ...store import Deadline, acquire_lock, flusher
 from .keys import DAY, HOUR, HOURS_KEPT, MINUTE, key_of
 from .models import RateLimitHour
 from .reading import Counts, Span, series
@@ -58,7 +58,7 @@ def copy_hours() -> None:
         rows.filter(moment__lt=begin).delete()
         oldest = max(oldest, begin)
     for name in sorted(durable_names(using)):
-        if not take_turn(key_of(name, b"turn:%d" % _due_hour()), HOUR):
+        if not acquire_lock(key_of(name, b"turn:%d" % _due_hour()), HOUR):
             continue
         last = rows.filter(name=name).aggregate(last=Max("moment", default=0))["last"]
         since = -(-max(oldest, last - DAY) // HOUR) * HOUR
@@ -91,16 +91,16 @@ def _due_hour() -> int:
     return int(time.time() - MINUTE) // HOUR
 
 
-_errand = Errand()
+_jobs = JobRunner()
 _copied_hour = 0
 
 
-def _look(last: Patience | None) -> bool:
+def _copy_when_due(last: Deadline | None) -> bool:
     """Start copying, once an hour in each process; a `Flush` of the flusher."""
     global _copied_hour
     if last is None and _due_hour() != _copied_hour and not is_in_memory(primary()):
         _copied_hour = _due_hour()
-        _errand.give(_copy)
+        _jobs.submit(_copy)
     return False
 
 
@@ -116,4 +116,4 @@ def _copy() -> None:
         connection.close()
 
 
-flusher.add(_look)
+flusher.add(_copy_when_due)

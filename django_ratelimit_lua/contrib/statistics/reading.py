@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...exceptions import StoreError
-from ...store import Patience, get_store
+from ...store import Deadline, get_store
 from .keys import (
     DAY,
     DROPPED,
@@ -262,7 +262,7 @@ def ask(commands: Sequence[Sequence[bytes]]) -> list[Any]:
     What this process has counted is written first, if Redis accepts it at once.
     """
     with suppress(StoreError):
-        recorder.flush(Patience(WRITE_SECONDS))
+        recorder.flush(Deadline(WRITE_SECONDS))
     store = get_store(background=True)
     replies: list[object] = []
     for at in range(0, len(commands), _AT_ONCE):

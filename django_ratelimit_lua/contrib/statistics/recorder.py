@@ -21,7 +21,7 @@ from ...limits.decision import Decision
 from ...limits.limit import shortened
 from ...process.forks import renew_after_fork
 from ...rules.problems import failed_rules
-from ...store import Patience, failures, flusher
+from ...store import Deadline, failures, flusher
 from .keys import OTHER
 from .results import FREE, SHADOW, TIME_BOUNDS, WAIT_BOUNDS, result_of, results_of
 from .tables import Hits, Kind, Person, RequestCount, Tables
@@ -206,8 +206,8 @@ class Recorder:
         """Return the last error if some counts could not be written lately."""
         return self._writer.error
 
-    def flush(self, patience: Patience | None = None) -> bool:
-        """Write the counts, unless another thread does that for longer than `patience`.
+    def flush(self, deadline: Deadline | None = None) -> bool:
+        """Write the counts, unless another thread does that for longer than `deadline`.
 
         A request is counted when the middleware and all decorators have returned. A request
         without them, as with DRF's throttles, is counted with its first decision; further ones in
@@ -223,8 +223,8 @@ class Recorder:
         acquire = self._flushing.acquire
         is_free = (
             acquire()
-            if patience is None
-            else patience.wait(lambda seconds: acquire(timeout=seconds))
+            if deadline is None
+            else deadline.wait(lambda seconds: acquire(timeout=seconds))
         )
         if not is_free:
             return True
@@ -236,7 +236,7 @@ class Recorder:
                 self._tables = Tables()
                 is_left = bool(self._requests)
             self._writer.take(tables, failures.take(), failed_rules.take())
-            is_left = not self._writer.write(patience) or is_left
+            is_left = not self._writer.write(deadline) or is_left
         finally:
             self._flushing.release()
         if self.error is not None:

@@ -17,7 +17,7 @@ from ...exceptions import StoreError
 from ...limits import program
 from ...limits.limit import shortened
 from ...process.clock import Clock
-from ...store import Patience, Store, get_store
+from ...store import Deadline, Store, get_store
 from .keys import (
     BATCH_KEPT,
     DAY,
@@ -298,7 +298,7 @@ class Writer:
     def _of(self, name: str) -> Pending:
         return self._pending.setdefault(self._counted_as(name), Pending())
 
-    def write(self, patience: Patience | None = None) -> bool:
+    def write(self, deadline: Deadline | None = None) -> bool:
         """Write all counts, and return whether none are left.
 
         A batch without a reply, which may have been written, is sent again with the same number,
@@ -308,7 +308,7 @@ class Writer:
         end = Clock.monotonic() + ROUND_SECONDS
         self.error = None
         try:
-            self._note_names(store, patience)
+            self._note_names(store, deadline)
         except StoreError as error:
             self.error = error
         names = [*(self._pending.keys() & self._known.keys() - self._batches.keys())]
@@ -317,13 +317,13 @@ class Writer:
             if Clock.monotonic() > end:
                 break
             try:
-                self._write_name(store, name, patience)
+                self._write_name(store, name, deadline)
             except StoreError as error:
                 self.error = error
                 self._batches[name] = self._batches.pop(name)
         return not self._pending and not self._batches
 
-    def _write_name(self, store: Store, name: str, patience: Patience | None) -> None:
+    def _write_name(self, store: Store, name: str, deadline: Deadline | None) -> None:
         """Write the batch that has failed before, and the counts since then as a new one."""
         while name in self._batches or name in self._pending:
             if name not in self._batches:
@@ -331,11 +331,11 @@ class Writer:
                 self._batches[name] = self._pending.pop(name)
                 self._batches[name].number = self._number
             arguments = self._batches[name].arguments(name, self._process)
-            for problem in store.run(WRITE, *arguments, patience):
+            for problem in store.run(WRITE, *arguments, deadline):
                 self.error = StoreError(problem.decode(errors="replace"))
             del self._batches[name]
 
-    def _note_names(self, store: Store, patience: Patience | None) -> None:
+    def _note_names(self, store: Store, deadline: Deadline | None) -> None:
         """Note each name once an hour.
 
         Names for which there is no room are counted together.
@@ -351,7 +351,7 @@ class Writer:
             OTHER.encode(),
             *[name.encode("utf-8", "surrogatepass") for name in names],
         ]
-        noted = store.run(NOTE, [key_of(SITE, b"names")], _encode(arguments), patience)
+        noted = store.run(NOTE, [key_of(SITE, b"names")], _encode(arguments), deadline)
         for name, has_room in zip(names, noted, strict=True):
             self._known[name] = name if has_room else OTHER
             if not has_room:

@@ -5,13 +5,11 @@ No other module of the package refers to a specific algorithm, except as a defau
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from ..rate import SECOND, Rate
-
-if TYPE_CHECKING:
-    from ..limit import Limit
-    from ..options import Options
+from ..terms import Terms
 
 EXACT = 2**53
 """Lua's numbers are doubles: integers are exact up to here."""
@@ -50,7 +48,7 @@ class Algorithm:
     ends_together: ClassVar[bool] = False
     is_exact: ClassVar[bool] = False
 
-    def numbers(self, limit: Limit, now: int) -> Numbers:
+    def numbers(self, terms: Terms, now: int) -> Numbers:
         """Return the numbers of a limit's record at a time in microseconds.
 
         Raises `LimitError` for a limit that the algorithm cannot count exactly, and for options
@@ -58,10 +56,10 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def capacity(self, rate: Rate, options: Options) -> int:
+    def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
         """Return the maximum number of units that are counted at once."""
         return rate.limit
 
-    def lapse_us(self, limit: Limit) -> int:
+    def lapse_us(self, terms: Terms) -> int:
         """Return the microseconds for which units that were taken ahead may be spent."""
         return SECOND

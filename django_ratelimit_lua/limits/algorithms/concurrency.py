@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from ..rate import LimitError
+from ..terms import Terms
 from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
-
-if TYPE_CHECKING:
-    from ..limit import Limit
 
 MAX_SLOTS = 100_000
 """Slots of a limit. One call that took or renewed them all would keep the server busy for a tenth
@@ -35,8 +32,8 @@ class Concurrency(Algorithm):
     options = frozenset[str]()
     holds = True
 
-    def numbers(self, limit: Limit, now: int) -> Numbers:
-        slots = limit.rate.limit
+    def numbers(self, terms: Terms, now: int) -> Numbers:
+        slots = terms.rate.limit
         if slots > MAX_SLOTS:
             raise LimitError(
                 _("A concurrency limit has at most %(most)d slots"), "rate", most=MAX_SLOTS

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 from ..rate import Rate
+from ..terms import Terms
 from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
 from .token_bucket import bucket_numbers
-
-if TYPE_CHECKING:
-    from ..limit import Limit
-    from ..options import Options
 
 
 class LeakyBucket(Algorithm):
@@ -28,7 +26,7 @@ class LeakyBucket(Algorithm):
     waits_anyway = True
     is_bucket = True
 
-    def capacity(self, rate: Rate, options: Options) -> int:
+    def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
         """Return the maximum number of waiting callers, plus the one being served."""
         queue = options.get("queue")
         capacity = rate.limit
@@ -36,6 +34,6 @@ class LeakyBucket(Algorithm):
             capacity = queue + 1
         return capacity
 
-    def numbers(self, limit: Limit, now: int) -> Numbers:
+    def numbers(self, terms: Terms, now: int) -> Numbers:
         """Return the numbers of a token bucket of this capacity."""
-        return bucket_numbers(limit, limit.capacity, "queue")
+        return bucket_numbers(terms, terms.capacity, "queue")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..rate import LimitError
+from ..terms import Terms
 from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
-
-if TYPE_CHECKING:
-    from ..limit import Limit
 
 MAX_LOG_LENGTH = 100_000
 """Units. One call that took them all would keep the server busy for a tenth of a second."""
@@ -24,9 +20,9 @@ class SlidingLog(Algorithm):
     options = frozenset({"count_denied"})
     is_exact = True
 
-    def numbers(self, limit: Limit, now: int) -> Numbers:
+    def numbers(self, terms: Terms, now: int) -> Numbers:
         """Return the limit and the period."""
-        if limit.rate.limit > MAX_LOG_LENGTH:
+        if terms.rate.limit > MAX_LOG_LENGTH:
             raise LimitError(
                 _(
                     "A sliding log stores every unit, so its limit is at most %(most)d; "
@@ -34,4 +30,4 @@ class SlidingLog(Algorithm):
                 ),
                 most=MAX_LOG_LENGTH,
             )
-        return (limit.rate.limit, limit.rate.period_us)
+        return (terms.rate.limit, terms.rate.period_us)

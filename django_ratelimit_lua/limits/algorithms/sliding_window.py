@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..rate import LimitError
+from ..terms import Terms
 from ..values import gettext_noop as _
 from .algorithm import Algorithm, Numbers
-
-if TYPE_CHECKING:
-    from ..limit import Limit
 
 DEFAULT_SEGMENTS = 10
 
@@ -22,13 +18,13 @@ class SlidingWindow(Algorithm):
     suffix = b"s"
     options = frozenset({"segments", "count_denied"})
 
-    def numbers(self, limit: Limit, now: int) -> Numbers:
+    def numbers(self, terms: Terms, now: int) -> Numbers:
         """Return the limit, the period and the length of a segment."""
-        length = limit.rate.period_us // (limit.segments or DEFAULT_SEGMENTS)
+        length = terms.rate.period_us // (terms.segments or DEFAULT_SEGMENTS)
         if length == 0:
             raise LimitError(
-                f"{limit.segments} segments are too many for {limit.rate}: a segment "
+                f"{terms.segments} segments are too many for {terms.rate}: a segment "
                 "lasts at least a microsecond",
                 "segments",
             )
-        return (limit.rate.limit, limit.rate.period_us, length)
+        return (terms.rate.limit, terms.rate.period_us, length)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..rate import SECOND, LimitError, Rate
+from ..terms import Terms
 from ..values import gettext_noop as _
 from .algorithm import EXACT, Algorithm, Numbers
-
-if TYPE_CHECKING:
-    from ..limit import Limit
-    from ..options import Options
 
 
 class TokenBucket(Algorithm):
@@ -25,44 +23,44 @@ class TokenBucket(Algorithm):
     is_bucket = True
     allows_debt = True
 
-    def capacity(self, rate: Rate, options: Options) -> int:
+    def capacity(self, rate: Rate, options: Mapping[str, Any]) -> int:
         if not rate.limit:
             return 0
         return options.get("burst") or rate.limit
 
-    def numbers(self, limit: Limit, now: int) -> Numbers:
+    def numbers(self, terms: Terms, now: int) -> Numbers:
         """Return the numbers of a bucket; if units are leased, of a smaller one."""
-        burst = limit.capacity
-        if limit.lease is not None and burst:
+        burst = terms.capacity
+        if terms.lease is not None and burst:
             # Units that were taken ahead may be spent when the bucket has filled up again: keep as
             # many back.
-            burst -= -(-limit.rate.limit * self.lapse_us(limit) // limit.rate.period_us)
+            burst -= -(-terms.rate.limit * self.lapse_us(terms) // terms.rate.period_us)
             if burst < 1:
                 raise LimitError(
                     _("%(option)s needs a burst of at least 2"), "lease", option="lease"
                 )
-        return bucket_numbers(limit, burst, "burst")
+        return bucket_numbers(terms, burst, "burst")
 
-    def lapse_us(self, limit: Limit) -> int:
+    def lapse_us(self, terms: Terms) -> int:
         """Return one second, or the time in which a tenth of the bucket refills if shorter."""
-        if limit.rate.limit == 0:
+        if terms.rate.limit == 0:
             return SECOND
-        return min(SECOND, limit.capacity * limit.rate.period_us // (10 * limit.rate.limit))
+        return min(SECOND, terms.capacity * terms.rate.period_us // (10 * terms.rate.limit))
 
 
-def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
+def bucket_numbers(terms: Terms, capacity: int, option: str) -> Numbers:
     """Return the capacity, the parts that a moment pays, those of a unit, and a moment's length.
 
     See `bucket.lua`. A moment is a microsecond, or a millisecond if the parts could exceed 2**53
     otherwise. Raises `LimitError` if they could exceed it in any case.
     """
-    units = limit.rate.limit or 1  # A limit of 0 is a bucket that nothing fits into.
+    units = terms.rate.limit or 1  # A limit of 0 is a bucket that nothing fits into.
     for moment_us in (1, 1000):
-        period, remainder = divmod(limit.rate.period_us, moment_us)
+        period, remainder = divmod(terms.rate.period_us, moment_us)
         shared = gcd(units, period)
         per_moment = units // shared
         per_unit = period // shared
-        wait = max(limit.max_wait_us, 0) // moment_us
+        wait = max(terms.max_wait_us, 0) // moment_us
         if not remainder and 2 * capacity * per_unit + wait * per_moment < EXACT:
             return (capacity, per_moment, per_unit, moment_us)
     raise LimitError(
@@ -73,16 +71,16 @@ def bucket_numbers(limit: Limit, capacity: int, option: str) -> Numbers:
         option,
         option=option,
         units=capacity,
-        rate=str(limit.rate),
+        rate=str(terms.rate),
     )
 
 
-def most_units(limit: Limit) -> int:
+def max_debt(terms: Terms) -> int:
     """Return the maximum number of units that a bucket can owe beyond its capacity.
 
     >>> from django_ratelimit_lua import Limit
-    >>> most_units(Limit("mail", "1/s", algorithm="token_bucket"))
+    >>> max_debt(Limit("mail", "1/s", algorithm="token_bucket"))
     9007199253
     """
-    per_unit = limit.numbers(0)[2]
-    return (EXACT - 1) // per_unit - limit.capacity
+    per_unit = TokenBucket().numbers(terms, 0)[2]
+    return (EXACT - 1) // per_unit - terms.capacity

@@ -16,7 +16,7 @@ from ...models import RateLimitOverride, RateLimitRule
 from ...operations import rules_yaml
 from ...operations.call_sites import limits_named, place_words, rule_names
 from ...operations.confirmations import changed_confirmations, confirmations
-from ...operations.explain import ExplainedLimit, explain
+from ...operations.explain import explain
 from ...operations.formatting import count_words
 from ...rules import RuleError, provider
 from ...rules.places import sentence
@@ -94,14 +94,15 @@ def _explain(command: Printer, options: VerbOptions) -> None:
         block = explanation.block
         command.say(f"all requests of this client are blocked: override {block.pk} ({block})")
     for limit in explanation.met:
-        _print_limit(command, limit)
-        if limit.override is not None:
-            text = f"    {_effect(limit.override)}"
+        command.say(f"{limit.name} ({limit.source}): {limit.reading}")
+        override = limit.override
+        if override is not None:
+            text = f"    override {override.pk} ({override}): {override.get_effect_display()}"
             if limit.is_skipped:
                 text += "; skipped, as it does not fit this limit"
             command.say(text)
         if limit.state is not None:
-            text = f"    {_words(limit.state)}"
+            text = f"    {_words(limit.state._replace(limit=limit.available))}"
             if limit.is_advice and not limit.state.allowed:
                 text += ", but the view decides"
             command.say(text)
@@ -109,14 +110,6 @@ def _explain(command: Printer, options: VerbOptions) -> None:
         command.say("No rule applies.")
     for line in (*explanation.notes, verdict(explanation)):
         command.say(line)
-
-
-def _print_limit(command: Printer, limit: ExplainedLimit) -> None:
-    command.say(f"{limit.name} ({limit.source}): {limit.reading}")
-
-
-def _effect(override: RateLimitOverride) -> str:
-    return f"override {override.pk} ({override}): {override.get_effect_display()}"
 
 
 @verb(

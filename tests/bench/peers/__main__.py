@@ -61,6 +61,8 @@ COMPARED = (
     "django-ratelimit-lua",
     "django-ratelimit",
     "django-smart-ratelimit",
+    "django-modern-rest",
+    "django-trafficwatch",
     "djangorestframework",
     "limits",
 )

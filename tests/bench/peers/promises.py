@@ -29,6 +29,7 @@ LIMIT, REQUESTS = 10, 100
 MOMENTS, CLIENTS = 30, 8
 MAX_SECONDS = 20
 ALLOWED = "200"
+SECONDS = {"s": 1, "h": 3600}
 
 
 class Promises(NamedTuple):
@@ -111,6 +112,56 @@ def _smart(algorithm: str) -> Callable[[View, Sequence[str]], View]:
     return stack
 
 
+def _trafficwatch(view: View, rates: Sequence[str]) -> View:
+    from django_trafficwatch import trafficwatch_rule
+    from django_trafficwatch.middleware import TrafficWatchMiddleware
+
+    for number, rate in enumerate(rates):
+        limit, _, unit = rate.partition("/")
+
+        def key(request: Any, number: int = number) -> str:
+            return str(request.headers[_header(number)])
+
+        view = trafficwatch_rule(
+            SECONDS[unit], int(limit), name=f"try-{number}-{unit}", key_func=key
+        )(view)
+    middleware = TrafficWatchMiddleware(view)
+
+    def asked(request: Any) -> Any:
+        return middleware.process_view(request, view, (), {}) or middleware(request)
+
+    return asked
+
+
+def _modern_rest(view: View, rates: Sequence[str]) -> View:
+    import redis
+    from dmr import Controller
+    from dmr.plugins.pydantic import PydanticSerializer
+    from dmr.throttling import SyncThrottle
+    from dmr.throttling.backends.redis import SyncRedis
+    from dmr.throttling.cache_keys import BaseThrottleCacheKey
+
+    from tests.server import url
+
+    class Header(BaseThrottleCacheKey):
+        def __call__(self, endpoint: Any, controller: Any) -> str:
+            return str(controller.request.headers[self.name])
+
+    def throttle(number: int, rate: str) -> SyncThrottle:
+        limit, _, unit = rate.partition("/")
+        key = Header(runs_before_auth=True, name=_header(number))
+        backend = SyncRedis(redis.Redis.from_url(url()))
+        return SyncThrottle(int(limit), SECONDS[unit], cache_key=key, backend=backend)
+
+    class Throttled(Controller[PydanticSerializer]):
+        throttling = tuple(throttle(*each) for each in enumerate(rates))
+
+        def get(self) -> str:
+            return "ok"
+
+    return Throttled.as_view()
+
+
 def _drf(base: Callable[[], type]) -> Callable[[View, Sequence[str]], View]:
     def stack(view: View, rates: Sequence[str]) -> View:
         from rest_framework.response import Response
@@ -183,6 +234,8 @@ MAKERS: dict[str, Make] = {
     "limits, fixed window": _limits("FixedWindowRateLimiter"),
     "django-smart-ratelimit, sliding_window": _view(_smart("sliding_window")),
     "django-smart-ratelimit, fixed_window": _view(_smart("fixed_window")),
+    "django-modern-rest, SimpleRate": _view(_modern_rest),
+    "django-trafficwatch, redis": _view(_trafficwatch),
 }
 
 

@@ -16,7 +16,7 @@ from django_ratelimit_lua.contrib.breakers.extension import BreakersExtension
 from django_ratelimit_lua.contrib.breakers.models import RateLimitBreaker
 from django_ratelimit_lua.contrib.breakers.registry import register_name
 from django_ratelimit_lua.models import RateLimitChange
-from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store import Deadline
 from tests.users import ADMIN_MIDDLEWARE, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,7 +51,7 @@ def payments() -> CircuitBreaker:
     """A breaker that is in use and registered."""
     breaker = CircuitBreaker("payments", failures=1, open_for="30s")
     assert is_allowed(breaker)
-    assert register_name("payments", Patience(5.0))
+    assert register_name("payments", Deadline(5.0))
     return breaker
 
 

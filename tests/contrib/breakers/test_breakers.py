@@ -28,7 +28,7 @@ from django_ratelimit_lua.contrib.breakers.registry import (
 )
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
-from django_ratelimit_lua.store import Patience, flusher
+from django_ratelimit_lua.store import Deadline, flusher
 from tests import clusters
 
 
@@ -429,7 +429,7 @@ def test_a_cluster_keeps_breakers_on_all_nodes(service: Service, settings: Any) 
 def test_the_last_thousand_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that are made at run time do not fill Redis."""
     monkeypatch.setattr("django_ratelimit_lua.contrib.breakers.registry.MAX_NAMES", 5)
-    assert all(register_name(f"shop {number}", Patience(5.0)) for number in range(20))
+    assert all(register_name(f"shop {number}", Deadline(5.0)) for number in range(20))
     assert len(read_states()) == 5
 
 

@@ -84,6 +84,13 @@ def test_the_page_shows_what_refused_the_client(operator: Client) -> None:
     assert "203.0.113" not in text(reader, CLIENT, digest=client_of("203.0.113.1"))
 
 
+def test_what_a_rule_in_shadow_mode_would_refuse_is_no_refusal(operator: Client) -> None:
+    RateLimitRule.objects.create(name="trial", path="/ok", key="ip", rate="1/h", mode="shadow")
+    assert visits(3, "203.0.113.1") == [200] * 3
+    page = words(text(operator, CLIENT, digest=client_of("203.0.113.1")))
+    assert "trial would be refused: 2 1" in page
+
+
 @pytest.mark.usefixtures("rule")
 @pytest.mark.parametrize("shape", [str, str.lower, lambda text: text.replace("-", "")])
 def test_a_reference_leads_to_the_client(operator: Client, shape: Any) -> None:

@@ -29,7 +29,7 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.process.tasks import stop
-from django_ratelimit_lua.store import Patience, flusher
+from django_ratelimit_lua.store import Deadline, flusher
 from django_ratelimit_lua.testing.server import Server
 from tests import clusters
 from tests.acceptance.test_forks import child_of, ended
@@ -218,11 +218,11 @@ def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: A
             for number in range(20):
                 for limiter in limiters:
                     assert limiter.hit(number)
-            assert not is_written(Patience(1))
+            assert not is_written(Deadline(1))
             known = {name for name in NAMES if owners[name] is not away}
             due = {f"{name} a": 40 for name in known}
             until(
-                lambda: not is_written(Patience(1)) and of_these(known) == due,
+                lambda: not is_written(Deadline(1)) and of_these(known) == due,
                 "the others are written",
                 60,
             )
@@ -234,10 +234,10 @@ def test_a_cluster_counts_as_one_server(database: Path, prefix: str, settings: A
         stop(20)
 
 
-def is_written(patience: Patience | None = None) -> bool:
+def is_written(deadline: Deadline | None = None) -> bool:
     """Return whether all counts could be written."""
     with suppress(StoreError):
-        return not recorder.flush(patience)
+        return not recorder.flush(deadline)
     return False
 
 

@@ -269,7 +269,7 @@ def test_a_thousand_names_are_read_in_few_round_trips(
     store, trips = get_store(background=True), []
     execute_all = store.execute_all
 
-    def several(parts: Any, patience: Any = None) -> Any:
+    def several(parts: Any, deadline: Any = None) -> Any:
         trips.append(len(parts))
         return execute_all(parts)
 

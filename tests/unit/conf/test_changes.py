@@ -18,7 +18,7 @@ def test_listeners_run_after_a_changed_setting_was_read_again(
     run in order of registration, and again when the change is undone.
     """
     heard: list[object] = []
-    monkeypatch.setattr(changes, "_hearers", [*changes._hearers])
+    monkeypatch.setattr(changes, "_receivers", [*changes._receivers])
     on_change(("RATELIMIT_*",), lambda: heard.append(("ours", conf.SLOT_SECONDS)))
     on_change(("RATELIMIT_SLOT_SECONDS", "CACHES"), lambda: heard.append("slots or caches"))
     with override_settings(RATELIMIT_SLOT_SECONDS=7):
@@ -33,6 +33,6 @@ def test_every_setting_that_code_uses_exists() -> None:
     """Each setting that a function is registered for exists, because a misspelt name would never
     change.
     """
-    names = {name for names, _ in changes._hearers for name in names}
+    names = {name for names, _ in changes._receivers for name in names}
     others = {"RATELIMIT_*", "CACHES", "INSTALLED_APPS", "SECRET_KEY", "SECRET_KEY_FALLBACKS"}
     assert names - others <= {f"RATELIMIT_{name}" for name in SETTINGS}

@@ -22,7 +22,7 @@ from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.snapshot import Snapshot
-from django_ratelimit_lua.store import Patience
+from django_ratelimit_lua.store import Deadline
 
 CHARGE = Charge(Limit("x", "5/h"), digest("ada"))
 ALLOWED = Decision(
@@ -78,8 +78,8 @@ class Loop:
     def __init__(self, planner: Planner, loaded: list[Ruleset]) -> None:
         self.calls: list[Call] = []
         self.loads = 0
-        self.patience = Patience(1)
-        self._waiting = deciding(planner, self.patience)
+        self.deadline = Deadline(1)
+        self._waiting = deciding(planner, self.deadline)
         self._loaded = loaded
         self._step = next(self._waiting)
 
@@ -148,9 +148,9 @@ def test_a_call_has_time_left_after_loading_the_rules(
     """
     monkeypatch.setattr("django_ratelimit_lua.rules.provider.is_answered", is_answered)
     loop = Loop(Planner(), [rules(1)])
-    loop.patience.left = 0.0
+    loop.deadline.left = 0.0
     assert loop.answer(ALLOWED)
-    assert loop.patience.left == left
+    assert loop.deadline.left == left
 
 
 def test_both_drivers_give_the_same_result() -> None:

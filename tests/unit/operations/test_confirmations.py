@@ -13,7 +13,7 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.confirmations import changed_confirmations, confirmations
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
 from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
-from django_ratelimit_lua.rules.places import meant_by, place_problems, route_names
+from django_ratelimit_lua.rules.places import closest_name, place_problems, route_names
 
 
 def view(request: HttpRequest) -> HttpResponse:
@@ -112,7 +112,12 @@ def test_a_name_close_to_a_call_site_gets_a_suggestion() -> None:
     """The suggestion is the most similar name. There is none if the name is that of a call site or
     similar to none.
     """
-    assert [meant_by(name) for name in ("serach", "search", "orders", "")] == ["search", "", "", ""]
+    assert [closest_name(name) for name in ("serach", "search", "orders", "")] == [
+        "search",
+        "",
+        "",
+        "",
+    ]
 
 
 @pytest.mark.django_db

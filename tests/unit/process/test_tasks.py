@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from django_ratelimit_lua.process import tasks
-from django_ratelimit_lua.process.tasks import Errand, Task, stop
+from django_ratelimit_lua.process.tasks import JobRunner, Task, stop
 
 SOON = 20.0
 """Seconds within which a thread has its turn, on a machine that is busy."""
@@ -94,7 +94,7 @@ def test_one_off_work_returns_its_result() -> None:
     """Each piece of work runs in a thread of its own, and its future has the result or the
     exception. `wait` and `is_busy` refer to the latest piece.
     """
-    errand = Errand()
+    jobs = JobRunner()
     both_began, may_go = threading.Barrier(3), threading.Event()
 
     def work(number: int) -> Callable[[], float]:
@@ -105,14 +105,14 @@ def test_one_off_work_returns_its_result() -> None:
 
         return divide
 
-    given = [errand.give(work(number)) for number in (0, 2)]
+    submitted = [jobs.submit(work(number)) for number in (0, 2)]
     both_began.wait(SOON)
-    assert errand.is_busy
-    assert not errand.wait(0.01)
+    assert jobs.is_busy
+    assert not jobs.wait(0.01)
     may_go.set()
-    assert errand.wait(SOON)
-    assert not errand.is_busy
-    failed, done = given
+    assert jobs.wait(SOON)
+    assert not jobs.is_busy
+    failed, done = submitted
     assert failed is not None
     assert isinstance(failed.exception(SOON), ZeroDivisionError)
     assert done is not None
@@ -123,9 +123,9 @@ def test_one_off_work_that_cannot_run_blocks_no_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If the process ends before the work begins, its future is cancelled. If no thread can be
-    started, `give` returns None.
+    started, `submit` returns None.
     """
-    errand, start = Errand(), threading.Thread.start
+    jobs, start = JobRunner(), threading.Thread.start
 
     def stop_first(thread: threading.Thread) -> None:
         for task in tasks.all_tasks():
@@ -133,19 +133,19 @@ def test_one_off_work_that_cannot_run_blocks_no_caller(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", stop_first)
-    given = errand.give(lambda: None)
-    assert given is not None
+    submitted = jobs.submit(lambda: None)
+    assert submitted is not None
     with pytest.raises(CancelledError):
-        given.result(SOON)
-    assert not errand.is_busy
+        submitted.result(SOON)
+    assert not jobs.is_busy
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert errand.give(lambda: None) is None
-    assert not errand.is_busy
-    assert errand.wait(SOON)
+    assert jobs.submit(lambda: None) is None
+    assert not jobs.is_busy
+    assert jobs.wait(SOON)
 
 
 @pytest.mark.parametrize("errs", [False, True], ids=["stops", "cannot be stopped"])
@@ -174,24 +174,24 @@ def test_a_process_flushes_before_it_ends(errs: bool, monkeypatch: pytest.Monkey
 
 
 def test_the_latest_piece_of_work_is_the_last_one_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a second piece of work is given while the first is being started, `wait` and `is_busy`
+    """If a second piece of work is submitted while the first is being started, `wait` and `is_busy`
     refer to the second.
     """
-    errand, may_go = Errand(), threading.Event()
+    jobs, may_go = JobRunner(), threading.Event()
     start, later = Task.start, []
 
     def overtaken(task: Task) -> bool:
         monkeypatch.setattr(Task, "start", start)
-        later.append(errand.give(lambda: may_go.wait(SOON)))
+        later.append(jobs.submit(lambda: may_go.wait(SOON)))
         return start(task)
 
     monkeypatch.setattr(Task, "start", overtaken)
-    first = errand.give(lambda: None)
+    first = jobs.submit(lambda: None)
     assert first is not None
     first.result(SOON)
-    assert errand.is_busy
+    assert jobs.is_busy
     may_go.set()
-    assert errand.wait(SOON)
+    assert jobs.wait(SOON)
     assert later[0].done()
 
 

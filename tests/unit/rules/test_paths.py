@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.rules import compile
-from django_ratelimit_lua.rules.paths import MAX_LENGTH, PathIndex, PathPattern
+from django_ratelimit_lua.rules.paths import MAX_LENGTH, PathPattern
 from django_ratelimit_lua.rules.paths import MAX_LENGTH as MAX_PATH_LENGTH
 from django_ratelimit_lua.rules.rule import Rule
-from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
+from django_ratelimit_lua.rules.ruleset import PathIndex, Ruleset, compile_rules
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_a_store_made_right_after_a_change_of_settings_has_the_new_ones(
         ("CACHES",),
         lambda: made.append(django_ratelimit_lua.store.get_store()._params.database),
     )
-    monkeypatch.setattr(changes, "_hearers", [*changes._hearers, receiver])
+    monkeypatch.setattr(changes, "_receivers", [*changes._receivers, receiver])
     for database in (0, 1):
         use(settings, f"redis://127.0.0.1:1/{database}")
     assert made == [0, 1]

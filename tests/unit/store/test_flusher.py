@@ -7,16 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from django_ratelimit_lua.exceptions import StoreError
-from django_ratelimit_lua.store import FLUSH_SECONDS, Patience
+from django_ratelimit_lua.store import FLUSH_SECONDS, Deadline
 from django_ratelimit_lua.store.flusher import Flusher
 
-Calls = list[tuple[str, Patience | None]]
+Calls = list[tuple[str, Deadline | None]]
 
 
 def flush_of(
     calls: Calls, name: str, *, is_left: bool = False, fails: bool = False
-) -> Callable[[Patience | None], bool]:
-    def flush(last: Patience | None) -> bool:
+) -> Callable[[Deadline | None], bool]:
+    def flush(last: Deadline | None) -> bool:
         calls.append((name, last))
         if fails:
             raise StoreError(name)

@@ -12,7 +12,7 @@ from django.test import RequestFactory
 from django_ratelimit_lua.engine.decide import now_us
 from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.identity import digest, key_id
-from django_ratelimit_lua.identity.names import own
+from django_ratelimit_lua.identity.names import supplied_identity
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import Rate
@@ -130,7 +130,9 @@ def test_the_digests_of_a_client_are_those_that_charges_count(settings: Any) -> 
 
     def clients(identity: Any) -> list[bytes]:
         charge = Charge(limit, digest(identity))
-        return list(client_digests([DecidedCharge(charge, "x", identity=own(identity))]))
+        return list(
+            client_digests([DecidedCharge(charge, "x", identity=supplied_identity(identity))])
+        )
 
     assert clients(ip) == [digest(ip), digest(ip, "before")]
     assert clients(pair) == [digest(pair), digest(pair, "before")]

@@ -10,7 +10,7 @@ import pytest
 from django.test import RequestFactory
 
 from django_ratelimit_lua import Decision
-from django_ratelimit_lua.engine.log_sampler import MAX_OF_LIMIT, MAX_OF_LOG
+from django_ratelimit_lua.engine.logs import MAX_OF_LIMIT, MAX_OF_LOG
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.web.refusal_log import refusal_log
 
@@ -44,7 +44,7 @@ def test_a_log_record_contains_the_limit_the_client_and_the_path(caplog: Any) ->
         "01234567, reference 7ZK4M; "
         "records dropped before: 0"
     )
-    parts = ("limit", "rule", "client", "identity", "reference", "method", "path", "left_out")
+    parts = ("limit", "rule", "client", "identity", "reference", "method", "path", "skipped")
     assert [getattr(record, part) for part in parts] == [
         "search:*:ip:10/s",
         "api",
@@ -81,19 +81,24 @@ def test_client_text_cannot_add_log_lines(caplog: Any) -> None:
     assert len(record.getMessage()) < 600
 
 
+def admit(limit: str, identity: bytes, now: float) -> int | None:
+    """Return the number of skipped records before this one; None if this one is skipped, too."""
+    if not refusal_log.admit(limit, identity, now):
+        return None
+    return refusal_log.take_skipped(limit)
+
+
 def test_a_client_is_logged_once_a_minute() -> None:
     """A client is logged once a minute for each limit that refuses it. Refusals of unknown clients
     are limited only as a flood is.
     """
     ada, grace = b"a" * 32, b"b" * 32
-    assert [refusal_log.left_out("search", ada, 1000.0 + second) for second in range(59)] == [0] + [
-        None
-    ] * 58
-    assert refusal_log.left_out("search", grace, 1059.0) == 58
-    assert refusal_log.left_out("login", ada, 1059.0) == 0
-    assert refusal_log.left_out("search", ada, 1060.0) == 0
-    assert refusal_log.left_out("search", ada, 1061.0) is None
-    assert [refusal_log.left_out("search", b"", 1062.0) for _ in range(3)] == [1, 0, 0]
+    assert [admit("search", ada, 1000.0 + second) for second in range(59)] == [0] + [None] * 58
+    assert admit("search", grace, 1059.0) == 58
+    assert admit("login", ada, 1059.0) == 0
+    assert admit("search", ada, 1060.0) == 0
+    assert admit("search", ada, 1061.0) is None
+    assert [admit("search", b"", 1062.0) for _ in range(3)] == [1, 0, 0]
 
 
 def test_clients_skipped_in_a_flood_are_logged_later() -> None:
@@ -101,9 +106,9 @@ def test_clients_skipped_in_a_flood_are_logged_later() -> None:
     has ended.
     """
     for client in range(MAX_OF_LIMIT):
-        refusal_log.left_out("search", b"%032x" % client, 1000.0)
-    assert refusal_log.left_out("search", b"a" * 32, 1000.0) is None
-    assert refusal_log.left_out("search", b"a" * 32, 1060.0) == 1
+        admit("search", b"%032x" % client, 1000.0)
+    assert admit("search", b"a" * 32, 1000.0) is None
+    assert admit("search", b"a" * 32, 1060.0) == 1
 
 
 def test_a_flood_writes_few_records(caplog: Any) -> None:
@@ -120,18 +125,20 @@ def test_omissions_are_logged_with_the_next_record() -> None:
     """After ten records in a minute, the others are counted for their limit, and the limit's next
     record has their number.
     """
-    said = [refusal_log.left_out("search", b"%032x" % client, 1000.0) for client in range(5000)]
+    said = [admit("search", b"%032x" % client, 1000.0) for client in range(5000)]
     assert said == [0] * 10 + [None] * 4990
-    assert refusal_log.left_out("login", b"x" * 32, 1000.0) == 0
-    assert [
-        refusal_log.left_out("search", b"%032x" % client, 1060.0) for client in (11, 12, 12)
-    ] == [4990, 0, None]
-    assert refusal_log.left_out("search", b"x" * 32, 1061.0) == 1
+    assert admit("login", b"x" * 32, 1000.0) == 0
+    assert [admit("search", b"%032x" % client, 1060.0) for client in (11, 12, 12)] == [
+        4990,
+        0,
+        None,
+    ]
+    assert admit("search", b"x" * 32, 1061.0) == 1
 
 
 def test_made_up_limit_names_write_few_records() -> None:
     """All limits together write at most sixty records a minute."""
-    said = [refusal_log.left_out(f"made-up-{number}", b"x" * 32, 1000.0) for number in range(3000)]
+    said = [admit(f"made-up-{number}", b"x" * 32, 1000.0) for number in range(3000)]
     assert said == [0] * MAX_OF_LOG + [None] * (3000 - MAX_OF_LOG)
 
 
@@ -142,7 +149,7 @@ def test_nothing_is_counted_as_skipped_while_logging_is_off(caplog: Any) -> None
         write(100)
     write()
     (record,) = caplog.records
-    assert record.left_out == 0
+    assert record.skipped == 0
 
 
 def test_a_failing_project_function_does_not_prevent_a_record(caplog: Any, settings: Any) -> None:

@@ -13,7 +13,7 @@ from ....conf import conf
 from ....engine.decide import adecide
 from ....engine.decided_charge import DecidedCharge
 from ....engine.run import Wait
-from ....engine.waiting import ahold
+from ....engine.waiting import await_turn
 from ....identity import Identity, digest
 from ....limits.call import MAX_COST, MAX_HOLD_US, Charge, Operation
 from ....limits.decision import Decision, LimitState
@@ -145,12 +145,12 @@ async def answer(data: bytes) -> Any:
         planner = _Planner(hits, "hit")
         decision = await adecide(planner)
         if decision and decision.wait > 0:
-            await ahold(decision.wait, planner.charges)
+            await await_turn(decision.wait, planner.charges)
     return _compose(results, decision)
 
 
 def _compose(results: Sequence[DescriptorResult], decision: Decision) -> Any:
-    style = conf.HEADERS or "draft-10"
+    style = conf.HEADERS or "ietf"
     response = messages.Response(overall_code=messages.OK)
     headers = limit_headers(decision, style)
     if not decision.allowed:

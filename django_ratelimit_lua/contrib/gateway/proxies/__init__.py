@@ -20,7 +20,7 @@ GRPC = "envoy-grpc"
 """Envoy over gRPC, which `manage.py ratelimit grpc` answers."""
 FILES = {**{name: dialect.file for name, dialect in DIALECTS.items()}, GRPC: f"{GRPC}.yaml"}
 LEFT = {
-    "draft-10": ("RateLimit", "RateLimit-Policy"),
+    "ietf": ("RateLimit", "RateLimit-Policy"),
     "x": ("X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"),
 }
 """The rate-limit headers of answers, by `RATELIMIT_HEADERS`."""
@@ -55,7 +55,7 @@ def configuration(options: Mapping[str, Any], gateway: str, path: str) -> str:
         "user_header": gateway_settings.GATEWAY_USER_HEADER or "",
         "left": [
             {"header": header, "variable": header.lower().replace("-", "_")}
-            for header in LEFT[conf.HEADERS or "draft-10"]
+            for header in LEFT[conf.HEADERS or "ietf"]
         ],
         **_timeout(options["timeout"]),
     }

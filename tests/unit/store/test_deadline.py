@@ -6,25 +6,25 @@ import time
 
 import pytest
 
-from django_ratelimit_lua.store import Patience
-from django_ratelimit_lua.store.patience import SLICES
+from django_ratelimit_lua.store import Deadline
+from django_ratelimit_lua.store.deadline import SLICES
 
 
-def test_a_late_thread_spends_at_most_one_slice_of_patience() -> None:
+def test_a_late_thread_spends_at_most_one_slice() -> None:
     """A thread that is late at the end of each slice still checks the result after each slice
     before it gives up.
     """
-    patience, looks = Patience(0.02), []
+    deadline, looks = Deadline(0.02), []
 
     def look(seconds: float) -> bool:
         looks.append(seconds)
         time.sleep(seconds + 0.03)
         return False
 
-    assert not patience.wait(look)
+    assert not deadline.wait(look)
     assert len(looks) == SLICES
     assert sum(looks) == pytest.approx(0.02)
-    share = Patience(0.06).share(3)
+    share = Deadline(0.06).share(3)
     assert share.left == pytest.approx(0.02)
 
 
@@ -32,22 +32,22 @@ def test_the_time_left_is_shared_among_servers() -> None:
     """Each server gets an equal share of the time that is left, and unspent time is available to
     the next one. No server is called if no time is left.
     """
-    patience, given = Patience(0.3), []
-    for name, share in patience.shares("abc"):
+    deadline, given = Deadline(0.3), []
+    for name, share in deadline.shares("abc"):
         given.append((name, round(share.left, 6)))
         share.left -= 0.04
     assert given == [("a", 0.1), ("b", 0.13), ("c", 0.22)]
-    assert patience.left == pytest.approx(0.18)
-    patience.left = 0.0
-    assert list(patience.shares("abc")) == []
+    assert deadline.left == pytest.approx(0.18)
+    deadline.left = 0.0
+    assert list(deadline.shares("abc")) == []
 
 
 def test_a_share_spends_no_more_than_its_length() -> None:
     """If a late loop exceeds a share, only the share is subtracted, so that the next servers keep
     their time.
     """
-    patience = Patience(0.3)
-    share = patience.share(3)
+    deadline = Deadline(0.3)
+    share = deadline.share(3)
     share.left -= 5.0
-    patience.take_back(share)
-    assert patience.left == pytest.approx(0.2)
+    deadline.count(share)
+    assert deadline.left == pytest.approx(0.2)

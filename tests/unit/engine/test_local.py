@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_ratelimit_lua.engine.fallback import LocalCounts
 from django_ratelimit_lua.engine.heartbeat import heartbeat
+from django_ratelimit_lua.engine.local import LocalCounts
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge, Operation
@@ -28,7 +28,7 @@ def here(settings: Any, monkeypatch: pytest.MonkeyPatch) -> LocalCounts:
     """Return the counts of one of four processes, with memory for few clients."""
     settings.RATELIMIT_ON_STORE_ERROR = "local"
     monkeypatch.setattr(heartbeat, "count", 4)
-    monkeypatch.setattr("django_ratelimit_lua.engine.fallback.MAX_COUNTS", MAX)
+    monkeypatch.setattr("django_ratelimit_lua.engine.local.MAX_COUNTS", MAX)
     return LocalCounts()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_ratelimit_lua.limits.share import Share, divide
+from django_ratelimit_lua.engine.heartbeat import Share, divide
 
 WEIGHTS = st.lists(st.integers(1, 1000), min_size=1, max_size=20).map(tuple)
 

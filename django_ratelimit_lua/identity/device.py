@@ -1,0 +1,128 @@
+"""Browsers that signed in before: the key `device:NAME` of login forms, by a signed cookie.
+
+Attempts at an account by a browser that signed in to it before are counted by the browser. All
+other attempts at the account are counted together, so guesses from anywhere do not lock out its
+owner. These are the device cookies of OWASP:
+https://owasp.org/www-community/Slow_Down_Online_Guessing_Attacks_with_Device_Cookies
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from django.conf import settings
+from django.contrib.auth import SESSION_KEY, get_user_model
+from django.contrib.auth.signals import user_logged_in
+from django.core.signing import BadSignature, Signer
+from django.db import DatabaseError
+from django.db.models import Q
+from django.dispatch import receiver
+from django.http import HttpRequest
+from django.utils.crypto import constant_time_compare, salted_hmac
+
+from .request_state import request_state
+from .request_values import cookie_value
+from .text import MAX_LENGTH
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import User
+
+COOKIE = "__Host-ratelimit-device"
+"""The name of the cookie. Browsers accept this prefix only from the host itself, over HTTPS."""
+MAX_AGE = 180 * 86_400
+"""The seconds for which an entry of the cookie is valid after a login."""
+MAX_ACCOUNTS = 5
+"""The number of entries in a cookie, one for each account."""
+SALT = "django_ratelimit_lua.device"
+
+
+class Entry(NamedTuple):
+    """What the cookie holds about an account that signed in.
+
+    - `account`: the digest of the account and its password;
+    - `device`: the random id of the browser for this account;
+    - `signed_in_at`: when it signed in, in seconds since 1970.
+    """
+
+    account: str
+    device: str
+    signed_in_at: float
+
+
+def device_of(request: HttpRequest, name: str) -> tuple[str, ...]:
+    """Return the id of the browser if it signed in to the account of that name; otherwise nothing.
+
+    The database is queried only if the cookie is valid.
+    """
+    entries = _entries(cookie_value(request, COOKIE))
+    if entries and len(name) <= MAX_LENGTH:
+        user = _account(name)
+        if user is not None:
+            return tuple([entry.device for entry in entries if _is_of(entry, user)])
+    return ()
+
+
+@receiver(user_logged_in)
+def remember(sender: object, request: Any, user: User, **kwargs: object) -> None:
+    """Compose the cookie after a login, for `RateLimitMiddleware`.
+
+    A login without a session, such as one by a token, gets no cookie.
+    """
+    if getattr(request, "session", {}).get(SESSION_KEY) != str(user.pk):
+        return
+    device = secrets.token_urlsafe(16)
+    entries = _entries(request.COOKIES.get(COOKIE))
+    for entry in entries.copy():
+        if _is_of(entry, user):
+            device = entry.device
+            entries.remove(entry)
+    entries.insert(0, Entry(_digests(user)[0], device, time.time()))
+    request_state(request).device_cookie = {
+        "key": COOKIE,
+        "value": Signer(salt=SALT).sign_object(entries[:MAX_ACCOUNTS]),
+        "max_age": MAX_AGE,
+        "secure": True,
+        "httponly": True,
+        "samesite": "Lax",
+    }
+
+
+def _entries(cookie: str | None) -> list[Entry]:
+    """Return the entries of a cookie, the last login first; none if the cookie was altered."""
+    try:
+        entries = [Entry(*each) for each in Signer(salt=SALT).unsign_object(cookie or "")]
+    except (BadSignature, ValueError, TypeError):
+        return []
+    return [entry for entry in entries if entry.signed_in_at > time.time() - MAX_AGE]
+
+
+def _account(name: str) -> User | None:
+    """Return the account of that user name or address; None if it could be one of several.
+
+    Otherwise an attacker could choose the address of another account as user name.
+    """
+    model = get_user_model()
+    name = model.normalize_username(name.strip())
+    email = model.get_email_field_name()
+    matches = Q(**{model.USERNAME_FIELD: name})
+    if "@" in name and hasattr(model, email) and email != model.USERNAME_FIELD:
+        matches |= Q(**{f"{email}__iexact": name})
+    try:
+        users = list(model._default_manager.filter(matches)[:2])
+    except (ValueError, DatabaseError):  # The database cannot compare every text.
+        return None
+    return users[0] if len(users) == 1 else None
+
+
+def _is_of(entry: Entry, user: User) -> bool:
+    """Return whether an entry is of an account with its present password."""
+    return any(constant_time_compare(entry.account, each) for each in _digests(user))
+
+
+def _digests(user: User) -> list[str]:
+    """Return the digests of an account and its password, the one by the present key first."""
+    value = f"{user.pk} {user.password}"
+    keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    return [salted_hmac(SALT, value, key, algorithm="sha256").hexdigest()[:32] for key in keys]
