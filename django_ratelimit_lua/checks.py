@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import NamedTuple
@@ -24,13 +24,14 @@ from .extension import (
     is_installed,
 )
 from .identity.keys import registered_keys
+from .identity.networks import networks
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
 from .publishing.publish import primary, read_published
 from .publishing.triggers import migration_problem
 from .rules import RuleError, provider
 from .rules.callsite import group_of
 from .rules.places import place_problems
-from .rules.rule import Rule
+from .rules.rule import Rule, Spec
 from .rules.ruleset import settings_problems, settings_rules
 from .rules.stacks import BEFORE_METHODS, Stack, is_behind_login, on_view, url_patterns
 from .store import why_unusable
@@ -103,6 +104,14 @@ TWO_DATABASES = Problem(
     "database.",
 )
 NOT_MIGRATED = Problem("W040", "Run `manage.py migrate`.")
+UNREAD_NETWORK = Problem(
+    "W041", "Write the file anew. Every process reads it again within a second when it has changed."
+)
+NO_WAITING_TIME = Problem(
+    "W042",
+    "Set RATELIMIT_REQUEST_START to a header that your proxy overwrites, and "
+    "RATELIMIT_TRUSTED_PROXIES to the networks of the proxy.",
+)
 ABSENT_ANNEX = Problem("W029", "{right}, or delete these values from RateLimitRule.options.")
 
 
@@ -322,6 +331,24 @@ def check_proxies(**kwargs: object) -> Iterator[CheckMessage]:
             yield NO_PROXIES.message(text)
 
 
+@register(Tags.caches)
+def check_conditions(**kwargs: object) -> Iterator[CheckMessage]:
+    """Check that networks can be read, and that the waiting time of requests is known."""
+    with suppress(ImproperlyConfigured):  # `check_settings` reports it.
+        yield from map(UNREAD_NETWORK.message, networks.read())
+        yield from _no_waiting_time([rule.given or {} for rule in _valid_rules()])
+
+
+def _no_waiting_time(specs: Iterable[Spec]) -> Iterator[CheckMessage]:
+    if conf.REQUEST_START is not None and isinstance(conf.TRUSTED_PROXIES, tuple):
+        return
+    names = [repr(spec["name"]) for spec in specs if spec.get("waited")]
+    if names:
+        yield NO_WAITING_TIME.message(
+            f"Rules {', '.join(names)} never apply: no waiting time of requests is known."
+        )
+
+
 @register(Tags.database)
 def check_database(
     databases: Sequence[str] | None = None, **kwargs: object
@@ -349,6 +376,8 @@ def _database_problems(using: str) -> Iterator[CheckMessage]:
         if names and word not in annex_options():
             text = f"The option {word} of the rules {', '.join(names)} is ignored: its app is not"
             yield ABSENT_ANNEX.message(f"{text} installed.", right=install(annex))
+    with suppress(ImproperlyConfigured):
+        yield from _no_waiting_time([rule.spec for rule in rules])
     for rule in rules:
         with suppress(RuleError):  # `health` reports it.
             if rule.compiled().counts_missing_bodies and rule.mode != "off":

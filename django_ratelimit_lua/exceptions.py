@@ -29,13 +29,13 @@ class Ratelimited(PermissionDenied):
         when: When to try again, in the client's language. Like `reference`, it is set for
             `RATELIMIT_VIEW` and `RATELIMIT_EXCEPTION_CLASS`, and may be empty.
         reference: A code by which support finds the limit that refused.
-        status: 429, or 403 for a block with that status.
+        status_code: 429, 403 for a block with that status, or 503 if a rule with `waited` refused.
     """
 
     message: str
     when = ""
     reference = ""
-    status = 429
+    status_code = 429
 
     def __init__(self, decision: Decision | str | None = None) -> None:
         if isinstance(decision, Decision):

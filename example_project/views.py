@@ -152,10 +152,10 @@ def blocked(request: HttpRequest, exception: Ratelimited) -> HttpResponse:
             "retry_after": exception.decision.retry_after,
             "reference": exception.reference,
         }
-        if exception.status == 403:  # A block that does not say when it ends.
+        if exception.status_code == 403:  # A block that does not say when it ends.
             del body["retry_after"]
-        return JsonResponse(body, status=exception.status)
-    return render(request, "blocked.html", {"refused": exception}, status=exception.status)
+        return JsonResponse(body, status=exception.status_code)
+    return render(request, "blocked.html", {"refused": exception}, status=exception.status_code)
 
 
 TARGETS = [

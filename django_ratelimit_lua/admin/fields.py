@@ -56,18 +56,19 @@ class TextField(forms.CharField):
 
 
 class LinesField(forms.CharField):
-    """A list of texts, one per line."""
+    """A list of texts, one per line. An empty text is written as two quotation marks."""
 
+    EMPTY = '""'
     widget = forms.Textarea(attrs={"rows": 3})
 
     def prepare_value(self, value: object) -> object:
         if isinstance(value, list):
-            return "\n".join(map(str, value))
+            return "\n".join(str(line) or self.EMPTY for line in value)
         return value
 
     def to_python(self, value: object) -> Any:
         lines = map(str.strip, (super().to_python(value) or "").splitlines())
-        return list(filter(None, lines))
+        return ["" if line == self.EMPTY else line for line in lines if line]
 
     def has_changed(self, initial: object, data: object) -> bool:
         return super().has_changed(initial or [], data)

@@ -52,14 +52,16 @@ MODES = {
 
 
 def sections() -> list[tuple[Any, dict[str, Any]]]:
-    """Return the sections of the form. All options but tiers are in the last one."""
-    advanced = ["description", "order", *(name for name in options() if name != "tiers")]
+    """Return the sections of the form. Options are in the last one, but for tiers and places."""
+    table = options()
+    places = [name for name, option in table.items() if option.is_place]
+    advanced = [name for name in table if name not in ("tiers", *places)]
     return [
         (None, {"fields": ["name", "mode"]}),
         (_("Limit"), {"fields": ["rate", "key"]}),
-        (_("Where it applies"), {"fields": ["path", "group", "method", "audience"]}),
+        (_("Where it applies"), {"fields": ["path", "group", "method", "audience", *places]}),
         (_("Tiers and message"), {"fields": ["tiers", "message"]}),
-        (_("Advanced"), {"classes": ("collapse",), "fields": advanced}),
+        (_("Advanced"), {"classes": ("collapse",), "fields": ["description", "order", *advanced]}),
         (_("Confirm"), {"fields": [CONFIRM]}),
     ]
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
+from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
 from django.conf import settings
@@ -19,7 +21,7 @@ from django.utils.functional import cached_property
 from ..limits import algorithms
 from ..limits.terms import POLICIES, Policy
 from ..limits.values import Check, Choice, Number, Whole, or_none
-from .callables import Function, find
+from .callables import Function, accepts, find
 from .changes import on_change
 
 __all__ = [
@@ -205,6 +207,35 @@ def _networks(value: object, problem: str, other: str = "") -> tuple[Network, ..
         raise ValueError(f"{problem}; {error}") from None
 
 
+def _named_networks(value: object) -> dict[str, tuple[Network, ...] | Path]:
+    """Return the ranges of each network, or the file that has them."""
+    right = (
+        "must be a dict of names with a list of networks or the absolute path of a JSON file, such "
+        "as {'office': ['192.0.2.0/24'], 'google': '/var/lib/networks/google.json'}"
+    )
+    if not isinstance(value, dict) or any(str(name).startswith("!") for name in value):
+        raise ValueError(right)
+    return {
+        name: Path(source)
+        if isinstance(source, (str, Path)) and Path(source).is_absolute()
+        else _networks(source, right)
+        for name, source in value.items()
+    }
+
+
+def _header_key(value: object) -> str:
+    return "HTTP_" + header(value).upper().replace("-", "_")
+
+
+def _exemption(value: object) -> Function:
+    function = _function(value)
+    if iscoroutinefunction(function):
+        raise ValueError("must be a plain function, not a coroutine function")
+    if not accepts(function, "request"):
+        raise ValueError("must accept one argument, the request")
+    return function
+
+
 PRIVATE: tuple[Network, ...] = tuple(
     map(
         ipaddress.ip_network,
@@ -370,6 +401,24 @@ class Conf(Table):
         or_none(_meta_key),
         "another source of the address: a key of ``request.META``, a callable ``(request)``, or "
         "its dotted path",
+    )
+    NETWORKS = Setting(
+        {},
+        _named_networks,
+        "networks by name, for the condition ``network`` of rules: a list of ranges, or the path "
+        "of a JSON file as Google, Bing and OpenAI publish it, see :doc:`/how-to/crawlers`",
+    )
+    REQUEST_START = Setting(
+        None,
+        or_none(_header_key),
+        "the header in which a proxy of ``RATELIMIT_TRUSTED_PROXIES`` writes when it received the "
+        "request, such as ``X-Request-Start``, see :doc:`/how-to/crawlers`",
+    )
+    EXEMPT = Setting(
+        None,
+        or_none(_exemption),
+        "a function of the request, or its dotted path. No limit applies to a request for which it "
+        "returns true",
     )
     IPV4_MASK = Setting(
         32, Whole(0, 32, "prefix length"), "the prefix length to which IPv4 addresses are masked"

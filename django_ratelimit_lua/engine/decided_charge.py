@@ -18,8 +18,9 @@ class DecidedCharge:
     - `rule`: the rule or call site that makes the charge (None: a throttle or a `RateLimiter`);
     - `owner`: the decorator, middleware, throttle or limiter that receives the decision;
     - `identity`: the charged identity, for statistics;
-    - `blocked_by`: the digest of the override's subject, if an override blocks the charge. Then
-      nothing is counted, and the plan sets the `state`;
+    - `blocked_by`: the digest of the override's subject, if an override blocks the charge, or the
+      charged one, if this process decides it alone. Then Redis counts nothing, and the plan sets
+      the `state`;
     - `state`: the state of its limit; None before the decision;
     - `token`: the token that refunds the units: the moment from which they count, in microseconds
       since 1970. None: the charge took no units;

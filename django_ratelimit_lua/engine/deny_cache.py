@@ -146,6 +146,7 @@ def _is_lasting(call: Call, decision: Decision) -> bool:
     return (
         conf.DENY_CACHE_SECONDS > 0
         and call.operation == "hit"
+        and call.is_repeatable
         and call.now is None
         and decision.source == "redis"
         and not decision.allowed

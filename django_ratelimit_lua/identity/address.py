@@ -11,6 +11,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from ..conf import Network, conf
+from ..conf.changes import on_change
 from .forwarded import MAX_ADDRESS_LENGTH, Address, entries, parse_address
 
 UNKNOWN = "unknown"
@@ -24,6 +25,24 @@ _UNTRUSTED = (
     "of your proxies. If there is no proxy, set it to 0. (Logged once per process.)"
 )
 _unheard = itertools.count()
+
+
+@lru_cache(maxsize=1024)
+def is_trusted_peer(peer: str | None) -> bool:
+    """Return whether a peer is in the networks of `RATELIMIT_TRUSTED_PROXIES`.
+
+    False if that setting is a number, which does not identify proxies.
+    """
+    trusted = conf.TRUSTED_PROXIES
+    if not isinstance(trusted, tuple):
+        return False
+    if not peer:
+        return conf.TRUSTS_SOCKET
+    address = parse_address(peer)
+    return address is not None and any(address in network for network in trusted)
+
+
+on_change(("RATELIMIT_TRUSTED_PROXIES",), is_trusted_peer.cache_clear)
 
 
 class ClientAddress(NamedTuple):
@@ -103,6 +122,17 @@ def _understood(text: str, why: str, ipv4_mask: int, ipv6_mask: int) -> ClientAd
     mask = {4: ipv4_mask, 6: ipv6_mask}[address.version]
     network = ipaddress.ip_network(f"{address}/{mask}", strict=False).network_address
     return ClientAddress(str(network), why, address)
+
+
+@lru_cache(maxsize=4096)
+def subnet(address: Address) -> str:
+    """Return the network that the key `subnet` counts: /24 of IPv4, /48 of IPv6.
+
+    >>> subnet(ipaddress.ip_address("203.0.113.9"))
+    '203.0.113.0/24'
+    """
+    bits = {4: 24, 6: 48}[address.version]
+    return str(ipaddress.ip_network(f"{address}/{bits}", strict=False))
 
 
 def _by_count(peer: str | None, text: str | None, header: str, hops: int) -> ClientAddress:

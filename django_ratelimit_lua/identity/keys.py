@@ -31,7 +31,7 @@ from ..conf.callables import accepts, lazily, name_of
 from ..conf.changes import on_change
 from ..limits.rate import LimitError
 from . import Identity
-from .address import client_address
+from .address import client_address, subnet
 from .body import UNREAD, Value, data_value, form_value, json_value
 from .request_state import request_state
 from .request_values import cookie_value, header_value, query_value
@@ -115,6 +115,11 @@ def _ip(group: str, request: HttpRequest, user: object) -> Identity:
     return ("ip", client_address(request).network)
 
 
+def _subnet(group: str, request: HttpRequest, user: object) -> Identity:
+    address = client_address(request).address
+    return ("subnet", None if address is None else subnet(address))
+
+
 def _session(group: str, request: HttpRequest, user: object) -> Identity:
     key = session_key(request)
     if key is None:
@@ -141,6 +146,7 @@ BUILT_IN = {
     for key in (
         Key(ALL_CALLERS, lambda group, request, user: None, gettext_lazy("all clients together")),
         Key("ip", _ip, gettext_lazy("address")),
+        Key("subnet", _subnet, gettext_lazy("subnet")),
         Key("user", _user, gettext_lazy("user"), needs_user=True, lumps_strangers=True),
         Key("user_or_ip", _user_or_ip, gettext_lazy("user or address"), needs_user=True),
         Key("session", _session, gettext_lazy("session"), needs_session=True),
@@ -421,7 +427,7 @@ def compile_key(key: KeyLike) -> Key:
     >>> compile_key("id")
     Traceback (most recent call last):
     ...
-    django_ratelimit_lua.limits.rate.LimitError: Unknown key 'id'; use all, ip, user, ...
+    django_ratelimit_lua.limits.rate.LimitError: Unknown key 'id'; use all, ip, subnet, ...
     """
     if callable(key):
         name = name_of(key)

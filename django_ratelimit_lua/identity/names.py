@@ -155,7 +155,7 @@ def _flat(values: Sequence[object]) -> list[object]:
 
 
 def _of_key(name: str, value: Any, is_masked: bool) -> str:
-    if name == "ip":
+    if name in ("ip", "subnet"):
         return _address(value, is_masked=is_masked)
     if name == "path":
         return _path(value, is_masked=is_masked)

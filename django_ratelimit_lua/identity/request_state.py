@@ -29,6 +29,10 @@ class RequestState:
     - `key_values`: values of registered keys, by name, that an operator or a service has supplied;
     - `looked_ahead`, `ahead`: whether its route was resolved before Django did, and the result;
     - `fields`: the result of parsing its body;
+    - `waited`: the seconds that it waited before this process began with it (None: not known), once
+      `is_wait_measured`;
+    - `busy`: the limits with the option `waited` that were decided for it, by name, each with the
+      seconds after which a refused client may try again;
     - `refusal`: the content of the last refusal;
     - `count`: an optional app's data for counting the request once, at its end;
     - `device_cookie`: the arguments of `set_cookie` after a login.
@@ -45,6 +49,9 @@ class RequestState:
     looked_ahead: bool = False
     ahead: ResolverMatch | None = None
     fields: Any = None
+    waited: float | None = None
+    is_wait_measured: bool = False
+    busy: dict[str, float] = field(default_factory=dict)
     refusal: Any = None
     count: Any = None
     device_cookie: dict[str, Any] = field(default_factory=dict)

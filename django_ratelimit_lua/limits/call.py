@@ -133,6 +133,7 @@ class Call(NamedTuple):
       there are no charges;
     - `slot`: the slot that concurrency limits take or release (see `new_slot`); without one, they
       take none;
+    - `is_repeatable`: whether the deny cache may repeat a refusal;
     - `tries_again`: whether the caller tries again after a refusal, which is then neither counted
       nor an offence, except by a bucket, whose refusal is final.
     """
@@ -150,6 +151,7 @@ class Call(NamedTuple):
     hit_at: int | None = None
     longest_hold_us: int | None = None
     tries_again: bool = False
+    is_repeatable: bool = True
     debt: bool = False
 
     def max_wait_us_of(self, limit: Limit) -> int:

@@ -18,7 +18,7 @@ from ..conf import MAX_WEIGHT
 from ..extension import FIELDS_OF_ANNEXES
 from ..limits.algorithms import SYNONYMS
 from ..rules.callsite import known_call_sites
-from ..rules.options import COLUMNS, NAMES, field_names
+from ..rules.options import COLUMNS, NAMES, field_names, has_value
 from ..rules.places import look_for_call_sites, sentence
 from ..rules.rule import MAX_LENGTHS
 from ..rules.ruleset import settings_rules
@@ -188,7 +188,9 @@ class RateLimitRule(AuditedModel):
         if self.group == self.name and not (self.path or self.route):
             self.group = ""  # That is so without it.
         self.options = {
-            name: value for name, value in spec.items() if name not in COLUMNS and _is_set(value)
+            name: value
+            for name, value in spec.items()
+            if name not in COLUMNS and (_is_set(value) or has_value(name, value))
         }
         if "algorithm" in self.options:
             algorithm = self.options["algorithm"]
@@ -208,7 +210,11 @@ class RateLimitRule(AuditedModel):
                 del values[column]
         values |= self._own_options()
         ordered = dict.fromkeys((*field_names(), *FIELDS_OF_ANNEXES, *values))
-        return {field: values[field] for field in ordered if _is_set(values.get(field))}
+        return {
+            field: values[field]
+            for field in ordered
+            if _is_set(values.get(field)) or has_value(field, values.get(field))
+        }
 
     def _own_options(self) -> Spec:
         """Return the options. Other values, edited by hand, get names that `compile` refuses."""

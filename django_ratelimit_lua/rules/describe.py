@@ -14,7 +14,7 @@ from ..extension import FIELDS_OF_ANNEXES, annex_options, install
 from ..identity.keys import ALL_CALLERS, FIELDS, label_of
 from ..limits.options import OPTIONS
 from ..limits.rate import LimitError, Rate
-from .options import COLUMNS, NAMES, options, places
+from .options import COLUMNS, NAMES, OPTIONS_OF_RULES, has_value, options, places
 from .rule import Spec
 from .template import as_list
 
@@ -143,6 +143,10 @@ def where(given: Spec) -> str:
         group = given.get("name")
     if group:
         parts.append(_("at the call site %(group)s") % {"group": group})
+    for word, option in OPTIONS_OF_RULES.items():
+        if option.is_place and has_value(word, given.get(word)):
+            condition = {"condition": _(option.label), "values": _joined(given[word])}
+            parts.append(_("with the %(condition)s %(values)s") % condition)
     added = annex_options()
     for word in filter(given.get, {**FIELDS_OF_ANNEXES, **added}):
         if word in added:
@@ -173,7 +177,7 @@ def _audience_names(audience: Any, known: Mapping[str, str]) -> list[str]:
 
 
 def _joined(words: object) -> str:
-    return _(" and ").join(as_list(words))
+    return _(" and ").join(map(str, as_list(words)))
 
 
 def difference(before: Spec | None, after: Spec | None) -> list[str]:

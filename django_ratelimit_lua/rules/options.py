@@ -8,12 +8,15 @@ in `Extension.options` for one of an optional app.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..extension import PLACES_OF_ANNEXES, annex_options
 from ..limits.call import MAX_COST
 from ..limits.options import OPTIONS, Option
-from ..limits.values import Whole, flag
+from ..limits.rate import SECOND, LimitError, time_us
+from ..limits.values import Lines, Whole, flag
 from ..limits.values import gettext_noop as _
+from .conditions import network_condition, user_agent_condition
 
 COLUMNS: Mapping[str, str] = {
     "name": _("name"),
@@ -49,6 +52,28 @@ def tier_list(value: object) -> Sequence[object]:
     return value
 
 
+def _check_waited(rule: Any) -> None:
+    """Raise `LimitError` for a rule that cannot apply to busy times only.
+
+    Its refusals say nothing about the client, so they are neither counted nor offences. It does not
+    replace the limit of a call site, which it would lift.
+    """
+    wrong = [word for word in ("exempt", "ban_after", "count_denied") if rule.given.get(word)]
+    if rule.template is not None and any(limit.holds for limit in rule.template.limits(rule.name)):
+        wrong.append("concurrency")
+    if wrong:
+        text = _("waited and %(other)s contradict each other: remove one of them")
+        raise LimitError(text, "waited", other=wrong[0])
+    if rule.group == rule.name:
+        text = _("waited needs a path, a route, or the call site of another name")
+        raise LimitError(text, "waited")
+
+
+def has_value(name: str, value: object) -> bool:
+    """Return whether an option is set: an empty pattern matches requests without a user agent."""
+    return bool(value) or (name == "user_agent" and value == "")
+
+
 OPTIONS_OF_RULES: Mapping[str, Option] = {
     "tiers": Option(
         tier_list,
@@ -62,6 +87,37 @@ OPTIONS_OF_RULES: Mapping[str, Option] = {
         Whole(0, MAX_COST),
         _("cost"),
         _("Units per request. Empty: 1, or the cost at the call site."),
+    ),
+    "user_agent": Option(
+        Lines("['*bot*', '!*Googlebot*']"),
+        _("user agents"),
+        _(
+            "One per line, with * for any text, in any case: *bot*. With ! in front: none of "
+            "these. !?* is a request without a user agent."
+        ),
+        compile=user_agent_condition,
+        is_place=True,
+    ),
+    "waited": Option(
+        time_us,
+        _("waiting time above"),
+        _(
+            "For busy times, for example 500ms: only requests that waited longer before the "
+            "application began with them. Refusals are a 503."
+        ),
+        compile=lambda microseconds: microseconds / SECOND,
+        check_rule=_check_waited,
+        is_place=True,
+    ),
+    "network": Option(
+        Lines("['google', 'bing']"),
+        _("networks"),
+        _(
+            "Names of RATELIMIT_NETWORKS, one per line: clients in one of them. With ! in front: "
+            "in none of these."
+        ),
+        compile=network_condition,
+        is_place=True,
     ),
     "exempt": Option(
         flag,

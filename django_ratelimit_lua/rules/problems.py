@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from ..identity.networks import networks
 from ..store.availability import Failures
 
 logger = logging.getLogger("django_ratelimit_lua")
@@ -57,7 +58,12 @@ class Problems:
     def found(self) -> list[str]:
         """Return all problems, in words."""
         general = [problem for problem in (self.database, self.owner, self.unpublished) if problem]
-        return [*general, *self._skipped, *(text for _, text in self._failed.values())]
+        return [
+            *general,
+            *networks.read(),
+            *self._skipped,
+            *(text for _, text in self._failed.values()),
+        ]
 
 
 problems = Problems()

@@ -20,13 +20,15 @@ from ..conf import conf
 from ..extension import FIELDS_OF_ANNEXES, annex_options, install
 from ..identity.keys import Key, compile_key
 from ..identity.routes import resolved
+from ..identity.waiting_time import waiting_time
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Option, read_options
 from ..limits.rate import LimitError, Rate
 from ..limits.values import Check, Choice, Text, Whole
+from .conditions import Condition
 from .errors import RuleError
 from .methods import parse_methods
-from .options import NAMES, field_names, own_options, places
+from .options import NAMES, field_names, has_value, own_options, places
 from .paths import path_pattern
 from .template import (
     CompiledRate,
@@ -91,6 +93,8 @@ class Rule:
     - `group`: the rule applies only at call sites of that name;
     - `methods`, `audience`: the HTTP methods (None: all) and the clients that it applies to;
     - `extra`: the compiled values of the options that are not options of a limit;
+    - `conditions`: those of the user agent and the network, which a request has to meet as well;
+    - `waited`: the seconds of the option of that name; 0.0: it applies however busy the site is;
     - `is_elsewhere`: whether only an optional app, such as the gateway, applies it. The middleware
       and call sites never do;
     - `block`, `count_if`, `reset_if`, `cost_after`: the arguments of a call site, see `ratelimit`;
@@ -106,6 +110,8 @@ class Rule:
     methods: frozenset[str] | None = None
     audience: tuple[str, ...] = (EVERYONE,)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    conditions: Sequence[Condition] = ()
+    waited: float = 0.0
     is_elsewhere: bool = False
     mode: str = "enforce"
     order: int = 0
@@ -204,9 +210,22 @@ class Rule:
         match = resolved(request)
         return self.route is None or (match is not None and match.view_name == self.route)
 
+    def meets_conditions(self, request: HttpRequest) -> bool:
+        """Return whether a request has waited long enough, and meets the conditions."""
+        if self.waited and (waiting_time(request) or 0.0) <= self.waited:
+            return False
+        for condition in self.conditions:  # noqa: SIM110 - `all` takes twice the time.
+            if not condition(request):
+                return False
+        return True
+
     def matches(self, request: HttpRequest) -> bool:
-        """Return whether the rule applies to the path and the route of a request."""
-        return self.matches_path(request.path_info) and self.matches_route(request)
+        """Return whether the rule applies to a request, whatever its method and its user."""
+        return (
+            self.matches_path(request.path_info)
+            and self.matches_route(request)
+            and self.meets_conditions(request)
+        )
 
     def matches_method(self, request: HttpRequest) -> bool:
         """Return whether the rule applies to the HTTP method of a request."""
@@ -323,8 +342,11 @@ class _Reader:
         is_elsewhere = is_bare and any(map(given.get, places()))
         if is_bare and not (is_elsewhere or given.get("exempt")):
             group = name
-        own = {word: option for word, option in own_options().items() if given.get(word)}
-        extra = {word: self.read(word, self.extra, word, option) for word, option in own.items()}
+        table = own_options()
+        own = {word: table[word] for word in table if has_value(word, given.get(word))}
+        extra: dict[str, Any] = {
+            word: self.read(word, self.extra, word, option) for word, option in own.items()
+        }
         paths = self.read("path", self.paths) or ()
         audience = self.read("audience", self.audience) or (EVERYONE,)
         methods = self.read("method", parse_methods, given.get("method"))
@@ -344,6 +366,8 @@ class _Reader:
             methods=methods,
             audience=audience,
             extra=extra,
+            conditions=[extra[word] for word in ("user_agent", "network") if extra.get(word)],
+            waited=extra.get("waited", 0.0),
             is_elsewhere=is_elsewhere,
             mode=given.get("mode") or "enforce",
             order=given.get("order") or 0,

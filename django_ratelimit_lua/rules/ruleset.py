@@ -204,7 +204,9 @@ class Ruleset:
     def matching(self, request: HttpRequest) -> list[Rule]:
         """Return the rules for a request, in their order, without those for call sites."""
         return [
-            rule for rule in self._index.matching(request.path_info) if rule.matches_route(request)
+            rule
+            for rule in self._index.matching(request.path_info)
+            if rule.meets_conditions(request) and rule.matches_route(request)
         ]
 
     def replacement_for(
@@ -215,7 +217,9 @@ class Ruleset:
         None if no rule replaces them. The list is empty if the rule is off or exempts them.
         """
         rule = self.by_name.get(name)
-        if rule is None or rule.group not in (None, name) or not rule.matches(request):
+        if rule is None or rule.group not in (None, name) or rule.waited:
+            return None
+        if not rule.matches(request):
             return None
         if rule.template is None or rule.mode == "off":
             return []

@@ -43,7 +43,7 @@ from ..web.holding import hold_slots, watched_method
 from ..web.plan import OnError, Place, RequestPlanner
 from ..web.refusal import Refusal, refusal_of
 from ..web.responses import attach_decision
-from .handler import last_refusal
+from .handler import last_refusal, throttled
 
 if TYPE_CHECKING:
     from rest_framework.request import Request
@@ -371,6 +371,9 @@ class SimpleRateThrottle(BaseThrottle):  # type: ignore[misc] # DRF is not typed
                 headers["Cache-Control"] = "no-store"
             else:
                 headers |= refusal.headers()
+        refusal = last_refusal(request)
+        if refusal is not None and refusal.reason == "busy":
+            raise throttled(refusal.retry_after, None, refusal)
         return self.throttle_failure()
 
     def throttle_success(self) -> bool:

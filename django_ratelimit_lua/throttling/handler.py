@@ -12,6 +12,7 @@ from ..exceptions import Ratelimited
 from ..identity.request_state import plain, request_state
 from ..web.headers import add_headers
 from ..web.refusal import ErrorDetails, Refusal, details_of, refusal_of
+from ..web.responses import leave_unlogged
 
 if TYPE_CHECKING:
     from rest_framework.response import Response
@@ -46,6 +47,8 @@ def exception_handler(exc: Exception, context: Mapping[str, Any]) -> Response | 
         response.headers[name] = value
     if isinstance(details, Refusal):
         add_headers(response, details.decision)
+        if details.reason == "busy":
+            leave_unlogged(response)
     return response
 
 
@@ -69,14 +72,21 @@ def _error(exc: Any, details: ErrorDetails | None) -> Any:
     if details.is_forbidden:
         return PermissionDenied(details.detail())
     if isinstance(exc, Ratelimited):
-        return Throttled(exc.decision.retry_after, _detail(details))
+        return throttled(details.retry_after, _detail(details), details)
     # A view may have its own message.
     if str(exc.detail).startswith(str(Throttled.default_detail)):
         wait = exc.wait
         if details.retry_after is None:
             wait = None
-        return Throttled(wait, _detail(details))
+        return throttled(wait, _detail(details), details)
     return exc
+
+
+def throttled(wait: float | None, detail: str | None, refusal: Refusal) -> Throttled:
+    """Return DRF's exception for a refusal. By itself, it has the status 429."""
+    error = Throttled(wait, detail)
+    error.status_code = refusal.status
+    return error
 
 
 def _detail(refusal: Refusal) -> str | None:
@@ -86,6 +96,6 @@ def _detail(refusal: Refusal) -> str | None:
     """
     if refusal.retry_after is None:
         return refusal.detail() or None
-    if not refusal.message and refusal.reason == "at once":
+    if not refusal.message and refusal.reason in ("at once", "busy"):
         return refusal.begin()
     return refusal.message or None

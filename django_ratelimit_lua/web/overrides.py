@@ -227,7 +227,8 @@ def apply_overrides(
             applied.append(replace(planned, state=state, blocked_by=override.subject))
         elif override.effect == "limit":
             changed = override.limit(limit)
-            applied.append(replace(planned, charge=charge._replace(limit=changed)))
+            charge = charge._replace(limit=changed)
+            applied.append(replace(planned, charge=charge, blocked_by=b""))
         else:
             exempt.append(planned)
     if has_blocks and not is_enforced:

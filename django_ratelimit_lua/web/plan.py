@@ -18,6 +18,7 @@ from django.http import HttpRequest
 from ..conf import PRIVATE, conf
 from ..engine.decide import build_call
 from ..engine.decided_charge import DecidedCharge
+from ..engine.local import local_counts
 from ..engine.run import Wait, Waiting, calling, waiting_for
 from ..identity import Identity, digest
 from ..identity.address import client_address
@@ -26,9 +27,11 @@ from ..identity.keys import Key, registered_keys, user_missing
 from ..identity.names import supplied_identity
 from ..identity.request_state import RequestState, request_state
 from ..identity.session import aload, drop_impossible
+from ..identity.waiting_time import waiting_time
 from ..limits.call import MAX_COST, MAX_HOLD_US, Call, Charge, Operation, whole_cost
 from ..limits.decision import Decision
 from ..limits.rate import Rate
+from ..process.forks import chance
 from ..rules.overrides import USER, Override
 from ..rules.problems import problems
 from ..rules.rule import Rule
@@ -48,6 +51,10 @@ if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser, User
 
 T = TypeVar("T")
+RETRY_TIMES = (3.0, 9.0)
+"""After how many times the option `waited` a refused client may try again: spread, so that clients
+do not return together.
+"""
 Choose = Callable[[Ruleset], "Sequence[Place] | None"]
 OnError = Callable[[str, Exception], None]
 
@@ -221,7 +228,9 @@ class Planner:
         for decided in self.charges:
             state = decided.state
             rule_name = getattr(decided.rule, "name", "")
-            if rule_name and self.counted is not None:
+            # A call site of that name keeps its own limit beside a rule with `waited`.
+            is_recorded = rule_name and not getattr(decided.rule, "waited", 0.0)
+            if is_recorded and self.counted is not None:
                 self.counted[rule_name] = self.call_site
             if state.allowed or decision.source == "fallback" or not limit_exceeded.receivers:
                 continue
@@ -283,8 +292,13 @@ class RequestPlanner(Planner):
         self.counted: dict[str, object] = self.state.counted
         self.call_site = call_site
         self._once = once
+        if conf.REQUEST_START is not None:
+            waiting_time(request)  # For statistics, also if no rule needs it.
 
     def gather(self, ruleset: Ruleset) -> Waiting[None]:
+        if conf.EXEMPT is not None and (yield from self._is_exempt(conf.EXEMPT)):
+            self.gathered = self.parties = ()
+            return
         self.ruleset = ruleset
         is_gathered = False
         places: Sequence[Place] | None
@@ -333,10 +347,41 @@ class RequestPlanner(Planner):
                     if decided.state.allowed
                 }
                 charges = [planned for planned in charges if _limit_key(planned) not in running]
-            self.gathered = charges
+            self.gathered = self._decide_busy(charges)
         self.parties = ()  # Older rules may have had overrides.
         if ruleset.overrides.fields:
             yield from self._find_overrides(ruleset, self._has_blocks and places is not None)
+
+    def _is_exempt(self, is_exempt: Callable[[HttpRequest], object]) -> Waiting[bool]:
+        """Return whether `RATELIMIT_EXEMPT` exempts the request; not if the function raises."""
+        call = partial(is_exempt, self.request)
+        try:
+            return bool((yield Wait(call, lambda: sync_to_async(call)())))
+        except Exception as error:
+            problems.failed("RATELIMIT_EXEMPT", error)
+            return False
+
+    def _decide_busy(self, charges: list[DecidedCharge]) -> Sequence[DecidedCharge]:
+        """Decide charges of rules with `waited` that this process can decide alone.
+
+        These are limits of 0, and those in shadow mode, which count in this process only. Return
+        the charges, or only the one that refuses.
+        """
+        for planned in charges:
+            if planned.rule is None or not planned.rule.waited:
+                continue
+            self.options = {**self.options, "is_repeatable": False}
+            limit = planned.charge.limit
+            seconds = planned.rule.waited * chance.uniform(*RETRY_TIMES)
+            self.state.busy[limit.name] = seconds
+            if limit.rate.limit and limit.mode != "shadow":
+                continue
+            [state] = local_counts.decide(build_call([planned.charge], self.operation)).limits
+            planned.state = state if state.allowed else state._replace(retry_after=seconds)
+            planned.blocked_by = planned.charge.digest
+            if state.refuses:
+                return [planned]
+        return charges
 
     def _add(self, rule: Rule, place: Place) -> Waiting[None]:
         request = self.request

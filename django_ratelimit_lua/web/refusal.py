@@ -30,10 +30,14 @@ from .reference import reference_of
 from .refusal_log import refusal_log
 
 REFERENCE_HEADER = "RateLimit-Reference"
-Reason = Literal["wait", "at once", "banned", "blocked", "unavailable", "too large", "unknown"]
+Reason = Literal[
+    "wait", "at once", "busy", "banned", "blocked", "unavailable", "too large", "unknown"
+]
 QUOTA_EXCEEDED = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 QUOTA_EXCEEDED_TITLE = "Request cannot be satisfied as assigned quota has been exceeded"
 ABNORMAL_USAGE = "https://iana.org/assignments/http-problem-types#abnormal-usage-detected"
+REDUCED_CAPACITY = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
+REDUCED_CAPACITY_TITLE = "Request cannot be satisfied due to temporary server capacity constraints"
 ABNORMAL_USAGE_TITLE = "Request not satisfied due to detection of abnormal request pattern"
 """Of draft-ietf-httpapi-ratelimit-headers, section 5, for programs: not translated."""
 
@@ -102,10 +106,10 @@ def details_of(error: Exception) -> ErrorDetails | None:
 class Refusal(ErrorDetails):
     """The content of the response to a decision that refuses.
 
-    - `reason`: "wait": waiting helps; "at once": slots may be free at any moment; "banned": until a
-      ban ends; "blocked": without an end; "unavailable": the limit is 0; "too large": more than the
-      limit can ever allow; "unknown": no decision is known, as when `Ratelimited` is raised by
-      hand;
+    - `reason`: "wait": waiting helps; "at once": slots may be free at any moment; "busy": a rule
+      with `waited` refuses; "banned": until a ban ends; "blocked": without an end; "unavailable":
+      the limit is 0; "too large": more than the limit can ever allow; "unknown": no decision is
+      known, as when `Ratelimited` is raised by hand;
     - `message`: the message of the rule, or empty;
     - `reference`: see `web.reference`; may be empty;
     - `is_forbidden`: whether a block responds with 403 instead of 429. Such a response does not
@@ -129,6 +133,8 @@ class Refusal(ErrorDetails):
             return self.only_status
         if self.is_forbidden:
             return 403
+        if self.reason == "busy":
+            return 503
         return 429
 
     def when(self) -> str:
@@ -169,12 +175,14 @@ class Refusal(ErrorDetails):
             return ""
         if self.reason == "at once":
             return _("Too many requests at the same time.")
+        if self.reason == "busy":
+            return _("The server is busy.")
         return _("Too many requests.")
 
     def detail(self) -> str:
         """Return the message, and when to try again, or why not."""
         message = self.message
-        if not message and self.reason == "at once":
+        if not message and self.reason in ("at once", "busy"):
             message = self.begin()
         return " ".join(filter(None, (message, self.when())))
 
@@ -192,7 +200,9 @@ class Refusal(ErrorDetails):
                 "title": QUOTA_EXCEEDED_TITLE,
                 "violated-policies": violated,
             }
-        if self.banned_until:
+        if self.reason == "busy":
+            members |= {"type": REDUCED_CAPACITY, "title": REDUCED_CAPACITY_TITLE}
+        elif self.banned_until:
             members |= {
                 "type": ABNORMAL_USAGE,
                 "title": ABNORMAL_USAGE_TITLE,
@@ -224,7 +234,7 @@ class Refusal(ErrorDetails):
         error.message = self.message
         error.when = self.when()
         error.reference = self.reference
-        error.status = self.status
+        error.status_code = self.status
         return error
 
 
@@ -241,8 +251,17 @@ def refusal_of(request: HttpRequest, decision: Decision) -> Refusal:
         retry_after = None
         if not is_forbidden:
             reason = _reason(refused)
-            if decision.retry_after is not None:
-                retry_after = max(1, math.ceil(decision.retry_after))
+            seconds = decision.retry_after
+            busy = [
+                state.busy[limit.name]
+                for limit in refused
+                if not limit.is_block and limit.name in state.busy
+            ]
+            if busy:
+                reason = "busy"
+                seconds = max(busy)
+            if seconds is not None:
+                retry_after = max(1, math.ceil(seconds))
         refusal = state.refusal = Refusal(
             decision,
             reason,

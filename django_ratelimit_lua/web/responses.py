@@ -143,7 +143,14 @@ def _finished(response: object, details: ErrorDetails) -> HttpResponse:
         raise TypeError(f"RATELIMIT_VIEW returned {response!r}: it must return an HttpResponse")
     for name, value in details.headers().items():
         response.headers.setdefault(name, value)
+    if getattr(details, "reason", "") == "busy":
+        leave_unlogged(response)
     return cast(HttpResponse, response)
+
+
+def leave_unlogged(response: Any) -> None:
+    """Keep Django from logging a 503 as an error, of which it may mail each to the admins."""
+    response._has_been_logged = True
 
 
 def _refuse(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
@@ -217,7 +224,10 @@ def refusing(request: HttpRequest, decision: Decision) -> Waiting[HttpResponse]:
         return (yield from _refuse(request, decision))
     refusal = refusal_of(request, decision)
     if not issubclass(exception, Ratelimited):
-        raise exception()
+        other = exception()
+        if refusal.reason == "busy":
+            vars(other)["status_code"] = refusal.status
+        raise other
     with language_of(request):
         error = refusal.tell(exception(decision))
     error.message = error.message or str(error)

@@ -32,7 +32,9 @@ class Orders(APIView):
 
 def told(request: HttpRequest, exception: Any) -> HttpResponse:
     """A view for refusals in a project."""
-    return HttpResponse(f"{exception.status} {exception.message}", status=exception.status)
+    return HttpResponse(
+        f"{exception.status_code} {exception.message}", status=exception.status_code
+    )
 
 
 urlpatterns = [*test_admin.urlpatterns, path("orders", Orders.as_view())]

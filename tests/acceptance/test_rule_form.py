@@ -64,7 +64,7 @@ def test_the_browser_gets_the_bounds_of_an_option(operator: Client) -> None:
 @pytest.mark.parametrize(
     ("fields", "field", "problem"),
     [
-        ({"key": "id"}, "key", "Unknown key 'id'; use all, ip, user"),
+        ({"key": "id"}, "key", "Unknown key 'id'; use all, ip, subnet, user"),
         (
             {"key": "ip+app.key"},
             "key",
@@ -209,11 +209,12 @@ def visible(answer: Any) -> list[str]:
     return [name for name in names if "data-hidden" not in form.fields[name].widget.attrs]
 
 
-FIELDS = ["name", "mode", "rate", "key", "path", "group", "method", "audience", "tiers", "message"]
+FIELDS = ["name", "mode", "rate", "key", "path", "group", "method", "audience"]
+FIELDS += ["user_agent", "waited", "network", "tiers", "message"]
 ADVANCED = ["description", "order", "cost", "algorithm", "on_store_error", "ban_after"]
 
 
-def test_the_form_has_ten_fields_and_the_options_of_the_algorithm(operator: Client) -> None:
+def test_the_form_has_thirteen_fields_and_the_options_of_the_algorithm(operator: Client) -> None:
     """The options that have no effect are hidden, and shown if they have a value. Nothing of an
     optional app that is not installed is there.
     """
@@ -241,7 +242,7 @@ def test_the_form_has_ten_fields_and_the_options_of_the_algorithm(operator: Clie
         page = operator.get(f"{RULES}{rule.pk}/change/")
         assert {*visible(page)} == {*FIELDS, *ADVANCED, *shown}, options
         assert not is_folded(page)
-        assert len(visible(page)) <= 22
+        assert len(visible(page)) <= 25
 
 
 def test_without_a_script_a_button_shows_the_fields_of_another_algorithm(operator: Client) -> None:

@@ -20,6 +20,7 @@ from tests.bench.breakers import breakers  # noqa: E402
 from tests.bench.client import client_cost  # noqa: E402
 from tests.bench.coroutines import coroutines  # noqa: E402
 from tests.bench.counting import counting  # noqa: E402
+from tests.bench.crawlers import calm_cost, crawlers  # noqa: E402
 from tests.bench.faces import faces  # noqa: E402
 from tests.bench.gateway import gateway  # noqa: E402
 from tests.bench.many_overrides import bench_many_overrides  # noqa: E402
@@ -58,6 +59,8 @@ def main() -> None:
     bench_many_rules()
     bench_many_overrides()
     bench_scale()
+    calm_cost()
+    crawlers()
     server.stop()
 
 

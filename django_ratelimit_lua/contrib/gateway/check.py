@@ -115,6 +115,7 @@ def _rules(request: DescribedRequest, ruleset: Ruleset) -> Sequence[Rule] | None
     readings: list[Sequence[Rule]] = []
     for path in request.readings:
         rules = rules_at(ruleset, path, is_user_known=is_user_known)
+        rules = [rule for rule in rules if rule.meets_conditions(request)]
         if all(rule.template is not None for rule in rules):
             readings.append(rules)
     if not readings:

@@ -17,8 +17,7 @@ from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpHeaders
 
 from ...conf import conf
-from ...identity.address import believed
-from ...identity.forwarded import parse_address
+from ...identity.address import believed, is_trusted_peer
 from ...identity.request_state import request_state
 from .conf import CHECK
 from .conf import settings as gateway_settings
@@ -60,20 +59,12 @@ class DescribedRequest(WSGIRequest):
 def is_trusted_proxy(meta: Meta) -> bool:
     """Return whether a request comes from a trusted proxy with a secret."""
     peer = meta.get("REMOTE_ADDR")
-    if not _is_trusted(peer):
+    trusted = conf.TRUSTED_PROXIES
+    # With a number of proxies, the peer is the nearest of them.
+    if not (isinstance(trusted, int) and trusted) and not is_trusted_peer(peer):
         log_once(_UNTRUSTED, logging.WARNING, _UNTRUSTED, peer)
         return False
     return find_secret(meta.get(SECRET_KEY, ""), CHECK, peer) is not None
-
-
-def _is_trusted(peer: str | None) -> bool:
-    trusted = conf.TRUSTED_PROXIES
-    if not isinstance(trusted, tuple):
-        return bool(trusted)  # With a number of proxies, the peer is the nearest of them.
-    if not peer:
-        return conf.TRUSTS_SOCKET
-    address = parse_address(peer)
-    return address is not None and any(address in network for network in trusted)
 
 
 def read_described_request(meta: Meta) -> DescribedRequest:
@@ -124,7 +115,9 @@ def read_described_request(meta: Meta) -> DescribedRequest:
     environ["CONTENT_TYPE"] = meta.get("CONTENT_TYPE", "")
     others = [other.encode("latin-1").decode(errors="replace") for other in paths[1:]]
     request.readings = (request.path_info, *others)
-    request_state(request).looked_ahead = True  # The URLs of this site are not that server's.
+    state = request_state(request)
+    state.looked_ahead = True  # The URLs of this site are not that server's.
+    state.is_wait_measured = True  # It did not wait for this site.
     if gateway_settings.GATEWAY_USER_HEADER is not None:
         user = meta.get(_key(gateway_settings.GATEWAY_USER_HEADER), "").strip()
         log_in(request, VouchedUser(user))

@@ -167,11 +167,13 @@ def rule_for(ruleset: Ruleset, domain: str, entries: Entries) -> Rule | None:
 def _check_rule(rule: Rule) -> None:
     """Raise `LimitError` if the descriptors of a rule lack a value that it needs."""
     if rule.is_elsewhere:
-        text = _("A rule with a descriptor only has no method or audience")
+        text = _("A rule with a descriptor only has no method, audience or condition")
         if rule.methods is not None:
             raise LimitError(text, "method")
         if EVERYONE not in rule.audience:
             raise LimitError(text, "audience")
+        for word in {"user_agent", "waited", "network"} & rule.extra.keys():
+            raise LimitError(text, word)
     template = rule.template
     if template is None:
         return

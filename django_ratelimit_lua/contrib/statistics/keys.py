@@ -12,6 +12,8 @@ and for each name
   whole site, requests by result, and decisions by source;
 - `hours:<day>`, a hash: the same by the hour, for 91 days;
 - `times:<day>`, a hash: the bucket of a time and the hour → decisions, for 91 days;
+- `waits:<day>`, for the whole site, a hash: the bucket of a waiting time and the hour → requests,
+  for 91 days;
 - `top:<hour>`, a hash: a process → its clients with most units and most refusals, as JSON, for 25
   hours. Under the empty name, for the whole site, there are only refusals. A request that several
   limits with the same key refuse counts once;
@@ -19,8 +21,8 @@ and for each name
   mode, for 8 days;
 - `totals`, a hash for metrics: result → requests, units taken `u` and refused `w`, near the limit
   `n`; for the whole site also histograms of times as above, their sums in microseconds (`T`,
-  source), and failures of the store (`E`, kind). These never fall, and expire 91 days after the
-  last decision;
+  source), of waiting times (`q`, bucket) and their sum in microseconds (`Q`), and failures of the
+  store (`E`, kind). These never fall, and expire 91 days after the last decision;
 - `dropped`, for the whole site, a hash: day → requests of rules that were not counted, for 91 days;
 - `batch:<process>`: the number of the last batch that this process wrote, for six hours.
 

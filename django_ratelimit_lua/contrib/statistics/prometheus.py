@@ -7,7 +7,7 @@ is needed. Labels are names of rules and call sites, never values of a request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...engine.bans import bans_active
@@ -18,7 +18,7 @@ from ...operations.formatting import readable
 from ...store import FAILURES, get_store, rules_key
 from .keys import MAX_LABELS, OTHER, REST, SITE
 from .reading import ask, totals
-from .results import LABELS, SOURCES, TIME_BOUNDS
+from .results import LABELS, SOURCES, TIME_BOUNDS, WAIT_BOUNDS
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -68,16 +68,24 @@ class Collector:
             families["units"].add_metric([label, "refused"], counts["w"])
             families["near_limit"].add_metric([label], counts["n"])
         for source, letter in SOURCES.items():
-            buckets = []
-            seen = 0
-            for number, bound in enumerate([*map(repr, TIME_BOUNDS), "+Inf"]):
-                seen += site[f"t{letter}{number}"]
-                buckets.append((bound, seen))
-            seconds = site[f"T{letter}"] / 1e6
-            families["decision_seconds"].add_metric([source], buckets, seconds)
+            histogram = _histogram(site, f"t{letter}", f"T{letter}", TIME_BOUNDS)
+            families["decision_seconds"].add_metric([source], *histogram)
+        families["waiting_seconds"].add_metric([], *_histogram(site, "q", "Q", WAIT_BOUNDS))
         for kind in FAILURES:
             families["store_errors"].add_metric([kind], site[f"E{kind}"])
         return families.values()
+
+
+def _histogram(
+    counts: Counter[str], word: str, word_of_sum: str, bounds: Sequence[float]
+) -> tuple[list[tuple[str, int]], float]:
+    """Return the cumulative buckets of a histogram, and the sum of its seconds."""
+    buckets = []
+    seen = 0
+    for number, bound in enumerate([*map(repr, bounds), "+Inf"]):
+        seen += counts[f"{word}{number}"]
+        buckets.append((bound, seen))
+    return buckets, counts[word_of_sum] / 1e6
 
 
 def _gauges() -> Iterable[Gauge]:
@@ -122,6 +130,10 @@ def _families() -> dict[str, Any]:
             "ratelimit_decision_seconds",
             "Duration of decisions, by the source of the decision.",
             labels=["source"],
+        ),
+        "waiting_seconds": HistogramMetricFamily(
+            "ratelimit_waiting_seconds",
+            "Time that requests waited before the application began with them.",
         ),
         "store_up": GaugeMetricFamily(
             "ratelimit_store_up", "Whether Redis answers the process that was scraped."

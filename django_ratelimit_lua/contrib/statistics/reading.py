@@ -153,10 +153,10 @@ def by_step(span: Span, length: int, counted: Mapping[int, Counts]) -> list[Poin
     return [Point(moment, counts) for moment, counts in steps.items()]
 
 
-def times(name: str, span: Span) -> dict[int, int]:
-    """Return the histogram of decision times, by whole hours."""
+def times(name: str, span: Span, suffix: bytes = b"times:%d") -> dict[int, int]:
+    """Return the histogram of decision times, by whole hours, or that of another suffix."""
     hours = span._replace(start=span.start // HOUR * HOUR, step=HOUR)
-    counts = add_up(series([name], hours, b"times:%d")[name])
+    counts = add_up(series([name], hours, suffix)[name])
     return {int(bucket): number for bucket, number in counts.items()}
 
 

@@ -23,7 +23,7 @@ from ...process.forks import renew_after_fork
 from ...rules.problems import failed_rules
 from ...store import Deadline, failures, flusher
 from .keys import OTHER
-from .results import FREE, SHADOW, TIME_BOUNDS, result_of, results_of
+from .results import FREE, SHADOW, TIME_BOUNDS, WAIT_BOUNDS, result_of, results_of
 from .tables import Hits, Kind, Person, RequestCount, Tables
 from .writing import Writer
 
@@ -81,7 +81,7 @@ class Recorder:
         if state is not None:
             request = state.count
             if request is None:
-                request = state.count = RequestCount(state.running)
+                request = state.count = RequestCount(state.running, state.waited)
         queue = self._queue
         queue.append((charges, decision, seconds, exempt, request))
         if not self._is_awaited:  # Reset by `flush` before it looks at the queue.
@@ -102,6 +102,10 @@ class Recorder:
             people = tables.people
             for _ in range(len(queue)):
                 charges, decision, seconds, exempt, request = queue.popleft()
+                if request is not None and request.waited is not None:
+                    tables.waits[bisect_left(WAIT_BOUNDS, request.waited)] += 1
+                    tables.waited += request.waited
+                    request.waited = None
                 source = decision.source
                 results: dict[str, str] = {}  # Of the names that are not counted yet.
                 single = ""

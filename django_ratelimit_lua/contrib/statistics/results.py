@@ -82,6 +82,8 @@ TIME_BOUNDS = (
     250e-3,
 )
 """The maximum number of seconds in each bucket of times but the last."""
+WAIT_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""The same for the times that requests waited before a process began with them."""
 
 
 def results_of(

@@ -50,7 +50,7 @@ from .report import (
     span_of,
     spec_of,
 )
-from .results import percentile_95
+from .results import WAIT_BOUNDS, percentile_95
 
 # Translators: formats of Django's date filter
 STEP_FORMATS: dict[str, Any] = {
@@ -99,6 +99,7 @@ def _site_context(request: HttpRequest) -> Context:
             _limits_report(request, most, period),
             _clients_report(request, SITE, period, site.refusals),
             _clients_report(request, SITE, period, "used"),
+            *_waits_reports(period),
             _steps_report(site),
         ],
     }
@@ -240,6 +241,16 @@ def _steps_report(course: Course) -> Report:
         PERIOD_NAMES[course.period],
         is_closed=True,
     )
+
+
+def _waits_reports(period: str) -> Iterator[Report]:
+    """Yield how long requests waited, if the application knows it."""
+    numbers = reading.times(SITE, span_of(period), b"waits:%d")
+    bounds = [*(f"≤ {milliseconds_words(bound)}" for bound in WAIT_BOUNDS), _("longer")]
+    rows = [[bounds[bucket], number_words(numbers[bucket])] for bucket in sorted(numbers)]
+    if rows:
+        columns = [Column(_("waited")), Column(_("requests"), "number")]
+        yield Report(_("Waiting time of requests"), columns, rows, PERIOD_NAMES[period])
 
 
 def _clients_report(

@@ -80,13 +80,16 @@ class Tables:
 
     - `began`: the moment, in seconds since 1970 (0: no counts);
     - `people`: the clients, by name and digest;
-    - `requests`: the requests of the whole site, by result.
+    - `requests`: the requests of the whole site, by result;
+    - `waits`: those whose waiting time is known, by the bucket of that; `waited`: its sum.
     """
 
     began: float = 0.0
     kinds: dict[Kind, Hits] = field(default_factory=dict)
     people: dict[tuple[str, bytes], Person] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
+    waits: Counter[int] = field(default_factory=Counter)
+    waited: float = 0.0
 
 
 class RequestCount:
@@ -94,12 +97,14 @@ class RequestCount:
 
     - `running`: see `RequestState`. The request has ended when it is empty;
     - `result`: the result that one decision about all its limits would have had (empty: none yet);
-    - `is_refused`: whether one of the decisions refused.
+    - `is_refused`: whether one of the decisions refused;
+    - `waited`: see `RequestState`; None as soon as it is counted.
     """
 
-    __slots__ = ("is_refused", "result", "running")
+    __slots__ = ("is_refused", "result", "running", "waited")
 
-    def __init__(self, running: Sequence[object]) -> None:
+    def __init__(self, running: Sequence[object], waited: float | None = None) -> None:
+        self.waited = waited
         self.running = running
         self.result = ""
         self.is_refused = False

@@ -200,6 +200,11 @@ class Writer:
             self._count(self._of(name), FAILED, at, number)
         for result, number in tables.requests.items():
             self._count(site, result, at, number)
+        waits = (b"waits:%d" % (at // DAY), HOURS_KEPT)
+        for bucket, number in tables.waits.items():
+            site.add(_TOTALS, b"q%d" % bucket, number)
+            site.add(waits, b"%d%02d" % (bucket, at % DAY // HOUR), number)
+        site.add(_TOTALS, b"Q", round(tables.waited * 1e6))
         times = (b"times:%d" % (at // DAY), HOURS_KEPT)
         for counted, hits in tables.kinds.items():
             name, result, source, time_bucket, is_near, is_first = counted

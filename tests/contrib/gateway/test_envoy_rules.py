@@ -64,8 +64,10 @@ TIER = {"group": "pro", "rate": "50/h"}
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"method": ["POST"]}, "A rule with a descriptor only has no method or audience"),
-        ({"audience": "staff"}, "A rule with a descriptor only has no method or audience"),
+        ({"method": ["POST"]}, "has no method, audience or condition"),
+        ({"audience": "staff"}, "has no method, audience or condition"),
+        ({"waited": "1s"}, "has no method, audience or condition"),
+        ({"user_agent": "x"}, "has no method, audience or condition"),
         (
             {"tiers-TOTAL_FORMS": 1, **{f"tiers-0-{name}": value for name, value in TIER.items()}},
             "A rule with a descriptor has no tiers",

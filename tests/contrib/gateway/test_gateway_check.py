@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -427,3 +428,20 @@ def test_a_registered_key_applies_if_proxies_know_its_value(check: Check, settin
     assert found == [200, 429, 200]
     settings.RATELIMIT_KEYS = {"tenant": tenant}
     assert [check(**{host: "acme.example"}).status for _ in range(2)] == [200, 200]
+
+
+def test_conditions_of_rules_apply_to_the_described_request(check: Check, settings: Any) -> None:
+    """Its user agent and network count. It did not wait for this site, whatever a header says."""
+    settings.RATELIMIT_NETWORKS = {"ours": ["192.0.2.0/24"]}
+    settings.RATELIMIT_REQUEST_START = "X-Request-Start"
+    rule = {"path": "/", "key": "ip", "rate": "0/s"}
+    settings.RATELIMIT_RULES = [
+        {"name": "ours", "path": "/", "network": "ours", "exempt": True},
+        {**rule, "name": "bots", "user_agent": "*bot*"},
+        {**rule, "name": "busy", "waited": "1ms"},
+    ]
+    start = f"t={time.time() - 5:.3f}"
+    more = {"X_Request_Start": start, "X_Original_Address": "127.0.0.1"}
+    assert as_client(check("/", User_Agent="Firefox", **more)).status == 200
+    assert as_client(check("/", User_Agent="a bot", **more)).status == 429
+    assert as_client(check("/", User_Agent="a bot", X_Original_Address="192.0.2.9")).status == 200

@@ -169,7 +169,7 @@ def test_metrics_count_decisions() -> None:
     bounds = [
         float(labels[1])
         for labels in found
-        if labels[0].endswith("_bucket") and labels[2] == "redis"
+        if labels[0] == "ratelimit_decision_seconds_bucket" and labels[2] == "redis"
     ]
     assert (min(bounds), sorted(bounds)[-2:]) == (50e-6, [0.25, float("inf")])
     assert 0 < found["ratelimit_decision_seconds_sum", "redis"] < 60
