@@ -167,6 +167,8 @@ def _charges(digest: str, identities: Identities) -> list[DecidedCharge]:
             throttle = throttles[known.place]
             known = known._replace(key=throttle.key, identity_form=throttle.identity_form)
         identity = counted_identity(known.key, identities)
+        if identities and known.key and identity is None and not known.limit.rate.limit:
+            continue  # It refuses every client that it counts, but not this one.
         if known.identity_form and isinstance(identity, tuple):
             text = known.identity_form.replace(IDENT, str(identity[-1]))
             identity = supplied_identity(text, identity)

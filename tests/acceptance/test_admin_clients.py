@@ -100,6 +100,14 @@ def test_the_page_shows_the_counts_of_every_limit_that_has_some(operator: Client
     assert "No limit has counted this client recently" in page(operator, client)
 
 
+def test_a_limit_of_zero_is_listed_for_the_clients_that_it_counts(operator: Client) -> None:
+    """A user is not refused by a limit that counts addresses."""
+    ada = User.objects.create_user("ada")
+    RateLimitRule.objects.create(name="closed", path="/ok", key="ip", rate="0/m")
+    assert "Refused by closed" in page(operator, of("ip", "203.0.113.9"), q="203.0.113.9")
+    assert "closed" not in page(operator, of("user", str(ada.pk)), q="ada")
+
+
 def test_a_token_bucket_shows_its_burst_as_the_most_that_a_client_can_use(
     operator: Client,
 ) -> None:
