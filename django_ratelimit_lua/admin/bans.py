@@ -12,12 +12,19 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from ..conf import conf
 from ..exceptions import StoreError
 from ..identity.names import Name
 from ..operations.bans import ActiveBan, active_bans, lift_bans
 from ..operations.call_sites import place_words
 from ..operations.client_search import computed_clients, matcher
-from .identities import WHO, link_words, may_see_clients, readable_parts, visible_name
+from .identities import (
+    WHO,
+    link_words,
+    may_see_clients,
+    readable_parts,
+    visible_name,
+)
 from .limits import limit_url
 from .links import client_links, client_url
 from .pages import ActionPage, Context, page_response
@@ -40,7 +47,11 @@ class BanPage(ActionPage):
 
     def view(self, request: HttpRequest, **context: Any) -> HttpResponse:
         """Show the banned clients."""
-        context |= {"chosen": request.GET.get("rule", ""), "search": _search_text(request)}
+        context |= {
+            "chosen": request.GET.get("rule", ""),
+            "search": _search_text(request),
+            "are_names_hidden": conf.SHOW_IDENTITIES != "plain" or not request.user.has_perm(WHO),
+        }
         try:
             context |= self._found(request)
         except StoreError as error:

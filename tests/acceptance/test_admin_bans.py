@@ -303,6 +303,20 @@ def test_bans_are_searched(operator: Client, settings: Any, shows: str) -> None:
     assert searched("203.0.113.1", colleague) == {first}
 
 
+def test_a_search_in_hidden_names_asks_for_all_parts_of_a_client(
+    operator: Client, settings: Any
+) -> None:
+    """One part finds nothing then, which does not mean that the client is not banned."""
+    settings.RATELIMIT_SHOW_IDENTITIES = "masked"
+    attack("/both/", username="ada", address=OFFICE)
+    hint = "search for all of them: 192.0.2.9 + ada"
+    assert hint in text_of(operator.get(BANS, {"q": OFFICE}))
+    assert "1 ban is found." in text_of(operator.get(BANS, {"q": f"{OFFICE} + ada"}))
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    assert hint not in text_of(operator.get(BANS, {"q": "192.0.2.77"}))
+    assert hint in text_of(staff("view_ratelimitrule").get(BANS, {"q": OFFICE}))
+
+
 def test_several_bans_are_lifted_together(operator: Client) -> None:
     """Selected bans are lifted, or all bans of the search after a confirmation with their
     number.
