@@ -88,6 +88,9 @@ class OverrideForm(AskingForm):
             start = given.get("starts") or timezone.now()
             with suppress(OverflowError):  # The model reports the end of the calendar.
                 given["ends"] = start + datetime.timedelta(seconds=int(given["duration"]))
+        ends = given.get("ends")
+        if ends and self.instance.pk is None and ends <= timezone.now():
+            self.add_error("ends", _("The end is in the past."))
         if given.get("effect") == "block":
             self._refuse_own(given)
             warnings = override_confirmations(given.get("network", ""), own_proxy(self.request))

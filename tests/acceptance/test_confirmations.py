@@ -115,6 +115,13 @@ def test_changing_an_ended_override_needs_no_confirmation(operator: Client) -> N
     assert row.is_active()
 
 
+def test_a_new_override_cannot_end_in_the_past(operator: Client) -> None:
+    """It would be reported as added, and have no effect."""
+    form = {"effect": "block", "network": "203.0.113.9", "ends_0": "2001-01-01", "ends_1": "00:00"}
+    assert "The end is in the past." in errors(operator.post(f"{OVERRIDES}add/", form))
+    assert not RateLimitOverride.objects.exists()
+
+
 def test_a_duration_and_an_end_contradict_each_other(operator: Client) -> None:
     """The form accepts either a duration or an end."""
     form = {"effect": "block", "network": "203.0.113.9", "duration": "3600"}
