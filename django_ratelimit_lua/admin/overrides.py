@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
 from django.db import router, transaction
@@ -59,12 +60,20 @@ class ActiveFilter(admin.SimpleListFilter):
         return queryset.filter({"yes": active, "no": ~active}.get(str(self.value()), Q()))
 
 
+class RuleFilter(admin.AllValuesFieldListFilter):
+    """Filters overrides by rule. Those of all rules have a name here, too."""
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        for choice in super().choices(changelist):
+            yield {**choice, "display": choice["display"] or _("all rules")}
+
+
 class OverrideAdmin(ActingAdmin):
     """The admin of overrides, each for one client or network."""
 
     form = OverrideForm
     list_display = ("client", "effect_summary", "of_rule", "lasts", "why")
-    list_filter = (ActiveFilter, "effect", "rule")
+    list_filter = (ActiveFilter, "effect", ("rule", RuleFilter))
     list_select_related = ("user",)
     search_fields = ("network", "label", "reason", "field", "client_digest", "rule")
     actions = ("end_now",)

@@ -312,3 +312,15 @@ def test_a_check_warns_about_too_many_overrides(monkeypatch: pytest.MonkeyPatch)
     assert warned() == []
     RateLimitOverride.objects.update(ends=None)
     assert warned()[0].startswith("3 overrides have not ended")
+
+
+def test_the_filter_by_rule_names_the_overrides_of_all_rules(operator: Client) -> None:
+    RateLimitOverride.objects.create(network=ADDRESS, effect="block")
+    RateLimitOverride.objects.create(network=NEIGHBOUR, effect="exempt", rule="one")
+    page = operator.get(OVERRIDES).content.decode()
+    assert words_of_link(page, "?rule=") == "all rules"
+    assert words_of_link(page, "?rule=one") == "one"
+
+
+def words_of_link(page: str, query: str) -> str:
+    return page.partition(f'<a href="{query}">')[2].partition("</a>")[0].strip()
