@@ -48,7 +48,7 @@ from .identities import (
     visible_name,
 )
 from .limits import limit_url
-from .links import client_links, client_url, known_clients, network_url, override_url
+from .links import client_links, client_url, form_url, known_clients, override_url
 from .override_form import DURATIONS, own_digests
 from .pages import ActionPage, Context, page_response
 
@@ -201,7 +201,7 @@ def _search(request: HttpRequest, text: str) -> Context:
     network = find_network(text)
     if network is not None:
         context["network"] = network
-        context["network_url"] = network_url(request, str(network))
+        context["network_url"] = form_url(request, {"network": str(network)})
         context["may_see_overrides"] = may_see_overrides(request)
         context["overrides"] = _number_of_overrides(str(network))
         if conf.SHOW_IDENTITIES != "plain":

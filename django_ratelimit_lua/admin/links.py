@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -12,7 +12,7 @@ from ..extension import extensions
 from ..identity.names import Name, Part
 from ..models import RateLimitOverride
 from ..operations.admin_urls import admin_url, page_query
-from ..operations.client_search import recorded_clients
+from ..operations.bans import active_bans
 from ..operations.clients import override_subject, overrides_of
 from .identities import client_words, visible_name
 from .pages import may
@@ -65,31 +65,30 @@ def override_url(request: HttpRequest, digest: str, parts: Iterable[Part], rule:
 
     It is empty for users without permission.
     """
-    if not may(request, "add_ratelimitoverride"):
-        return ""
     field, value = override_subject(digest, parts)
     query = {field: value}
     if field == "client_digest":  # It needs an end.
         query["duration"] = "86400"
     if rule:
         query["rule"] = rule
-    form = admin_url(request, "django_ratelimit_lua_ratelimitoverride_add")
-    return f"{form}?{urlencode(query)}"
+    return form_url(request, query)
 
 
-def network_url(request: HttpRequest, network: str) -> str:
-    """Return the URL of the form of an override about a network.
+def form_url(request: HttpRequest, query: Mapping[str, str]) -> str:
+    """Return the URL of the form of an override with these values.
 
     It is empty for users without permission.
     """
     if not may(request, "add_ratelimitoverride"):
         return ""
     form = admin_url(request, "django_ratelimit_lua_ratelimitoverride_add")
-    return f"{form}?{urlencode({'network': network})}"
+    return f"{form}?{urlencode(query)}"
 
 
 def known_clients(request: HttpRequest, prefix: str = "") -> dict[str, Name]:
-    """Return the recorded clients, with names if the user may see them.
+    """Return the clients that a ban, an override or an optional app names, by their digests.
+
+    Their recorded names are included if the user may see them.
 
     Args:
         request: The request of the page.
@@ -98,7 +97,10 @@ def known_clients(request: HttpRequest, prefix: str = "") -> dict[str, Name]:
     Raises:
         StoreError: Redis is unavailable.
     """
-    found = recorded_clients(prefix)
+    found = {active.identity: active.who for active in active_bans(identities=[prefix])}
+    about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
+    for digest in about.exclude(client_digest="").values_list("client_digest", flat=True):
+        found.setdefault(digest, [])
     for extension in extensions:
         for digest, record in extension.client(request, prefix).items():
             found[digest] = found.get(digest) or list(record.name)

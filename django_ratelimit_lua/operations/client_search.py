@@ -15,9 +15,7 @@ from ..identity.address import address_as
 from ..identity.forwarded import parse_address, parse_network
 from ..identity.keys import field_identity, split_field, split_prefix
 from ..identity.names import Name, Part
-from ..models import RateLimitOverride
 from ..rules.describe import key_label
-from .bans import active_bans
 from .clients import (
     MAX_LISTED,
     counted_clients,
@@ -164,19 +162,3 @@ def _is_part(kind: str, value: str, word: str, users: Mapping[str, User | None])
 def is_prefix(text: str) -> bool:
     """Return whether a text is a digest, or a prefix of one that is long enough for a search."""
     return _PREFIX.fullmatch(text.lower()) is not None
-
-
-def recorded_clients(prefix: str = "") -> dict[str, Name]:
-    """Return the clients with a ban or an override by their digest, and their recorded names.
-
-    Args:
-        prefix: The beginning of their digests.
-
-    Raises:
-        StoreError: Redis is unavailable.
-    """
-    found = {active.identity: active.who for active in active_bans(identities=[prefix])}
-    about = RateLimitOverride.objects.filter(client_digest__startswith=prefix)
-    for digest in about.exclude(client_digest="").values_list("client_digest", flat=True):
-        found.setdefault(digest, [])
-    return found
