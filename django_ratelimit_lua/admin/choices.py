@@ -41,7 +41,6 @@ def group_names() -> list[str]:
 def audience_choices(groups: list[str], stored: list[str]) -> list[tuple[str, str]]:
     """Return the audiences to choose from: those of logins, groups, and stored ones."""
     labels = {name: capfirst(_(words)) for name, words in NAMES["audience"].items()}
-    del labels["everyone"]
     for name in (*(f"{GROUP}{group}" for group in groups), *stored):
         labels.setdefault(name, _("Group %(name)s") % {"name": name.removeprefix(GROUP)})
     labels.pop("everyone", None)

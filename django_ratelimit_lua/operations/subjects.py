@@ -39,10 +39,6 @@ class Subject(NamedTuple):
             return f"{field_words(self.field)} = {self.value}"
         return self.about().client()
 
-    def client(self) -> str:
-        """Return the digest of the client that a limit counts if its key is this subject alone."""
-        return self.digests()[0]
-
     def digests(self) -> list[str]:
         """Return the digests of this client under each secret, the current one first."""
         if self.digest:
@@ -93,9 +89,8 @@ class Subject(NamedTuple):
         about = self.about(effect="block", ends=timezone.now())
         about.full_clean(exclude=["subject", "kind"])
         about.prepare()
-        digests = about.digests()
-        if self.field:  # It may have been entered under an earlier secret.
-            digests = self.digests()
+        # A value may have been entered under an earlier secret.
+        digests = [*about.digests(), *self.digests()]
         blocks = RateLimitOverride.objects.lasting().filter(
             effect="block", kind=about.kind, subject__in=digests
         )
