@@ -257,11 +257,13 @@ def _reference(request: HttpRequest, text: str, named: dict[str, Name]) -> Conte
     known = [pair for pair in sorted(named.items()) if pair[0].startswith(opened.digest_prefix)]
     if text.isalnum() and not (opened.limits or opened.overrides or known):
         return {}  # Any word of 12 letters could be a reference.
+    keys = {"+".join(kind for kind, _value in client) for _digest, client in known}
+    # The digest is of the identity under the limit that refused.
+    limits = [limit for limit in opened.limits if limit.key in keys] or opened.limits
     return {
         "opened": opened,
         "limits": [
-            (limit, place_words(limit.place), limit_url(request, limit.place))
-            for limit in opened.limits
+            (limit, place_words(limit.place), limit_url(request, limit.place)) for limit in limits
         ],
         "clients": client_links(request, known[:MAX_LISTED], name),
         "may_see_overrides": may_see_overrides(request),

@@ -219,6 +219,17 @@ def test_a_network_lists_its_clients_only_if_names_are_shown(
     assert "cannot be listed" in text(find(operator, "127.5.5.0/24"))
 
 
+def test_a_reference_shows_only_the_limits_that_may_have_refused(operator: Client) -> None:
+    """A known client has the key of the limit. Otherwise, all limits of the place are listed."""
+    unknown = text(find(operator, guess(6)["RateLimit-Reference"]))
+    assert "One of these limits refused the request:" in unknown
+    assert "30 per 15 minutes per address" in unknown
+    shown = text(find(operator, guess(2)["RateLimit-Reference"]))
+    assert "5 per 15 minutes per address and post:username" in shown
+    assert "30 per 15 minutes per address" not in shown
+    assert "One of these limits" not in shown
+
+
 def test_a_reference_lists_the_known_clients_with_such_a_digest(operator: Client) -> None:
     """The page shows the limit and the second. A block is possible once a client is chosen."""
     RateLimitRule.objects.create(name="names", path="/login", key="post:username", rate="9/h")
