@@ -16,7 +16,7 @@ from ..identity import digest, secrets_by_id
 from ..identity.address import client_address
 from ..identity.forwarded import covers, parse_address
 from ..models import RateLimitOverride
-from ..operations.call_sites import rule_names
+from ..operations.call_sites import place_words, rule_names
 from ..operations.confirmations import override_confirmations
 from .forms import AskingForm
 from .revisions import Values
@@ -45,7 +45,10 @@ class OverrideForm(AskingForm):
     rule = forms.ChoiceField(
         label=_("Rule"),
         required=False,
-        choices=lambda: [("", _("all rules")), *((name, name) for name in rule_names())],
+        choices=lambda: [
+            ("", _("all rules")),
+            *((name, place_words(name)) for name in rule_names()),
+        ],
         help_text=_("A rule, or a limit in the code. Another limit is for one of them."),
     )
     duration = forms.ChoiceField(

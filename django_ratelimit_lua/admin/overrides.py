@@ -25,6 +25,7 @@ from ..exceptions import StoreError
 from ..identity.forwarded import overlaps
 from ..limits.rate import LimitError
 from ..models import RateLimitOverride
+from ..operations.call_sites import place_words
 from ..operations.client_search import computed_clients, matcher
 from ..operations.effects import override_effects
 from ..operations.formatting import moment_element
@@ -227,7 +228,7 @@ class OverrideAdmin(ActingAdmin):
 
     @admin.display(description=gettext_lazy("rule"), ordering="rule")
     def of_rule(self, override: RateLimitOverride) -> str:
-        return override.rule or _("all rules")
+        return place_words(override.rule) or _("all rules")
 
     @admin.display(description=gettext_lazy("active"), ordering="ends")
     def lasts(self, override: RateLimitOverride) -> SafeString:

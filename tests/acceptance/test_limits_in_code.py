@@ -21,7 +21,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.call_sites import place_words
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from tests.acceptance import test_admin
-from tests.acceptance.test_admin import RULES, errors, staff
+from tests.acceptance.test_admin import OVERRIDES, RULES, errors, staff
 from tests.forms import sent_by
 from tests.tiers import add_tier
 
@@ -119,6 +119,17 @@ def test_a_view_names_its_limit_by_its_line() -> None:
     assert place_words(f"{place}.get") == f"Desk.get, line {desk + 2}"
     for name in ("looks", "no.such.place", f"{__name__}.nothing", "a b", "", ".", f"{__name__}."):
         assert place_words(name) == name_words(name)
+
+
+def test_overrides_name_a_limit_by_its_place_too(operator: Client) -> None:
+    """The form offers it so, and the list shows it so."""
+    name = f"{__name__}.Desk.dispatch"
+    known_call_sites.add(name)
+    form = operator.get(f"{OVERRIDES}add/").content.decode()
+    assert f'<option value="{name}">{place_words(name)}</option>' in form
+    RateLimitOverride.objects.create(network="203.0.113.9", rule=name, effect="exempt")
+    listed = operator.get(OVERRIDES).content.decode()
+    assert f'field-of_rule">{place_words(name)}</td>' in listed
 
 
 def test_the_page_of_a_limit_has_its_sentence_and_links(operator: Client) -> None:
