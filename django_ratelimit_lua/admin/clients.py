@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -310,9 +311,11 @@ def _reset_counts(request: HttpRequest, client: ExplainedClient, target: str, na
 def _limit_rows(request: HttpRequest, client: ExplainedClient, parts: Name) -> list[Context]:
     """Return the limits as the page shows them."""
     rows = []
+    readings = Counter(limit.reading for limit in client.found.met)
     for limit in client.found.met:
         row: Context = {
             "limit": limit,
+            "rate": str(limit.charge.limit.rate) if readings[limit.reading] > 1 else "",
             "label": place_words(limit.counted_as),
             "page": limit_url(request, limit.counted_as),
             "verdict": _verdict(limit),

@@ -108,6 +108,15 @@ def test_a_limit_of_zero_is_listed_for_the_clients_that_it_counts(operator: Clie
     assert "closed" not in page(operator, of("user", str(ada.pk)), q="ada")
 
 
+def test_the_rates_of_one_rule_are_distinguished(operator: Client) -> None:
+    """They have the same sentence, so each row has its rate."""
+    RateLimitRule.objects.create(name="twice", path="/ok", key="ip", rate="3/m, 9/h")
+    assert statuses("/ok", 1, "203.0.113.9") == [200]
+    shown = page(operator, of("ip", "203.0.113.9"))
+    for rate, used in (("3/m", "1 / 3 2"), ("9/h", "1 / 9 8")):
+        assert f"3 per minute and 9 per hour per address, on /ok ({rate}) Allowed {used}" in shown
+
+
 def test_a_token_bucket_shows_its_burst_as_the_most_that_a_client_can_use(
     operator: Client,
 ) -> None:
