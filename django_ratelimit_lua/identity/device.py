@@ -52,15 +52,17 @@ class Entry(NamedTuple):
 
 
 def device_of(request: HttpRequest, name: str) -> tuple[str, ...]:
-    """Return the id of the browser if it signed in to the account of that name; otherwise nothing.
+    """Return the user name and the id of the browser if it signed in to the account of that name.
 
-    The database is queried only if the cookie is valid.
+    Otherwise return nothing. The user name is that of the account, so that an address is no second
+    count. The database is queried only if the cookie is valid.
     """
     entries = _entries(cookie_value(request, COOKIE))
     if entries and len(name) <= MAX_LENGTH:
         user = _account(name)
-        if user is not None:
-            return tuple([entry.device for entry in entries if _is_of(entry, user)])
+        for entry in entries:
+            if user is not None and _is_of(entry, user):
+                return (str(user.get_username()), entry.device)
     return ()
 
 

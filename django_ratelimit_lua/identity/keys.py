@@ -326,7 +326,9 @@ def _field(field: str, kind: str, name: str) -> Key:
             return _ip(group, request, user)
         identity = field_identity(field, value)
         if is_device and value is not None:
-            identity += device_of(request, value)
+            account_and_device = device_of(request, value)
+            if account_and_device:
+                return (kind, name, *account_and_device)
         return identity
 
     return Key(

@@ -358,6 +358,14 @@ def test_an_account_is_found_by_its_address_too() -> None:
     assert attempts(1, "ada", cookie=cookie, **how) == 1
 
 
+def test_a_known_browser_has_one_count_for_name_and_address() -> None:
+    """Another name of the account gives a stolen cookie no further guesses."""
+    how: dict[str, Any] = {"where": "/address/", "field": "login"}
+    cookie = cookie_of("ada")
+    assert attempts(N, "ada", cookie=cookie, **how) == N
+    assert attempts(1, "ada@example.org", cookie=cookie, **how) == 0
+
+
 @pytest.mark.parametrize(
     ("username", "email"), [("bob@example.org", ""), ("mallory", "BOB@example.org")]
 )
