@@ -32,6 +32,7 @@ from .refusal import ErrorDetails
 from .responses import asked_for, our_page, projects_page, render_page
 
 PAGE = "ratelimit_usage.html"
+_OF_FORMS = ("get", "post", "json", "data", "device")
 
 
 class LimitUsage(NamedTuple):
@@ -132,10 +133,16 @@ def _request_at(request: HttpRequest, place: str) -> HttpRequest:
 
 
 def _is_own(decided: DecidedCharge) -> bool:
-    """Return whether a charge is of the caller, and not shared with other clients."""
-    identity = original(decided.identity)
-    is_of_path = isinstance(identity, tuple) and identity[0] == "kwarg"
-    return decided.state.is_block or not (is_of_path or is_unknown(identity))
+    """Return whether a charge is of the caller, not shared, and by no field of a form or query."""
+    identity: Any = original(decided.identity)
+    parts = identity if isinstance(_first(identity), tuple) else (identity,)
+    is_of_form = any(_first(part) in _OF_FORMS for part in parts)
+    is_shared = all(_first(part) == "kwarg" or is_unknown(part) for part in parts)
+    return decided.state.is_block or not (is_of_form or is_shared)
+
+
+def _first(identity: Any) -> Any:
+    return identity[0] if isinstance(identity, tuple) and identity else None
 
 
 def _charges(request: Any) -> list[DecidedCharge]:
@@ -193,23 +200,21 @@ class _UsagePlanner(RequestPlanner):
 
     def __init__(self, request: Any) -> None:
         super().__init__(plain(request), self._places, operation="peek")
-        self._stacks: list[Stack] = []
-        self._throttles: list[Any] = []
+        self._stacks: Sequence[Stack] = ()
+        self._throttles: Sequence[Any] = ()
         match = resolved(self.request)
         if match is None:
             return
         here = on_view(match.func, request.method)
-        for stack in here.stacks:
-            if is_logged_in(request) or not is_behind_login(match.func, stack):
-                self._stacks.append(stack)
+        self._stacks = here.stacks
+        if not is_logged_in(request):
+            self._stacks = [each for each in here.stacks if not is_behind_login(match.func, each)]
         if here.has_throttles:
             from rest_framework.exceptions import APIException
 
             with suppress(APIException):  # The view refuses the client before its throttles.
                 self._view = prepared_view(here.class_view, match, copy(self.request))
-                for throttle in self._view.get_throttles():
-                    if hasattr(throttle, "is_decided_together"):
-                        self._throttles.append(throttle)
+                self._throttles = self._view.get_throttles()
 
     def _places(self, ruleset: Ruleset) -> list[Place]:
         self.counted = {}
@@ -223,7 +228,8 @@ class _UsagePlanner(RequestPlanner):
             rules_here = ruleset.for_call_sites(stack.rules, stack.group, self.request)
             places.append(Place(rules_here, stack.group))
         for throttle in self._throttles:
-            places.append(throttle.place(self._view.request, self._view, ruleset))
+            if hasattr(throttle, "is_decided_together"):
+                places.append(throttle.place(self._view.request, self._view, ruleset))
         return places
 
 
