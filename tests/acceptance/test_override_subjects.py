@@ -315,6 +315,7 @@ def test_a_check_warns_about_too_many_overrides(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_filter_by_rule_names_the_overrides_of_all_rules(operator: Client) -> None:
+    """Their link is not empty."""
     """Overrides without a rule are listed as "all rules", the others by the rule."""
     RateLimitOverride.objects.create(network=ADDRESS, effect="block")
     RateLimitOverride.objects.create(network=NEIGHBOUR, effect="exempt", rule="one")

@@ -85,6 +85,7 @@ def test_the_page_shows_what_refused_the_client(operator: Client) -> None:
 
 
 def test_what_a_rule_in_shadow_mode_would_refuse_is_no_refusal(operator: Client) -> None:
+    """The page of the client says that the requests would be refused."""
     RateLimitRule.objects.create(name="trial", path="/ok", key="ip", rate="1/h", mode="shadow")
     assert visits(3, "203.0.113.1") == [200] * 3
     page = words(text(operator, CLIENT, digest=client_of("203.0.113.1")))
