@@ -126,9 +126,11 @@ def _request_at(request: HttpRequest, place: str) -> HttpRequest:
         path_info=path,
         META={**request.META, "QUERY_STRING": ""},
         GET=QueryDict(),
+        _body=b"",
         _post=QueryDict(),
         content_type="",
     )
+    other.resolver_match = resolved(other)
     return other
 
 

@@ -84,6 +84,12 @@ def combined(request: HttpRequest, tenant: str) -> HttpResponse:
     return HttpResponse("fine")
 
 
+@ratelimit("arguments", lambda _, request: request.resolver_match.kwargs["tenant"], "5/m")
+@ratelimit("body", lambda _, request: request.body or "nothing", "5/m")
+def own(request: HttpRequest, tenant: str) -> HttpResponse:
+    return HttpResponse("fine")
+
+
 tenants = ratelimit("tenants", "kwarg:tenant", "7/m")(login)
 urlpatterns = [
     path("search/", Search.as_view()),
@@ -92,7 +98,9 @@ urlpatterns = [
     path("login/", login),
     path("t/<tenant>/", tenants),
     path("combined/<tenant>/", combined),
+    path("own/<tenant>/", own),
     path("usage/", usage_view),
+    path("usage/own/", usage_view, {"paths": ["POST /own/acme/"]}),
     path("usage/combined/", usage_view, {"paths": ["/combined/acme/"]}),
     path("usage/report/", usage_view, {"paths": ["/report/"]}),
     path("usage/every/", usage_view, {"paths": ["/search/", "/report/", "POST /login/"]}),
@@ -246,6 +254,18 @@ def test_limits_that_combine_keys_are_shown_only_if_their_numbers_are_the_caller
     client("198.51.100.7").get("/combined/acme/")
     limits = client().get("/usage/combined/").json()["limits"]
     assert [[each["name"], each["used"]] for each in limits] == [["all pages", 1], ["own", 1]]
+
+
+def test_functions_of_the_project_see_the_route_and_no_body() -> None:
+    """A key may read the arguments of the view. The body may name another client."""
+    tenant = {"REMOTE_ADDR": "198.51.100.7", "content_type": "application/json"}
+    Client().post("/own/acme/", "victim", **tenant)
+    limits = client().post("/usage/own/", "victim", content_type="application/json").json()
+    assert [[each["name"], each["used"]] for each in limits["limits"]] == [
+        ["all pages", 0],
+        ["arguments", 1],
+        ["body", 0],
+    ]
 
 
 def test_a_signed_in_user_sees_the_count_of_the_user() -> None:
