@@ -20,7 +20,7 @@ from django.db import DatabaseError
 from django.db.models import Q
 from django.dispatch import receiver
 from django.http import HttpRequest
-from django.utils.crypto import constant_time_compare, salted_hmac
+from django.utils.crypto import salted_hmac
 
 from .request_state import request_state
 from .request_values import cookie_value
@@ -61,7 +61,7 @@ def device_of(request: HttpRequest, name: str) -> tuple[str, ...]:
     if entries and len(name) <= MAX_LENGTH:
         user = _account(name)
         for entry in entries:
-            if user is not None and _is_of(entry, user):
+            if user is not None and entry.account in _digests(user):
                 return (str(user.get_username()), entry.device)
     return ()
 
@@ -74,13 +74,14 @@ def remember(sender: object, request: Any, user: User, **kwargs: object) -> None
     """
     if getattr(request, "session", {}).get(SESSION_KEY) != str(user.pk):
         return
+    digests = _digests(user)
     device = secrets.token_urlsafe(16)
     entries = _entries(request.COOKIES.get(COOKIE))
     for entry in entries.copy():
-        if _is_of(entry, user):
+        if entry.account in digests:
             device = entry.device
             entries.remove(entry)
-    entries.insert(0, Entry(_digests(user)[0], device, time.time()))
+    entries.insert(0, Entry(digests[0], device, time.time()))
     request_state(request).device_cookie = {
         "key": COOKIE,
         "value": Signer(salt=SALT).sign_object(entries[:MAX_ACCOUNTS]),
@@ -118,13 +119,11 @@ def _account(name: str) -> User | None:
     return users[0] if len(users) == 1 else None
 
 
-def _is_of(entry: Entry, user: User) -> bool:
-    """Return whether an entry is of an account with its present password."""
-    return any(constant_time_compare(entry.account, each) for each in _digests(user))
-
-
 def _digests(user: User) -> list[str]:
-    """Return the digests of an account and its password, the one by the present key first."""
+    """Return the digests of an account and its password, the one by the present key first.
+
+    They are compared with signed values only, so the time of a comparison reveals nothing.
+    """
     value = f"{user.pk} {user.password}"
     keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     return [salted_hmac(SALT, value, key, algorithm="sha256").hexdigest()[:32] for key in keys]
