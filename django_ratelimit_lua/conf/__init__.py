@@ -20,7 +20,7 @@ from django.utils.functional import cached_property
 
 from ..limits import algorithms
 from ..limits.terms import POLICIES, Policy
-from ..limits.values import Check, Choice, Number, Whole, or_none
+from ..limits.values import Check, Choice, Number, Whole, flag, or_none
 from .callables import Function, accepts, find
 from .changes import on_change
 
@@ -338,7 +338,7 @@ class Table:
 class Conf(Table):
     """The settings `RATELIMIT_*`. Reading an invalid value raises `ImproperlyConfigured`."""
 
-    ENABLE = Setting(True, bool, "``False`` allows everything, without a call to Redis")
+    ENABLE = Setting(True, flag, "``False`` allows everything, without a call to Redis")
     USE_CACHE = Setting(
         "default",
         _cache_alias,
@@ -360,7 +360,7 @@ class Conf(Table):
     )
     FAIL_OPEN = Setting(
         None,
-        or_none(bool),
+        or_none(flag),
         'as in django-ratelimit: ``True`` is ``"open"``, ``False`` is ``"closed"``. '
         "``RATELIMIT_ON_STORE_ERROR`` has precedence",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...conf import Setting, Table, token
-from ...limits.values import or_none
+from ...limits.values import flag, or_none
 
 
 class StatisticsSettings(Table):
@@ -19,7 +19,7 @@ class StatisticsSettings(Table):
     )
     OPENTELEMETRY = Setting(
         False,
-        bool,
+        flag,
         "record every decision with OpenTelemetry, as metrics and as spans, see "
         ":doc:`/annexes/statistics`",
     )

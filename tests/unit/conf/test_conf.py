@@ -123,3 +123,13 @@ def test_a_dotted_path_is_imported_at_the_first_call(
     assert function("a", "b") == os.path.join("a", "b")
     with pytest.raises(ImproperlyConfigured, match=r"Rate 'nowhere.at_all' cannot be imported"):
         missing()
+
+
+@pytest.mark.parametrize("name", ["ENABLE", "FAIL_OPEN"])
+def test_the_text_of_an_environment_variable_is_not_a_flag(settings: Any, name: str) -> None:
+    """The text "False" would be true, so it is an error that names the setting."""
+    setattr(settings, f"RATELIMIT_{name}", "False")
+    with pytest.raises(
+        ImproperlyConfigured, match=f"RATELIMIT_{name} is 'False': must be true or false"
+    ):
+        SETTINGS[name].read()
