@@ -46,6 +46,10 @@ T = TypeVar("T")
 APP = "django_ratelimit_lua"
 """Whether rules can be edited: the app is installed. Then every call compares its rules."""
 REVISION = b"revision"
+NOT_INSTALLED = (
+    f"{APP} is not in INSTALLED_APPS: only the limits of the code and of the settings apply, not "
+    f'the rules of the admin, and no system check runs. Add "{APP}".'
+)
 _READ = Program.of(source("rules/read"))
 COMPARE_SECONDS = 10.0
 """Seconds between two comparisons of the published rules with the database, during requests."""
@@ -234,6 +238,7 @@ def _load(stale: StaleRules | None, deadline: Deadline) -> Ruleset:
             return older  # Another thread was faster.
         declared: Sequence[Rule] = settings_rules() if older is None else older.declared
         if not apps.is_installed(APP):
+            logger.warning("%s", NOT_INSTALLED)
             return _put_in_force(Ruleset(declared), changes)
         try:
             snapshot, is_blind = _published_or_best(older, deadline)

@@ -369,3 +369,17 @@ def test_the_option_durable_without_its_app_is_an_error_that_names_the_app(
         RateLimiter("mistakes", "5/m", durable=True)
     with pytest.raises(LimitError, match=line):
         ratelimit(key="ip", rate="5/m", durable=True)(ok)
+
+
+def test_a_missing_app_is_logged_with_what_to_add(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the app no system check runs, so the first decision says what does not apply."""
+    settings.INSTALLED_APPS = [
+        app for app in settings.INSTALLED_APPS if not app.startswith("django_ratelimit_lua")
+    ]
+    with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
+        for _ in range(2):
+            RateLimiter("mail", "2/h").hit("ada")
+    (text,) = [each for each in caplog.messages if "INSTALLED_APPS" in each]
+    assert 'Add "django_ratelimit_lua".' in text
