@@ -57,8 +57,9 @@ class _Ratelimit:
             tuple of these. Values that clients write are normalized (case, spaces, Unicode); with
             the prefix exact: they are not, and with int: all spellings of a number are one.
         rate: "N/[k]unit", (count, seconds), a callable (group, request), its dotted path, or None
-            for no limit. A plain number such as "5" is a maximum of concurrent requests, each until
-            its response is closed. A list of these is decided together, all or nothing.
+            for no limit. With algorithm="concurrency", a plain number such as "5" is a maximum of
+            concurrent requests, each until its response is closed. A list of these is decided
+            together, all or nothing.
         method: ALL, UNSAFE, or the methods to count. GET includes HEAD, which runs the same view.
         block: Answer 429 if the request is over the limit. Otherwise only set `request.limited`,
             and let the view decide.
