@@ -41,12 +41,14 @@ SALT = "django_ratelimit_lua.device"
 class Entry(NamedTuple):
     """What the cookie holds about an account that signed in.
 
-    - `account`: the digest of the account and its password;
+    - `account`: the digest of the account;
+    - `password`: the digest of the account and its password;
     - `device`: the random id of the browser for this account;
     - `signed_in_at`: when it signed in, in seconds since 1970.
     """
 
     account: str
+    password: str
     device: str
     signed_in_at: float
 
@@ -61,7 +63,7 @@ def device_of(request: HttpRequest, name: str) -> tuple[str, ...]:
     if entries and len(name) <= MAX_LENGTH:
         user = _account(name)
         for entry in entries:
-            if user is not None and entry.account in _digests(user):
+            if user is not None and entry.password in _password_digests(user):
                 return (str(user.get_username()), entry.device)
     return ()
 
@@ -74,14 +76,15 @@ def remember(sender: object, request: Any, user: User, **kwargs: object) -> None
     """
     if getattr(request, "session", {}).get(SESSION_KEY) != str(user.pk):
         return
-    digests = _digests(user)
+    accounts = _digests(f"{user.pk}")
+    passwords = _password_digests(user)
     device = secrets.token_urlsafe(16)
     entries = _entries(request.COOKIES.get(COOKIE))
-    for entry in entries.copy():
-        if entry.account in digests:
+    for entry in entries:
+        if entry.password in passwords:
             device = entry.device
-            entries.remove(entry)
-    entries.insert(0, Entry(digests[0], device, time.time()))
+    others = [entry for entry in entries if entry.account not in accounts]
+    entries = [Entry(accounts[0], passwords[0], device, time.time()), *others]
     request_state(request).device_cookie = {
         "key": COOKIE,
         "value": Signer(salt=SALT).sign_object(entries[:MAX_ACCOUNTS]),
@@ -119,11 +122,14 @@ def _account(name: str) -> User | None:
     return users[0] if len(users) == 1 else None
 
 
-def _digests(user: User) -> list[str]:
-    """Return the digests of an account and its password, the one by the present key first.
+def _password_digests(user: User) -> list[str]:
+    return _digests(f"{user.pk} {user.password}")
+
+
+def _digests(value: str) -> list[str]:
+    """Return the digests of a value, the one by the present key first.
 
     They are compared with signed values only, so the time of a comparison reveals nothing.
     """
-    value = f"{user.pk} {user.password}"
     keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     return [salted_hmac(SALT, value, key, algorithm="sha256").hexdigest()[:32] for key in keys]

@@ -247,7 +247,7 @@ def test_an_altered_cookie_is_ignored() -> None:
     assert attempts(N + 3, "ada") == N - 1
     payload, _, signature = cookie.rpartition(":")
     inside = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-    inside[0][1] = "another device"
+    inside[0][2] = "another device"
     forged = base64.urlsafe_b64encode(json.dumps(inside).encode()).decode().strip("=")
     foreign = Signer(key="another", salt=SALT).sign_object(inside)
     others = Signer(salt="another").sign_object(inside)
@@ -277,6 +277,18 @@ def test_a_change_of_the_password_ends_all_cookies() -> None:
     assert attempts(1, "ada", cookie=cookie) == 0
 
 
+def test_a_login_with_a_new_password_replaces_the_entry_of_the_account() -> None:
+    """Entries of earlier passwords take no place, and the browser has a new id."""
+    cookie = cookie_of("ada")
+    ada = User.objects.get(username="ada")
+    ada.set_password("new")
+    ada.save()
+    ((account, password, device, _then),) = entries(cookie)
+    ((renewed, *others, _then),) = entries(cookie_of("ada", cookie, "new"))
+    assert renewed == account
+    assert not {password, device} & {*others}
+
+
 def test_the_cookie_reveals_no_name_and_has_all_attributes() -> None:
     """It holds digests and random ids."""
     response = attempt("ada", "ada's")
@@ -289,7 +301,7 @@ def test_the_cookie_reveals_no_name_and_has_all_attributes() -> None:
     for word in ("ada", "example", User.objects.get(username="ada").password):
         assert word not in text
     again = cookie_of("ada")
-    assert entries(again)[0][1] != entries(morsel.value)[0][1]  # Each browser has its own id.
+    assert entries(again)[0][2] != entries(morsel.value)[0][2]  # Each browser has its own id.
 
 
 def test_a_failed_login_sets_no_cookie() -> None:
@@ -301,11 +313,11 @@ def test_a_failed_login_sets_no_cookie() -> None:
 def test_a_success_renews_the_cookie_and_keeps_the_device() -> None:
     """An entry is valid for 180 days after the last login."""
     first = cookie_of("ada")
-    ((account, device, _then),) = entries(first)
-    later = cookie_of("ada", signed((account, device, time.time() - MAX_AGE + 100)))
-    assert entries(later)[0][:2] == [account, device]
-    assert entries(later)[0][2] > time.time() - 60
-    expired = signed((account, device, time.time() - MAX_AGE - 1))
+    ((*known, _then),) = entries(first)
+    later = cookie_of("ada", signed((*known, time.time() - MAX_AGE + 100)))
+    assert entries(later)[0][:3] == known
+    assert entries(later)[0][3] > time.time() - 60
+    expired = signed((*known, time.time() - MAX_AGE - 1))
     assert attempts(N, "ada") < N
     assert attempts(1, "ada", cookie=expired) == 0
 
@@ -333,7 +345,7 @@ def test_a_browser_keeps_the_last_five_accounts() -> None:
         assert attempts(N + 1, name) == N - 1
     reached = [attempts(1, name, cookie=cookie) for name in names]
     assert reached == [0, 0, 1, 1, 1, 1, 1]
-    assert len({entry[1] for entry in entries(cookie)}) == 5
+    assert len({entry[2] for entry in entries(cookie)}) == 5
 
 
 def test_a_rotated_secret_key_keeps_cookies(settings: Any) -> None:
@@ -414,7 +426,7 @@ def test_asynchronous_logins_have_devices() -> None:
     assert [post("guess").status_code for _ in range(N)] == [403] * (N - 1) + [429]
     renewed = post("ada's", cookie)
     assert renewed.status_code == 200
-    assert entries(renewed.cookies[COOKIE].value)[0][1] == entries(cookie)[0][1]
+    assert entries(renewed.cookies[COOKIE].value)[0][2] == entries(cookie)[0][2]
 
 
 def test_a_login_by_token_sets_no_cookie() -> None:
