@@ -78,7 +78,7 @@ class OverrideAdmin(ActingAdmin):
     list_select_related = ("user",)
     search_fields = ("network", "label", "reason", "field", "client_digest", "rule")
     actions = ("end_now",)
-    readonly_fields = ("created_by", "created_at")
+    readonly_fields = ("created_by", "created")
     change_list_template = "admin/django_ratelimit_lua/ratelimitoverride/change_list.html"
     change_form_template = "admin/django_ratelimit_lua/ratelimitoverride/change_form.html"
     fieldsets = (
@@ -101,7 +101,7 @@ class OverrideAdmin(ActingAdmin):
             gettext_lazy("Duration and reason"),
             {"fields": ("duration", ("starts", "ends"), "reason")},
         ),
-        (None, {"fields": (("created_by", "created_at"),)}),
+        (None, {"fields": (("created_by", "created"),)}),
         (gettext_lazy("Confirm"), {"fields": ("confirm",)}),
     )
 
@@ -109,6 +109,11 @@ class OverrideAdmin(ActingAdmin):
         """The script of the form."""
 
         js = ("django_ratelimit_lua/preview.js",)
+
+    @admin.display(description=gettext_lazy("created at"))
+    def created(self, override: RateLimitOverride) -> str:
+        """Return the moment as on all pages."""
+        return (override.created_at and moment_element(override.created_at)) or "—"
 
     @admin.action(description=gettext_lazy("End now"), permissions=["block"])
     def end_now(self, request: HttpRequest, queryset: QuerySet[RateLimitOverride]) -> None:

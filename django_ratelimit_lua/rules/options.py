@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..extension import PLACES_OF_ANNEXES, annex_options
+from ..limits.algorithms import OF_SLOTS
 from ..limits.call import MAX_COST
 from ..limits.options import OPTIONS, Option
 from ..limits.rate import SECOND, LimitError, time_us
@@ -60,7 +61,7 @@ def _check_waited(rule: Any) -> None:
     """
     wrong = [word for word in ("exempt", "ban_after", "count_denied") if rule.given.get(word)]
     if rule.template is not None and any(limit.holds for limit in rule.template.limits(rule.name)):
-        wrong.append("concurrency")
+        wrong.append(OF_SLOTS)
     if wrong:
         text = _("waited and %(other)s contradict each other: remove one of them")
         raise LimitError(text, "waited", other=wrong[0])

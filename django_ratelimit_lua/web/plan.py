@@ -347,7 +347,9 @@ class RequestPlanner(Planner):
                     if decided.state.allowed
                 }
                 charges = [planned for planned in charges if _limit_key(planned) not in running]
-            self.gathered = self._decide_busy(charges)
+            self.gathered = charges
+            if self.state.waited is not None:
+                self.gathered = self._decide_busy(charges)
         self.parties = ()  # Older rules may have had overrides.
         if ruleset.overrides.fields:
             yield from self._find_overrides(ruleset, self._has_blocks and places is not None)

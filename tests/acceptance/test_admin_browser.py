@@ -197,7 +197,7 @@ def problems_of(browser: Any, *rules: str) -> list[Any]:
 
 def test_the_rule_form_shows_the_fields_of_the_algorithm(browser: Any, demo: str) -> None:
     """A text for the key is shown only for *other*. Options that the algorithm does not have are
-    hidden, unless they have a value. No algorithm has more than 22 fields, besides tiers.
+    hidden, unless they have a value. No algorithm has more than 25 fields, besides tiers.
     """
     sign_in(browser, demo)
     browser.get(f"{demo}{RULES}add/")
@@ -232,12 +232,12 @@ def test_the_rule_form_shows_the_fields_of_the_algorithm(browser: Any, demo: str
         for rate in ("", "5/m"):
             fill(browser, algorithm=algorithm, rate=rate)
             assert shown() & options == offered, algorithm
-            assert len(shown() - {"tiers"}) <= 22, algorithm
+            assert len(shown() - {"tiers"}) <= 25, algorithm
     fill(browser, algorithm="token_bucket", burst="5")
     fill(browser, algorithm="fixed_window", align="day", ban_after="3")
     assert shown() & options == {"burst", "align", "time_zone", "ban_for"}
     browser.find_element("name", "burst").clear()
-    assert len(shown() - {"tiers"}) <= 22
+    assert len(shown() - {"tiers"}) <= 25
     assert complaints(browser) == []
 
 
