@@ -378,10 +378,18 @@ def _database_problems(using: str) -> Iterator[CheckMessage]:
             yield ABSENT_ANNEX.message(f"{text} installed.", right=install(annex))
     with suppress(ImproperlyConfigured):
         yield from _no_waiting_time([rule.spec for rule in rules])
+    unused = []
     for rule in rules:
         with suppress(RuleError):  # `health` reports it.
-            if rule.compiled().counts_missing_bodies and rule.mode != "off":
+            compiled = rule.compiled()
+            if compiled.counts_missing_bodies and rule.mode != "off":
                 yield _no_method(f"Rule {rule.name!r}")
+            if compiled.is_for_requests and rule.mode != "off":
+                unused.append(repr(rule.name))
+    if unused and MIDDLEWARE not in settings.MIDDLEWARE and not is_installed("gateway"):
+        yield UNUSED_RULES.message(
+            f"The middleware that applies rules of the admin is missing: {', '.join(unused)}."
+        )
     number = RateLimitOverride.objects.using(using).lasting().count()
     if number > MAX_OVERRIDES:
         yield MANY_OVERRIDES.message(

@@ -473,6 +473,23 @@ def test_a_rule_of_the_admin_by_a_body_field_without_a_method_is_a_warning() -> 
     assert ["'form 0'" in message.msg for message in messages] == [True]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_rules_of_the_admin_without_the_middleware_are_a_warning(settings: Any) -> None:
+    """It names the rules that apply to requests and are not off."""
+    RateLimitRule.objects.create(name="path", path="/", key="ip", rate="5/m")
+    RateLimitRule.objects.create(name="old", path="/", key="ip", rate="5/m", mode="off")
+    RateLimitRule.objects.create(name="site", group="site", rate="5/m")
+
+    def unused() -> list[str]:
+        messages = run_checks(tags=["database"], databases=["default"])
+        return [each.msg for each in messages if each.id == "django_ratelimit_lua.W026"]
+
+    settings.MIDDLEWARE = [OURS]
+    assert unused() == []
+    settings.MIDDLEWARE = []
+    assert unused() == ["The middleware that applies rules of the admin is missing: 'path'."]
+
+
 OURS = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 CORS = "corsheaders.middleware.CorsMiddleware"
 
