@@ -50,6 +50,12 @@ def sources(limiter: RateLimiter, hits: int, who: str = "x") -> Counter[str]:
     return Counter(limiter.hit(who).source for _ in range(hits))
 
 
+def await_batches() -> None:
+    """Wait until no batch is being fetched, which would be units of the next moment."""
+    batches = [lease.batch for lease in leases._leases.values() if lease.batch is not None]
+    until(lambda: all(batch.done() for batch in batches), "no batch is being fetched")
+
+
 def scripts(direct: redis.Redis) -> int:
     """Return how many scripts the server has run."""
     return int(direct.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
@@ -107,6 +113,7 @@ def test_a_hit_counts_the_units_of_its_process_as_unused() -> None:
     assert (state.used, state.remaining) == (3000, 97_000)
     assert 0 < state.reset_after <= 3600
     assert 3000 <= limiter.peek("x").limits[0].used <= 3000 + LEASE
+    await_batches()
     leases.give_back(Deadline(5))
     assert limiter.peek("x").limits[0].used == 3000
 
@@ -180,6 +187,7 @@ def test_a_refused_stack_is_cached_if_its_leases_are_not_empty() -> None:
     """The process repeats such a refusal without Redis, as that of a stack without leases."""
     limiter = window("1000/h")
     sources(limiter, 10)
+    await_batches()
     charges = [
         Charge(limiter.limits[0], digest("x"), 1),
         Charge(Limit("closed", "0/h"), digest("x"), 1),
@@ -246,8 +254,7 @@ def test_refund_reset_and_acquire_work_with_a_lease() -> None:
     """They have the same results as without a lease. A reset ends the lease of this process."""
     limiter = window("4000/h")
     sources(limiter, 3000)
-    batches = [lease.batch for lease in leases._leases.values() if lease.batch is not None]
-    until(lambda: all(batch.done() for batch in batches), "no batch is being fetched")
+    await_batches()
     limiter.reset("x")
     assert limiter.peek("x").limits[0].used == 0
     assert limiter.hit("x").source == "redis"

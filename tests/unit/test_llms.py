@@ -13,7 +13,7 @@ def test_the_list_has_every_page_of_the_documentation() -> None:
     names = {path.relative_to(DOCS).with_suffix("").as_posix() for path in pages} - {"index"}
     listed = re.findall(r"^- \[.+\]\(.*_sources/(\S+)\.rst\.txt\)", llms_text(), re.MULTILINE)
     assert sorted(listed) == sorted(names)
-    assert llms_text().startswith("# django_ratelimit_lua\n\n> You put `@ratelimit`")
+    assert llms_text().startswith("# django_ratelimit_lua\n\n> Put `@ratelimit`")
 
 
 def test_a_page_is_described_by_its_first_sentence_or_its_headings() -> None:
