@@ -152,13 +152,12 @@ def test_an_operator_checks_and_enforces_a_shadow_rule(
 
     def judged(page: Any) -> bool:
         # Numbers come within a second; until then, the page is loaded again.
-        if "Would have refused: 1 " in hand.text(row):
+        if "would be refused: 1" in hand.text(row):
             return True
         page.refresh()
         return False
 
     WebDriverWait(hand.browser, 20).until(judged)
-    assert "has seen 4 requests, from about 2 clients" in hand.text(row)
     hand.press(f"{row} .field-edit a")
     hand.choose("mode", "enforce")
     hand.press("[name=_save]")

@@ -47,23 +47,18 @@ def last_day_cells(
     """Return the cells of the column "last day", for each name that was counted.
 
     A cell contains a chart that links to the page of the name, and the requests that were not
-    allowed; for a rule in shadow mode, also those that it would have refused.
+    allowed.
     """
-    cells = {}
-    for name, course in courses(list(rules), "day").items():
-        rule = rules[name]
-        words = ""
-        if rule is not None and rule.mode == "shadow":
-            words = rehearsal(rule.spec)
-        if course.numbers or words:
-            cells[name] = format_html(
-                '<div class="ratelimit-seen"><a href="{}">{}</a> {}</div>{}',
-                limit_url(request, name),
-                course.spark or _("Statistics"),
-                result_words(course.numbers, NOT_ALLOWED),
-                words,
-            )
-    return cells
+    return {
+        name: format_html(
+            '<div class="ratelimit-seen"><a href="{}">{}</a> {}</div>',
+            limit_url(request, name),
+            course.spark or _("Statistics"),
+            result_words(course.numbers, NOT_ALLOWED),
+        )
+        for name, course in courses(list(rules), "day").items()
+        if course.numbers
+    }
 
 
 def rehearsal(spec: Mapping[str, object]) -> str:
