@@ -490,7 +490,9 @@ class ViewDecision:
         throttles = _decided_together(view, caller)
         planner = caller.planner(throttles, request, view)
         decision = decide(planner)
-        _release_after_view(request, view, hold_slots(request, decision, planner.charges))
+        held = hold_slots(request, decision, planner.charges)
+        if held is not None:
+            _release_after_view(request, view, held)
         if decision.limits:
             attach_decision(plain(request), decision)
         if not decision:
@@ -530,10 +532,10 @@ def _decided_together(view: APIView, caller: SimpleRateThrottle) -> list[SimpleR
     return [caller]
 
 
-def _release_after_view(request: Request, view: APIView, held: Held | None) -> None:
+def _release_after_view(request: Request, view: APIView, held: Held) -> None:
     """Release the slots if the view is interrupted: DRF converts only exceptions."""
     name = request.method.lower()
-    if held is not None and hasattr(view, name):  # DRF calls this method next.
+    if hasattr(view, name):  # DRF calls this method next.
         setattr(view, name, watched_method(request, held, getattr(view, name)))
 
 
