@@ -151,7 +151,8 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
             raise PermissionDenied
         name = request.GET.get("name", "")
         row = None
-        if not is_unwritable(name):
+        may_be_stored = not is_unwritable(name)
+        if may_be_stored:
             row = RateLimitRule.objects.filter(name=name).first()
         limits = limits_named(name)
         context: Context = {
@@ -169,7 +170,7 @@ class LimitPages(admin.ModelAdmin):  # type: ignore[type-arg]
                 context["preview"] = preview(request, row)
         except RuleError as error:
             messages.error(request, _("The stored rule is invalid: %s") % error.words())
-        if may_see_overrides(request) and (row or limits):
+        if may_be_stored and may_see_overrides(request):
             context["overrides"] = _overrides(request, name)
         response = page_response(self, request, "ratelimitrule/limit.html", context)
         if not (row or limits or context.get("sections")):
