@@ -49,14 +49,6 @@ def _number(digits: str) -> int | str:
         return digits
 
 
-class RuleQuerySet(AuditedQuerySet["RateLimitRule"]):
-    """A queryset of rules."""
-
-    def keys_by_name(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the primary keys of the rules with these names, by name."""
-        return dict(self.filter(name__in=names).values_list("name", "pk"))
-
-
 class RateLimitRule(AuditedModel):
     """A limit and when it applies."""
 
@@ -155,7 +147,7 @@ class RateLimitRule(AuditedModel):
     are not installed are kept.
     """
 
-    objects = RuleQuerySet.as_manager()
+    objects = AuditedQuerySet.as_manager()
 
     class Meta:
         """Options of the model."""

@@ -19,7 +19,6 @@ CLOCK_SECONDS = 0.1
 after a fail-over to a server with a clock that is that much faster.
 """
 ID_SIZE = 16
-SLOT_SIZE = 20
 _LASTS = Struct(">I")
 
 
