@@ -43,7 +43,7 @@ bench-peers: $(PEERS)/bench
 	$(PEERS)/bin/python -m tests.bench.peers --write $(ARGS)
 
 faults: $(VENV)/test
-	$(RUN)/python -m tests.faults
+	$(RUN)/python -m tests.tools.faults
 
 docs: $(VENV)/docs
 	$(RUN)/python -m docs.tables
@@ -63,7 +63,7 @@ dist: $(VENV)/dist
 	$(RUN)/python -m build
 	$(RUN)/python -m twine check --strict dist/*
 	$(RUN)/check-wheel-contents dist/*.whl
-	$(RUN)/python -m tests.tutorial dist/*.whl
+	$(RUN)/python -m tests.tools.tutorial dist/*.whl
 	@$(RUN)/python -c "import setup; print(setup.report())"
 
 # Needs gettext. `LANGUAGES="--locale de --locale fr"` begins another language.
@@ -71,7 +71,7 @@ LANGUAGES ?= --all
 messages: $(VENV)/test
 	cd django_ratelimit_lua && ../$(RUN)/python -m django makemessages $(LANGUAGES) --no-location --no-wrap --no-obsolete
 	cd django_ratelimit_lua && ../$(RUN)/python -m django compilemessages
-	$(RUN)/python -m tests.texts untranslated
+	$(RUN)/python -m tests.tools.texts untranslated
 
 format: $(VENV)/lint
 	$(RUN)/ruff check --fix .

@@ -1,10 +1,10 @@
-"""Runs the Python blocks of these pages. tests/tutorial.py follows the tutorial."""
+"""Runs the Python blocks of these pages. tests/tools/tutorial.py follows the tutorial."""
 
 from sybil import Sybil
 from sybil.parsers.rest import PythonCodeBlockParser
 
-from tests.celery_stand_in import celery, django_tasks  # noqa: F401
 from tests.conftest import pytest_ignore_collect  # noqa: F401
+from tests.support.celery_stand_in import celery, django_tasks  # noqa: F401
 
 pytest_collect_file = Sybil(
     parsers=[PythonCodeBlockParser()],

@@ -18,8 +18,8 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.test_admin_browser import fill, goes_on, look, press, sign_in
-from tests.demo import headless, run_in, start
+from tests.acceptance.admin.test_admin_browser import fill, goes_on, look, press, sign_in
+from tests.support.demo import headless, run_in, start
 
 FILE = Path(__file__).parent / "screenshots" / "edit.webp"
 WIDTH, HEIGHT, CAPTION = 960, 560, 48

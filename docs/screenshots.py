@@ -21,8 +21,8 @@ from urllib.parse import urlencode, urlsplit
 from PIL import Image
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.test_admin_browser import fill, goes_on, look, sign_in
-from tests.demo import headless, run_in, start
+from tests.acceptance.admin.test_admin_browser import fill, goes_on, look, sign_in
+from tests.support.demo import headless, run_in, start
 
 FOLDER = Path(__file__).parent / "screenshots"
 ADMIN = "admin/django_ratelimit_lua/"

@@ -1,7 +1,7 @@
 """Reads the identity of a client from a request, and computes its digest.
 
 An identity is text, bytes, a number, a UUID, None, or a tuple of these. Only its digest is stored.
-This package imports only from floor 1 (see `tests/floors.py`), and does not know limits, rules or
+This package imports only from floor 1, and does not know limits, rules or
 Redis.
 """
 

@@ -1,7 +1,7 @@
 """State and work of one process: clocks, forks, background tasks, and bounded maps.
 
 This package starts background work when it is first needed, and again after a fork. It imports only
-from floor 1 of the package (see `tests/floors.py`), and does not know what the tasks do.
+from floor 1 of the package, and does not know what the tasks do.
 """
 
 __all__ = ["clock", "forks", "tasks"]

@@ -1,7 +1,7 @@
 """Connections to Redis: perform one call within one deadline, and flush collected data.
 
 This package sends commands over connections that django-redis configures, and routes them by
-Sentinel and hash slot. It imports only from floor 1 of the package (see `tests/floors.py`), and
+Sentinel and hash slot. It imports only from floor 1 of the package, and
 does not know requests, identities or rules: calls and keys reach it as bytes.
 """
 

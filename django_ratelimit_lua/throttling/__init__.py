@@ -1,8 +1,7 @@
 """The throttle classes of Django REST framework, with the same names, and the exception handler.
 
-It decides all throttles of a view in one call. It imports only from floors below its own (see
-`tests/floors.py`), and only projects with Django REST framework import it. It must not know models
-or Redis.
+It decides all throttles of a view in one call. It imports only from floors below its own, and only
+projects with Django REST framework import it. It must not know models or Redis.
 """
 
 from rest_framework.throttling import BaseThrottle

@@ -12,8 +12,8 @@ from django.test import Client
 
 from django_ratelimit_lua.rules.rule import is_unwritable
 from django_ratelimit_lua.signals import banned
-from tests.demo import CHROMIUM, DRIVER, headless, start
-from tests.users import OPERATOR
+from tests.support.demo import CHROMIUM, DRIVER, headless, start
+from tests.support.users import OPERATOR
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -103,8 +103,8 @@ def browser(chromium: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A demo that an operator looks at: see `tests.operators.demo_site`."""
-    from tests.operators import demo_site
+    """A demo that an operator looks at: see `tests.support.operators.demo_site`."""
+    from tests.support.operators import demo_site
 
     with demo_site(request, tmp_path_factory) as running:
         yield running
@@ -113,6 +113,6 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def hand_for(browser: Any, site: Any) -> Callable[[str], Any]:
     """Makes the operator's `Hand` for a task."""
-    from tests.operators import Hand
+    from tests.support.operators import Hand
 
     return lambda task: Hand(browser, site, task)

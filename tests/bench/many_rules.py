@@ -30,13 +30,13 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations import rules_yaml
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
-from tests.acceptance.test_admin import given
-from tests.users import ADMIN_MIDDLEWARE
+from tests.acceptance.admin.test_admin import given
+from tests.support.users import ADMIN_MIDDLEWARE
 
 RULES = 10_000
 ROUNDS = 5
 SITE = {
-    "ROOT_URLCONF": "tests.acceptance.test_admin",
+    "ROOT_URLCONF": "tests.acceptance.admin.test_admin",
     "MIDDLEWARE": [*ADMIN_MIDDLEWARE, "django_ratelimit_lua.middleware.RateLimitMiddleware"],
     "RATELIMIT_CACHE_PREFIX": "bench-operator:",
     "RATELIMIT_RULES": [],
@@ -184,7 +184,7 @@ def _costs(text: str) -> dict[str, Cost]:
 
 
 if __name__ == "__main__":
-    from tests.server import server
+    from tests.support.server import server
 
     call_command("migrate", verbosity=0)
     bench_many_rules(*map(int, sys.argv[1:2]))

@@ -14,7 +14,7 @@ from typing import Any
 from redis import Redis
 
 from django_ratelimit_lua.testing.server import Server
-from tests.clusters import client, cluster
+from tests.support.clusters import client, cluster
 
 PROCESSES = 8
 SECONDS = 2.0

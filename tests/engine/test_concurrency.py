@@ -10,7 +10,7 @@ import pytest
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.limits.algorithms import BY_RATE
-from tests.nursery import Born
+from tests.support.nursery import Born
 
 pytestmark = pytest.mark.engine
 

@@ -15,8 +15,16 @@ from django_ratelimit_lua.extension import ANNEXES
 from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
-from tests import annex_imports
-from tests.floors import PACKAGE, drawing, floor_of, imports, is_below, modules_imported, room_of
+from tests.tools import annex_imports
+from tests.tools.floors import (
+    PACKAGE,
+    drawing,
+    floor_of,
+    imports,
+    is_below,
+    modules_imported,
+    room_of,
+)
 
 ROOT = Path(__file__).parents[2]
 FORBIDDEN = {"limits": {"django", "redis", "django_redis"}}
@@ -70,14 +78,14 @@ def test_optional_apps_import_only_public_names_of_the_core() -> None:
 
 
 def test_the_table_of_imports_by_optional_apps_is_current() -> None:
-    """The table in the documentation is the output of `python -m tests.annex_imports >
+    """The table in the documentation is the output of `python -m tests.tools.annex_imports >
     docs/annexes.txt`.
     """
     assert (ROOT / "docs" / "annexes.txt").read_text() == annex_imports.table() + "\n"
 
 
 def test_the_drawing_of_the_floors_is_current() -> None:
-    """The drawing in the documentation is the output of `python -m tests.floors >
+    """The drawing in the documentation is the output of `python -m tests.tools.floors >
     docs/floors.txt`.
     """
     assert (ROOT / "docs" / "floors.txt").read_text() == drawing() + "\n"
@@ -279,7 +287,7 @@ def test_every_test_has_a_docstring() -> None:
 )
 def test_a_compiled_translation_is_used(catalogue: Path) -> None:
     """The texts of the compiled translation appear if its language is active. `python -m
-    tests.texts untranslated` lists missing texts before a release.
+    tests.tools.texts untranslated` lists missing texts before a release.
     """
     from django.utils import translation
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.floors import PACKAGE
+from tests.tools.floors import PACKAGE
 
 ROOT = PACKAGE.parent
 REPOSITORY = "https://example.org/owner/name"

@@ -6,8 +6,11 @@ import pytest
 
 from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics import writing
-from tests.acceptance import test_memory
-from tests.acceptance.test_memory import BOUND, test_memory_is_bounded_whatever_clients_send  # noqa: F401
+from tests.acceptance.processes import test_memory
+from tests.acceptance.processes.test_memory import (  # noqa: F401
+    BOUND,
+    test_memory_is_bounded_whatever_clients_send,
+)
 
 clean = test_memory.clean
 

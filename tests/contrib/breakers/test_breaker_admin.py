@@ -17,7 +17,7 @@ from django_ratelimit_lua.contrib.breakers.models import RateLimitBreaker
 from django_ratelimit_lua.contrib.breakers.registry import register_name
 from django_ratelimit_lua.models import RateLimitChange
 from django_ratelimit_lua.store import Deadline
-from tests.users import ADMIN_MIDDLEWARE, staff
+from tests.support.users import ADMIN_MIDDLEWARE, staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
 HERE = "/admin/ratelimit_breakers/ratelimitbreaker/"

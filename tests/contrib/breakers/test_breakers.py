@@ -29,7 +29,7 @@ from django_ratelimit_lua.contrib.breakers.registry import (
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.store import Deadline, flusher
-from tests import clusters
+from tests.support import clusters
 
 
 class Service:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.acceptance.test_admin_browser import complaints
-from tests.operators import Hand, Site
+from tests.acceptance.admin.test_admin_browser import complaints
+from tests.support.operators import Hand, Site
 
 SCREEN = "desktop"
 

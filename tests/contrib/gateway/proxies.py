@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from django_ratelimit_lua.testing.server import Server
-from tests.demo import ROOT, free_port
+from tests.support.demo import ROOT, free_port
 
 SECRET = "the-secret-of-the-tests"
 PROXIES = ("nginx", "caddy", "envoy", "traefik")

@@ -21,7 +21,7 @@ import yaml
 
 from tests.contrib.gateway.grpc_gateway import Gateway
 from tests.contrib.gateway.proxies import binary, running, rush, started
-from tests.demo import ROOT, free_port
+from tests.support.demo import ROOT, free_port
 
 DOCS = Path(__file__).parents[3] / "docs" / "annexes" / "rate-limit-service.rst"
 pytestmark = pytest.mark.skipif(

@@ -23,10 +23,10 @@ from django_ratelimit_lua.contrib.gateway.envoy.question import (
 )
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.signals import limit_exceeded
-from tests.acceptance import test_admin
+from tests.acceptance.admin import test_admin
 from tests.contrib.gateway.grpc_gateway import question
 from tests.contrib.gateway.proxies import SECRET
-from tests.examples import examples
+from tests.support.examples import examples
 
 EXAMPLES = examples(200)
 OK, OVER = messages.OK, messages.OVER_LIMIT

@@ -10,8 +10,8 @@ from django.test import Client
 
 from django_ratelimit_lua.models import RateLimitChange, RateLimitRule
 from django_ratelimit_lua.operations.rules_yaml import apply, export, plan
-from tests.acceptance import test_admin
-from tests.acceptance.test_admin import RULES, given, staff, visits
+from tests.acceptance.admin import test_admin
+from tests.acceptance.admin.test_admin import RULES, given, staff, visits
 from tests.contrib.gateway.test_envoy_answers import ADA, LOGIN, OK, OVER, code
 
 pytestmark = pytest.mark.django_db(transaction=True)

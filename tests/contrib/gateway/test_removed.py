@@ -19,8 +19,8 @@ from django_ratelimit_lua.operations.rules_yaml import export, plan
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import RuleError, provider
 from django_ratelimit_lua.rules.ruleset import settings_rules
-from tests.acceptance import test_admin
-from tests.acceptance.test_admin import RULES, given, visits
+from tests.acceptance.admin import test_admin
+from tests.acceptance.admin.test_admin import RULES, given, visits
 
 site = test_admin.site
 EDGE = {"descriptor": ["generic_key=edge", "remote_address"]}

@@ -31,9 +31,9 @@ from django_ratelimit_lua.contrib.replay.refusals import count_refusals
 from django_ratelimit_lua.contrib.replay.requests import KEYS, NAMES, TIMES, Requests, read_logs
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.store import get_store
-from tests import reference
-from tests.access_log import access
-from tests.examples import examples
+from tests.support import reference
+from tests.support.access_log import access
+from tests.support.examples import examples
 
 ROOT = Path(__file__).parents[3]
 EXCERPT = ROOT / "tests" / "logs" / "nasa.tsv"

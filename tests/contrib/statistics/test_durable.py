@@ -22,10 +22,10 @@ from django_ratelimit_lua.contrib.statistics.models import RateLimitHour
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import course_with_stored_hours
 from django_ratelimit_lua.models import RateLimitRule
-from tests.acceptance import test_admin
-from tests.acceptance.test_admin import visits
-from tests.clusters import until
-from tests.worker import Worker, migrated
+from tests.acceptance.admin import test_admin
+from tests.acceptance.admin.test_admin import visits
+from tests.support.clusters import until
+from tests.support.worker import Worker, migrated
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site

@@ -32,11 +32,11 @@ from django_ratelimit_lua.contrib.statistics.keys import SITE, key_of
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.extension import Extension, Metric
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from tests.acceptance import test_admin
-from tests.acceptance.test_admin import visits
-from tests.clusters import until
-from tests.demo import await_port, free_port
-from tests.server import url
+from tests.acceptance.admin import test_admin
+from tests.acceptance.admin.test_admin import visits
+from tests.support.clusters import until
+from tests.support.demo import await_port, free_port
+from tests.support.server import url
 
 prometheus_client = pytest.importorskip(
     "prometheus_client", reason="NO METRICS TEST: install prometheus-client"

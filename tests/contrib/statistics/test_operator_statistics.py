@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.operators import Hand, Site, demo_site
+from tests.support.operators import Hand, Site, demo_site
 
 USERS = """
 from django.contrib.auth.models import User

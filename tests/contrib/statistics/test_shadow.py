@@ -10,9 +10,9 @@ from django.test import Client
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics.reading import ShadowNumbers, shadow_numbers
 from django_ratelimit_lua.models import RateLimitRule
-from tests.acceptance import test_admin
-from tests.acceptance.test_admin import RULES, visits
-from tests.acceptance.test_command import said
+from tests.acceptance.admin import test_admin
+from tests.acceptance.admin.test_admin import RULES, visits
+from tests.acceptance.commands.test_command import said
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site

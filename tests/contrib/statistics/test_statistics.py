@@ -41,10 +41,10 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.throttling import AnonRateThrottle
 from example_project import sample
-from tests.acceptance import test_admin
-from tests.acceptance.test_admin import visits
-from tests.counted import last, series, top, total
-from tests.server import url
+from tests.acceptance.admin import test_admin
+from tests.acceptance.admin.test_admin import visits
+from tests.support.counted import last, series, top, total
+from tests.support.server import url
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site

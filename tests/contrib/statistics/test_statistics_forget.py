@@ -10,15 +10,15 @@ import redis
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.contrib.statistics.report import courses
-from tests.acceptance.test_forget import (
+from tests.acceptance.commands.test_forget import (
     ADDRESS,
     IP,
     OTHER,
     erased,
     forget_what_another_process_knows,
 )
-from tests.acceptance.test_reset_and_block import said
-from tests.counted import top
+from tests.acceptance.commands.test_reset_and_block import said
+from tests.support.counted import top
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

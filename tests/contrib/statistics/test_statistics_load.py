@@ -31,13 +31,13 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import Deadline, flusher
 from django_ratelimit_lua.testing.server import Server
-from tests import clusters
-from tests.acceptance.test_forks import child_of, ended
-from tests.clusters import until
-from tests.counted import last, series, top, total
-from tests.load import NAMES, RULES, noted
-from tests.server import url
-from tests.worker import Worker, migrated
+from tests.acceptance.processes.test_forks import child_of, ended
+from tests.support import clusters
+from tests.support.clusters import until
+from tests.support.counted import last, series, top, total
+from tests.support.server import url
+from tests.support.worker import Worker, migrated
+from tests.tools.load import NAMES, RULES, noted
 
 SECONDS = float(os.environ.get("RATELIMIT_TEST_LOAD_SECONDS", "2"))
 PROCESSES = 4
@@ -96,7 +96,7 @@ def loaded(
             for _ in range(processes)
         ]
         for worker in workers:
-            worker("from tests.load import load, load_noting")
+            worker("from tests.tools.load import load, load_noting")
         for number, worker in enumerate(workers):
             worker.send(f"load({seconds}, {number})")
         yield workers, answers
@@ -140,7 +140,7 @@ def test_killed_processes_lose_their_last_second(
                 Worker(prefix, {"default": database}, RATELIMIT_RULES=RULES, RATELIMIT_TIMEOUT=5)
             )
             notes.append(tmp_path / str(len(notes)))
-            worker("from tests.load import load_noting")
+            worker("from tests.tools.load import load_noting")
             worker.send(f"load_noting({str(notes[-1])!r}, {seconds})")
             return worker, notes[-1]
 

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from django_ratelimit_lua.testing.server import Server
-from tests.acceptance.test_admin_outage import APP, hanging, server  # noqa: F401 - fixtures
+from tests.acceptance.admin.test_admin_outage import APP, hanging, server  # noqa: F401 - fixtures
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

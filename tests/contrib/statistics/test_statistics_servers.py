@@ -13,10 +13,10 @@ from django_ratelimit_lua.contrib.statistics.reading import shadow_numbers
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.report import limits
 from django_ratelimit_lua.models import RateLimitRule
-from tests.acceptance import test_cluster, test_topologies
-from tests.acceptance.test_greenlets import run
-from tests.acceptance.test_topologies import assert_nothing_was_missed
-from tests.counted import last, top, total
+from tests.acceptance.processes.test_greenlets import run
+from tests.acceptance.store import test_cluster, test_topologies
+from tests.acceptance.store.test_topologies import assert_nothing_was_missed
+from tests.support.counted import last, top, total
 
 nodes, cluster, least = test_cluster.nodes, test_cluster.cluster, test_topologies.least
 

@@ -17,8 +17,8 @@ from django_ratelimit_lua.contrib.statistics import telemetry as telling
 from django_ratelimit_lua.contrib.statistics.telemetry import telemetry
 from django_ratelimit_lua.engine.listener import listener
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from tests.acceptance import test_admin
-from tests.acceptance.test_admin import visits
+from tests.acceptance.admin import test_admin
+from tests.acceptance.admin.test_admin import visits
 
 pytest.importorskip("opentelemetry.sdk", reason="NO TELEMETRY TEST: install opentelemetry-sdk")
 from opentelemetry import metrics, trace

@@ -15,7 +15,7 @@ from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge, Operation
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
-from tests.parts import one_of, set_share
+from tests.support.parts import one_of, set_share
 
 MAX = 100
 SECOND = 1_000_000

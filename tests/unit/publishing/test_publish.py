@@ -19,7 +19,7 @@ from django_ratelimit_lua.publishing.publish import (
 )
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.snapshot import SECTIONS, section_of
-from tests.tiers import add_tier
+from tests.support.tiers import add_tier
 
 pytestmark = pytest.mark.django_db
 

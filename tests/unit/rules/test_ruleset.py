@@ -18,7 +18,7 @@ from django_ratelimit_lua.rules.snapshot import (
     check_format,
     parse_part,
 )
-from tests.walk import Walk
+from tests.tools.walk import Walk
 
 HOME = RequestFactory().get("/")
 HERE = call_site("search", "ip", "5/m", None, 1, {})

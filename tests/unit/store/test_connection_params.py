@@ -26,7 +26,7 @@ from django_ratelimit_lua.store import why_unusable
 from django_ratelimit_lua.store.connection_params import OPTIONS, ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
-from tests.store.test_replies import call
+from tests.acceptance.store.test_replies import call
 
 NEWER = {"ssl_exclude_verify_flags", "ssl_include_verify_flags"}
 """Options that the oldest redis-py does not have."""

@@ -1,0 +1,371 @@
+"""The page of bans shows the bans of real requests, and its actions apply to them."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import redis
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.engine.run import run
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations import active_bans
+from tests.support.users import staff
+
+pytestmark = pytest.mark.django_db(transaction=True)
+BANS = "/admin/django_ratelimit_lua/bans/"
+CLIENT = "/admin/django_ratelimit_lua/client/"
+ATTACKER, OFFICE = "203.0.113.9", "198.51.100.7"
+
+
+@ratelimit(group="banned-by-ip", key="ip", rate="1/h", ban_after=2, ban_for="10m")
+def by_ip(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(
+    group="banned-by-both", key=("ip", "post:username"), rate="1/h", ban_after=2, ban_for="10m"
+)
+def by_both(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banned-by-user", key="user", rate="1/h", ban_after=2, ban_for="10m")
+def by_user(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banned-as-both", key=("ip", "user"), rate="1/h", ban_after=2, ban_for="10m")
+def as_both(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banned-by-" + "long" * 75, key="ip", rate="1/h", ban_after=2, ban_for="10m")
+def by_long_name(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+@ratelimit(group="banned-by-secret", key="header:X-Api-Key", rate="1/h", ban_after=2, ban_for="10m")
+def by_secret(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("in")
+
+
+urlpatterns = [
+    path("secret/", by_secret),
+    path("as-both/", as_both),
+    path("long/", by_long_name),
+    path("admin/", admin.site.urls),
+    path("ip/", by_ip),
+    path("both/", by_both),
+    path("user/", by_user),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    settings.RATELIMIT_NEVER_BAN = []
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.locale.LocaleMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+
+
+def text_of(response: Any) -> str:
+    """Return the text of a page."""
+    page = re.sub(r"<(script|style)\b.*?</\1>", "", response.content.decode(), flags=re.S)
+    return unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page)))
+
+
+def attack(where: str = "/ip/", times: int = 3, address: str = ATTACKER, **data: str) -> Any:
+    client = Client(REMOTE_ADDR=address)
+    for _ in range(times):
+        response = client.post(where, data)
+    return response
+
+
+def act(operator: Client, action: str, **more: str) -> Any:
+    """Press a button of the only ban."""
+    (active,) = active_bans()
+    return operator.post(BANS, {"action": f"{action}:{active.key.decode()}", **more}, follow=True)
+
+
+def block(operator: Client, duration: str = "3600") -> Any:
+    """Block the only banned client on the page that *Block* links to."""
+    (active,) = active_bans()
+    links = re.findall(r'href="([^"]*ask=block)"', operator.get(BANS).content.decode())
+    assert [unescape(link).partition("&")[0] for link in links] == [
+        f"{CLIENT}?digest={active.identity}"
+    ]
+    assert "Block" in text_of(operator.get(unescape(links[0])))
+    sent = {"action": "block", "duration": duration}
+    return operator.post(f"{CLIENT}?digest={active.identity}", sent, follow=True)
+
+
+def test_the_page_shows_the_client_and_the_reason(operator: Client) -> None:
+    """It shows the client, the limit and the number of refusals."""
+    assert "No client is banned." in text_of(operator.get(BANS))
+    attack()
+    text = text_of(operator.get(BANS))
+    assert "1 ban is in force." in text
+    for words in (ATTACKER, "banned-by-ip", "2 refusals"):
+        assert words in text, words
+
+
+def test_unbanning_takes_effect_immediately(operator: Client) -> None:
+    """It applies to the next request. Earlier bans are remembered, unless they are forgotten. The
+    history names the operator.
+    """
+    assert attack().status_code == 429
+    page = act(operator, "lift")
+    assert "is lifted." in text_of(page)
+    assert "No client is banned." in text_of(page)
+    attack(times=2)
+    (active,) = active_bans()
+    assert active.times == 2
+    assert "first" in text_of(act(operator, "forget"))
+    attack(times=2)
+    (active,) = active_bans()
+    assert active.times == 1
+    changes = RateLimitChange.objects.filter(action=RateLimitChange.Action.UNBANNED)
+    assert [change.by for change in changes] == ["grace", "grace"]
+    assert "ban lifted" in text_of(operator.get("/admin/django_ratelimit_lua/ratelimitchange/"))
+
+
+@pytest.mark.parametrize("shows", ["plain", "off"])
+def test_a_ban_can_be_converted_to_a_temporary_block_of_the_same_client(
+    operator: Client, settings: Any, shows: str
+) -> None:
+    """The block uses the digest, and lasts at most 30 days."""
+    settings.RATELIMIT_SHOW_IDENTITIES = shows
+    RateLimitRule.objects.create(
+        name="banned-by-both",
+        rate="1/h",
+        key="ip+post:username",
+        options={"ban_after": 2, "ban_for": "10m"},
+    )
+    attack("/both/", username="Ada")
+    (active,) = active_bans()
+    page = operator.get(f"{CLIENT}?digest={active.identity}&ask=block")
+    assert re.findall(r'<option value="(\d+)"', page.content.decode()) == [
+        "3600",
+        "86400",
+        "604800",
+        "2592000",
+    ]
+    assert block(operator, "2592001").status_code == 403
+    assert not RateLimitOverride.objects.exists()
+    assert "is blocked for 30 days." in text_of(block(operator, "2592000"))
+    override = RateLimitOverride.objects.get()
+    assert (override.effect, override.client_digest, override.rule) == (
+        "block",
+        active.identity,
+        "",
+    )
+    assert (override.created_by, (override.ends - override.created_at).days) == ("grace", 29)
+    act(operator, "forget")
+    assert attack("/both/", times=1, username="ada").status_code == 429
+    assert attack("/both/", times=1, username="bob").status_code == 200
+    assert attack("/both/", times=1, username="ada", address=OFFICE).status_code == 200
+
+
+@pytest.mark.parametrize("shows", ["plain", "masked"])
+def test_a_block_of_a_banned_client_shows_and_stores_no_secret(
+    settings: Any, shows: str, direct: redis.Redis, prefix: str
+) -> None:
+    """A secret value is blocked, but is not on the pages, in the override or in the history. It is
+    in Redis only if identities are shown in full.
+    """
+    settings.RATELIMIT_SHOW_IDENTITIES = shows
+    client = Client(REMOTE_ADDR=ATTACKER, headers={"x-api-key": "s3cr3t-of-ada"})
+    for _ in range(3):
+        client.post("/secret/")
+    (active,) = active_bans()
+    told = json.loads(direct.get(active.key + b":about"))
+    assert {*told} == {"since", "offences", "times", "limit", "name", "rule", "who", "why"}
+    assert ("s3cr3t" in str(told)) is (shows == "plain")
+    blocker = staff("block_identity")
+    pages = text_of(block(blocker))
+    override = RateLimitOverride.objects.get()
+    kept = [*RateLimitOverride.objects.values(), *RateLimitChange.objects.values()]
+    assert "s3cr3t" not in pages + str(kept) + str(override)
+    assert active.identity[:12] in pages
+    act(blocker, "forget")
+    assert client.post("/secret/").status_code == 429
+    assert Client(headers={"x-api-key": "other"}).post("/secret/").status_code == 200
+
+
+@pytest.mark.parametrize("where", ["/ip/", "/user/", "/as-both/"])
+@pytest.mark.parametrize("secrets", [["old"], ["new", "old"]])
+def test_operators_cannot_ban_or_block_themselves(
+    operator: Client, settings: Any, where: str, secrets: list[str]
+) -> None:
+    """This holds for bans of their address, user or both, also from before the key secret was
+    changed.
+    """
+    settings.RATELIMIT_KEY_SECRET = ["old"]
+    for _ in range(3):
+        operator.post(where)
+    active_bans()  # Which lists them, before the settings change.
+    settings.RATELIMIT_KEY_SECRET = secrets
+    assert "you would lock yourself out" in text_of(block(operator))
+    assert not RateLimitOverride.objects.exists()
+
+
+def test_bans_that_have_ended_are_reported_as_ended(operator: Client) -> None:
+    """Another operator has lifted the ban, or the key is invalid."""
+    attack()
+    (active,) = active_bans()
+    act(operator, "lift")
+    for key in (active.key.decode(), "t1:{rules}", "\x00"):
+        assert "ended already" in text_of(
+            operator.post(BANS, {"action": f"lift:{key}"}, follow=True)
+        )
+
+
+def test_bans_are_chosen_by_rule_and_listed_in_pages(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest bans come first. An invalid page number shows a
+    page.
+    """
+    monkeypatch.setattr("django_ratelimit_lua.admin.bans.SHOWN", 3)
+    RateLimitRule.objects.create(
+        name="banned-by-ip", rate="1/h", key="ip", options={"ban_after": 2, "ban_for": "10m"}
+    )
+    for number in range(5):
+        attack(address=f"203.0.113.{number}")
+    attack("/both/", username="ada", address=OFFICE)
+    text = text_of(operator.get(BANS))
+    assert "6 bans are in force." in text
+    assert "Page 1 of 2" in text
+    assert "203.0.113.4" in text
+    assert "203.0.113.1" not in text
+    for number in ("2", "99", "-1"):
+        page = operator.get(BANS, {"p": number}).content.decode()
+        assert "203.0.113.0" in page
+        assert "203.0.113.3" not in page
+    assert "203.0.113.4" in text_of(operator.get(BANS, {"p": "٣x"}))
+    page = operator.get(BANS, {"rule": "banned-by-ip"}).content.decode()
+    assert "5 bans are found." in page
+    assert OFFICE not in page
+    assert 'href="?rule=banned-by-ip&amp;p=2"' in page
+    assert "No client is banned by nothing." in text_of(operator.get(BANS, {"rule": "nothing"}))
+
+
+@pytest.mark.parametrize("shows", ["plain", "masked", "off"])
+def test_bans_are_searched(operator: Client, settings: Any, shows: str) -> None:
+    """A search matches an address, also if names are not stored, a network, the beginning of the
+    digest, or a part of the limit or the reason. An address matches no longer address.
+    """
+    settings.RATELIMIT_SHOW_IDENTITIES = shows
+    attack(address="203.0.113.1")
+    attack(address="203.0.113.10")
+    attack("/both/", username="ada", address=OFFICE)
+    shops = RateLimiter("shops", "1/h", ban_after=1, ban_for="1h")
+    shops.ban("prices", why="Scraper of prices")
+    found = {active.identity[:12]: active for active in active_bans()}
+    identities = [active.identity[:12] for active in sorted(found.values(), key=lambda x: x.since)]
+    first, second, both, by_hand = identities
+
+    def searched(text: str, client: Client = operator) -> set[str]:
+        page = client.get(BANS, {"q": text}).content.decode()
+        return {identity for identity in identities if f"<code>{identity}</code>" in page}
+
+    assert searched("203.0.113.1") == {first}
+    assert searched(" 203.0.113.10 ") == {second}
+    assert searched(both) == {both}
+    assert searched("BY-BOTH") == {both}
+    assert searched("scraper") == {by_hand}
+    assert searched("") == set(identities)
+    if shows != "off":
+        assert searched("203.0.113.0/24") == {first, second}
+        assert searched("198.51.100.0/24") == {both}
+    page = operator.get(BANS, {"q": "<b>"})
+    assert "No ban is found for “<b>”." in text_of(page)
+    for odd in ("\x00", "\ud800", "x" * 5000, "::/0/", "'%s"):
+        assert operator.get(f"{BANS}?{urlencode({'q': odd}, errors='replace')}").status_code == 200
+    colleague = staff("view_ratelimitrule")
+    assert searched("scraper", colleague) == searched("203.0.113.0/24", colleague) == set()
+    assert searched("203.0.113.1", colleague) == {first}
+
+
+def test_a_search_in_hidden_names_asks_for_all_parts_of_a_client(
+    operator: Client, settings: Any
+) -> None:
+    """One part finds nothing then, which does not mean that the client is not banned."""
+    settings.RATELIMIT_SHOW_IDENTITIES = "masked"
+    attack("/both/", username="ada", address=OFFICE)
+    hint = "search for all of them: 192.0.2.9 + ada"
+    assert hint in text_of(operator.get(BANS, {"q": OFFICE}))
+    assert "1 ban is found." in text_of(operator.get(BANS, {"q": f"{OFFICE} + ada"}))
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    assert hint not in text_of(operator.get(BANS, {"q": "192.0.2.77"}))
+    assert hint in text_of(staff("view_ratelimitrule").get(BANS, {"q": OFFICE}))
+
+
+def test_several_bans_are_lifted_together(operator: Client) -> None:
+    """Selected bans are lifted, or all bans of the search after a confirmation with their
+    number.
+    """
+    attackers = [f"203.0.113.{number}" for number in range(5)]
+    for address in (*attackers, OFFICE):
+        attack(address=address)
+    keys = {active.who[0][1]: active.key.decode() for active in active_bans()}
+    page = operator.post(BANS, {"action": "lift:selected"}, follow=True)
+    assert "No bans were lifted: select bans that are still in force." in text_of(page)
+    chosen = {"action": "lift:selected", "ban": [keys[address] for address in attackers[:2]]}
+    page = operator.post(BANS, chosen, follow=True)
+    assert "2 bans are lifted." in text_of(page)
+    assert [attack(times=1, address=address).status_code for address in attackers] == [429] * 5
+    assert len(active_bans()) == 4
+    network = f"{BANS}?{urlencode({'q': '203.0.113.0/24'})}"
+    page = operator.post(network, {"action": "lift:all"})
+    assert "Lift 3 bans? These are all bans of the search." in text_of(page)
+    assert len(active_bans()) == 4
+    page = operator.post(network, {"action": "forget:all", "confirmed": "1"}, follow=True)
+    assert "3 bans are lifted." in text_of(page)
+    (left,) = active_bans()
+    assert left.key.decode() == keys[OFFICE]
+    changes = RateLimitChange.objects.filter(action=RateLimitChange.Action.UNBANNED)
+    assert [len(change.after["digests"]) for change in changes.order_by("pk")] == [2, 3]
+    assert staff("view_ratelimitrule").post(BANS, chosen).status_code == 403
+    assert "Lift 1 ban?" in text_of(operator.post(BANS, {"action": "lift:all"}))
+
+
+def test_ten_thousand_bans_are_lifted_in_few_calls(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call lifts a hundred bans."""
+    limiter = RateLimiter("mail", "1/h", ban_after=1, ban_for="10m")
+    for number in range(250):
+        limiter.ban(f"client {number}")
+    runs = []
+    monkeypatch.setattr(
+        "django_ratelimit_lua.operations.bans.run", lambda call: runs.append(1) or run(call)
+    )
+    page = operator.post(BANS, {"action": "lift:all", "confirmed": "1"}, follow=True)
+    assert "250 bans are lifted." in text_of(page)
+    assert len(runs) == 3
+    assert active_bans() == []
+
+
+def test_text_from_attackers_is_escaped_on_the_page(operator: Client) -> None:
+    """Markup in a name is displayed as text."""
+    attack("/both/", username="<img src=x onerror=alert(1)>")
+    page = operator.get(BANS).content.decode()
+    assert "<img src=x" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page

@@ -1,0 +1,151 @@
+"""Two operators edit the same rules, and neither overwrites a change of the other unseen."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.db import connection, connections
+from django.test import Client
+
+from django_ratelimit_lua.models import Conflict, RateLimitOverride, RateLimitRule
+from tests.acceptance.admin import test_admin
+from tests.acceptance.admin.test_admin import OPERATOR, OVERRIDES, RULES, errors, given
+from tests.support.forms import sent_by
+
+pytestmark = pytest.mark.django_db(transaction=True)
+site = test_admin.site
+TIER = {"group": "pro", "rate": "1000/m"}
+
+
+@pytest.fixture
+def other() -> Client:
+    client = Client(REMOTE_ADDR=OPERATOR)
+    client.force_login(User.objects.create_superuser("ada"))
+    return client
+
+
+@pytest.fixture
+def rule() -> RateLimitRule:
+    Group.objects.create(name="pro")
+    return RateLimitRule.objects.create(
+        name="api",
+        path="/ok\n/api/",
+        key="ip",
+        rate="100/m",
+        method="GET, POST",
+        options={"tiers": [TIER]},
+    )
+
+
+def form_of(client: Client, rule: RateLimitRule) -> dict[str, Any]:
+    """Return what a browser sends for a rule's form that was not edited."""
+    return sent_by(client.get(f"{RULES}{rule.pk}/change/"))
+
+
+def test_the_second_editor_sees_both_versions_and_may_save_on_top(
+    operator: Client, other: Client, rule: RateLimitRule
+) -> None:
+    """The error contains what the second version would change, in words. Nothing is saved until it
+    is sent again. Tiers are a part of the rule.
+    """
+    url = f"{RULES}{rule.pk}/change/"
+    mine = {**form_of(other, rule), "description": "Mine."}
+    theirs = {**form_of(operator, rule), "rate": "70/h", "tiers-0-rate": "700/h"}
+    assert operator.post(url, {**theirs, "method": ["GET"]}).status_code == 302
+    answer = other.post(url, mine)
+    shown = errors(answer)
+    assert "grace changed this while you were editing it." in shown
+    assert "yours replaces it, and reverts that change where they differ:" in shown
+    for line in (
+        "Rate: 70 per hour → 100 per minute",
+        "Methods: GET → GET, POST",
+        "Tiers: pro: 700 per hour → pro: 1000 per minute",
+        "Description: — → Mine.",
+    ):
+        assert line in shown
+    rule.refresh_from_db()
+    assert (rule.rate, rule.description) == ("70/h", "")
+    again = sent_by(answer)
+    assert again["description"] == ["Mine."]
+    assert other.post(url, again).status_code == 302
+    rule.refresh_from_db()
+    assert (rule.rate, rule.description) == ("100/m", "Mine.")
+    assert rule.options == {"tiers": [TIER]}
+
+
+def test_a_form_without_concurrent_changes_is_saved(operator: Client, rule: RateLimitRule) -> None:
+    """Everything else stays as it was, including the lines that a browser ends in its own way."""
+    before = rule.spec
+    answer = operator.post(f"{RULES}{rule.pk}/change/", {**form_of(operator, rule), "rate": "70/h"})
+    assert answer.status_code == 302, errors(answer)
+    rule.refresh_from_db()
+    assert rule.spec == {**before, "rate": "70/h"}
+
+
+def test_a_row_that_changes_while_it_is_saved_is_read_again(
+    operator: Client, rule: RateLimitRule
+) -> None:
+    """The row is saved only with the revision that the form was checked with."""
+    changed: list[str] = []
+
+    def change_first(execute: Any, sql: str, *args: Any) -> Any:
+        if sql.startswith("UPDATE") and not changed:
+            changed.append(sql)
+            RateLimitRule.objects.filter(pk=rule.pk).update(rate="70/h")
+        return execute(sql, *args)
+
+    form = {**form_of(operator, rule), "description": "Mine."}
+    with connection.execute_wrapper(change_first):
+        answer = operator.post(f"{RULES}{rule.pk}/change/", form)
+    assert answer.status_code == 302
+    assert changed
+    rule.refresh_from_db()
+    assert (rule.rate, rule.description) == ("100/m", "Mine.")
+
+
+def test_an_override_changed_meanwhile_is_shown(operator: Client, other: Client) -> None:
+    """Its reason and its end are compared like the fields of a rule."""
+    row = RateLimitOverride.objects.create(network="203.0.113.9", effect="block", reason="bots")
+    url = f"{OVERRIDES}{row.pk}/change/"
+    mine = {**sent_by(other.get(url)), "effect": "exempt"}
+    theirs = {**sent_by(operator.get(url)), "reason": "scraper"}
+    assert operator.post(url, theirs).status_code == 302
+    answer = other.post(url, mine)
+    assert "Effect: block: every request is refused → exempt: no limit" in errors(answer)
+    assert "Reason: scraper → bots" in errors(answer)
+    assert other.post(url, sent_by(answer)).status_code == 302
+    row.refresh_from_db()
+    assert (row.effect, row.reason) == ("exempt", "bots")
+
+
+def test_a_form_without_a_revision_is_saved(operator: Client, rule: RateLimitRule) -> None:
+    """A script may send a form without it."""
+    form = given(name="api", path="/ok", key="ip", rate="60/h")
+    assert operator.post(f"{RULES}{rule.pk}/change/", form).status_code == 302
+    rule.refresh_from_db()
+    assert rule.rate == "60/h"
+
+
+def test_of_editors_who_save_at_once_one_succeeds(rule: RateLimitRule) -> None:
+    """Eight threads save the same revision, and all others get the version of the first."""
+    rows = [RateLimitRule.objects.get(pk=rule.pk) for _ in range(8)]
+
+    def save(number: int) -> str:
+        row = rows[number]
+        row.rate = f"{number + 1}/h"
+        try:
+            row.save(expected=rule.revision)
+            return row.rate
+        except Conflict as error:
+            return f"then {error.stored.rate}"
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(len(rows)) as pool:
+        found = sorted(pool.map(save, range(len(rows))))
+    stored = RateLimitRule.objects.get(pk=rule.pk)
+    assert found == [stored.rate, *[f"then {stored.rate}"] * 7]
+    assert stored.revision == rule.revision + 1

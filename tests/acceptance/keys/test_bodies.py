@@ -1,0 +1,335 @@
+"""Keys by a field of the body: only small bodies are read, the view still gets the body, and a
+client cannot choose its count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.core.handlers.asgi import ASGIRequest
+from django.core.handlers.wsgi import WSGIRequest
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_ratelimit_lua.identity.body import (
+    MAX_BYTES,
+    UNREAD,
+    data_value,
+    form_value,
+    json_value,
+)
+from django_ratelimit_lua.identity.keys import compile_key
+from tests.support.bodies_site import TAKES
+from tests.support.demo import await_port, free_port
+
+ROOT = Path(__file__).parents[3]
+FORM = "application/x-www-form-urlencoded"
+LARGE = "x" * 70_000
+RULES = [
+    {
+        "name": "body",
+        "path": "/",
+        "key": ["post:name", "data:name", "json:user.name"],
+        "rate": "1000000/h",
+    },
+    {"name": "exact", "path": "/", "key": "exact:post:name", "rate": "1000000/h"},
+]
+
+
+def multipart(**fields: Any) -> bytes:
+    return encode_multipart(BOUNDARY, fields)
+
+
+def file(size: int) -> SimpleUploadedFile:
+    return SimpleUploadedFile("a.bin", b"\x00\r\n-" * (size // 4))
+
+
+BODIES: dict[str, tuple[bytes, str]] = {
+    "form": (b"name=ada&name=Ada+&x=%ff%41", FORM),
+    "form in another charset": (b"name=ada", FORM + "; charset=latin-1"),
+    "large form": (b"name=ada&x=" + LARGE.encode(), FORM),
+    "too many fields": (b"a=&" * 2000 + b"name=ada", FORM),
+    "multipart": (multipart(name="ada", x="\u00e4"), MULTIPART_CONTENT),
+    "multipart with a small file": (multipart(name="ada", f=file(400)), MULTIPART_CONTENT),
+    "upload": (multipart(name="ada", f=file(70_000)), MULTIPART_CONTENT),
+    "broken multipart": (multipart(name="ada")[:-20], MULTIPART_CONTENT),
+    "multipart without a boundary": (multipart(name="ada"), "multipart/form-data"),
+    "json": (b'{"name": "ada", "user": {"name": "ada"}}', "application/json"),
+    "broken json": (b'{"name": ', "application/json"),
+    "deep json": (b"[" * 20_000, "application/json"),
+    "large json": (json.dumps({"name": LARGE}).encode(), "application/json"),
+    "text": (b"name=ada\nline\nline", "text/plain"),
+    "no kind": (b"name=ada", ""),
+    "empty form": (b"", FORM),
+    "empty": (b"", "application/json"),
+}
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.support.bodies_site"
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    settings.RATELIMIT_RULES = RULES
+
+
+def answer(method: str, path: str, body: bytes, kind: str) -> tuple[int, bytes]:
+    if not path.startswith("/async"):
+        response = Client(raise_request_exception=False).generic(method, path, body, kind)
+    else:
+        client = AsyncClient(raise_request_exception=False)
+        response = asyncio.run(client.generic(method, path, body, kind))  # type: ignore[arg-type]
+    return response.status_code, b"" if response.status_code >= 400 else response.content
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_view_reads_the_same_body_as_without_the_package(name: str, way: str) -> None:
+    """This holds for every kind of body, method and way of reading it, under WSGI and ASGI. A view
+    that would fail because it reads the stream twice may get the body instead.
+    """
+    asked = [
+        (method, f"/{way}/{take.__name__}") for method in ("POST", "PUT", "GET") for take in TAKES
+    ]
+    with override_settings(RATELIMIT_ENABLE=False):
+        without = [answer(*one, *BODIES[name]) for one in asked]
+    for one, expected in zip(asked, without, strict=True):
+        found = answer(*one, *BODIES[name])
+        if b"RawPostDataException" in expected[1] or one[1].endswith("/partly"):
+            assert found[0] == 200
+        else:
+            assert found == expected, one
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+@pytest.mark.parametrize(
+    "name", ["form", "multipart", "multipart with a small file", "json", "upload"]
+)
+def test_drf_reads_the_same_body_as_without_the_package(method: str, name: str) -> None:
+    """DRF's parsers read the stored stream."""
+    with override_settings(RATELIMIT_ENABLE=False):
+        without = answer(method, "/echo", *BODIES[name])
+    assert without[0] == 200
+    assert answer(method, "/echo", *BODIES[name]) == without
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+@pytest.mark.parametrize("name", ["form", "multipart", "multipart with a small file", "json"])
+def test_a_small_body_is_read_for_every_method(method: str, name: str, rf: RequestFactory) -> None:
+    """The body is parsed as DRF parses it."""
+    body, kind = BODIES[name]
+    read = [
+        compile_key(key).read("", rf.generic(method, "/", body, kind), None)
+        for key in ("data:name", "json:name")
+    ]
+    assert read == [("data", "name", "ada"), ("json", "name", "ada" if name == "json" else None)]
+    if name != "json":
+        assert compile_key("post:name").read("", rf.generic(method, "/", body, kind), None) == (
+            "post",
+            "name",
+            "ada",
+        )
+
+
+def test_a_parsed_body_is_used_at_any_size(rf: RequestFactory) -> None:
+    """Django's CSRF check parses most POST requests, including uploads."""
+    for name in ("large form", "upload"):
+        request = rf.generic("POST", "/", *BODIES[name])
+        assert request.POST["name"] == "ada"
+        assert compile_key("post:name").read("", request, None) == ("post", "name", "ada")
+
+
+def test_only_small_bodies_are_read(settings: Any, rf: RequestFactory) -> None:
+    """A body of the maximum size is read. A body that Django would refuse is not read."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = None
+    for size, is_read in ((MAX_BYTES, True), (MAX_BYTES + 1, False)):
+        body = b"name=" + b"a" * (size - 5)
+        assert (form_value(rf.generic("POST", "/", body, FORM), "name") is not UNREAD) is is_read
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 7
+    assert form_value(rf.generic("POST", "/", b"name=ada", FORM), "name") is UNREAD
+
+
+@pytest.mark.parametrize(
+    "path", ["/sync/read", "/async/read", "/async/handlers", "/sync/body", "/async/body"]
+)
+def test_a_body_that_django_would_refuse_is_not_read(path: str, settings: Any) -> None:
+    """If the project's maximum is smaller, the view gets the whole stream, or Django's error."""
+    settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10
+    body = multipart(name="a" * 30)
+    with override_settings(RATELIMIT_ENABLE=False):
+        without = answer("PUT", path, body, MULTIPART_CONTENT)
+    assert answer("PUT", path, body, MULTIPART_CONTENT) == without
+
+
+class Untouched(io.RawIOBase):
+    """A stream that raises an error when it is read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        raise AssertionError("it was read")
+
+
+@pytest.mark.parametrize(
+    "kind", [FORM, MULTIPART_CONTENT, "application/json", "text/plain", "application/octet-stream"]
+)
+def test_an_upload_is_not_read(kind: str) -> None:
+    """No byte of a large body is read, under WSGI and ASGI, and none of a small body of another
+    type.
+    """
+    size = 4000 if kind.startswith(("text", "application/octet")) else 400 * 2**20
+    environment = RequestFactory()._base_environ(
+        REQUEST_METHOD="POST",
+        CONTENT_TYPE=kind,
+        CONTENT_LENGTH=str(size),
+        **{"wsgi.input": Untouched()},
+    )
+    requests: list[Any] = [WSGIRequest(environment)]
+    upload = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
+    upload.truncate(size)
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "query_string": b"",
+        "headers": [],
+        "client": ["::1", 0],
+    }
+    for length in ([(b"content-length", str(size).encode())], []):
+        headers = [(b"content-type", kind.encode()), *length]
+        requests.append(ASGIRequest({**scope, "headers": headers}, upload))
+    for request in requests:
+        for key in ("post:name", "data:name", "json:name"):
+            compile_key(key).read("", request, None)
+            assert upload.tell() == 0
+        assert not request._read_started
+    upload.close()
+
+
+def test_a_client_that_disconnects_during_the_body_causes_no_error(rf: RequestFactory) -> None:
+    """A closed stream causes no error either."""
+
+    class Gone(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            raise ConnectionResetError
+
+    environment = rf._base_environ(
+        REQUEST_METHOD="POST", CONTENT_TYPE=FORM, CONTENT_LENGTH="8", **{"wsgi.input": Gone()}
+    )
+    assert form_value(WSGIRequest(environment), "name") is UNREAD
+    request = rf.generic("POST", "/", b"{}", "application/json")
+    _ = request.body
+    request._stream.close()
+    assert json_value(request, "name") in (None, UNREAD)
+
+
+@given(
+    body=st.binary(max_size=300),
+    kind=st.sampled_from([*{kind for _, kind in BODIES.values()}, "\x00", "a/b+json"]),
+)
+def test_any_body_is_read_without_an_exception(body: bytes, kind: str) -> None:
+    """This holds for any bytes under any content type."""
+    for method in ("POST", "PUT"):
+        request = RequestFactory().generic(method, "/", body, kind)
+        for field in (form_value, json_value, data_value):
+            found = field(request, "name")
+            assert found is None or found is UNREAD or isinstance(found, str)
+
+
+COMMANDS = {
+    "wsgi": ["gunicorn", "tests.support.bodies_site:application", "--log-level=error", "--bind"],
+    "asgi": [
+        "uvicorn",
+        "tests.support.bodies_site:asgi",
+        "--log-level=error",
+        "--host=127.0.0.1",
+        "--port",
+    ],
+}
+
+
+@pytest.fixture(params=COMMANDS)
+def server(request: Any, prefix: str) -> Iterator[tuple[str, int]]:
+    """Return a real server's kind and port."""
+    port = free_port()
+    where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
+    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *COMMANDS[request.param], where], cwd=ROOT, env=environment
+    )
+    try:
+        await_port(port)
+        yield request.param, port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def send(
+    port: int, path: str, body: Any, kind: str = FORM, method: str = "POST"
+) -> tuple[int, Any]:
+    """Send a body, in chunks and without a length if it is an iterator."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(
+            method, path, body, {"Content-Type": kind}, encode_chunked=not isinstance(body, bytes)
+        )
+        response = connection.getresponse()
+        content = response.read()
+    except ConnectionError:
+        return 0, None  # The server has answered, and hung up before it had read all.
+    finally:
+        connection.close()
+    return response.status, json.loads(content) if response.status == 200 else None
+
+
+def test_real_servers_count_fields_and_pass_uploads_through(server: tuple[str, int]) -> None:
+    """A name is counted with a length and in chunks. An upload is passed on unread and counts as
+    the address, and a view gets the whole stream of the server.
+    """
+    way, port = server
+    view = "/sync/" if way == "wsgi" else "/async/"
+    assert send(port, f"{view}servers_own", b"name=grace")[1]["took"] == (
+        [[10, _digest(b"name=grace")]] if way == "wsgi" else []
+    )
+    assert send(port, f"{view}read", b"name=ada")[0] == 200
+    if way == "asgi":  # Under WSGI Django gives nobody a body that does not say its length.
+        found = send(port, f"{view}body", iter([b"na", b"me=A", b"da"]))
+        assert found == (200, {"took": [[8, _digest(b"name=Ada")]] * 2})
+        assert send(port, f"{view}body", iter([b"name=ada"]))[0] == 429
+    else:
+        assert send(port, f"{view}body", b"name=Ada", method="PUT")[0] == 200
+    assert send(port, f"{view}body", b"name=%20ada", method="PATCH")[0] == 429
+    upload = multipart(name="ada", f=file(2**24))
+    for _ in range(2):
+        status, took = send(port, f"{view}handlers", upload, MULTIPART_CONTENT)
+        assert status == 200
+        assert took["took"][0] == {"name": ["ada"]}
+        assert took["took"][1][0][1][0][1][0] == 2**24
+    # The address, where the body is not looked at.
+    assert send(port, f"{view}handlers", upload, MULTIPART_CONTENT)[0] in (429, 0)
+    assert send(port, f"{view}body", b"name=eve")[0] == 200
+
+
+def _digest(data: bytes) -> str:
+    from tests.support.bodies_site import _sum
+
+    return str(_sum(data)[1])

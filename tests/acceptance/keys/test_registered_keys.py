@@ -1,0 +1,382 @@
+"""A key of the site in `RATELIMIT_KEYS` works wherever a built-in key does."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from typing import Any
+
+import pytest
+import redis
+from asgiref.sync import async_to_sync
+from django.contrib import admin
+from django.contrib.auth.models import Group, User
+from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.management import CommandError, call_command
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+
+from django_ratelimit_lua import LimitError, ratelimit
+from django_ratelimit_lua.checks import check_settings
+from django_ratelimit_lua.identity import digest
+from django_ratelimit_lua.identity.keys import Key, compile_key, registered_keys
+from django_ratelimit_lua.identity.names import shown
+from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.operations import forgetting
+from django_ratelimit_lua.operations.health import health
+from django_ratelimit_lua.operations.request_builder import build_request
+from tests.acceptance.admin.test_admin import RULES, errors, given
+from tests.acceptance.admin.test_admin_clients import CLIENT, press, words
+from tests.acceptance.commands.test_forget import traces
+from tests.support.tiers import add_tier
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ADDRESS = "203.0.113.9"
+
+
+def tenant(request: HttpRequest) -> str | None:
+    """Return the first part of the host, as in acme.example.org, or a header."""
+    name, dot, _ = request.get_host().partition(".")
+    return name if dot else request.headers.get("x-tenant")
+
+
+def plan_of(request: HttpRequest, user: Any) -> str:
+    return "pro" if user.is_authenticated and user.username.startswith("pro") else "free"
+
+
+def groups_of(request: HttpRequest, user: Any) -> str:
+    """Query the database, which Django refuses in an event loop."""
+    return ",".join(user.groups.values_list("name", flat=True)) or "none"
+
+
+async def later(request: HttpRequest) -> int:
+    return 7
+
+
+def broken(request: HttpRequest) -> Any:
+    return object()
+
+
+PLAN = Key("plan", plan_of, label="plan", mask=lambda value: "secret", needs_user=True)
+GROUPS = Key("groups", groups_of, needs_user=True, blocks=True)
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+async def aok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+urlpatterns = [
+    path("ok/", ok),
+    path("aok/", aok),
+    path("free/", ok),
+    path("admin/", admin.site.urls),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.ALLOWED_HOSTS = ["*"]
+    settings.RATELIMIT_KEYS = {
+        "tenant": f"{__name__}.tenant",
+        "plan": f"{__name__}.PLAN",
+        "groups": GROUPS,
+        "broken": broken,
+    }
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+
+
+def get(host: str, url: str = "/ok/", client: Client | None = None) -> int:
+    client = client or Client(REMOTE_ADDR=ADDRESS)
+    return int(client.get(url, headers={"host": f"{host}.example.org"}).status_code)
+
+
+def rule(**fields: Any) -> RateLimitRule:
+    return RateLimitRule.objects.create(
+        **{"name": "api", "path": "/ok/", "key": "tenant", "rate": "2/m", **fields}
+    )
+
+
+def test_a_rule_can_count_by_tenant() -> None:
+    """The rule applies after it was saved, and each tenant has its own count."""
+    rule()
+    assert [get("acme") for _ in range(3)] == [200, 200, 429]
+    assert get("globex") == 200
+
+
+def test_a_key_is_read_again_if_the_view_authenticates_another_user() -> None:
+    """DRF authenticates the user in the view, after the middleware has read the plan of an
+    anonymous user.
+    """
+    request = build_request("/ok/")
+    plans = [
+        compile_key("plan").read("", request, user)
+        for user in (request.user, User(username="pro", pk=7))
+    ]
+    assert plans == [("plan", "free"), ("plan", "pro")]
+
+
+def test_a_view_can_count_by_tenant_and_address(rf: Any) -> None:
+    """The key works alone and in a combination. Requests without a value share a count."""
+
+    def view(name: str) -> Any:
+        return ratelimit(name, key=("tenant", "ip"), rate="1/h")(ok)
+
+    one, other = (
+        rf.get("/", headers={"host": "acme.example.org"}),
+        rf.get("/", headers={"host": "globex.example.org"}),
+    )
+    limited = view("both")
+    assert [limited(request).status_code for request in (one, one, other)] == [200, 429, 200]
+    alone = ratelimit("alone", key="tenant", rate="1/h")(ok)
+    assert [alone(rf.get("/", headers={"host": host})).status_code for host in ("a", "b")] == [
+        200,
+        429,
+    ]
+
+
+def test_a_key_value_of_another_type_is_an_error_that_names_the_key(rf: Any) -> None:
+    """The developer of the view gets the error. A rule of the admin is left out, and the request is
+    served.
+    """
+    with pytest.raises(LimitError, match=r"RATELIMIT_KEYS\['broken'\] returned a object"):
+        ratelimit("broken", key="broken", rate="1/h")(ok)(rf.get("/"))
+    rule(key="broken", rate="0/m")
+    assert get("acme") == 200
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (["tenant"], "must be a dict"),
+        ({"Tenant": tenant}, "the name 'Tenant' is invalid"),
+        ({"a:b": tenant}, "the name 'a:b' is invalid"),
+        *(
+            ({name: tenant}, "reserved")
+            for name in ("ip", "header", "exact", "network", "digest", "entry")
+        ),
+        ({"tenant": "nowhere.tenant"}, "cannot be imported"),
+        ({"tenant": 7}, "use a function"),
+        ({"tenant": later}, "is a coroutine function; use a plain one"),
+        ({"tenant": lambda group, request: "x"}, "must accept \\(request\\)"),
+        ({"tenant": Key("tenant", tenant, needs_user=True)}, "must accept \\(request, user\\)"),
+    ],
+)
+def test_an_invalid_key_setting_is_an_error_of_the_check(
+    keys: Any, problem: str, settings: Any
+) -> None:
+    """The message names the setting and the key."""
+    settings.RATELIMIT_KEYS = keys
+    with pytest.raises(ImproperlyConfigured, match=problem):
+        registered_keys()
+    (message,) = check_settings()
+    assert message.id == "django_ratelimit_lua.E001"
+    assert re.search(problem, message.msg)
+    assert compile_key("ip").name == "ip"
+
+
+def test_the_rule_form_offers_registered_keys(operator: Client) -> None:
+    """The keys have their labels, and an unknown key is an error."""
+    page = operator.get(f"{RULES}add/").content.decode()
+    assert '<option value="tenant">Tenant</option>' in page
+    assert '<option value="plan">Plan</option>' in page
+    assert (
+        operator.post(
+            f"{RULES}add/", given(name="form", path="/ok/", key="tenant", rate="1/h")
+        ).status_code
+        == 302
+    )
+    assert get("acme") == 200
+    assert get("acme") == 429
+    assert "Unknown key" in str(
+        errors(operator.post(f"{RULES}add/", given(name="x", path="/", key="tenat", rate="1/h")))
+    )
+
+
+def test_a_tenant_can_be_blocked_and_exempt_by_overrides() -> None:
+    """An override applies to rules with other keys, and without a rule."""
+    rule(key="ip", rate="100/m")
+    block = RateLimitOverride(field="tenant", effect="block")
+    block.set_value("acme")
+    block.full_clean()
+    block.save()
+    assert [get("acme"), get("globex"), get("acme", "/free/")] == [429, 200, 429]
+    block.delete()
+    assert get("acme") == 200
+
+
+def test_an_override_needs_a_key_and_a_value() -> None:
+    """The error lists the keys of the site."""
+    with pytest.raises(ValidationError, match=r"kwarg:NAME, tenant, plan"):
+        RateLimitOverride(field="tenat", effect="block").full_clean(exclude=["subject", "kind"])
+    with pytest.raises(ValidationError, match="value is missing"):
+        RateLimitOverride(field="tenant", effect="block").full_clean(exclude=["subject", "kind"])
+
+
+@pytest.mark.parametrize(("field", "value"), [("plan", "pro"), ("groups", "gold")])
+@pytest.mark.parametrize("url", ["/ok/", "/aok/"])
+def test_keys_that_use_the_user_work_under_wsgi_and_asgi(field: str, value: str, url: str) -> None:
+    """Rules, tiers and overrides use the signed-in user and may query the database, under WSGI and
+    ASGI.
+    """
+    user = User.objects.create(username="pro")
+    user.groups.add(Group.objects.create(name="gold"))
+    row = rule(key=field, path=url, rate="1/m")
+    client, aclient = Client(), AsyncClient()
+    client.force_login(user)
+
+    async def aget() -> int:
+        return int((await aclient.get(url)).status_code)
+
+    async_to_sync(aclient.aforce_login)(user)
+    assert [client.get(url).status_code, asyncio.run(aget())] == [200, 429]
+    add_tier(row, f"{field}:{value}", "2/m")
+    assert [client.get(url).status_code, asyncio.run(aget()), asyncio.run(aget())] == [
+        200,
+        200,
+        429,
+    ]
+    row.delete()
+    block = RateLimitOverride(field=field, effect="block")
+    block.set_value(value)
+    block.save()
+    assert [client.get(url).status_code, asyncio.run(aget())] == [429, 429]
+    assert [Client().get(url).status_code, get("acme", url)] == [200, 200]
+
+
+def test_an_override_by_plan_reports_a_missing_middleware(settings: Any, caplog: Any) -> None:
+    """The log names the missing middleware, and the request is served."""
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    block = RateLimitOverride(field="plan", effect="block")
+    block.set_value("pro")
+    block.save()
+    assert get("acme") == 200
+    assert "Overrides by plan are not applied" in caplog.text
+    assert "add django.contrib.auth.middleware.AuthenticationMiddleware" in caplog.text
+
+
+def test_a_plan_can_be_the_audience_of_a_tier() -> None:
+    """A tier by a key needs no Django group, and works beside one."""
+    row = rule(key="user_or_ip", rate="1/m")
+    add_tier(row, "plan:pro", "3/m")
+    add_tier(row, "gold", "4/m")
+    clients = {}
+    for name in ("free", "pro", "pro-gold"):
+        clients[name] = Client(REMOTE_ADDR=ADDRESS)
+        clients[name].force_login(User.objects.create(username=name))
+    User.objects.get(username="pro-gold").groups.add(Group.objects.create(name="gold"))
+    admitted = {
+        name: [get("acme", client=client) for _ in range(5)].count(200)
+        for name, client in clients.items()
+    }
+    assert admitted == {"free": 1, "pro": 3, "pro-gold": 4}
+    assert [get("acme") for _ in range(2)] == [200, 429]
+
+
+def test_a_tier_by_tenant_needs_no_user(settings: Any) -> None:
+    """It needs no middleware for users, and works in async views."""
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+    row = rule(key="ip", path="/aok/", rate="1/m")
+    add_tier(row, "tenant:acme", "3/m")
+
+    async def admitted(host: str) -> int:
+        client = AsyncClient()
+        return [
+            (await client.get("/aok/", headers={"x-tenant": host})).status_code for _ in range(5)
+        ].count(200)
+
+    assert asyncio.run(admitted("globex")) == 1
+    row.delete()
+    row = rule(name="again", key="ip", path="/aok/", rate="1/m")
+    add_tier(row, "tenant:acme", "3/m")
+    assert asyncio.run(admitted("acme")) == 3
+
+
+def test_a_client_is_found_by_the_value_of_a_key(operator: Client) -> None:
+    """Its page shows the limit, and a block of the client applies."""
+    rule(rate="1/m")
+    for name in ("acme", "globex"):
+        get(name)
+    page = operator.get(CLIENT, {"q": "acme"}, follow=True)
+    assert "Refused by" in words(page)
+    assert digest(("tenant", "acme")).decode() in page.redirect_chain[-1][0]
+    RateLimitRule.objects.update(rate="9/m")
+    RateLimitRule.objects.get().save()
+    press(operator, digest(("tenant", "globex")).decode(), "block", duration="3600")
+    assert [get("globex"), get("initech")] == [429, 200]
+
+
+def test_commands_accept_a_tenant(
+    direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands are `ratelimit explain`, `block` and `forget`."""
+
+    def said(*arguments: str) -> str:
+        output = io.StringIO()
+        call_command("ratelimit", *arguments, stdout=output, stderr=output)
+        return output.getvalue()
+
+    monkeypatch.setattr(forgetting, "IN_FLIGHT_SECONDS", 0.0)
+    rule(rate="1/m")
+    assert get("acme") == 200
+    assert "would be refused" in said("rules", "explain", "--path=/ok/", "--key", "tenant=acme")
+    said("block", "--key", "tenant=globex", "--for", "1h")
+    assert get("globex") == 429
+    with pytest.raises(
+        CommandError, match="--key 'tenat' is not in RATELIMIT_KEYS; known keys: tenant, plan"
+    ):
+        said("block", "--key", "tenat=acme", "--for", "1h")
+    client = digest(("tenant", "acme")).decode()
+    assert traces(direct, prefix, client)
+    said("forget", "--key", "tenant=acme")
+    assert traces(direct, prefix, client) == []
+    assert get("acme") == 200
+
+
+def test_a_key_masks_its_values(settings: Any) -> None:
+    """The function of the key masks its values, except missing ones."""
+    assert shown(("plan", "pro")) == [("plan", "secret")]
+    assert shown(("plan", None)) == [("plan", "—")]
+    settings.RATELIMIT_SHOW_IDENTITIES = "plain"
+    assert shown(("plan", "pro")) == [("plan", "pro")]
+
+
+def test_rules_with_a_removed_key_are_skipped_and_reported(
+    caplog: pytest.LogCaptureFixture, settings: Any
+) -> None:
+    """Other rules apply, and the log names the unknown key."""
+    rule()
+    rule(name="plain", key="ip", rate="1/m")
+    settings.RATELIMIT_KEYS = {}
+    assert [get("acme"), get("acme")] == [200, 429]
+    assert "Unknown key 'tenant'" in caplog.text
+
+
+def test_operators_see_that_a_key_was_removed(operator: Client, settings: Any) -> None:
+    """The health check and the list of rules report it. A tier by the removed key is
+    left out, but its rule is not.
+    """
+    rule()
+    add_tier(rule(name="plain", key="ip", rate="1/m"), "plan:pro", "5/m")
+    block = RateLimitOverride(field="tenant", effect="block")
+    block.set_value("acme")
+    block.save()
+    settings.RATELIMIT_KEYS = {}
+    page = words(operator.get(RULES))
+    found = " ".join(health().problems)
+    for problem in ("Unknown key 'tenant'", "'plan:pro' is not KEY:VALUE"):
+        assert problem in found
+        assert problem in page
+    assert "'tenant' match no request: the key is not registered" in found
+    assert [get("acme"), get("acme")] == [200, 429]

@@ -1,0 +1,328 @@
+"""The subject of an override is a user, an address or network, the value of a field, or a client's
+digest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.core import checks
+from django.core.exceptions import ValidationError
+from django.core.management import CommandError
+from django.http import HttpRequest, HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+from django.utils import timezone
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.identity import Identity, digest
+from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
+from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.throttling import AnonRateThrottle
+from tests.acceptance.admin.test_admin import OVERRIDES, errors
+from tests.acceptance.admin.test_admin_clients import press, words
+from tests.acceptance.commands.test_reset_and_block import said
+from tests.support.forms import sent_by
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ADDRESS, NEIGHBOUR, STRANGER = "203.0.113.9", "203.0.113.10", "198.51.100.7"
+
+
+def ok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+def who(group: str, request: HttpRequest) -> Identity:
+    return request.headers.get("x-partner")
+
+
+class Throttle(AnonRateThrottle):
+    rate = "1000/h"
+
+
+class Throttled(APIView):
+    throttle_classes = (Throttle,)
+
+    def post(self, request: Any) -> Response:
+        return Response({})
+
+
+@ratelimit("async", ("ip", "header:X-Tenant"), "1000/h")
+async def aok(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("ok")
+
+
+login = ratelimit("login", ("ip", "post:username"), "2/h")(ok)
+by_function = ratelimit("partner", who, "1000/h")(ok)
+by_user = ratelimit("person", "user", "1000/h")(ok)
+urlpatterns = [
+    path("rule/", ok),
+    path("free/", ok),
+    path("login/", login),
+    path("async/", aok),
+    path("partner/", by_function),
+    path("person/", by_user),
+    path("throttled/", Throttled.as_view()),
+    path("admin/", admin.site.urls),
+]
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.RATELIMIT_NEVER_BAN = []
+    settings.MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+        "django_ratelimit_lua.middleware.RateLimitMiddleware",
+    ]
+
+
+def override(value: str = "", **fields: Any) -> RateLimitOverride:
+    """Save and return an override. An override by digest lasts for a day."""
+    if "client" in fields:
+        fields["client_digest"] = digest(fields.pop("client")).decode()
+        fields.setdefault("ends", timezone.now() + datetime.timedelta(days=1))
+    made = RateLimitOverride(**{"effect": "block", **fields})
+    if made.field:
+        made.set_value(value)
+    made.full_clean()
+    made.save()
+    return made
+
+
+def post(page: str, address: str = ADDRESS, headers: Any = None, **posted: str) -> int:
+    return int(Client(REMOTE_ADDR=address, headers=headers or {}).post(page, posted).status_code)
+
+
+def logged_in(username: str) -> Client:
+    client = Client(REMOTE_ADDR=ADDRESS)
+    client.force_login(User.objects.create(username=username))
+    return client
+
+
+def test_a_block_by_digest_applies_to_every_limit_that_counts_the_client() -> None:
+    """It applies at sync and async call sites, to rules and throttles, and to keys by functions. It
+    does not apply to other clients, or without a limit that counts this client.
+    """
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="ip", rate="1000/h")
+    pair = (("ip", ADDRESS), ("post", "username", "ada"))
+    block = override(client=pair)
+    assert [post("/login/", username=name) for name in ("Ada", "bob")] == [429, 200]
+    assert [post(page, username="ada") for page in ("/rule/", "/free/")] == [200, 200]
+    block.delete()
+    override(client=("ip", ADDRESS))
+    assert [post("/rule/", one) for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
+    override(client="acme")
+    assert [post("/partner/", headers={"x-partner": one}) for one in ("acme", "other")] == [
+        429,
+        200,
+    ]
+    override(client=f"throttle_anon_{ADDRESS}")
+    assert [post("/throttled/", one) for one in (ADDRESS, NEIGHBOUR)] == [429, 200]
+    override(client=(("ip", "127.0.0.1"), ("header", "X-Tenant", "acme")))
+    answers = [
+        asyncio.run(AsyncClient().get("/async/", headers={"x-tenant": one}))
+        for one in ("acme", "other")
+    ]
+    assert [answer.status_code for answer in answers] == [429, 200]
+    limiter = RateLimiter("mail", "5/h")
+    assert limiter.hit("acme")  # A RateLimiter obeys no overrides.
+
+
+def test_the_digest_of_a_missing_value_identifies_no_client() -> None:
+    """Such a digest would block all visitors, and so would the digest of a path."""
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="all", rate="1000/h")
+    RateLimitRule.objects.create(name="path", path="/free/", key="path", rate="1000/h")
+    override(client=("path", "/free/"))
+    override(client=("user", None))
+    override(client=None)
+    assert [post(page) for page in ("/person/", "/rule/", "/partner/", "/free/")] == [200] * 4
+
+
+def test_an_exemption_by_digest_precedes_a_block_of_the_user_and_the_network() -> None:
+    """It names exactly the client that a limit counts. A limit applies to the rule that
+    it names.
+    """
+    rule = RateLimitRule.objects.create(name="rule", path="/rule/", key="user+ip", rate="1/h")
+    ada = logged_in("ada")
+    pk = str(User.objects.get().pk)
+    override(network="203.0.113.0/24")
+    override(user_id=pk)
+    assert ada.get("/rule/").status_code == 429
+    limit = override(
+        client=(("user", pk), ("ip", ADDRESS)), effect="limit", rate="2/h", rule=rule.name
+    )
+    assert [ada.get("/rule/").status_code for _ in range(3)] == [200, 200, 429]
+    limit.effect = "exempt"
+    limit.save()
+    assert [ada.get("/rule/").status_code for _ in range(3)] == [200] * 3
+    assert ada.get("/free/").status_code == 429
+
+
+def test_a_digest_and_the_user_with_that_digest_are_two_subjects() -> None:
+    """Publishing an override for one of them, alone or in a rebuild, does not replace that of the
+    other.
+    """
+    RateLimitRule.objects.create(name="rule", path="/rule/", key="user", rate="1000/h")
+    ada = logged_in("ada")
+    user = User.objects.get()
+    override(client=("user", str(user.pk)), effect="exempt")
+    block = override(user=user)
+    for _ in range(2):
+        assert ada.get("/rule/").status_code == 200
+        assert ada.get("/free/").status_code == 429
+        publish(rebuild=True)
+    block.delete()
+    assert ada.get("/free/").status_code == 200
+
+
+def test_a_row_with_several_subjects_is_not_saved() -> None:
+    """It would apply to more clients than intended. An override without a subject is not saved
+    either.
+    """
+    row = RateLimitOverride.objects.create(network=ADDRESS, effect="block")
+    user = User.objects.create(username="ada")
+    saves = [
+        lambda: RateLimitOverride.objects.create(network=ADDRESS, user=user),
+        lambda: RateLimitOverride.objects.bulk_create([RateLimitOverride(effect="block")]),
+        lambda: RateLimitOverride.objects.update(field="get:q"),
+    ]
+    for save in saves:
+        with pytest.raises((ValueError, ValidationError), match="Make one override for each"):
+            save()
+    row.refresh_from_db()
+    assert (row.network, row.has_one_subject()) == (ADDRESS, True)
+
+
+def test_a_changed_field_does_not_use_the_value_of_the_previous_field() -> None:
+    """If a row is changed to another field, it has no value until one is set."""
+    row = RateLimitOverride.objects.create(network=ADDRESS, effect="block")
+    for field in ("get:q", "get:r"):
+        RateLimitOverride.objects.update(network="", field=field)
+        row.refresh_from_db()
+        with pytest.raises(ValidationError, match="The value is missing"):
+            row.clean()
+        row.set_value("x")
+        row.save()
+        assert Client().get("/free/", {field.removeprefix("get:"): "X"}).status_code == 429
+
+
+@pytest.mark.parametrize(
+    "name", ["a & post:b", "X, post", "ä\u2028", "exact:x", "a:b", "%", "digest"]
+)
+def test_field_names_may_contain_any_characters(name: str) -> None:
+    """The name may be any name of a request parameter."""
+    override("v", field=f"get:{name}")
+    assert [Client().get("/free/", {name: value}).status_code for value in ("v", "w")] == [429, 200]
+
+
+FORM = {"effect": "block", "duration": "3600"}
+ADA = {"field": "post:username", "value": "ada"}
+
+
+def test_a_form_stores_no_value_and_does_not_overwrite_newer_changes(
+    operator: Client,
+) -> None:
+    """Another operator changed the override while the form was open, even if only the value was
+    changed.
+    """
+    assert (
+        operator.post(f"{OVERRIDES}add/", {**FORM, **ADA, "label": "the loud one"}).status_code
+        == 302
+    )
+    row = RateLimitOverride.objects.get()
+    page = f"{OVERRIDES}{row.pk}/change/"
+    opened = operator.get(page)
+    shown = opened.content.decode() + operator.get(OVERRIDES).content.decode()
+    kept = [*RateLimitOverride.objects.values(), *RateLimitChange.objects.values()]
+    assert "ada" not in shown + str(kept)
+    edited = {**sent_by(opened), **FORM, "label": "quiet"}
+    row.set_value("bob")
+    row.save()
+    answer = operator.post(page, edited)
+    assert "Another user changed this while you were editing it" in errors(answer)
+    assert operator.post(page, sent_by(answer)).status_code == 302
+    row.refresh_from_db()
+    assert row.client() == "post:username (quiet)"
+    assert [post("/free/", username=name) for name in ("ada", "bob")] == [200, 429]
+
+
+def test_the_page_of_a_client_exempts_exactly_that_client(operator: Client) -> None:
+    """The customer who is locked out at the login is exempt after one button, and no other client
+    is.
+    """
+    for name in ("ada", "bob"):
+        assert [post("/login/", username=name) for _ in range(3)] == [200, 200, 429]
+    client = digest((("ip", ADDRESS), ("post", "username", "ada"))).decode()
+    page = words(press(operator, client, "exempt", duration="3600"))
+    assert "is exempt for 1 hour." in page
+    assert [post("/login/", username=name) for name in ("ada", "bob")] == [200, 429]
+    made = RateLimitOverride.objects.get()
+    assert (made.kind, made.effect, made.client_digest) == ("digest", "exempt", client)
+    page = words(press(operator, client, f"end:{made.pk}"))
+    assert "Ended: client" in page
+    assert post("/login/", username="ada") == 429
+
+
+def test_commands_accept_exactly_one_subject() -> None:
+    """`ratelimit block` and `ratelimit unblock` need one subject. The second names a remaining
+    block of a larger network.
+    """
+    for command in ("block", "unblock"):
+        for options in (("--ip", ADDRESS, "--field", "username=ada"), ()):
+            with pytest.raises(
+                CommandError,
+                match="name exactly one subject, with one of --user, --ip, --digest, --header",
+            ):
+                said(command, *options)
+    client = digest((("ip", ADDRESS), ("post", "username", "ada"))).decode()
+    with pytest.raises(CommandError, match="at most 30 days from now"):
+        said("block", "--digest", client, "--for-good")
+    assert f"client {client[:12]} is blocked until 2" in said("block", "--digest", client)
+    assert [post("/login/", username=name) for name in ("ada", "bob")] == [429, 200]
+    assert "ended: override" in said("unblock", "--digest", client)
+    assert post("/login/", username="ada") == 200
+    wide = override(network="203.0.113.0/24")
+    assert f"{ADDRESS} is still blocked by the block of 203.0.113.0/24: override {wide.pk}" in said(
+        "unblock", "--ip", ADDRESS
+    )
+    assert "is still blocked" not in said("unblock", "--ip", STRANGER)
+
+
+def test_a_check_warns_about_too_many_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended ones do not count."""
+
+    def warned() -> list[str]:
+        found = checks.run_checks(databases=["default"], tags=[checks.Tags.database])
+        return [one.msg for one in found if one.id == "django_ratelimit_lua.W016"]
+
+    monkeypatch.setattr("django_ratelimit_lua.checks.MAX_OVERRIDES", 2)
+    override(network=ADDRESS)
+    override(network=NEIGHBOUR)
+    RateLimitOverride.objects.create(network=STRANGER, effect="block", ends=timezone.now())
+    assert warned() == []
+    RateLimitOverride.objects.update(ends=None)
+    assert warned()[0].startswith("3 overrides have not ended")
+
+
+def test_the_filter_by_rule_names_the_overrides_of_all_rules(operator: Client) -> None:
+    """Their link is not empty."""
+    """Overrides without a rule are listed as "all rules", the others by the rule."""
+    RateLimitOverride.objects.create(network=ADDRESS, effect="block")
+    RateLimitOverride.objects.create(network=NEIGHBOUR, effect="exempt", rule="one")
+    page = operator.get(OVERRIDES).content.decode()
+    assert words_of_link(page, "?rule=") == "all rules"
+    assert words_of_link(page, "?rule=one") == "one"
+
+
+def words_of_link(page: str, query: str) -> str:
+    return page.partition(f'<a href="{query}">')[2].partition("</a>")[0].strip()

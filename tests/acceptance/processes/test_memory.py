@@ -1,0 +1,266 @@
+"""The memory that clients can use in a process is bounded in entries and in bytes."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory
+
+from django_ratelimit_lua import RateLimiter, ratelimit
+from django_ratelimit_lua.conf import callables
+from django_ratelimit_lua.core import is_ratelimited
+from django_ratelimit_lua.engine.deny_cache import deny_cache
+from django_ratelimit_lua.engine.leases import leases
+from django_ratelimit_lua.engine.local import local_counts
+from django_ratelimit_lua.middleware import RateLimitMiddleware
+from django_ratelimit_lua.process.bounded_map import BoundedMap
+from django_ratelimit_lua.rules.callsite import KnownCallSites, known_call_sites
+from django_ratelimit_lua.rules.provider import current, start_fresh
+from tests.support.kept import import_all, kept
+from tests.support.parts import WHOLE, set_share
+
+MANY, BOUND, FEW = 1_500, 500, 400
+"""So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache`
+bounds them.
+"""
+LONG = "sent" * 5_000  # As no setting of another test is.
+MAX_LENGTH = 3_000
+"""Characters of a text that may be kept."""
+MAX_BYTES = 24 * 2**20
+more_room: dict[str, int] = {}
+"""How many entries there may be where a way leads through these words."""
+before_weighing: list[Callable[[], object]] = []
+
+away = {
+    "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}
+}
+factory = RequestFactory()
+limiters: list[RateLimiter] = []
+"""Those that go on living, as at the top of a module."""
+
+
+@pytest.fixture(autouse=True)
+def clean(quiet: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clear everything before and after the test, and give this process the whole of
+    split limits.
+    """
+    set_share(monkeypatch, WHOLE)
+    names = dict(known_call_sites._by_name)
+
+    def forget() -> None:
+        deny_cache.clear()
+        local_counts._counts.clear()
+        leases.clear()
+        limiters.clear()
+
+    forget()
+    yield
+    forget()
+    known_call_sites._by_name = names
+
+
+def odd(number: int) -> str:
+    """Return a unique text, which is sometimes long."""
+    return f"{number}{'' if number % 10 else LONG}"
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_small_bounds(monkeypatch)
+
+
+def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set small bounds for everything that is bounded."""
+    for _, found in kept():
+        if isinstance(found, BoundedMap):
+            monkeypatch.setattr(found, "most", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.rules.ruleset._MAX_REMEMBERED", BOUND)
+    monkeypatch.setattr("django_ratelimit_lua.engine.leases.MAX_LEASES", BOUND)
+    monkeypatch.setattr(
+        callables, "known", dict(callables.known)
+    )  # What is named here is checked by no other test.
+    monkeypatch.setattr(
+        "django_ratelimit_lua.conf.callables.MAX_ENTRIES", max(BOUND, len(callables.known))
+    )
+    monkeypatch.setattr(KnownCallSites, "MAX_ENTRIES", max(BOUND, len(known_call_sites.names())))
+
+
+def limiter(name: str, rate: str, **options: Any) -> RateLimiter:
+    limiters.append(RateLimiter(name, rate, **options))
+    return limiters[-1]
+
+
+def view(request: HttpRequest) -> HttpResponse:
+    return HttpResponse("fine")
+
+
+def refused() -> None:
+    one = limiter("refused", "0/h")
+    for number in range(MANY):
+        assert not one.hit(odd(number))
+
+
+def leased() -> None:
+    one = limiter("leased", "1000/h", algorithm="token_bucket", lease=100)
+    for number in range(MANY):
+        for _ in range(3):
+            one.hit(odd(number))
+
+
+def in_parts() -> None:
+    one = limiter("split", "2/h", split=True, algorithm="fixed_window")
+    for number in range(MANY):
+        one.hit(odd(number))
+
+
+def in_an_outage() -> None:
+    one = limiter("outage", "1000/h", algorithm="sliding_log")
+    for number in range(MANY):
+        one.hit(odd(number))
+
+
+def one_in_an_outage() -> None:
+    one = limiter("one", "100000/h", algorithm="sliding_log")
+    for _ in range(MANY):
+        one.hit("somebody")
+
+
+def paths() -> None:
+    middleware = RateLimitMiddleware(view)
+    for number in range(MANY):
+        middleware(factory.get(f"/api/{odd(number)}"))
+
+
+def addresses() -> None:
+    decorated = ratelimit(group="addresses", key="ip", rate="1/h")(view)
+    for number in range(FEW):
+        text = f"2001:db8::{number:x}%{LONG[:7000]}" if number % 10 else f"{number}{LONG[:7000]}"
+        decorated(factory.get("/", headers={"X-Forwarded-For": text}))
+
+
+def groups() -> None:
+    request = factory.get("/")
+    for number in range(MANY):
+        is_ratelimited(request, odd(number), None, "ip", "1/h", increment=True)
+
+
+def keys() -> None:
+    for number in range(MANY):
+        ratelimit(key=f"nowhere.key{number}", rate=f"nowhere.rate{odd(number)}")(view)
+
+
+def short_lived() -> None:
+    for number in range(MANY):
+        RateLimiter(f"short-lived {number}", "1/h")
+
+
+WITHOUT_REDIS = (
+    leased,
+    in_parts,
+    in_an_outage,
+    one_in_an_outage,
+    paths,
+    addresses,
+    groups,
+    keys,
+    short_lived,
+)
+
+
+def size_of(found: Any) -> int | None:
+    """Return the number of entries of a container."""
+    if isinstance(found, (dict, list, set, frozenset, tuple, deque, OrderedDict, weakref.WeakSet)):
+        return len(found)
+    if isinstance(found, functools._lru_cache_wrapper):
+        return found.cache_info().currsize
+    return None
+
+
+def weigh(sizes: dict[int, int]) -> tuple[int, list[str]]:
+    """Return the size of all kept objects in bytes, and those that are too large: containers that
+    have grown beyond their bound, and texts of clients.
+    """
+    for settle in before_weighing:
+        settle()
+    gc.collect()
+    total, large = 0, []
+    for way, found in kept(limiters):
+        total += sys.getsizeof(found)
+        entries = size_of(found)
+        room = next((more_room[words] for words in more_room if words in way), BOUND)
+        if entries is not None and entries > sizes.get(id(found), 0) + room:
+            large.append(f"{way}: {entries} entries")
+        text = found.decode("latin-1") if isinstance(found, bytes) else found
+        if isinstance(text, str) and text is not LONG and LONG[:MAX_LENGTH] in text:
+            large.append(f"{way}: {len(text)} characters of what was sent")
+    return total, large
+
+
+@pytest.mark.usefixtures("little_room")
+@pytest.mark.parametrize(
+    "attacks", [(refused,), WITHOUT_REDIS], ids=["Redis is there", "Redis is away"]
+)
+def test_memory_is_bounded_whatever_clients_send(
+    attacks: tuple[Callable[[], None], ...], settings: Any
+) -> None:
+    """Three times as many values as fit are sent, some of 20,000 characters. No container exceeds
+    its bound, no long text is kept, and the memory stays small. The containers are found by walking
+    from the modules, so none is missed.
+    """
+    import_all()
+    settings.RATELIMIT_RULES = [{"name": "api", "path": "/api/", "key": "path", "rate": "0/h"}]
+    settings.RATELIMIT_TRUSTED_PROXIES = 1
+    settings.RATELIMIT_ON_STORE_ERROR = "local"
+    if attacks is WITHOUT_REDIS:
+        settings.CACHES = away
+    start_fresh()
+    sizes = {
+        id(found): entries for _, found in kept(limiters) if (entries := size_of(found)) is not None
+    }
+    before, _ = weigh(dict(sizes))
+    for attack in attacks:
+        attack()
+    after, large = weigh(sizes)
+    assert large == []
+    assert after - before < MAX_BYTES
+
+
+def test_a_long_name_is_shortened_and_stays_unique() -> None:
+    """Limits whose names differ after 500 characters have separate counts. An override has
+    a count of its own.
+    """
+    first, second = (
+        RateLimiter(f"{LONG}{number}", "1/h", algorithm="token_bucket") for number in (1, 2)
+    )
+    assert [first.hit("x").allowed, second.hit("x").allowed, first.hit("x").allowed] == [
+        True,
+        True,
+        False,
+    ]
+    limit = first.limits[0]
+    assert len(limit.name) == 500
+    own, other = (limit.at(limit.rate, 5, variant).key_part for variant in ("one", "two"))
+    assert len({limit.key_part, own, other}) == 3
+
+
+def test_a_limiter_keeps_no_outdated_rules(settings: Any) -> None:
+    """Limiters that were used once keep no ruleset alive, because a thousand rules take about a
+    megabyte.
+    """
+    seen: list[weakref.ref[Any]] = []
+    for number in range(10):
+        settings.RATELIMIT_RULES = [
+            {"name": f"rule {number}", "path": "/", "key": "ip", "rate": "5/h"}
+        ]
+        assert limiter(f"seldom {number}", "5/h").hit("ada")
+        seen.append(weakref.ref(current()))
+    gc.collect()
+    assert [ruleset() for ruleset in seen] == [None] * 9 + [current()]

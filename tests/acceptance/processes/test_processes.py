@@ -1,0 +1,261 @@
+"""Real servers with several processes, under load, while rules are edited."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.db import connection
+from django.test import override_settings
+
+from django_ratelimit_lua.models import (
+    RateLimitOverride,
+    RateLimitRevision,
+    RateLimitRule,
+)
+from django_ratelimit_lua.models.audit import one_change
+from django_ratelimit_lua.publishing import triggers
+from django_ratelimit_lua.publishing.publish import publish
+from tests.support.clusters import until
+from tests.support.demo import await_port, free_port
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = {
+    "wsgi": [
+        "gunicorn",
+        "tests.support.rules_site:application",
+        "--workers=4",
+        "--threads=2",
+        "--log-level=warning",
+        "--bind",
+    ],
+    "asgi": [
+        "uvicorn",
+        "tests.support.rules_site:asgi",
+        "--workers=2",
+        "--log-level=warning",
+        "--host=127.0.0.1",
+        "--port",
+    ],
+}
+PROCESSES = {"/tell": 4, "/atell": 2}
+"""Of the server that has this view."""
+EDITS = 25
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(params=["wsgi", "asgi"])
+def server(request: Any, prefix: str) -> Iterator[tuple[int, str]]:
+    """Run a server, and yield its port and the view that returns the revision of its decision."""
+    port = free_port()
+    command = COMMANDS[request.param]
+    where = f"127.0.0.1:{port}" if request.param == "wsgi" else str(port)
+    environment = {**os.environ, "RATELIMIT_TEST_PREFIX": prefix}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    process = subprocess.Popen([sys.executable, "-m", *command, where], cwd=ROOT, env=environment)
+    try:
+        await_port(port)
+        yield port, "/tell" if request.param == "wsgi" else "/atell"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def visit(port: int, path: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path)
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, body
+
+
+def ask(port: int, path: str) -> dict[str, int]:
+    status, body = visit(port, path)
+    assert status == 200, body
+    found: dict[str, int] = json.loads(body)
+    return found
+
+
+@pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
+def test_no_request_after_a_save_is_decided_by_older_rules(
+    server: tuple[int, str], direct: redis.Redis
+) -> None:
+    """Rules are edited repeatedly under load, and the limit of every response is that of its
+    revision. Without edits, a request runs one EVALSHA and nothing else.
+    """
+    port, path = server
+    with override_settings(RATELIMIT_TIMEOUT=10):
+        rule = RateLimitRule.objects.create(name="site", path="/", key="ip", rate="1000001/m")
+    saved = [RateLimitRevision.read("default")[0]]
+    ended = threading.Event()
+    seen: list[tuple[int, int, int, int]] = []
+    failures: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            while not ended.is_set():
+                before = saved[0]
+                answer = ask(port, path)
+                seen.append((before, answer["revision"], answer["limit"], answer["process"]))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    # Until each of the server's processes is there, and has answered.
+    until(
+        lambda: len({process for *_, process in seen}) == PROCESSES[path] or bool(failures),
+        "all of them answer",
+        60,
+    )
+    for edit in range(EDITS):
+        # Revision n has limit 1,000,000 + n.
+        RateLimitRule.objects.filter(pk=rule.pk).update(rate=f"{1_000_002 + edit}/m")
+        saved[0] = edit + 2
+        answered_before = len(seen)
+        time.sleep(0.01)
+        while len(seen) == answered_before and not failures:
+            time.sleep(0.001)
+    at_the_end = len(seen)
+    while len(seen) < at_the_end + 50 and not failures:
+        time.sleep(0.01)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert [one for one in seen if one[1] < one[0]] == []
+    assert [one for one in seen if one[2] != 1_000_000 + one[1]] == []
+    assert len({revision for _, revision, _, _ in seen}) > EDITS // 4
+    direct.config_resetstat()
+    began = time.monotonic()
+    for _ in range(40):
+        ask(port, path)
+    statistics = direct.info("commandstats")
+    assert statistics["cmdstat_evalsha"]["calls"] == 40
+    outside = {"cmdstat_evalsha", "cmdstat_info", "cmdstat_config|resetstat", "cmdstat_config"}
+    inside = {"cmdstat_time", "cmdstat_get", "cmdstat_set"}
+    # Each listener asks twice a second beside the requests, on both of its connections; the program
+    # asks once.
+    for command, by_requests in (("cmdstat_hget", 40), ("cmdstat_ping", 0)):
+        questions = statistics.pop(command, {"calls": 0})["calls"]
+        assert questions <= by_requests + 4 * (1 + 2 * (time.monotonic() - began))
+    assert set(statistics) <= outside | inside
+
+
+@pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
+def test_a_block_starts_and_ends_for_all_processes_at_once(server: tuple[int, str]) -> None:
+    """A client is blocked and unblocked repeatedly under load. Requests after the save are refused,
+    or not.
+    """
+    port, path = server
+    RateLimitRule.objects.create(name="site", path="/", key="ip", rate=f"{10**9}/m")
+    other = RateLimitOverride.objects.create(network="203.0.113.1", effect="block")
+    # Four steps go round: it is not blocked, is being blocked, is blocked, is being unblocked.
+    step = [0]
+    ended = threading.Event()
+    seen: list[tuple[int, int]] = []
+    failures: list[BaseException] = []
+
+    def look() -> None:
+        # On a busy machine until somebody was answered who asked in this step.
+        before, end = len(seen), time.monotonic() + 20
+        time.sleep(0.05)
+        while step[0] % 4 not in dict(seen[before:]) and time.monotonic() < end and not failures:
+            time.sleep(0.01)
+
+    def load() -> None:
+        try:
+            while not ended.is_set():
+                before = step[0]
+                status, _ = visit(port, path)
+                if step[0] == before:
+                    seen.append((before % 4, status))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for _ in range(12):
+        step[0] += 1
+        block = RateLimitOverride.objects.create(network="127.0.0.1", effect="block")
+        step[0] += 1
+        look()
+        step[0] += 1
+        block.delete()
+        step[0] += 1
+        look()
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert {status for when, status in seen if when == 0} == {200}
+    assert {status for when, status in seen if when == 2} == {429}
+    other.delete()
+    assert ask(port, path)["limit"] == 10**9
+
+
+@pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="its readers see one state, and keep writers waiting"
+)
+def test_a_publication_is_consistent_if_others_commit_during_it(
+    direct: redis.Redis, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of two rules is committed before each statement of another process's
+    publication. The published rules belong to the published revision.
+    """
+    monkeypatch.setattr(
+        triggers, "_publish_committed", lambda: None
+    )  # Each process is killed after its commit.
+    rule = RateLimitRule.objects.create(name="site", path="/", key="ip", rate="1/m")
+    other = RateLimitRule.objects.create(name="other", path="/other", key="ip", rate="1/m")
+    texts: dict[bytes, int] = {}
+
+    def edit(limit: int) -> None:
+        with one_change("default"):
+            for row in (rule, other):
+                row.rate = f"{limit}/m"
+                row.save()
+        texts[RateLimitRevision.read("default").text] = limit
+
+    def edit_beside(limit: int) -> None:
+        try:
+            edit(limit)
+        finally:
+            connection.close()
+
+    for statement in itertools.count(1):
+        numbers = itertools.count(1)
+
+        def interfere(
+            execute: Any, *arguments: Any, at: int = statement, count: Iterator[int] = numbers
+        ) -> Any:
+            if next(count) == at:
+                thread = threading.Thread(target=edit_beside, args=(2 * at + 1,))
+                thread.start()
+                thread.join()
+            return execute(*arguments)
+
+        edit(2 * statement)
+        with connection.execute_wrapper(interfere):
+            publish()
+        revision, snapshot = direct.hmget(f"{prefix}{{rules}}:1", "revision", "rules")
+        rates = {each["rate"] for each in json.loads(snapshot)["rules"]}
+        assert rates == {f"{texts[revision]}/m"}, statement
+        if next(numbers) <= statement:
+            break
+    assert statement > 5

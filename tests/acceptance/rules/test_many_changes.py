@@ -1,0 +1,277 @@
+"""Simultaneous changes of many rows are one revision, and other models are not affected."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
+from django.core.management.sql import emit_post_migrate_signal
+from django.db import connection
+from django.db.migrations import Migration
+from django.db.migrations.executor import MigrationExecutor
+from django.db.models.deletion import Collector
+from django.db.models.signals import post_delete, post_save, pre_delete, pre_save
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from django_ratelimit_lua.models import (
+    RateLimitChange,
+    RateLimitOverride,
+    RateLimitRevision,
+    RateLimitRule,
+)
+from django_ratelimit_lua.models.audit import AuditedModel
+from django_ratelimit_lua.operations import rules_yaml
+from tests.acceptance.rules.test_rules import get, rule
+
+WITH_ADMIN = {
+    "ROOT_URLCONF": "tests.acceptance.admin.test_admin",
+    "MIDDLEWARE": [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ],
+}
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def site(settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.acceptance.rules.test_rules"
+    settings.MIDDLEWARE = ["django_ratelimit_lua.middleware.RateLimitMiddleware"]
+
+
+def overrides(count: int, **fields: Any) -> list[RateLimitOverride]:
+    given = {"effect": "block", **fields}
+    return RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(network=f"10.0.{number >> 8}.{number & 255}", **given)
+        for number in range(count)
+    )
+
+
+def users(count: int) -> list[User]:
+    return User.objects.bulk_create(User(username=f"user {number}") for number in range(count))
+
+
+def rules(count: int) -> list[RateLimitRule]:
+    return RateLimitRule.objects.bulk_create(
+        RateLimitRule(name=f"rule {number}", path=f"/{number}", key="ip", rate="5/m")
+        for number in range(count)
+    )
+
+
+def of_a_rule(count: int) -> None:
+    overrides(count, rule=rule("of").name)
+
+
+def of_rules_and_users(count: int) -> None:
+    pairs = zip(rules(count), users(count), strict=True)
+    RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(rule=one.name, user=ada, rate="9/m") for one, ada in pairs
+    )
+
+
+def create_for_all_users() -> None:
+    RateLimitOverride.objects.bulk_create(
+        RateLimitOverride(user=one, effect="exempt") for one in User.objects.all()
+    )
+
+
+def update_by_hand() -> None:
+    rows = list(RateLimitOverride.objects.all())
+    for row in rows:
+        row.reason, row.rate = "late", f"{row.pk}/h"
+    RateLimitOverride.objects.bulk_update(rows, ["reason", "rate"])
+
+
+Some = Callable[[int], Any]
+CASES: dict[str, tuple[Some, Callable[[], Any]]] = {
+    "deleting overrides": (overrides, lambda: RateLimitOverride.objects.all().delete()),
+    "renaming a rule with overrides": (
+        of_a_rule,
+        lambda: RateLimitRule.objects.update(name="another"),
+    ),
+    "deleting rules": (of_rules_and_users, lambda: RateLimitRule.objects.all().delete()),
+    "updating overrides": (
+        of_rules_and_users,
+        lambda: RateLimitOverride.objects.update(effect="block"),
+    ),
+    "updating whom they are about": (
+        overrides,
+        lambda: RateLimitOverride.objects.update(network="203.0.113.9"),
+    ),
+    "updating rules": (rules, lambda: RateLimitRule.objects.update(rate="6/h")),
+    "creating": (users, create_for_all_users),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_changes_of_many_rows_are_one_revision(case: str) -> None:
+    """The revision has a history entry for each row."""
+    make, change = CASES[case]
+    for count in (1, 20):
+        for model in (RateLimitOverride, RateLimitRule, User, RateLimitChange):
+            model._base_manager.all().delete()
+        make(count)
+        RateLimitChange.objects.all().delete()
+        before = RateLimitRevision.read("default")[0]
+        change()
+        assert RateLimitRevision.read("default")[0] == before + 1
+        assert RateLimitChange.objects.count() >= count
+        assert set(RateLimitChange.objects.values_list("revision", flat=True)) == {before + 1}
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_changes_that_django_makes_row_by_row_are_one_revision_as_well(count: int) -> None:
+    """These are `bulk_update` in several statements, an import of rules, and actions of
+    the admin.
+    """
+    admin = User.objects.create_superuser("root", password="root")
+    browser = Client()
+    browser.force_login(admin)
+
+    def selected(action: str) -> None:
+        chosen = [str(pk) for pk in RateLimitOverride.objects.values_list("pk", flat=True)]
+        given = {"action": action, "_selected_action": chosen, "post": "yes", "select_across": "1"}
+        with override_settings(DATA_UPLOAD_MAX_NUMBER_FIELDS=None, **WITH_ADMIN):
+            browser.post("/admin/django_ratelimit_lua/ratelimitoverride/", given)
+
+    def one(change: Callable[[], Any]) -> None:
+        before = RateLimitRevision.read("default")[0]
+        RateLimitChange.objects.all().delete()
+        change()
+        assert RateLimitRevision.read("default")[0] == before + 1
+        assert RateLimitChange.objects.count() == count
+
+    overrides(count, effect="limit", rate="1000000/h", rule="site")
+    one(update_by_hand)
+    one(lambda: selected("end_now"))
+    assert not RateLimitOverride.objects.active().exists()
+    one(lambda: selected("delete_selected"))
+    assert not RateLimitOverride.objects.exists()
+    assert LogEntry.objects.count() == 2 * count
+    rules(count)
+    text = rules_yaml.export()
+    one(lambda: rules_yaml.apply(rules_yaml.plan("[]")))
+    one(lambda: rules_yaml.apply(rules_yaml.plan(text)))
+    assert RateLimitRule.objects.count() == count
+
+
+def test_too_many_changes_are_one_history_entry() -> None:
+    """A rule with more than a thousand overrides is renamed. The history has one entry, and all
+    changes are published.
+    """
+    of_a_rule(1100)
+    assert get(REMOTE_ADDR="10.0.3.7") == [429]
+    RateLimitChange.objects.all().delete()
+    before = RateLimitRevision.read("default")[0]
+    RateLimitRule.objects.update(name="other")
+    assert RateLimitRevision.read("default")[0] == before + 1
+    assert [change.name for change in RateLimitChange.objects.all()] == ["1101 rows"]
+    assert get(REMOTE_ADDR="10.0.3.7") == [429]
+    assert {row.rule for row in RateLimitOverride.objects.all()} == {"other"}
+
+
+def test_the_queries_of_a_deletion_do_not_grow_with_each_override() -> None:
+    """Thousands of overrides are deleted by a queryset, with three statements for 999 of them on
+    SQLite. In the admin, Django's log adds a statement for 142 of them.
+    """
+    browser = Client()
+    browser.force_login(User.objects.create_superuser("root", password="root"))
+
+    def in_the_admin() -> None:
+        chosen = [str(pk) for pk in RateLimitOverride.objects.values_list("pk", flat=True)]
+        given = {"action": "delete_selected", "_selected_action": chosen, "post": "yes"}
+        with override_settings(DATA_UPLOAD_MAX_NUMBER_FIELDS=None, **WITH_ADMIN):
+            browser.post("/admin/django_ratelimit_lua/ratelimitoverride/", given)
+
+    cases = {lambda: RateLimitOverride.objects.all().delete(): 8, in_the_admin: 8 + 2_000 // 142}
+    for delete, most in cases.items():
+        queries = []
+        for count in (1_000, 3_000):
+            overrides(count)
+            with CaptureQueriesContext(connection) as captured:
+                delete()
+            assert not RateLimitOverride.objects.exists()
+            queries.append(len(captured))
+        assert queries[1] - queries[0] <= most
+
+
+def test_the_history_of_a_deletion_has_the_old_values() -> None:
+    """It has the stored values, whichever fields were loaded and changed without being saved."""
+    tiers = [{"group": "free", "rate": "2/h"}, {"group": "pro", "rate": "3/h"}]
+    one = rule("whole", rate="1/h", options={"tiers": tiers})
+    rule("other", path="/other")
+    RateLimitChange.objects.all().delete()
+    one.rate = "77/h"  # Never saved.
+    one.delete()
+    gone = {
+        change.name: change.before for change in RateLimitChange.objects.filter(action="deleted")
+    }
+    assert gone["whole"]["rate"] == "1/h"
+    assert gone["whole"]["tiers"] == tiers
+    RateLimitRule.objects.only("pk").delete()
+    assert RateLimitChange.objects.first().before["key"] == "ip"
+
+
+def test_a_failed_deletion_is_recorded_only_when_it_succeeds() -> None:
+    """Rows that were not deleted are not recorded."""
+    overrides(3)
+    RateLimitChange.objects.all().delete()
+    chosen = RateLimitOverride.objects.filter(network="10.0.0.1")
+
+    def fail(**kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+    pre_delete.connect(fail, sender=RateLimitOverride)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            chosen.delete()
+    finally:
+        pre_delete.disconnect(fail, sender=RateLimitOverride)
+    assert not RateLimitChange.objects.exists()
+    chosen.delete()
+    assert [change.name for change in RateLimitChange.objects.all()] == ["10.0.0.1"]
+
+
+def test_other_models_of_the_site_are_not_affected() -> None:
+    """Their rows are deleted without being loaded, as Django does by default, and no signal of
+    theirs has a receiver.
+    """
+    soon = timezone.now() + datetime.timedelta(days=1)
+    Session.objects.bulk_create(
+        Session(session_key=f"{number:040}", session_data="", expire_date=soon)
+        for number in range(20_000)
+    )
+    with CaptureQueriesContext(connection) as captured:
+        assert Session.objects.all().delete()[0] == 20_000
+    assert [query["sql"] for query in captured] == [
+        "BEGIN",
+        'DELETE FROM "django_session"',
+        "COMMIT",
+    ]
+    assert Collector("default").can_fast_delete(Session.objects.all())
+    assert Collector("default").can_fast_delete(RateLimitChange.objects.all())
+    for model in apps.get_models():
+        for signal in (pre_save, post_save, pre_delete, post_delete):
+            assert signal.has_listeners(model) == issubclass(model, AuditedModel), (model, signal)
+
+
+def test_changes_of_a_migration_without_signals_are_published() -> None:
+    """Changes through historical models are published after all migrations."""
+    rule("search", path="", rate="50/h")
+    historical = (
+        MigrationExecutor(connection)
+        .loader.project_state()
+        .apps.get_model("django_ratelimit_lua", "RateLimitRule")
+    )
+    historical.objects.update(rate="40/h")  # Which sends no signal.
+    emit_post_migrate_signal(0, False, "default", plan=[(Migration("0001", "anything"), False)])
+    assert Client().get("/search").content == b"search=40"

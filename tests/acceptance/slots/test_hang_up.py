@@ -1,0 +1,123 @@
+"""Clients that disconnect during a view are charged: real clients of a real server."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import RateLimiter
+from tests.support.clusters import until
+from tests.support.demo import free_port
+
+ADDRESS = "127.0.0.1"
+PREFIX = "hangup-{}:"
+MIDDLEWARE = {"plain": "", "blocking": "tests.support.hangup_site.Blocking"}
+
+
+@pytest.fixture(scope="module", params=list(MIDDLEWARE))
+def site(request: pytest.FixtureRequest) -> Iterator[tuple[int, str]]:
+    """Yield the port of uvicorn with one process, and the prefix of its counts, with async
+    middleware and with sync middleware.
+    """
+    port, prefix = free_port(), PREFIX.format(request.param)
+    environment = {
+        **os.environ,
+        "RATELIMIT_TEST_PREFIX": prefix,
+        "HANGUP_MIDDLEWARE": MIDDLEWARE[request.param],
+    }
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    command = [
+        "uvicorn",
+        "tests.support.hangup_site:asgi",
+        "--log-level=error",
+        f"--host={ADDRESS}",
+        f"--port={port}",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=Path(__file__).parents[3], env=environment
+    )
+    try:
+        until(lambda: answers(port), "it answers")
+        yield port, prefix
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((ADDRESS, port)) == 0
+
+
+def status(port: int, path: str) -> int:
+    connection = http.client.HTTPConnection(ADDRESS, port, timeout=30)
+    connection.request("GET", path)
+    found = connection.getresponse().status
+    connection.close()
+    return found
+
+
+def used(name: str, who: str) -> int:
+    return RateLimiter(f"{name}:*:get:who:100/h", "100/h").peek(("get", "who", who)).limits[0].used
+
+
+def hang_up(port: int, kind: str, name: str, who: str, seconds: float) -> None:
+    """Request a view of this duration, and disconnect when it has begun."""
+    before = used(name, who)
+    with socket.create_connection((ADDRESS, port)) as client:
+        client.sendall(
+            f"GET /{kind}/{name}/?who={who}&seconds={seconds} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()  # noqa: E501
+        )
+        until(lambda: used(name, who) == before + 1, "its unit is taken", 10)
+
+
+def settled(name: str, who: str, units: int) -> bool:
+    until(lambda: used(name, who) == units, f"{name}: {units} units of {who}", 10)
+    return True
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+def test_an_expensive_view_is_charged_if_its_client_disconnects(
+    site: tuple[int, str], kind: str, settings: Any
+) -> None:
+    """A client that repeatedly starts an expensive view and disconnects is refused when its units
+    are used. A cancelled view costs the units of `cost_after`, and a view in a thread runs to its
+    end.
+    """
+    port, settings.RATELIMIT_CACHE_PREFIX = site
+    who, seconds = f"mallory-{kind}", 60 if kind == "async" else 0.2
+    for run in range(4):
+        hang_up(port, kind, "costs", who, seconds)
+        assert settled("costs", who, 31 * (run + 1))
+    assert [status(port, f"/{kind}/costs/?who={who}") for _ in range(3)] == [429, 429, 429]
+    assert status(port, f"/{kind}/costs/?who=honest-{kind}") == 200
+    assert settled("costs", f"honest-{kind}", 31)
+
+
+UNITS = {"counts": (1, 0), "acounts": (1, 0), "returns": (0, 1), "resets": (0, 1), "keeps": (1, 0)}
+"""By limit: units that count of who hung up, and of who stayed."""
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_view_whose_client_disconnects_has_an_outcome(
+    site: tuple[int, str], name: str, settings: Any
+) -> None:
+    """An async view ends with the cancellation, by which units are kept, refunded or reset once. A
+    view in a thread has the outcome that it has for a connected client.
+    """
+    port, settings.RATELIMIT_CACHE_PREFIX = site
+    hung_up, stayed = UNITS[name]
+    for kind, who, seconds in (("async", "gone", 60), ("sync", "thread", 0.3)):
+        hang_up(port, kind, name, who, seconds)
+    assert status(port, f"/async/{name}/?who=there") == 200
+    assert settled(name, "there", stayed)
+    assert settled(name, "thread", stayed)
+    assert settled(name, "gone", hung_up)

@@ -1,0 +1,196 @@
+"""A burst with a healthy Redis and default settings admits exactly the limit, under each policy. If
+a process needs longer than the deadline to complete a burst, that is no outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.rules import provider
+from django_ratelimit_lua.rules.provider import load, start_fresh
+from django_ratelimit_lua.store import Deadline, get_store
+from django_ratelimit_lua.testing.server import Server
+from tests.support.clusters import until
+from tests.support.demo import free_port
+
+pytestmark = pytest.mark.alone
+POLICIES = ["open", "closed", "local"]
+ADDRESS = "127.0.0.1"
+
+
+@pytest.fixture
+def shipped(settings: Any) -> None:
+    """Set the default deadline, and reset the process to one that has made no decision."""
+    settings.RATELIMIT_TIMEOUT = 0.1
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 0
+    start_fresh()
+
+
+def assert_no_outage(
+    sources: Callable[[int], Counter[tuple[bool, str]]], count: int, settings: Any
+) -> None:
+    """Redis decides all calls. Other processes may delay it on a busy machine, so there are three
+    attempts, and a real fault fails in each.
+    """
+    expected = Counter({(True, "redis"): 10, (False, "redis"): count - 10})
+    for who in range(3):
+        found = sources(who)
+        if found == expected:
+            return
+        settings.RATELIMIT_TIMEOUT = (
+            settings.RATELIMIT_TIMEOUT
+        )  # This makes a new store, so that no pause of an earlier attempt continues.
+    assert found == expected
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("count", [10, 100, 800, 3000])
+def test_a_burst_of_coroutines_is_decided(count: int, policy: str, settings: Any) -> None:
+    """All calls are made in one iteration of an event loop and decided by Redis."""
+    settings.RATELIMIT_ON_STORE_ERROR = policy
+    limiter = RateLimiter("burst", "10/h")
+
+    async def burst(who: int) -> Any:
+        return await asyncio.gather(*(limiter.ahit(who) for _ in range(count)))
+
+    def sources(who: int) -> Counter[tuple[bool, str]]:
+        return Counter((decision.allowed, decision.source) for decision in asyncio.run(burst(who)))
+
+    assert_no_outage(sources, count, settings)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("count", [10, 300])
+def test_a_burst_of_threads_is_decided(count: int, policy: str, settings: Any) -> None:
+    """There are more threads than connections, and they begin at the same moment. Redis decides all
+    calls.
+    """
+    settings.RATELIMIT_TIMEOUT = (
+        0.25  # Hundreds of threads keep a small machine's processors from its Redis, too.
+    )
+    settings.RATELIMIT_ON_STORE_ERROR = policy
+    limiter = RateLimiter("burst", "10/h")
+
+    def sources(who: int) -> Counter[tuple[bool, str]]:
+        together = threading.Barrier(count)
+
+        def one(number: int) -> tuple[bool, str]:
+            together.wait()
+            decision = limiter.hit(who)
+            return decision.allowed, decision.source
+
+        with ThreadPoolExecutor(count) as pool:
+            return Counter(pool.map(one, range(count)))
+
+    assert_no_outage(sources, count, settings)
+
+
+@pytest.mark.usefixtures("shipped")
+@pytest.mark.parametrize(("others_are_answered", "left"), [(True, 0.1), (False, 0.05)])
+def test_a_burst_of_calls_that_wait_for_the_rules_is_decided(
+    others_are_answered: bool, left: float
+) -> None:
+    """The threads of a new process wait for the thread that loads the rules. While Redis is
+    replying, the wait uses none of a call's deadline, and otherwise half of it.
+    """
+    deadline = Deadline(0.1)
+    with provider._lock:
+        waiting = threading.Thread(target=load, args=(None, deadline))
+        waiting.start()
+        while waiting.is_alive():
+            if others_are_answered:
+                get_store().execute(b"PING")
+            waiting.join(0.005)
+    assert deadline.left == pytest.approx(left)
+
+
+@pytest.fixture(scope="module", params=["uvicorn", "gunicorn"])
+def site(request: Any, tmp_path_factory: Any) -> Iterator[int]:
+    """Return the port of a migrated site in one process, which has made no decision."""
+    port = free_port()
+    commands = {
+        "uvicorn": [
+            "tests.support.burst_site:asgi",
+            "--log-level=warning",
+            f"--host={ADDRESS}",
+            f"--port={port}",
+        ],
+        "gunicorn": [
+            "tests.support.burst_site:application",
+            "--threads=200",
+            "--workers=1",
+            "--log-level=warning",
+            "--backlog=4096",
+            "--timeout=120",
+            f"--bind={ADDRESS}:{port}",
+        ],
+    }
+    with Server() as server:
+        database = str(tmp_path_factory.mktemp("site") / "db.sqlite3")
+        environment = {**os.environ, "BURST_REDIS": server.url, "BURST_DATABASE": database}
+        subprocess.run(
+            [sys.executable, "-m", "tests.support.burst_site"],
+            cwd=Path(__file__).parents[3],
+            env=environment,
+            check=True,
+        )
+        process = subprocess.Popen(
+            # Redis has a machine of its own, as it were: two hundred busy threads do not keep it
+            # from working.
+            ["nice", "-n", "10", sys.executable, "-m", request.param, *commands[request.param]],
+            cwd=Path(__file__).parents[3],
+            env=environment,
+        )
+        try:
+            until(lambda: asyncio.run(answered(port, "/nothing")) == 404, "it answers")
+            yield port
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+async def answered(port: int, path: str) -> int:
+    """Return the status of a response."""
+    reader, writer = await asyncio.open_connection(ADDRESS, port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    reply = await reader.read()
+    writer.close()
+    return int(reply.split()[1])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="gunicorn needs a POSIX system")
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("view", ["async", "sync"])
+def test_a_burst_of_requests_is_decided(site: int, view: str, policy: str) -> None:
+    """Sync and async views are limited exactly, on an event loop and in 200 threads. On a busy
+    machine, Redis may reply later than the deadline. So the burst is tried three times, with a new
+    count, after the pause that follows an outage.
+    """
+
+    async def send(number: int) -> list[int]:
+        return await asyncio.gather(
+            *(answered(site, f"/{policy}/{view}?burst={number}") for _ in range(200))
+        )
+
+    expected = Counter({200: 10, 429: 190})
+    for number in range(3):
+        statuses = Counter(asyncio.run(send(number)))
+        if statuses == expected:
+            break
+        time.sleep(2)
+    assert statuses == expected

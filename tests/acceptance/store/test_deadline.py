@@ -1,0 +1,348 @@
+"""The deadline of a decision limits the time that the store takes, whatever a server does. Time
+that the process itself takes does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.store.connection_params import ConnectionParams
+from django_ratelimit_lua.store.server import Store
+from django_ratelimit_lua.testing.server import Server
+from tests.acceptance.store.test_replies import call, is_own, store_of
+from tests.support.scripted import Scripted, bulk, drip, late, usual
+
+pytestmark = pytest.mark.alone
+DEADLINE = 0.1
+MARGIN = 0.25
+"""On a machine that others use, too; 20 ms on one that has nothing else to do."""
+KINDS = ["sync", "async"]
+
+
+def timed(ask: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.monotonic()
+    try:
+        found: Any = ask()
+    except StoreError as error:
+        found = error
+    return found, time.monotonic() - started
+
+
+async def atimed(asking: Any) -> tuple[Any, float]:
+    started = time.monotonic()
+    try:
+        found: Any = await asking
+    except StoreError as error:
+        found = error
+    return found, time.monotonic() - started
+
+
+def assert_in_time(ask: Callable[[], float], most: float) -> None:
+    """A machine may be busy for a while, so there are five attempts, and a real delay fails in
+    each.
+    """
+    assert any(ask() < most for _ in range(5)), most
+
+
+def at_once(store: Store, kind: str, count: int) -> list[tuple[Any, float]]:
+    """Make this number of concurrent calls, and return each result with its time."""
+    if kind == "sync":
+        with ThreadPoolExecutor(count) as pool:
+            return list(
+                pool.map(lambda number: timed(lambda: store.decide(call(number))), range(count))
+            )
+
+    async def gathered() -> list[tuple[Any, float]]:
+        return await asyncio.gather(
+            *(atimed(store.adecide(call(number))) for number in range(count))
+        )
+
+    return asyncio.run(gathered())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", ["the decision", "a huge reply", "the greeting"])
+def test_a_slow_reply_is_given_up_at_the_deadline(what: str, kind: str, settings: Any) -> None:
+    """Reading a whole reply has one deadline. With a deadline for each byte, a byte every 30 ms
+    would take seconds.
+    """
+
+    def script(command: list[bytes]) -> Any:
+        right = usual(lambda: server, command)
+        if what == "the greeting":
+            return drip(right, 0.03) if command[0] == b"SELECT" else right
+        if command[0] == b"EVALSHA":
+            return drip(
+                right if what == "the decision" else bulk(bytes(10_000)),
+                0.03 if "the d" in what else 0.001,
+            )
+        return right
+
+    with Scripted(script) as server:
+        location = f"redis://127.0.0.1:{server.port}/3"  # Which has to be selected.
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location}
+        }
+        store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
+
+        def ask() -> float:
+            ((found, seconds),) = at_once(store, kind, 1)
+            assert isinstance(found, StoreError)
+            assert seconds > DEADLINE * 0.9
+            return seconds
+
+        for _ in range(2):
+            assert_in_time(ask, DEADLINE + MARGIN)
+        store.close()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "rules"])
+@pytest.mark.parametrize("announced", [b"$500000000\r\n", b"*100000000\r\n"], ids=["text", "array"])
+def test_an_endless_reply_is_given_up_at_the_deadline(
+    announced: bytes, kind: str, settings: Any
+) -> None:
+    """A reply to a decision that is too large is refused. The reply with the rules may be large, so
+    the time of reading it counts.
+    """
+
+    def script(command: list[bytes]) -> Any:
+        return endless if command[0] in (b"EVALSHA", b"HGETALL") else usual(lambda: server, command)
+
+    def endless(server: Scripted, connection: Any, command: list[bytes]) -> None:
+        connection.sendall(announced)
+        while True:
+            connection.sendall(b":1\r\n" * 16_384)
+
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, "single", DEADLINE)
+
+        def ask() -> float:
+            if kind == "rules":
+                found, seconds = timed(lambda: store.execute(b"HGETALL", b"key"))
+            else:
+                ((found, seconds),) = at_once(store, kind, 1)
+            assert isinstance(found, StoreError)
+            return seconds
+
+        assert_in_time(ask, DEADLINE + 3 * MARGIN)
+        store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loading_the_script_has_no_deadline_of_its_own(kind: str, settings: Any) -> None:
+    """If a server reports late that it does not know the script, only the rest of the deadline is
+    left to load it.
+    """
+    deadline = 6 * DEADLINE
+
+    def script(command: list[bytes]) -> Any:
+        if command[0] == b"EVALSHA":
+            return late(b"-NOSCRIPT No matching script.\r\n", deadline * 0.8)
+        if command[0] == b"EVAL":
+            return late(b"", 5)
+        return usual(lambda: server, command)
+
+    with Scripted(script) as server:
+        store = store_of(settings, server.port, "single", deadline)
+
+        def ask() -> float:
+            ((found, seconds),) = at_once(store, kind, 1)
+            assert isinstance(found, StoreError)
+            if server.asked[-1] != b"EVAL":  # A busy machine left no time for it.
+                return float("inf")
+            return seconds
+
+        assert_in_time(ask, deadline + MARGIN)
+        store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_waiting_for_a_connection_and_a_reply_have_one_deadline(kind: str, settings: Any) -> None:
+    """With one connection and a hanging server, the last call in the queue gives up when the first
+    one does.
+    """
+    with Scripted(lambda command: late(b"", 0.5)) as server:
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": server.url,
+                "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 1}},
+            }
+        }
+        store = Store(ConnectionParams.of("default"), DEADLINE, background=True)
+
+        def ask() -> float:
+            found = at_once(store, kind, 8)
+            assert all(isinstance(decided, StoreError) for decided, _ in found)
+            return max(seconds for _, seconds in found)
+
+        assert_in_time(ask, DEADLINE + MARGIN)
+        store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hanging_server_delays_hundreds_of_callers_no_longer_than_one(
+    kind: str, settings: Any
+) -> None:
+    """There are more callers than connections. Each call ends at its deadline, and then the store
+    pauses.
+    """
+    with Server() as server:
+        settings.RATELIMIT_TIMEOUT = DEADLINE
+        store_of(settings, server.port, "single", DEADLINE)
+        store = Store(ConnectionParams.of("default"), DEADLINE, background=False)
+        at_once(store, kind, 3)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            found = at_once(store, kind, 300)
+            assert store.is_paused
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert all(isinstance(decided, StoreError) for decided, _ in found)
+        # Three hundred threads have to be started, and a hundred connections made, too.
+        assert max(seconds for _, seconds in found) < DEADLINE + 5 * MARGIN
+        store.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_with_slow_replies_is_not_down(kind: str, settings: Any) -> None:
+    """Each reply takes a third of the deadline, and some calls wait for several replies before they
+    get a connection. All calls are decided.
+    """
+    deadline = 6 * DEADLINE  # A machine that stands still for a moment does not miss it.
+
+    def script(command: list[bytes]) -> Any:
+        right = usual(lambda: server, command)
+        return late(right, deadline / 3) if command[0] == b"EVALSHA" else right
+
+    with Scripted(script) as server:
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": server.url,
+                "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 4}},
+            }
+        }
+        store = Store(ConnectionParams.of("default"), deadline, background=True)
+        found = at_once(store, kind, 50)
+        assert all(is_own(call(number), decided) for number, (decided, _) in enumerate(found))
+        assert max(seconds for _, seconds in found) > 3 * deadline
+        store.close()
+
+
+def test_a_blocked_event_loop_is_not_an_outage(settings: Any) -> None:
+    """If the event loop is blocked for longer than the deadline, the replies are read afterwards,
+    also on connections that were being made meanwhile.
+    """
+    with Server() as server:
+        store = store_of(settings, server.port, "single", DEADLINE)
+
+        async def everything() -> None:
+            for _ in range(3):
+                asking = [
+                    asyncio.ensure_future(store.adecide(call(number))) for number in range(20)
+                ]
+                for _ in range(6):
+                    await asyncio.sleep(0)
+                    time.sleep(DEADLINE * 1.5)
+                assert all(decided.allowed is not None for decided in await asyncio.gather(*asking))
+
+        asyncio.run(everything())
+
+
+def test_threads_that_wait_for_the_interpreter_are_not_an_outage(settings: Any) -> None:
+    """If other threads compute all the time, each step of a call is late, but no call fails."""
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            sum(range(20_000))
+
+    with Server() as server:
+        store = store_of(settings, server.port, "single", DEADLINE)
+        busy = [threading.Thread(target=compute) for _ in range(8)]
+        for thread in busy:
+            thread.start()
+        try:
+            with ThreadPoolExecutor(20) as pool:
+                found = list(
+                    pool.map(
+                        lambda number: timed(lambda: store.decide(call(number)))[0], range(100)
+                    )
+                )
+        finally:
+            over.set()
+            for thread in busy:
+                thread.join()
+        assert [one for one in found if isinstance(one, StoreError)] == []
+        store.close()
+
+
+def test_a_cancelled_call_ends_at_once_and_loses_no_connection(settings: Any) -> None:
+    """A call can be cancelled while it waits for a connection, for its creation or for a reply. The
+    other calls get their own replies.
+    """
+
+    def script(command: list[bytes]) -> Any:
+        return late(usual(lambda: server, command), 0.02)
+
+    with Scripted(script) as server:
+        settings.CACHES = {
+            "default": {
+                "BACKEND": "django_redis.cache.RedisCache",
+                "LOCATION": server.url,
+                "OPTIONS": {"CONNECTION_POOL_KWARGS": {"max_connections": 2}},
+            }
+        }
+        store = Store(ConnectionParams.of("default"), 5, background=True)
+
+        async def everything() -> None:
+            for round_ in range(20):
+                asking = [asyncio.ensure_future(store.adecide(call(number))) for number in range(6)]
+                await asyncio.sleep(0.002 * round_)
+                for one in asking[::2]:
+                    one.cancel()
+                for number, one in enumerate(asking):
+                    if number % 2:
+                        assert is_own(call(number), await one)
+                    elif not one.done() or one.cancelled():
+                        with pytest.raises(asyncio.CancelledError):
+                            await one
+
+        asyncio.run(everything())
+        store.close()
+
+
+def test_a_call_in_a_cancelled_task_still_has_a_deadline(settings: Any) -> None:
+    """A call that handles a cancellation, such as a refund, has the usual deadline and fails with
+    the usual error.
+    """
+    with Scripted(lambda command: late(b"", 1)) as server:
+        store = store_of(settings, server.port, "single", DEADLINE)
+
+        async def cleans_up() -> None:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                with pytest.raises(StoreError):
+                    await store.adecide(call(1))
+                raise
+
+        async def everything() -> None:
+            task = asyncio.ensure_future(cleans_up())
+            await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(everything())

@@ -1,0 +1,91 @@
+"""Redis Sentinel: decisions are made by the current master."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.store import get_store
+from tests.support import clusters
+from tests.support.clusters import SERVICE, Watched, client
+
+
+@pytest.fixture
+def watched(settings: Any) -> Iterator[Watched]:
+    """Run a master, two replicas and three sentinels."""
+    with clusters.watched() as found:
+        settings.RATELIMIT_TIMEOUT = 2
+        settings.DJANGO_REDIS_CONNECTION_FACTORY = "django_redis.pool.SentinelConnectionFactory"
+        settings.CACHES = found.cache()
+        yield found
+
+
+def test_decisions_follow_the_master(watched: Watched) -> None:
+    """A sentinel that is down has no effect. When the master fails, the next one decides, and calls
+    fail no longer than the failover takes.
+    """
+    limiter = RateLimiter("x", "1000000/h")
+
+    async def ahit() -> Any:
+        return await limiter.ahit("x")
+
+    assert [limiter.hit("x").source, asyncio.run(ahit()).source] == ["redis", "redis"]
+    first = watched.master()
+    with client(first.port) as master:
+        assert master.dbsize() == 1
+        master.set("last", "written")  # WAIT waits for what this connection has written.
+        master.wait(2, 5000)
+    clusters.kill(first)
+    sources = []
+    for _ in range(1500):
+        sources.append(limiter.hit("x").source)
+        if sources[-1] == "redis":
+            break
+        time.sleep(0.02)
+    assert sources[-1] == "redis"
+    assert watched.master() is not first
+    decision = limiter.hit("x")
+    assert decision.limits[0].used == 4
+    assert asyncio.run(ahit()).limits[0].used == 5
+
+
+def test_a_ban_survives_a_failover(watched: Watched) -> None:
+    """The ban has the same end on the next master, where it can also be lifted. Without a master
+    the policy decides.
+    """
+    limiter = RateLimiter("login", "2/h", algorithm="sliding_log", ban_after=1, ban_for="1h")
+    until = [limiter.hit("ada").banned_until for _ in range(3)][-1]
+    assert until is not None
+    first = watched.master()
+    with client(first.port) as master:
+        master.set("last", "written")
+        master.wait(2, 5000)
+    clusters.kill(first)
+    clusters.until(lambda: limiter.peek("ben").source == "redis", "another is the master", 60)
+    assert limiter.hit("ada").banned_until == until
+    assert limiter.peek("ada").banned_until == until
+    limiter.unban("ada", forget=True)
+    assert limiter.peek("ada").banned_until is None
+
+
+def test_a_demoted_master_decides_nothing(watched: Watched) -> None:
+    """It decides neither a peek nor a hit."""
+    limiter = RateLimiter("x", "1/h")
+    limiter.hit("x")
+    port = watched.master().port
+    with client(port) as master:
+        for sentinel in watched.sentinels:
+            with client(sentinel) as watcher:
+                watcher.sentinel_remove(SERVICE)
+                watcher.sentinel_monitor(SERVICE, "127.0.0.1", port, 2)
+        other = next(server.port for server in watched.servers if server.port != port)
+        master.replicaof("127.0.0.1", other)
+        master.client_kill_filter(_type="normal", skipme=True)
+        found = [limiter.hit("y").source, limiter.peek("x").source]
+        assert found == ["fallback", "fallback"]
+    get_store().close()

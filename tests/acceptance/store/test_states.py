@@ -1,0 +1,341 @@
+"""A store reports once that it is down and once that it is up, and it pauses only for some
+errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+
+from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua.exceptions import StoreError
+from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.signals import store_down, store_up
+from django_ratelimit_lua.store import get_store, server
+from django_ratelimit_lua.store.commands import encode
+from django_ratelimit_lua.store.connection_params import ConnectionParams
+from django_ratelimit_lua.store.server import Store
+from django_ratelimit_lua.testing.server import Server
+from tests.acceptance.store.test_replies import ERRORS, call, is_own
+from tests.support.scripted import Scripted, reset, torn, usual
+from tests.tools.faults import Wire
+
+ANSWERED = [error for error in ERRORS if len(error) > 3 and not error.startswith(b"-LOADING")]
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """Return the signals that were sent, in order."""
+    found: list[str] = []
+
+    def down(**kwargs: Any) -> None:
+        found.append("down")
+
+    def up(**kwargs: Any) -> None:
+        found.append("up")
+
+    store_down.connect(down)
+    store_up.connect(up)
+    yield found
+    store_down.disconnect(down)
+    store_up.disconnect(up)
+
+
+@pytest.fixture
+def own(settings: Any) -> Iterator[Server]:
+    with Server(os.environ.get("RATELIMIT_TEST_BINARY")) as server:
+        settings.RATELIMIT_TIMEOUT = 5
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
+        start_fresh()
+        yield server
+        get_store().close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_full_server_is_reported_down_once_and_up_once(
+    kind: str,
+    own: Server,
+    said: list[str],
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+) -> None:
+    """A server without memory decides some calls and refuses others. That is reported once, and the
+    store does not pause. The store is up again when calls have succeeded for a while.
+    """
+    monkeypatch.setattr(server, "STEADY_SECONDS", 60.0)
+    settings.RATELIMIT_ON_STORE_ERROR = "open"
+    settings.RATELIMIT_DENY_CACHE_SECONDS = 0
+    limiter, other = RateLimiter("x", "1000000/h"), RateLimiter("y", "5/h")
+    sources: set[str] = set()
+
+    def both(number: int) -> None:
+        sources.add(limiter.hit("x").source)
+        sources.add(other.peek("y").source)
+
+    async def aboth() -> None:
+        sources.add((await limiter.ahit("x")).source)
+        sources.add((await other.apeek("y")).source)
+
+    async def some() -> None:
+        for _ in range(20):
+            await asyncio.gather(*(aboth() for _ in range(10)))
+
+    def load() -> None:
+        if kind == "async":
+            asyncio.run(some())
+        else:
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(both, range(200)))
+
+    with redis.Redis.from_url(own.url) as direct, caplog.at_level("INFO"):
+        load()
+        assert (sources, said) == ({"redis"}, [])
+        direct.config_set("maxmemory", 1)
+        load()
+        assert (sources, said) == ({"redis", "fallback"}, ["down"])
+        assert not get_store().is_paused
+        direct.config_set("maxmemory", 0)
+        sources.clear()
+        load()
+        assert (sources, said) == ({"redis"}, ["down"])
+        monkeypatch.setattr(server, "STEADY_SECONDS", 0.5)
+        time.sleep(0.5)
+        load()
+    assert said == ["down", "up"]
+    assert (
+        len([record for record in caplog.records if "Redis of cache" in record.getMessage()]) == 2
+    )
+
+
+def test_a_paused_server_is_up_after_its_first_reply(
+    own: Server, said: list[str], settings: Any
+) -> None:
+    """A pause ends with a successful trial, so no further calls have to succeed."""
+    settings.RATELIMIT_TIMEOUT = 0.1
+    limiter = RateLimiter("x", "1000000/h")
+    limiter.hit("x")
+    os.kill(own.pid, signal.SIGSTOP)
+    try:
+        for _ in range(10):
+            limiter.hit("x")
+        assert get_store().is_paused
+    finally:
+        os.kill(own.pid, signal.SIGCONT)
+    until = time.monotonic() + 10
+    while get_store().is_paused and time.monotonic() < until:
+        time.sleep(0.01)
+    sources = [limiter.hit("x").source for _ in range(2)]
+    assert sources[-1] == "redis" or limiter.hit("x").source == "redis"
+    assert said == ["down", "up"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("error", ANSWERED, ids=lambda error: error[1:12].decode(errors="replace"))
+def test_error_replies_begin_no_pause_and_close_no_connection(
+    error: bytes, kind: str, settings: Any
+) -> None:
+    """After twelve errors, the next calls are sent with their full deadline. They use the same
+    connection, except after READONLY.
+    """
+    erring = threading.Event()
+    erring.set()
+    script = lambda command: error if erring.is_set() else usual(lambda: server, command)  # noqa: E731
+    with Scripted(script) as server:
+        settings.RATELIMIT_TIMEOUT = 0.5
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
+        store = get_store()
+
+        async def everything() -> None:
+            for _ in range(12):
+                with pytest.raises(Exception, match="Error: "):
+                    store.decide(call(1)) if kind == "sync" else await store.adecide(call(1))
+            assert not store.is_paused
+            await asyncio.sleep(0.6)  # A deadline that an error has left behind would have passed.
+            erring.clear()
+            for number in range(3):
+                asked = call(number)
+                assert is_own(
+                    asked, store.decide(asked) if kind == "sync" else await store.adecide(asked)
+                )
+
+        asyncio.run(everything())
+        assert server.connected <= (13 if error.startswith(b"-READONLY") else 1)
+        store.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("breaks", [torn, reset])
+def test_a_connection_that_breaks_in_a_reply_is_detected_immediately(
+    breaks: Any, kind: str, settings: Any
+) -> None:
+    """The error is raised before the deadline, and no call is sent twice. Three consecutive errors
+    pause the calls. Two errors between successes do not.
+    """
+    breaking = threading.Event()
+
+    def script(command: list[bytes]) -> Any:
+        right = usual(lambda: server, command)
+        return (
+            breaks(right, len(right) // 2)
+            if breaking.is_set() and command[0] == b"EVALSHA"
+            else right
+        )
+
+    with Scripted(script) as server:
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
+        store = Store(ConnectionParams.of("default"), 60, background=False)
+
+        async def fail(message: str) -> None:
+            with pytest.raises(StoreError, match=message):
+                store.decide(call(1)) if kind == "sync" else await store.adecide(call(1))
+
+        async def everything() -> None:
+            for failures in (2, 2, 3):
+                breaking.clear()
+                assert is_own(
+                    call(1),
+                    store.decide(call(1)) if kind == "sync" else await store.adecide(call(1)),
+                )
+                breaking.set()
+                assert not store.is_paused
+                for _ in range(failures):
+                    await fail("ConnectionError: ")
+            assert store.is_paused
+            await fail("Paused: ")
+
+        asyncio.run(everything())
+        assert server.asked.count(b"EVALSHA") == 3 + 7
+        store.close()
+
+
+def test_the_fault_tests_reset_connections() -> None:
+    """The connection is reset in the middle of a reply, because a server that only stops sending is
+    another fault.
+    """
+    with Scripted(lambda command: b"+PONG\r\n") as server:
+        wire = Wire(server.port)
+        wire.tears = True
+        with socket.create_connection(("127.0.0.1", wire.port), timeout=60) as connection:
+            for expected in (b"+PONG\r\n", b"+PONG\r\n", b"+PO"):
+                connection.sendall(encode(b"PING"))
+                assert connection.recv(64) == expected
+            with pytest.raises(ConnectionResetError):
+                connection.recv(64)
+        wire.close()
+
+
+def test_many_threads_with_event_loops_raise_no_exception(own: Server) -> None:
+    """Async views under WSGI run in event loops that start and end in many threads. No connection
+    is left open.
+    """
+    limiter = RateLimiter("x", "1000000/h")
+
+    async def some() -> int:
+        found = await asyncio.gather(*(limiter.ahit("x") for _ in range(5)))
+        return sum(decision.source == "redis" for decision in found)
+
+    def many(number: int) -> int:
+        if number % 2:
+            return sum(asyncio.run(some()) for _ in range(12))
+        with asyncio.Runner() as runner:
+            return sum(runner.run(some()) for _ in range(12))
+
+    with redis.Redis.from_url(own.url) as direct:
+        limiter.hit("x")
+        usual_ones = (
+            4  # This one, that of the hit, the listener's, and the one by which rules are loaded.
+        )
+        with ThreadPoolExecutor(12) as pool:
+            assert list(pool.map(many, range(12))) == [60] * 12
+        for _ in range(250):
+            if len(direct.client_list()) <= usual_ones:
+                break
+            time.sleep(0.02)
+        assert len(direct.client_list()) <= usual_ones
+        node = get_store()._nodes[None]
+        assert node._async_connections._loops == {}
+    assert limiter.peek("x").limits[0].used == 721
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_password_that_is_set_meanwhile_is_reported_as_authentication(
+    kind: str, own: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that has got a password rejects long commands of new connections before it parses
+    them, by a protocol error. The log names the cause.
+    """
+    limiter = RateLimiter("login", ["5/m", "9/h", "20/d"])
+
+    def hit() -> str:
+        return (limiter.hit("x") if kind == "sync" else asyncio.run(limiter.ahit("x"))).source
+
+    assert hit() == "redis"
+    with redis.Redis.from_url(own.url) as direct:
+        direct.config_set("requirepass", "secret")
+        get_store().close()
+        direct.client_kill_filter(skipme=True, _type="normal")
+        for _ in range(3):
+            if hit() == "fallback":
+                break
+        direct.config_set("requirepass", "")
+    (reason,) = [
+        record.getMessage()
+        for record in caplog.records
+        if "cannot decide limits" in record.getMessage()
+    ]
+    assert "AuthenticationError: Authentication required" in reason
+
+
+def test_reset_connections_leave_no_message_in_the_log_of_asyncio(
+    settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Many coroutines write to a connection that the server resets again and again. Each call
+    ends, and asyncio logs nothing.
+    """
+
+    def script(command: list[bytes]) -> Any:
+        right = usual(lambda: server, command)
+        return reset(right, 0) if next(numbers) % 20 == 19 else right
+
+    numbers = itertools.count()
+    with Scripted(script) as server:
+        settings.CACHES = {
+            "default": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": server.url}
+        }
+        store = Store(ConnectionParams.of("default"), 5, background=True)
+        ends = time.monotonic() + 3
+
+        async def ask(number: int) -> int:
+            failures = 0
+            while time.monotonic() < ends:
+                try:
+                    await store.adecide(call(number))
+                except StoreError:
+                    failures += 1
+                    await asyncio.sleep(0)
+            return failures
+
+        async def everything() -> list[int]:
+            return await asyncio.gather(*(ask(number) for number in range(200)))
+
+        assert sum(asyncio.run(everything())) > 100
+        store.close()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []

@@ -1,0 +1,159 @@
+"""An operator at a demo, in a real browser, and the visitors whose requests show what was done.
+
+A click is a press of a link or a button, or a choice in a list; typing is none. Each task begins at
+the admin's index, logged in, and takes as many clicks as `CLICKS` has.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+from selenium.webdriver.support.select import Select
+
+from tests.acceptance.admin.test_admin_browser import complaints, goes_on, log_in, look, problems_of
+from tests.support.demo import SCREENS, run_in, screenshot, start
+
+CLICKS = {
+    "lower a limit of the code": 3,
+    "add a lower limit to that of the code": 3,
+    "add two rates on a path": 3,
+    "take over a rule of the settings": 3,
+    "undo a change of a rule": 3,
+    "check and enforce a rule in shadow mode": 4,
+    "find the clients refused most in the last hour": 2,
+    "find the limit that refused a request, by its reference": 2,
+    "explain a refusal by its reference": 3,
+    "unblock a customer locked out at login": 3,
+    "raise the limit of one customer": 7,
+    "unblock a blocked client": 3,
+    "block a network for an hour": 4,
+    "block one of several clients of a masked network": 4,
+}
+"""The clicks that each task takes."""
+
+
+class Answer(NamedTuple):
+    """What a request of a visitor was answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+class Site(NamedTuple):
+    """A demo, and the screen that it is looked at on."""
+
+    address: str
+    width: int
+    height: int
+    scheme: str
+    printed: str = ""
+    """What the preparation printed."""
+
+    def ask(self, path: str, method: str = "GET", source: str = "127.0.0.1", **form: str) -> Answer:
+        """A real request, from any address of this machine's own network."""
+        place = urlsplit(self.address)
+        assert place.hostname is not None
+        connection = http.client.HTTPConnection(
+            place.hostname, place.port, source_address=(source, 0)
+        )
+        headers = {"Accept": "application/json"}
+        if method == "POST":
+            connection.request("GET", "/login/", headers=headers)
+            page = connection.getresponse()
+            page.read()
+            token = re.search(r"csrftoken=(\w+)", page.headers["Set-Cookie"] or "")
+            assert token is not None
+            form |= {"csrfmiddlewaretoken": token[1]}
+            headers |= {"Cookie": token[0], "Content-Type": "application/x-www-form-urlencoded"}
+        connection.request(method, path, urlencode(form), headers)
+        response = connection.getresponse()
+        answer = Answer(response.status, response.headers, response.read().decode())
+        connection.close()
+        return answer
+
+    def statuses(self, path: str, times: int, source: str = "127.0.0.1") -> list[int]:
+        """What so many requests are answered."""
+        return [self.ask(path, source=source).status for _ in range(times)]
+
+
+class Hand:
+    """The operator's: counts its clicks, and has axe look at every page that it comes to, in the
+    dark.
+    """
+
+    def __init__(self, browser: Any, site: Site, task: str) -> None:
+        self.browser, self.site, self.task, self.clicks = browser, site, task, 0
+        log_in(browser, site.address)
+        look(browser, site.width, site.height, site.scheme)
+
+    def press(self, selector: str) -> None:
+        """Press what leads to another page; it is found by a CSS selector, or by the words of a
+        link.
+        """
+        how = "css selector" if re.search(r"[.#\[>]", selector) else "link text"
+        self.press_on(self.browser.find_element(how, selector))
+
+    def press_on(self, element: Any) -> None:
+        """The same, for an element."""
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        goes_on(self.browser, element.click)
+        self.clicks += 1
+        if self.site.scheme == "dark":
+            # The light pages are checked by the tests in a browser.
+            assert problems_of(self.browser) == []
+        name = (
+            f"task-{self.task.replace(' ', '-')}-{self.clicks}-{self.site.width}-{self.site.scheme}"
+        )
+        screenshot(self.browser, name)
+        assert self.browser.execute_script(
+            "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        ), name
+
+    def choose(self, name: str, value: str) -> None:
+        """Choose in a list."""
+        self.choose_on(self.browser.find_element("name", name), value)
+
+    def choose_on(self, element: Any, value: str) -> None:
+        """The same, for an element."""
+        Select(element).select_by_value(value)
+        self.clicks += 1
+
+    def text(self, selector: str) -> str:
+        """What is read there."""
+        return str(self.browser.find_element("css selector", selector).text)
+
+    def is_done(self) -> None:
+        """It took as many clicks as are promised, and the browser complained about nothing."""
+        assert (self.task, self.clicks) == (self.task, CLICKS[self.task])
+        assert complaints(self.browser) == []
+
+
+@contextmanager
+def demo_site(
+    request: pytest.FixtureRequest,
+    factory: pytest.TempPathFactory,
+    before: str = "",
+) -> Iterator[Site]:
+    """A demo.
+
+    `before`: code that its database runs before it starts. The module of the tests has `SCREEN`,
+    which of the `SCREENS` it is looked at on, and may have `PREPARED`, code that runs then, and
+    `ENVIRONMENT`, variables of its process.
+    """
+    database = factory.mktemp("demo") / "db.sqlite3"
+    if before:
+        run_in(database, "redis://127.0.0.1:1/0", before)
+    environment = getattr(request.module, "ENVIRONMENT", {})
+    process, address, redis_url = start(EXAMPLE_DATABASE=str(database), **environment)
+    prepared = getattr(request.module, "PREPARED", "")
+    printed = run_in(database, redis_url, prepared) if prepared else ""
+    yield Site(address, *SCREENS[request.module.SCREEN], printed)
+    process.terminate()
+    process.communicate(timeout=20)
