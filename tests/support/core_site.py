@@ -134,6 +134,6 @@ def main(location: str, prefix: str) -> None:
 
 
 if __name__ == "__main__":
-    from tests import core_site
+    from tests.support import core_site
 
     core_site.main(*sys.argv[1:])

@@ -445,7 +445,7 @@ def load() -> None:
 
     import django.test  # So that none of them has to.
 
-    from tests import faults_site
+    from tests.tools import faults_site
 
     logging.disable()
     assert faults_site.urlpatterns
@@ -571,7 +571,7 @@ def main() -> None:
     print(table(outcomes))
     print("\n* loses data: all of it, what was not replicated yet, or windows that lie ahead\n")
     if not sys.argv[1:]:
-        from tests import holders
+        from tests.tools import holders
 
         names = [name for name in holders.FAULTS if LIBFAKETIME or "clock" not in name]
         print(holders.table({name: holders.run(name) for name in names}))

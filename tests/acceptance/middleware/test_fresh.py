@@ -118,7 +118,7 @@ def test_every_kind_of_exempt_view_is_exempt_on_its_first_request(kind: str, pre
 def test_a_check_finds_wrong_dotted_paths_in_unimported_views(prefix: str) -> None:
     """`check --tag caches` in a new process finds a dotted path that cannot be imported."""
     code = (
-        "from tests import fresh_site; from django.core.management import "
+        "from tests.support import fresh_site; from django.core.management import "
         "execute_from_command_line as run; "
     )
     command = [sys.executable, "-c", code + "run(['manage.py', 'check', '--tag', 'caches'])"]
