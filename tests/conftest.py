@@ -34,9 +34,9 @@ from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.annexes import annexes_of, path_of
-from tests.support.examples import SHARE
+from tests.examples import SHARE
 from tests.support.nursery import nurseries
-from tests.support.server import server, url
+from tests.support.redis_server import server, url
 
 _serial = itertools.count()
 STOP_SECONDS = 20

@@ -5,11 +5,11 @@ import tempfile
 from importlib.util import find_spec
 
 from tests.annexes import installed
-from tests.support.server import url
+from tests.support.redis_server import url
 
 SECRET_KEY = "tests"
 ALLOWED_HOSTS = ["*"]
-ROOT_URLCONF = "tests.support.acceptance_site"
+ROOT_URLCONF = "tests.urls"
 USE_TZ = True
 INSTALLED_APPS = [
     "django.contrib.admin",

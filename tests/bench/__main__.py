@@ -32,7 +32,7 @@ from tests.bench.scale import bench_scale  # noqa: E402
 from tests.bench.script import heartbeats, server_cost  # noqa: E402
 from tests.bench.setup import setup  # noqa: E402
 from tests.bench.slots import slots  # noqa: E402
-from tests.support.server import server  # noqa: E402
+from tests.support.redis_server import server  # noqa: E402
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from tests.bench.measure import BARE, DIRECT, limiter
-from tests.support.server import url
+from tests.support.redis_server import url
 
 COROUTINES, CALLS, ROUNDS = 100, 40, 7
 

@@ -25,7 +25,7 @@ from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from tests.support.server import server
+from tests.support.redis_server import server
 
 ROUNDS, HITS, RULES = 31, 1000, 100
 

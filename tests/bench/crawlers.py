@@ -26,7 +26,7 @@ from django.test import RequestFactory, override_settings
 from django_ratelimit_lua.rules.ruleset import Ruleset, settings_rules
 from django_ratelimit_lua.web.plan import RequestPlanner
 from tests.support.crawlers import Site, crawled_site, documented_settings
-from tests.support.server import server
+from tests.support.redis_server import server
 
 CAPACITY = 2 / 0.05
 PEOPLE = 0.6 * CAPACITY

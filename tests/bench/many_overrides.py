@@ -30,7 +30,7 @@ from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider
-from tests.support.server import server, url
+from tests.support.redis_server import server, url
 
 RULES, OVERRIDES = 1_000, 20_000
 PROCESSES, BLOCKS, SECONDS = 8, 100, 10.0

@@ -184,7 +184,7 @@ def _costs(text: str) -> dict[str, Cost]:
 
 
 if __name__ == "__main__":
-    from tests.support.server import server
+    from tests.support.redis_server import server
 
     call_command("migrate", verbosity=0)
     bench_many_rules(*map(int, sys.argv[1:2]))

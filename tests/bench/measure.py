@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from django_ratelimit_lua import RateLimiter
-from tests.support.server import url
+from tests.support.redis_server import url
 
 BARE = "return redis.call('INCR', KEYS[1])"
 DIRECT = redis.Redis.from_url(url())

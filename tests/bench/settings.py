@@ -5,7 +5,7 @@ import tempfile
 from urllib.parse import urlsplit
 
 from tests.annexes import ALL, VARIABLE
-from tests.support.server import url
+from tests.support.redis_server import url
 
 os.environ.setdefault(VARIABLE, ALL)
 from tests.settings import *  # noqa: F403

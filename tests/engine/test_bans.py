@@ -19,8 +19,8 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import get_store
-from tests.support.reference import MODELS
-from tests.support.reference import decide as reference_decide
+from tests.support.reference_model import MODELS
+from tests.support.reference_model import decide as reference_decide
 
 pytestmark = pytest.mark.engine
 

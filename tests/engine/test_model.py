@@ -15,8 +15,8 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import get_store
-from tests.support.examples import examples
-from tests.support.reference import MODELS, Answer, Answers, decide
+from tests.examples import examples
+from tests.support.reference_model import MODELS, Answer, Answers, decide
 
 pytestmark = pytest.mark.engine
 

@@ -25,8 +25,8 @@ from django_ratelimit_lua.limits.call import NO_RULES, Call, Charge, Revision, S
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import get_store
-from tests.support.examples import examples
-from tests.support.reference import calendar_window
+from tests.examples import examples
+from tests.support.reference_model import calendar_window
 
 pytestmark = pytest.mark.engine
 

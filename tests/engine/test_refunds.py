@@ -15,7 +15,7 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import get_store
-from tests.support.examples import examples
+from tests.examples import examples
 
 pytestmark = pytest.mark.engine
 

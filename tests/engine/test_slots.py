@@ -17,7 +17,7 @@ from django_ratelimit_lua.limits.algorithms.concurrency import ID_SIZE, new_slot
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.store import Deadline, get_store
-from tests.support.examples import examples
+from tests.examples import examples
 
 pytestmark = pytest.mark.engine
 

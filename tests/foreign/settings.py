@@ -2,7 +2,7 @@
 servers of ours.
 """
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 SECRET_KEY = "tests"
 USE_TZ = True

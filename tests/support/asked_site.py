@@ -16,7 +16,7 @@ from typing import Any
 
 from django.conf import settings
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 RATES = {"anon": "500/h", "user": None, "reads": {"GET": None, "*": "600/h"}, "uploads": None}
 settings.configure(

@@ -9,7 +9,7 @@ import os
 from django.conf import settings
 
 if not settings.configured:
-    from tests.support.server import url
+    from tests.support.redis_server import url
 
     settings.configure(
         SECRET_KEY="tests",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tests.contrib.gateway.proxies import running, started
 from tests.support.demo import ROOT, free_port
-from tests.support.server import url
+from tests.support.redis_server import url
 
 PAGE = ROOT / "docs/how-to/crawlers.rst"
 GOOGLE = "127.66.249.0/24"

@@ -42,7 +42,7 @@ def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:
         env={
             **os.environ,
             "PORT": str(port),
-            "DJANGO_SETTINGS_MODULE": "tests.support.demo_settings",
+            "DJANGO_SETTINGS_MODULE": "tests.demo_settings",
             **environment,
         },
         stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ import os
 
 from django.conf import settings
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 settings.configure(
     SECRET_KEY="tests",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from django_ratelimit_lua.limits.limit import Limit
-from tests.support.reference import MODELS, Answers, Model, decide
+from tests.support.reference_model import MODELS, Answers, Model, decide
 
 MAX_SECONDS = 10.0
 """A search that takes more time of a processor is undecided."""

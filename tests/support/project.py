@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "django_ratelimit_lua"

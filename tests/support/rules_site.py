@@ -8,7 +8,7 @@ import os
 
 from django.conf import settings
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 ANNEXES = os.environ.get("RATELIMIT_TEST_SITE_ANNEXES", "").split()
 

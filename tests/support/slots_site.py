@@ -22,7 +22,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 SLOTS = "3"
 PREFIX = os.environ.get("SLOTS_PREFIX", "slots-site:")

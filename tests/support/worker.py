@@ -14,7 +14,7 @@ from typing import Any
 from django.conf import settings as own_settings
 
 from tests.support.nursery import Born
-from tests.support.server import url
+from tests.support.redis_server import url
 
 
 class Worker:

@@ -95,7 +95,7 @@ def main() -> None:
     django.setup()
     from django.core.management import call_command
 
-    from tests.support.server import server
+    from tests.support.redis_server import server
 
     call_command("migrate", verbosity=0)
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000

@@ -155,6 +155,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    from tests.support.server import server
+    from tests.support.redis_server import server
 
     server.stop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.kept import names_of_modules
+from tests.support.package_objects import names_of_modules
 from tests.unit.test_public import AVAILABLE, PUBLIC
 
 MODULES = [name for name in names_of_modules() if ".migrations" not in name]

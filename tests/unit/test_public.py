@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.kept import is_available
+from tests.support.package_objects import is_available
 
 PUBLIC = {
     module: names.split()

@@ -26,7 +26,7 @@ from django_ratelimit_lua.models import (
 )
 from tests.acceptance.admin.test_admin import NO_TIERS, errors, given
 from tests.acceptance.rules.test_any_rule import OURS, SESSIONS, USERS
-from tests.support.examples import examples
+from tests.examples import examples
 from tests.support.tiers import add_tier
 from tests.support.users import staff
 

@@ -34,9 +34,9 @@ from django_ratelimit_lua.operations.rules_yaml import apply, dump, export, load
 from django_ratelimit_lua.rules import RuleError, compile, provider
 from django_ratelimit_lua.rules.describe import reading
 from django_ratelimit_lua.rules.options import field_names
-from tests.support.examples import examples
-from tests.support.odd import rules as odd_rules
-from tests.support.odd import texts as odd_texts
+from tests.acceptance.rules.rule_strategies import rules as odd_rules
+from tests.acceptance.rules.rule_strategies import texts as odd_texts
+from tests.examples import examples
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROOT = Path(__file__).parents[3]

@@ -226,7 +226,7 @@ def test_the_projects_429_template_is_used(client: Client, settings: Any) -> Non
         "{{ reference }}"
     )
     response = blocked(client)
-    seconds, name = response["Retry-After"], "tests.support.acceptance_site.plain:*:ip:2/m"
+    seconds, name = response["Retry-After"], "tests.urls.plain:*:ip:2/m"
     text = f"{seconds}|0|{name}|wait||Try again in {seconds} seconds.|{response[REFERENCE]}"
     assert response.content.decode() == text
     assert response["Content-Type"].startswith("text/html")
@@ -236,10 +236,10 @@ def test_ratelimit_view_replaces_the_default_response(client: Client, settings: 
     """`RATELIMIT_VIEW` gets the request and the exception, and its response gets a
     `Retry-After`.
     """
-    settings.RATELIMIT_VIEW = "tests.support.acceptance_site.custom"
+    settings.RATELIMIT_VIEW = "tests.urls.custom"
     responses = [client.get("/plain") for _ in range(3)]
     assert responses[-1].status_code == 418
-    assert responses[-1].content.startswith(b"custom ('tests.support.acceptance_site.plain")
+    assert responses[-1].content.startswith(b"custom ('tests.urls.plain")
     assert responses[-1]["Retry-After"]
 
 

@@ -15,7 +15,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 
 from django_ratelimit_lua import ALL, UNSAFE, LimitError, Ratelimited, ratelimit
-from tests.support import acceptance_site as site
+from tests import urls as site
 
 SYNC = ["/plain", "/on-method", "/on-class", "/inherits", "/wrapped", "/also-wrapped"]
 ASYNC = ["/coroutine", "/async-on-class", "/async-on-method"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.identity.keys import FIELDS
-from tests.support.examples import examples
+from tests.examples import examples
 
 
 def ok(request: HttpRequest, **kwargs: Any) -> HttpResponse:

@@ -27,7 +27,7 @@ from tests.support.linearizability import (
     check,
 )
 from tests.support.recorder import NAME
-from tests.support.reference import Answer, Answers
+from tests.support.reference_model import Answer, Answers
 from tests.support.worker import Worker, copy, migrated
 
 HISTORIES = int(os.environ.get("RATELIMIT_TEST_HISTORIES", "5"))

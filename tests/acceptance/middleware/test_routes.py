@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua import ratelimit_exempt
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
-from tests.support.examples import examples
+from tests.examples import examples
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 LOCALE = "django.middleware.locale.LocaleMiddleware"

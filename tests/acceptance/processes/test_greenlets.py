@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 pytest.importorskip("gevent")
 ROOT = Path(__file__).parents[3]

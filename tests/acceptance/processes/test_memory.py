@@ -24,7 +24,7 @@ from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import BoundedMap
 from django_ratelimit_lua.rules.callsite import KnownCallSites, known_call_sites
 from django_ratelimit_lua.rules.provider import current, start_fresh
-from tests.support.kept import import_all, kept
+from tests.support.package_objects import import_all, kept
 from tests.support.parts import WHOLE, set_share
 
 MANY, BOUND, FEW = 1_500, 500, 400

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 OF_ANNEXES = re.compile(
     r"statistic|stats|breaker|circuit|replay|gateway|descriptor|envoy|metrics|opentelemetry", re.I

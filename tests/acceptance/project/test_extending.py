@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "django_ratelimit_lua"

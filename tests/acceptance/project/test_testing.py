@@ -18,7 +18,7 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.testing import Server, move_clock, override_ratelimits
-from tests.support.server import url
+from tests.support.redis_server import url
 
 limiter = RateLimiter("tested", "2/h")
 

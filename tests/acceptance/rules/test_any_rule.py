@@ -27,8 +27,8 @@ from django_ratelimit_lua.models.rule import METHODS
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.rules import RuleError, compile, provider
 from django_ratelimit_lua.rules.snapshot import FORMAT
-from tests.support.examples import examples
-from tests.support.odd import moments, numbers, rules, texts
+from tests.acceptance.rules.rule_strategies import moments, numbers, rules, texts
+from tests.examples import examples
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANSWERS = {200, 302, 400, 404, 429}

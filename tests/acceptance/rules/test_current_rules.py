@@ -20,7 +20,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
-from tests.support.examples import examples
+from tests.examples import examples
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ROOT = Path(__file__).parents[3]

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.examples import examples
-from tests.support.server import url
+from tests.examples import examples
+from tests.support.redis_server import url
 from tests.support.worker import Worker, copy, migrated
 
 SITES = {"first": 3}

@@ -22,8 +22,8 @@ from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.limits.rate import LimitError
 from django_ratelimit_lua.middleware import RateLimitMiddleware
+from tests.acceptance.slots.cancellation import HOW, How, Interrupted, interrupt_each_wait
 from tests.support.held import SlotsInUse
-from tests.support.interrupts import HOW, How, Interrupted, interrupt_each_wait
 from tests.support.slots_site import FACES, PREFIX, SLOTS, limit
 
 pytestmark = [

@@ -56,7 +56,7 @@ def start(kind: str, direct: redis.Redis) -> tuple[subprocess.Popen[bytes], Site
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[redis.Redis]:
-    from tests.support.server import url
+    from tests.support.redis_server import url
 
     with redis.Redis.from_url(url()) as connection:
         yield connection

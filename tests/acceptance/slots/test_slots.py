@@ -20,8 +20,8 @@ from django_ratelimit_lua.engine.decide import build_call
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import get_store
+from tests.acceptance.slots.cancellation import HOW, How, interrupt_each_wait
 from tests.support.clusters import until
-from tests.support.interrupts import HOW, How, interrupt_each_wait
 
 LATER = 5.0
 """Seconds within which a slot of a second has ended, on a busy machine."""

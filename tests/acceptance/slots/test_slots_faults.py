@@ -455,7 +455,7 @@ def test_a_slot_that_was_forgotten_ends(limiter: RateLimiter, lost: list[Any]) -
 WORK = """
 import redis
 from django_ratelimit_lua import Ratelimited
-from tests.support.server import url
+from tests.support.redis_server import url
 exports = RateLimiter("exports", "5", algorithm="concurrency")
 events, over = redis.Redis.from_url(url()), threading.Event()
 def work(number):

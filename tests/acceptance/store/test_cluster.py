@@ -37,7 +37,7 @@ from tests.acceptance.store.test_topologies import IN_SCRIPTS, LIMITS
 from tests.support import clusters
 from tests.support.calls import decide
 from tests.support.clusters import Cluster, client
-from tests.support.server import url
+from tests.support.redis_server import url
 
 MASTERS = 3
 

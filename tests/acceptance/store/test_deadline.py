@@ -20,7 +20,7 @@ from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_replies import call, is_own, store_of
-from tests.support.scripted import Scripted, bulk, drip, late, usual
+from tests.support.scripted_server import Scripted, bulk, drip, late, usual
 
 pytestmark = pytest.mark.alone
 DEADLINE = 0.1

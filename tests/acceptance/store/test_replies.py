@@ -27,7 +27,7 @@ from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.store.sharded import ShardedStore
 from django_ratelimit_lua.testing.server import Server
 from tests.support import clusters
-from tests.support.scripted import (
+from tests.support.scripted_server import (
     Reply,
     Scripted,
     bulk,

@@ -28,7 +28,7 @@ from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_replies import ERRORS, call, is_own
-from tests.support.scripted import Scripted, reset, torn, usual
+from tests.support.scripted_server import Scripted, reset, torn, usual
 from tests.tools.faults import Wire
 
 ANSWERED = [error for error in ERRORS if len(error) > 3 and not error.startswith(b"-LOADING")]

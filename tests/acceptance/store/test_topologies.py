@@ -26,7 +26,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
 from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.testing.server import Server
-from tests.support.server import server as session_server
+from tests.support.redis_server import server as session_server
 
 GUIDE = (Path(__file__).parents[3] / "docs/how-to/deploy.rst").read_text()
 # What a user of the server has to be allowed: in scripts, for limits; by itself, for limits; for

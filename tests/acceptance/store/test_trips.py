@@ -24,7 +24,7 @@ from django_ratelimit_lua.store import Deadline
 from django_ratelimit_lua.store.commands import decision_command, encode
 from django_ratelimit_lua.store.server import Store
 from tests.acceptance.store.test_replies import call, is_own, store_of
-from tests.support.scripted import Scripted, drip, late, usual
+from tests.support.scripted_server import Scripted, drip, late, usual
 
 READ = 65_536
 

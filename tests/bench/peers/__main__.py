@@ -38,7 +38,7 @@ from tests.bench.peers.rounds import (  # noqa: E402
     measure_hits,
     measure_processes,
 )
-from tests.support.server import server  # noqa: E402
+from tests.support.redis_server import server  # noqa: E402
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE, COMPARISON = DOCS / "benchmarks.inc", DOCS / "comparison.inc"

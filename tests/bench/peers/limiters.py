@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.bench.measure import BARE, DIRECT
-from tests.support.server import url
+from tests.support.redis_server import url
 
 Decide = Callable[[str], Any]
 AsyncDecide = Callable[[str], Awaitable[Any]]

@@ -18,7 +18,7 @@ from django.test import override_settings
 from tests.bench.measure import DIRECT
 from tests.bench.peers.limiters import View, undecorated
 from tests.bench.peers.rounds import Failed, failure
-from tests.support.server import server
+from tests.support.redis_server import server
 
 Ask = Callable[..., str]
 """Ask for one request, with an identity for each limit; returns the status, or the exception."""
@@ -141,7 +141,7 @@ def _modern_rest(view: View, rates: Sequence[str]) -> View:
     from dmr.throttling.backends.redis import SyncRedis
     from dmr.throttling.cache_keys import BaseThrottleCacheKey
 
-    from tests.support.server import url
+    from tests.support.redis_server import url
 
     class Header(BaseThrottleCacheKey):
         def __call__(self, endpoint: Any, controller: Any) -> str:
@@ -203,7 +203,7 @@ def _limits(strategy: str) -> Make:
     def make(rates: Sequence[str]) -> Ask:
         from limits import parse, storage, strategies
 
-        from tests.support.server import url
+        from tests.support.redis_server import url
 
         hit = getattr(strategies, strategy)(storage.storage_from_string(url())).hit
         items = [parse(rate.replace("/s", "/second").replace("/h", "/hour")) for rate in rates]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from django_ratelimit_lua.contrib.breakers.shared_state import PROGRAM, Thresholds
 from tests.contrib.breakers.breaker_model import BreakerModel, Reply, Report
-from tests.support.examples import examples
-from tests.support.server import url
+from tests.examples import examples
+from tests.support.redis_server import url
 
 SECOND = 1_000_000
 BEGIN = 1_700_000_000 * SECOND

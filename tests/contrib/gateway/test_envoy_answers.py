@@ -26,7 +26,7 @@ from django_ratelimit_lua.signals import limit_exceeded
 from tests.acceptance.admin import test_admin
 from tests.contrib.gateway.grpc_gateway import question
 from tests.contrib.gateway.proxies import SECRET
-from tests.support.examples import examples
+from tests.examples import examples
 
 EXAMPLES = examples(200)
 OK, OVER = messages.OK, messages.OVER_LIMIT

@@ -26,7 +26,7 @@ from django_ratelimit_lua.identity.keys import Key
 from django_ratelimit_lua.models import RateLimitOverride
 from tests.contrib.gateway.asgi import ask
 from tests.contrib.gateway.proxies import SECRET, Answer
-from tests.support.examples import examples
+from tests.examples import examples
 
 EXAMPLES = examples(200)
 """`.ci/run` makes 10,000."""
@@ -335,8 +335,8 @@ def test_the_projects_pages_are_not_used_for_proxies(check: Check, settings: Any
     applies.
     """
     settings.RATELIMIT_RULES = [{"name": "none", "path": "/", "key": "ip", "rate": "0/d"}]
-    settings.RATELIMIT_VIEW = "tests.support.acceptance_site.custom"
-    settings.RATELIMIT_EXCEPTION_CLASS = "tests.support.acceptance_site.CustomError"
+    settings.RATELIMIT_VIEW = "tests.urls.custom"
+    settings.RATELIMIT_EXCEPTION_CLASS = "tests.urls.CustomError"
     settings.RATELIMIT_HEADERS = "x"
     answer = check(Accept="text/html,application/xhtml+xml")
     assert (answer.status, answer.headers["content-type"]) == (429, "text/plain; charset=utf-8")

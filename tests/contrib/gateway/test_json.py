@@ -22,7 +22,7 @@ from django_ratelimit_lua.contrib.gateway.endpoints import MAX_BODY_BYTES, answe
 from tests.contrib.gateway.asgi import aask, ask
 from tests.contrib.gateway.proxies import SECRET, Answer
 from tests.contrib.gateway.test_envoy_answers import DESCRIPTORS, FUZZED
-from tests.support.examples import examples
+from tests.examples import examples
 
 EXAMPLES = examples(200)
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -64,7 +64,7 @@ def test_a_gateway_with_a_secret_is_required(settings: Any) -> None:
     }
     assert "the-secret-of-check" in told("envoy")
     assert "the-other-secret" in told(GRPC)
-    settings.ROOT_URLCONF = "tests.support.acceptance_site"
+    settings.ROOT_URLCONF = "tests.urls"
     with pytest.raises(CommandError, match=r"django_ratelimit_lua\.contrib\.gateway\.urls"):
         told("envoy")
 
@@ -123,7 +123,7 @@ def test_a_project_without_urls_gets_an_error(settings: Any) -> None:
 
 def test_envoy_over_grpc_needs_no_url(settings: Any) -> None:
     """It calls another server, on a port of its own, and a descriptor contains the user."""
-    settings.ROOT_URLCONF = "tests.support.acceptance_site"
+    settings.ROOT_URLCONF = "tests.urls"
     closed, opened = told(GRPC), told(GRPC, fail="open")
     assert "port_value: 8081" in closed
     assert ("failure_mode_deny: true" in closed, "failure_mode_deny: false" in opened) == (

@@ -31,9 +31,9 @@ from django_ratelimit_lua.contrib.replay.refusals import count_refusals
 from django_ratelimit_lua.contrib.replay.requests import KEYS, NAMES, TIMES, Requests, read_logs
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.store import get_store
-from tests.support import reference
+from tests.examples import examples
+from tests.support import reference_model
 from tests.support.access_log import access
-from tests.support.examples import examples
 
 ROOT = Path(__file__).parents[3]
 EXCERPT = ROOT / "tests" / "logs" / "nasa.tsv"
@@ -138,14 +138,14 @@ def test_the_totals_of_1_july_1995_are_exact(tmp_path: Path) -> None:
 def test_the_refusals_are_those_of_the_model(algorithm: str, rate: str, gaps: list[int]) -> None:
     """For every algorithm and any moments, to the microsecond."""
     limit = Limit("replay", rate, algorithm=algorithm)
-    model = reference.MODELS[algorithm](limit)
+    model = reference_model.MODELS[algorithm](limit)
     now = 1_750_000_000 * SECOND
     moments = []
     refused = 0
     for gap in gaps:
         now += gap
         moments.append(now)
-        refused += not reference.decide([model], "hit", now, 1).allowed
+        refused += not reference_model.decide([model], "hit", now, 1).allowed
     assert count_refusals(limit, moments) == refused
 
 

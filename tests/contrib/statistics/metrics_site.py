@@ -8,7 +8,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 
-from tests.support.server import url
+from tests.support.redis_server import url
 
 settings.configure(
     SECRET_KEY="tests",

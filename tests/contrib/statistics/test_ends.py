@@ -14,7 +14,7 @@ import pytest
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.processes import test_endings
-from tests.support.counted import last, total
+from tests.contrib.statistics.counts import last, total
 
 own = test_endings.own
 ROOT = Path(__file__).parents[3]

@@ -36,7 +36,7 @@ from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import visits
 from tests.support.clusters import until
 from tests.support.demo import await_port, free_port
-from tests.support.server import url
+from tests.support.redis_server import url
 
 prometheus_client = pytest.importorskip(
     "prometheus_client", reason="NO METRICS TEST: install prometheus-client"

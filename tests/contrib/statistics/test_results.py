@@ -10,7 +10,7 @@ from django_ratelimit_lua import Ratelimited, RateLimiter
 from django_ratelimit_lua.contrib.statistics.reading import Span
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.models import RateLimitRule
-from tests.support.counted import last, top, total
+from tests.contrib.statistics.counts import last, top, total
 
 
 def test_bans_are_counted_as_a_separate_result() -> None:

@@ -43,8 +43,8 @@ from django_ratelimit_lua.throttling import AnonRateThrottle
 from example_project import sample
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import visits
-from tests.support.counted import last, series, top, total
-from tests.support.server import url
+from tests.contrib.statistics.counts import last, series, top, total
+from tests.support.redis_server import url
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site

@@ -18,7 +18,7 @@ from tests.acceptance.commands.test_forget import (
     forget_what_another_process_knows,
 )
 from tests.acceptance.commands.test_reset_and_block import said
-from tests.support.counted import top
+from tests.contrib.statistics.counts import top
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -32,10 +32,10 @@ from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import Deadline, flusher
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.processes.test_forks import child_of, ended
+from tests.contrib.statistics.counts import last, series, top, total
 from tests.support import clusters
 from tests.support.clusters import until
-from tests.support.counted import last, series, top, total
-from tests.support.server import url
+from tests.support.redis_server import url
 from tests.support.worker import Worker, migrated
 from tests.tools.load import NAMES, RULES, noted
 

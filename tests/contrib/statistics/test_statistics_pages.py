@@ -30,7 +30,7 @@ from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import given, site, staff, visits  # noqa: F401 - a fixture
-from tests.support.server import url
+from tests.support.redis_server import url
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OVERVIEW = "/admin/django_ratelimit_lua/overview/"

@@ -16,7 +16,7 @@ from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance.processes.test_greenlets import run
 from tests.acceptance.store import test_cluster, test_topologies
 from tests.acceptance.store.test_topologies import assert_nothing_was_missed
-from tests.support.counted import last, top, total
+from tests.contrib.statistics.counts import last, top, total
 
 nodes, cluster, least = test_cluster.nodes, test_cluster.cluster, test_topologies.least
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.identity.address import UNKNOWN, ClientAddress, client_address
 from django_ratelimit_lua.identity.forwarded import entries, parse_address
-from tests.support.examples import examples
+from tests.examples import examples
 
 CLIENT, SPOOFED, INNER = "198.51.100.7", "203.0.113.66", "10.1.2.3"
 PROXIES = ["10.0.0.0/8", "fd00::/8", "unix"]
