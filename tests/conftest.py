@@ -35,7 +35,7 @@ from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.annexes import annexes_of, path_of
 from tests.examples import SHARE
-from tests.support.nursery import nurseries
+from tests.support.processes import fork_servers
 from tests.support.redis_server import server, url
 
 _serial = itertools.count()
@@ -180,8 +180,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 def pytest_unconfigure() -> None:
     server.stop()
-    for nursery in nurseries:
-        nursery.close()
+    for fork_server in fork_servers:
+        fork_server.close()
 
 
 def pytest_report_header() -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.limits.algorithms import BY_RATE
-from tests.support.nursery import Born
+from tests.support.processes import ChildProcess
 
 pytestmark = pytest.mark.engine
 
@@ -39,11 +39,11 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def crowd() -> Iterator[list[Born]]:
+def crowd() -> Iterator[list[ChildProcess]]:
     """Processes that wait for a line saying what to hit, and answer with how many hits were
     admitted.
     """
-    workers = [Born(WORKER) for _ in range(PROCESSES)]
+    workers = [ChildProcess(WORKER) for _ in range(PROCESSES)]
     for worker in workers:
         assert worker.stdout.readline() == "ready\n"
     yield workers
@@ -51,7 +51,7 @@ def crowd() -> Iterator[list[Born]]:
         worker.communicate()
 
 
-def admitted(crowd: list[Born], *order: Any) -> int:
+def admitted(crowd: list[ChildProcess], *order: Any) -> int:
     for worker in crowd:
         worker.stdin.write(" ".join(map(str, order)) + "\n")
         worker.stdin.flush()
@@ -60,7 +60,7 @@ def admitted(crowd: list[Born], *order: Any) -> int:
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_eight_processes_of_four_threads_admit_exactly_n(
-    algorithm: str, crowd: list[Born], prefix: str
+    algorithm: str, crowd: list[ChildProcess], prefix: str
 ) -> None:
     """384 simultaneous hits on a limit of 150 admit 150."""
     assert PROCESSES * THREADS * HITS > 2 * LIMIT
@@ -69,7 +69,7 @@ def test_eight_processes_of_four_threads_admit_exactly_n(
 
 @pytest.mark.parametrize("algorithm", BY_RATE)
 def test_a_call_that_one_limit_refuses_costs_the_others_nothing(
-    algorithm: str, crowd: list[Born], prefix: str
+    algorithm: str, crowd: list[ChildProcess], prefix: str
 ) -> None:
     """One call has three limits, the smallest of 40. It admits 40 hits, and each limit has
     counted only those.

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,21 +21,10 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from django_ratelimit_lua.testing.server import Server, valkey_binary
-from tests.support.demo import free_port
+from tests.support.processes import free_port, until
 
 SERVICE = "limits"
 SLOTS = 16_384
-
-
-def until(ready: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    """Wait until that is so."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with suppress(redis.RedisError, OSError):
-            if ready():
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"{what}: not within {seconds} seconds")
 
 
 def client(port: int) -> redis.Redis:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.contrib.gateway.proxies import running, started
-from tests.support.demo import ROOT, free_port
+from tests.contrib.gateway.proxies import started
+from tests.support.processes import ROOT, free_port, running
 from tests.support.redis_server import url
 
 PAGE = ROOT / "docs/how-to/crawlers.rst"

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import redis
 
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import ROOT, await_port, free_port
+
 SCREENS = {"desktop": (1280, 900, "light"), "phone": (390, 844, "dark")}
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def await_port(port: int) -> None:
-    """Wait until somebody listens there, at most half a minute."""
-    for _ in range(600):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
 
 
 def start(**environment: str) -> tuple[subprocess.Popen[str], str, str]:

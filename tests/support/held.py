@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from tests.support.clusters import until
+from tests.support.processes import until
 
 
 class SlotsInUse:

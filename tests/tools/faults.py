@@ -29,7 +29,7 @@ from typing import Any
 from django_ratelimit_lua.testing.server import Server
 from tests.support import clusters
 from tests.support.clusters import client
-from tests.support.nursery import Born
+from tests.support.processes import ChildProcess
 
 PROCESSES, THREADS, PAUSE = 3, 2, 0.016
 LIMIT, PERIOD = 650, "12h"
@@ -403,7 +403,7 @@ def run(name: str) -> Outcome:
             **os.environ,
             "RATELIMIT_FAULT": json.dumps({"caches": hurt.caches, "threads": hurt.threads}),
         }
-        load = Born("from tests.tools.faults import load; load()", environment=environment)
+        load = ChildProcess("from tests.tools.faults import load; load()", environment=environment)
         try:
             assert load.stdout.readline() == "ready\n"
             started = time.time() + 0.2

@@ -22,7 +22,7 @@ import redis
 
 from django_ratelimit_lua.testing.server import Server
 from tests.support import clusters
-from tests.support.worker import Worker
+from tests.support.processes import Worker
 from tests.tools import faults
 from tests.tools.faults import Wire
 
@@ -65,11 +65,11 @@ class Hurt:
 
 
 def _kill(worker: Worker) -> None:
-    os.kill(worker._process.pid, signal.SIGKILL)
+    os.kill(worker.pid, signal.SIGKILL)
 
 
 def _signal(number: int) -> Callable[[Worker], None]:
-    return lambda worker: os.kill(worker._process.pid, number)
+    return lambda worker: os.kill(worker.pid, number)
 
 
 @contextmanager

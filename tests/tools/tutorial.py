@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.demo import CHROMIUM, DRIVER, ROOT, await_port, free_port, headless
+from tests.support.demo import CHROMIUM, DRIVER, headless
+from tests.support.processes import ROOT, await_port, free_port
 
 PAGE = ROOT / "docs" / "tutorial.rst"
 BLOCK = re.compile(

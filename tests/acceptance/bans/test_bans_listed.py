@@ -31,7 +31,7 @@ from django_ratelimit_lua.operations.rules_yaml import export, plan
 from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.store import Deadline
 from django_ratelimit_lua.testing.server import Server
-from tests.support.clusters import until
+from tests.support.processes import until
 from tests.tools.faults import LIBFAKETIME, alias, stepped
 
 pytestmark = pytest.mark.django_db(transaction=True)

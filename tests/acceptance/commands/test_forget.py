@@ -27,7 +27,7 @@ from django_ratelimit_lua.store import get_store
 from tests.acceptance.commands.test_reset_and_block import said
 from tests.acceptance.store import test_cluster
 from tests.support.clusters import Cluster
-from tests.support.worker import Worker, migrated
+from tests.support.processes import Worker, migrated
 
 nodes, cluster = test_cluster.nodes, test_cluster.cluster
 pytestmark = pytest.mark.django_db(transaction=True)

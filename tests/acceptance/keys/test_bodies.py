@@ -34,7 +34,7 @@ from django_ratelimit_lua.identity.body import (
 )
 from django_ratelimit_lua.identity.keys import compile_key
 from tests.support.bodies_site import TAKES
-from tests.support.demo import await_port, free_port
+from tests.support.processes import await_port, free_port
 
 ROOT = Path(__file__).parents[3]
 FORM = "application/x-www-form-urlencoded"

@@ -18,8 +18,7 @@ from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.limiter import _HitPlanner
 from django_ratelimit_lua.rules import provider
 from tests.engine.test_cost import calls
-from tests.support.clusters import until
-from tests.support.nursery import Born
+from tests.support.processes import ChildProcess, until
 
 # Who listens hears of what it has given back itself once more, a moment later, and forgets once
 # more.
@@ -67,7 +66,7 @@ def test_a_flood_costs_one_call_per_second_and_process(prefix: str, direct: redi
     seconds.
     """
     direct.config_resetstat()
-    workers = [Born(FLOOD, prefix) for _ in range(3)]
+    workers = [ChildProcess(FLOOD, prefix) for _ in range(3)]
     seconds = [float(worker.communicate()) for worker in workers]
     assert calls(direct)["evalsha"] <= sum(3 + math.floor(elapsed) for elapsed in seconds)
 

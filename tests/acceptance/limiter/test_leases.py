@@ -28,8 +28,7 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import Deadline, get_store
 from django_ratelimit_lua.testing.server import Server
-from tests.support.clusters import until
-from tests.support.nursery import Born
+from tests.support.processes import ChildProcess, until
 
 LEASE = 50
 
@@ -366,7 +365,7 @@ for line in sys.stdin:
 
 def start(prefix: str, rate: str, count: int) -> list[Any]:
     """Start processes with a lease, and wait until they are ready."""
-    workers = [Born(WORKER, prefix, rate) for _ in range(count)]
+    workers = [ChildProcess(WORKER, prefix, rate) for _ in range(count)]
     for worker in workers:
         assert worker.stdout.readline() == "ready\n"
     return workers

@@ -26,9 +26,9 @@ from tests.support.linearizability import (
     UndecidedError,
     check,
 )
+from tests.support.processes import Worker, copy, migrated
 from tests.support.recorder import NAME
 from tests.support.reference_model import Answer, Answers
-from tests.support.worker import Worker, copy, migrated
 
 HISTORIES = int(os.environ.get("RATELIMIT_TEST_HISTORIES", "5"))
 PROCESSES = 4

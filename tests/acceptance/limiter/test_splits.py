@@ -27,9 +27,8 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.testing.server import Server
 from tests.support.calls import decide
-from tests.support.clusters import until
-from tests.support.nursery import Born
 from tests.support.parts import WHOLE, one_of, set_share
+from tests.support.processes import ChildProcess, until
 from tests.support.users import ADMIN_MIDDLEWARE, staff
 
 ALGORITHMS = ("fixed_window", "token_bucket")
@@ -282,7 +281,7 @@ for line in sys.stdin:
 
 def born(prefix: str, host: str, count: int, weight: int = 1) -> list[Any]:
     """Start processes on a host, which have used a split limit."""
-    workers = [Born(WORKER, prefix, host, str(weight)) for _ in range(count)]
+    workers = [ChildProcess(WORKER, prefix, host, str(weight)) for _ in range(count)]
     assert ask(workers, "hit('to use it', 1)") == [1] * count
     return workers
 

@@ -31,7 +31,7 @@ from django_ratelimit_lua.limiter import _HitPlanner
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.throttling import SimpleRateThrottle
-from tests.support.clusters import until
+from tests.support.processes import until
 
 
 def request(**query: str) -> HttpRequest:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.demo import await_port, free_port
+from tests.support.processes import await_port, free_port
 
 ROOT = Path(__file__).parents[3]
 EXEMPT = [

@@ -26,7 +26,7 @@ from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.signals import store_down, store_up
 from django_ratelimit_lua.store import availability, get_store
 from django_ratelimit_lua.testing.server import Server
-from tests.support.clusters import until
+from tests.support.processes import until
 
 DEADLINE, SCHEDULING = 0.1, 2.0
 

@@ -15,7 +15,7 @@ from django_ratelimit_lua.engine.heartbeat import Heartbeat, heartbeat
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.testing.server import Server
-from tests.support.nursery import Born
+from tests.support.processes import ChildProcess
 
 PROCESSES = 4
 
@@ -192,7 +192,7 @@ with override_settings(CACHES=caches, RATELIMIT_CACHE_PREFIX="cut off:", RATELIM
 def test_processes_in_an_outage_together_admit_no_more_than_the_limit() -> None:
     """Four real processes admit N / P units each, rounded down, after Redis was killed."""
     with Server() as server:
-        workers = [Born(WORKER, server.url) for _ in range(PROCESSES)]
+        workers = [ChildProcess(WORKER, server.url) for _ in range(PROCESSES)]
 
         def tell(order: str) -> list[int]:
             for worker in workers:

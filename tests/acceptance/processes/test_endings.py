@@ -29,9 +29,8 @@ from django_ratelimit_lua.management.verbs.health import background_tasks
 from django_ratelimit_lua.process.tasks import stop
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
-from tests.support.clusters import until
-from tests.support.demo import await_port, free_port
 from tests.support.held import SlotsInUse
+from tests.support.processes import await_port, free_port, until
 
 ENDS = """
 import os, signal, sys, django

@@ -27,8 +27,7 @@ from django_ratelimit_lua.models import (
 from django_ratelimit_lua.models.audit import one_change
 from django_ratelimit_lua.publishing import triggers
 from django_ratelimit_lua.publishing.publish import publish
-from tests.support.clusters import until
-from tests.support.demo import await_port, free_port
+from tests.support.processes import await_port, free_port, until
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = {

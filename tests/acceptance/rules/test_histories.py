@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 )
 
 from tests.examples import examples
+from tests.support.processes import Worker, copy, migrated
 from tests.support.redis_server import url
-from tests.support.worker import Worker, copy, migrated
 
 SITES = {"first": 3}
 """The number of processes of a site."""

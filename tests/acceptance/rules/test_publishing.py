@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.clusters import until
-from tests.support.worker import Worker, copy, migrated
+from tests.support.processes import Worker, copy, migrated, until
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import redis
 
 from django_ratelimit_lua.testing.server import Server
 from tests.support import clusters
-from tests.support.worker import Worker, copy, migrated
+from tests.support.processes import Worker, copy, migrated
 
 SOON, AT_LAST = 0.05, 1.0
 """Seconds after a save has returned: by when it is obeyed; and at the latest, where the machine is

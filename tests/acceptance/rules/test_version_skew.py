@@ -30,8 +30,7 @@ from django_ratelimit_lua.publishing.publish import publish
 from django_ratelimit_lua.rules import provider, snapshot
 from django_ratelimit_lua.rules.freshness import freshness
 from tests.acceptance.rules.test_rules import another_process, rule
-from tests.support.clusters import until
-from tests.support.worker import Worker, migrated
+from tests.support.processes import Worker, migrated, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FIRST = "203.0.113.1"

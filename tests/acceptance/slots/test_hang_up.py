@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from django_ratelimit_lua import RateLimiter
-from tests.support.clusters import until
-from tests.support.demo import free_port
+from tests.support.processes import free_port, until
 
 ADDRESS = "127.0.0.1"
 PREFIX = "hangup-{}:"

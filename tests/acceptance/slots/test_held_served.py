@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.support.clusters import until
-from tests.support.demo import await_port, free_port
 from tests.support.held import SlotsInUse
+from tests.support.processes import await_port, free_port, until
 from tests.support.slots_site import SLOTS
 
 ADDRESS = "127.0.0.1"

@@ -17,7 +17,7 @@ from django.urls import path
 
 from django_ratelimit_lua import ratelimit
 from django_ratelimit_lua.models import RateLimitRule
-from tests.support.clusters import until
+from tests.support.processes import until
 from tests.support.users import ADMIN_MIDDLEWARE
 
 SITE = pytest.mark.django_db(transaction=True)

@@ -21,7 +21,7 @@ from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.store import get_store
 from tests.acceptance.slots.cancellation import HOW, How, interrupt_each_wait
-from tests.support.clusters import until
+from tests.support.processes import until
 
 LATER = 5.0
 """Seconds within which a slot of a second has ended, on a busy machine."""

@@ -27,8 +27,7 @@ from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.support import clusters
 from tests.support.calls import decide
-from tests.support.clusters import until
-from tests.support.worker import Worker
+from tests.support.processes import Worker, until
 from tests.tools.faults import alias
 
 SLOT_SECONDS = 1.0
@@ -100,7 +99,7 @@ def test_the_slots_of_a_killed_process_expire(prefix: str, limiter: RateLimiter)
     """They expire within `RATELIMIT_SLOT_SECONDS`."""
     with worker(prefix) as process:
         assert used(limiter) == 1
-        os.kill(process._process.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         killed = time.monotonic()
         ends(lambda: used(limiter) == 0, "the slot of a killed process ends")
         assert time.monotonic() - killed < SLOT_SECONDS + 1.0
@@ -123,7 +122,7 @@ def test_a_resumed_process_detects_its_lost_slots(prefix: str, limiter: RateLimi
     does not get its slot back.
     """
     with worker(prefix) as process:
-        pid = process._process.pid
+        pid = process.pid
         os.kill(pid, signal.SIGSTOP)
         try:
             ends(lambda: used(limiter) == 0, "the slot of a stopped process ends")
@@ -498,7 +497,7 @@ def test_never_more_slots_are_held_than_the_limit_while_processes_are_killed(
         watching.start()
         for number in range(20):
             time.sleep(0.3)
-            pid = processes[number % 8]._process.pid
+            pid = processes[number % 8].pid
             os.kill(pid, signal.SIGKILL)
             killed[pid] = time.monotonic()
             processes[number % 8] = start()

@@ -23,8 +23,7 @@ from django_ratelimit_lua.rules import provider
 from django_ratelimit_lua.rules.provider import load, start_fresh
 from django_ratelimit_lua.store import Deadline, get_store
 from django_ratelimit_lua.testing.server import Server
-from tests.support.clusters import until
-from tests.support.demo import free_port
+from tests.support.processes import free_port, until
 
 pytestmark = pytest.mark.alone
 POLICIES = ["open", "closed", "local"]

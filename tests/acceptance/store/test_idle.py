@@ -15,7 +15,7 @@ from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import asynchronous, get_store, server
 from django_ratelimit_lua.testing.server import Server
-from tests.support.clusters import until
+from tests.support.processes import until
 
 
 @pytest.fixture

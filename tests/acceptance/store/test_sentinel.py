@@ -11,7 +11,7 @@ import pytest
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.store import get_store
-from tests.support import clusters
+from tests.support import clusters, processes
 from tests.support.clusters import SERVICE, Watched, client
 
 
@@ -66,7 +66,7 @@ def test_a_ban_survives_a_failover(watched: Watched) -> None:
         master.set("last", "written")
         master.wait(2, 5000)
     clusters.kill(first)
-    clusters.until(lambda: limiter.peek("ben").source == "redis", "another is the master", 60)
+    processes.until(lambda: limiter.peek("ben").source == "redis", "another is the master", 60)
     assert limiter.hit("ada").banned_until == until
     assert limiter.peek("ada").banned_until == until
     limiter.unban("ada", forget=True)

@@ -19,7 +19,7 @@ from django_ratelimit_lua.store.server import Store
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.store.test_deadline import at_once
 from tests.acceptance.store.test_replies import call
-from tests.support.clusters import until
+from tests.support.processes import until
 
 MAX_ENTRIES = 3
 WAITERS = 50

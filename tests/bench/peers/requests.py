@@ -14,7 +14,7 @@ from tests.bench.measure import DIRECT
 from tests.bench.peers.limiters import ASYNC_VIEWS, VIEW, VIEWS, slug, undecorated_name
 from tests.bench.peers.load import Load, load
 from tests.bench.peers.rounds import IDENTITIES, Failed, failure
-from tests.support.demo import await_port, free_port
+from tests.support.processes import await_port, free_port
 
 CONNECTIONS, SECONDS, MAX_ENTRIES = 8, 1.0, 4000
 SERVERS = {

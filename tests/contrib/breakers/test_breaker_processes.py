@@ -17,7 +17,7 @@ import redis
 from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.rules.test_push import until
 from tests.support.clusters import kill
-from tests.support.worker import Worker, copy, migrated
+from tests.support.processes import Worker, copy, migrated
 
 AT_LAST = 1.0
 """Seconds within which all processes know a change, also on a busy machine."""

@@ -11,7 +11,7 @@ import grpc
 
 from django_ratelimit_lua.contrib.gateway.envoy import messages
 from tests.contrib.gateway.proxies import SECRET, Processes
-from tests.support.demo import ROOT
+from tests.support.processes import ROOT
 
 METHOD = f"/{messages.SERVICE}/{messages.METHOD}"
 METADATA = (("x-ratelimit-secret", SECRET),)

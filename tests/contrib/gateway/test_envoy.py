@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from tests.contrib.gateway.grpc_gateway import Gateway
-from tests.contrib.gateway.proxies import binary, running, rush, started
-from tests.support.demo import ROOT, free_port
+from tests.contrib.gateway.proxies import binary, rush, started
+from tests.support.processes import ROOT, free_port, running
 
 DOCS = Path(__file__).parents[3] / "docs" / "annexes" / "rate-limit-service.rst"
 pytestmark = pytest.mark.skipif(

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.contrib.gateway.h2c import serving, tunnelled
-from tests.contrib.gateway.proxies import PROXIES, SECRET, Site, ask, needs, running, rush, say
+from tests.contrib.gateway.proxies import PROXIES, SECRET, Site, ask, needs, rush, say
+from tests.support.processes import running
 
 REQUESTS = int(os.environ.get("RATELIMIT_TEST_RUSH", "800"))
 """Those of 16 clients; `.ci/run` sends 10,000."""

@@ -18,7 +18,7 @@ import pytest
 
 from example_project.gateway import nginx
 from tests.contrib.gateway.proxies import PROXIES, Site, ask, binary, needs
-from tests.support.demo import ROOT, await_port, free_port
+from tests.support.processes import ROOT, await_port, free_port
 
 
 @pytest.fixture(scope="module")

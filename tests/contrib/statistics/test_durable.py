@@ -24,8 +24,7 @@ from django_ratelimit_lua.contrib.statistics.report import course_with_stored_ho
 from django_ratelimit_lua.models import RateLimitRule
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import visits
-from tests.support.clusters import until
-from tests.support.worker import Worker, migrated
+from tests.support.processes import Worker, migrated, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site

@@ -34,8 +34,7 @@ from django_ratelimit_lua.extension import Extension, Metric
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import visits
-from tests.support.clusters import until
-from tests.support.demo import await_port, free_port
+from tests.support.processes import await_port, free_port, until
 from tests.support.redis_server import url
 
 prometheus_client = pytest.importorskip(

@@ -34,9 +34,8 @@ from django_ratelimit_lua.testing.server import Server
 from tests.acceptance.processes.test_forks import child_of, ended
 from tests.contrib.statistics.counts import last, series, top, total
 from tests.support import clusters
-from tests.support.clusters import until
+from tests.support.processes import Worker, migrated, until
 from tests.support.redis_server import url
-from tests.support.worker import Worker, migrated
 from tests.tools.load import NAMES, RULES, noted
 
 SECONDS = float(os.environ.get("RATELIMIT_TEST_LOAD_SECONDS", "2"))
@@ -112,9 +111,9 @@ def test_the_statistics_match_what_clients_received(database: Path, prefix: str)
     """
     with loaded(database, prefix) as (workers, answers):
         time.sleep(SECONDS / 4)
-        os.kill(workers[0]._process.pid, signal.SIGSTOP)
+        os.kill(workers[0].pid, signal.SIGSTOP)
         time.sleep(SECONDS / 2)
-        os.kill(workers[0]._process.pid, signal.SIGCONT)
+        os.kill(workers[0].pid, signal.SIGCONT)
     assert counted() == counted_by_minutes() == dict(answers)
     assert {word.split()[1] for word in answers} == {"a", "r", "h", "s"}
     of_all = total("", day())
