@@ -14,7 +14,7 @@ from django.core.checks import ERROR, WARNING, CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, router
 
-from .conf import SETTINGS, callables, conf
+from .conf import SETTINGS, conf, values
 from .exceptions import StoreError
 from .extension import (
     FIELDS_OF_ANNEXES,
@@ -308,9 +308,9 @@ def check_paths(**kwargs: object) -> Iterator[CheckMessage]:
     """Check that all functions given by a dotted path can be imported."""
     _all_views()  # Importing the views registers the paths that they use.
     _valid_rules()  # The same for the rules.
-    for path, purpose in list(callables.known.items()):  # An import may register more.
+    for path, purpose in list(values.known_paths.items()):  # An import may register more.
         try:
-            callables.find(path, purpose, "group", "request")
+            values.import_callable(path, purpose, "group", "request")
         except ImproperlyConfigured as error:
             yield BAD_PATH.message(str(error))
 

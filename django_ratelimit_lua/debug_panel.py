@@ -13,7 +13,7 @@ from debug_toolbar.panels import Panel
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.translation import gettext, gettext_lazy, ngettext
 
-from .engine.decided_charge import DecidedCharge
+from .engine import DecidedCharge
 from .extension import decision_hooks
 from .limits.decision import Decision
 from .operations.call_sites import place_words

@@ -11,8 +11,8 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest, HttpResponseBase
 
 from .engine.decide import adecide, decide
+from .engine.holding import await_turn, wait_turn
 from .engine.run import arun, finish_interrupted, logging_errors, run, to_the_end
-from .engine.waiting import await_turn, wait_turn
 from .exceptions import Ratelimited
 from .identity.keys import KeyLike
 from .limits.options import Options

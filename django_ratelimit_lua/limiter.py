@@ -17,6 +17,7 @@ from asgiref.sync import iscoroutinefunction
 from django.http import FileResponse, StreamingHttpResponse
 
 from .conf import conf
+from .engine import DecidedCharge
 from .engine.decide import (
     adecide,
     banning,
@@ -26,10 +27,8 @@ from .engine.decide import (
     rules_in_use,
     unbanning,
 )
-from .engine.decided_charge import DecidedCharge
-from .engine.holding import Held
+from .engine.holding import Held, await_turn, trying, wait_turn
 from .engine.run import Wait, Waiting, arun, run
-from .engine.waiting import await_turn, trying, wait_turn
 from .exceptions import Ratelimited
 from .identity import Identity, digest
 from .identity.names import supplied_identity

@@ -11,8 +11,8 @@ from django.template.response import SimpleTemplateResponse
 
 from .conf import conf
 from .engine.decide import deciding
+from .engine.holding import waiting_turn
 from .engine.run import Wait, Waiting, arun, logging_errors, run
-from .engine.waiting import waiting_turn
 from .exceptions import Ratelimited
 from .identity.request_state import request_state
 from .identity.routes import was_foreseen

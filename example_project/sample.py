@@ -14,7 +14,7 @@ from typing import NamedTuple
 from django_ratelimit_lua.contrib.statistics.recorder import NEAR
 from django_ratelimit_lua.contrib.statistics.tables import Hits, Person, Tables
 from django_ratelimit_lua.contrib.statistics.writing import Writer
-from django_ratelimit_lua.engine.decided_charge import DecidedCharge
+from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.identity import Identity, digest
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit

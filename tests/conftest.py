@@ -23,7 +23,7 @@ from django.utils import translation
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from django_ratelimit_lua.conf import callables
+from django_ratelimit_lua.conf import values
 from django_ratelimit_lua.engine.bans import ban_log
 from django_ratelimit_lua.engine.heartbeat import heartbeat
 from django_ratelimit_lua.engine.local import local_counts
@@ -256,7 +256,7 @@ def no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     path.
     """
     monkeypatch.setattr(known_call_sites, "_by_name", {})
-    monkeypatch.setattr(callables, "known", {})
+    monkeypatch.setattr(values, "known_paths", {})
 
 
 @pytest.fixture

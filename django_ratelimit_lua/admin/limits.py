@@ -10,8 +10,8 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
+from ..engine import DecidedCharge
 from ..engine.decide import peeking
-from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
 from ..exceptions import StoreError
 from ..extension import Column, extensions

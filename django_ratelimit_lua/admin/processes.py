@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
-from ..conf import MAX_WEIGHT
+from ..conf.values import MAX_WEIGHT
 from ..engine.heartbeat import Host, Process, hosts, live_processes
 from ..exceptions import StoreError
 from ..models import RateLimitHost

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 
-from ..conf import conf
-from ..conf.changes import on_change
+from ..conf import conf, on_change
 from ..exceptions import StoreError
 from ..identity.names import printable, shown
 from ..limits.ban import Ban
@@ -29,7 +28,7 @@ from ..limits.rate import SECOND
 from ..process.forks import renew_after_fork
 from ..signals import banned
 from ..store import Deadline, flusher, get_store
-from .decided_charge import DecidedCharge
+from . import DecidedCharge
 from .logs import LogSampler
 from .run import Wait
 

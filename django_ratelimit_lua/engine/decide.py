@@ -23,14 +23,14 @@ from ..limits.algorithms.concurrency import new_slot
 from ..limits.call import Call, Charge, Operation, Revision, StaleRules
 from ..limits.decision import Decision
 from ..limits.rate import duration, time_us
-from ..process.clock import Clock
+from ..process import Clock
 from ..rules import provider
 from ..rules.freshness import freshness
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
 from ..store import Deadline, flusher, get_store
+from . import DecidedCharge
 from .bans import ban_list, report_bans
-from .decided_charge import DecidedCharge
 from .deny_cache import deny_cache
 from .heartbeat import heartbeat
 from .leases import leases

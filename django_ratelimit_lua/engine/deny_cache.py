@@ -17,13 +17,12 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import NamedTuple
 
-from ..conf import conf
-from ..conf.changes import on_change
+from ..conf import conf, on_change
 from ..limits.call import Call
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
+from ..process import Clock
 from ..process.bounded_map import BoundedMap
-from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..rules import provider
 

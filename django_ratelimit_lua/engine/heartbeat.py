@@ -17,11 +17,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from ..conf import conf
-from ..conf.changes import on_change
+from ..conf import conf, on_change
 from ..exceptions import StoreError
 from ..limits.program import Program, source
-from ..process.clock import Clock
+from ..process import Clock
 from ..process.forks import renew_after_fork
 from ..rules import provider
 from ..store import Deadline, Reply, flusher, get_store

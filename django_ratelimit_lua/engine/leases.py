@@ -21,12 +21,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..conf.changes import on_change
+from ..conf import on_change
 from ..exceptions import StoreError
 from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
-from ..process.clock import Clock
+from ..process import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import JobRunner
 from ..store import Deadline, flusher, get_store

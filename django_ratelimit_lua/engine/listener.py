@@ -18,11 +18,10 @@ import logging
 import time
 from collections.abc import Iterable
 
-from ..conf import conf
-from ..conf.changes import on_change
+from ..conf import conf, on_change
 from ..exceptions import StoreError
 from ..extension import extensions
-from ..process.clock import Clock
+from ..process import Clock
 from ..process.forks import chance, renew_after_fork
 from ..process.tasks import Task
 from ..rules import provider

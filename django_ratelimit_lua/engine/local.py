@@ -19,8 +19,8 @@ from ..limits.call import Call, Charge
 from ..limits.decision import Decision, LimitState, Source
 from ..limits.limit import Limit
 from ..limits.rate import SECOND
+from ..process import Clock
 from ..process.bounded_map import BoundedMap
-from ..process.clock import Clock
 from ..process.forks import renew_after_fork
 from ..store import Deadline
 from .deny_cache import deny_cache

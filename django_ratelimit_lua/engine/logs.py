@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from threading import Lock
 
 from ..limits.decision import Decision
-from ..process.clock import Clock
+from ..process import Clock
 from ..process.forks import renew_after_fork
-from .decided_charge import DecidedCharge
+from . import DecidedCharge
 
 logger = logging.getLogger("django_ratelimit_lua.decisions")
 MAX_OF_LIMIT = 10

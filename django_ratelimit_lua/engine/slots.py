@@ -19,7 +19,7 @@ from weakref import WeakSet
 from ..conf import conf
 from ..limits.call import Charge
 from ..limits.program import Program, source
-from ..process.clock import Clock
+from ..process import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import JobRunner, Task
 from ..signals import slot_lost

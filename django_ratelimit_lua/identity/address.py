@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from django.http import HttpRequest
 
-from ..conf import Network, conf
-from ..conf.changes import on_change
+from ..conf import conf, on_change
+from ..conf.values import Network
 from .forwarded import MAX_ADDRESS_LENGTH, Address, entries, parse_address
 
 UNKNOWN = "unknown"

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ..conf import Network, unmapped
+from ..conf.values import Network, unmapped
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -26,9 +26,8 @@ from django.utils.functional import Promise
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy, gettext_noop
 
-from ..conf import conf
-from ..conf.callables import accepts, lazily, name_of
-from ..conf.changes import on_change
+from ..conf import conf, on_change
+from ..conf.values import accepts, dotted_name, import_lazily
 from ..limits.rate import LimitError
 from . import Identity
 from .address import client_address, subnet
@@ -240,7 +239,7 @@ def _check_function(setting: str, key: Key) -> None:
         arguments.append("user")
     if not accepts(key.read, *arguments):
         form = ", ".join(arguments)
-        raise ImproperlyConfigured(f"{setting}: {name_of(key.read)} must accept ({form})")
+        raise ImproperlyConfigured(f"{setting}: {dotted_name(key.read)} must accept ({form})")
 
 
 def registered_identity(name: str, value: object) -> tuple[str, str | None]:
@@ -432,7 +431,7 @@ def compile_key(key: KeyLike) -> Key:
     django_ratelimit_lua.limits.rate.LimitError: Unknown key 'id'; use all, ip, subnet, ...
     """
     if callable(key):
-        name = name_of(key)
+        name = dotted_name(key)
         if not accepts(key, "group", "request"):
             raise LimitError(gettext_noop("Key %(key)s must accept (group, request)"), key=name)
         return _function_key(key, name)
@@ -444,7 +443,7 @@ def compile_key(key: KeyLike) -> Key:
         if field is not None:
             return _field(key, field[0], field[1])
         if ":" not in key and "." in key:
-            return _function_key(lazily(key, "Key"), key)
+            return _function_key(import_lazily(key, "Key"), key)
     elif isinstance(key, (tuple, list)) and key:
         keys = tuple(map(compile_key, key))
         if len(keys) > 1 and any(part.name == ALL_CALLERS for part in keys):

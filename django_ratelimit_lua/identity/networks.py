@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..conf import Network, conf, unmapped
-from ..conf.changes import on_change
-from ..process.clock import Clock
+from ..conf import conf, on_change
+from ..conf.values import Network, unmapped
+from ..process import Clock
 from .forwarded import Address
 
 CHECK_SECONDS = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest
 
 from ..conf import conf
-from ..process.clock import Clock
+from ..process import Clock
 from .address import is_trusted_peer
 from .request_state import request_state
 

@@ -7,8 +7,8 @@ from math import inf
 from struct import pack
 from typing import Any, NamedTuple
 
+from .algorithms.algorithm import Terms
 from .rate import LimitError, duration, time_us
-from .terms import Terms
 from .values import gettext_noop as _
 
 MAX_OFFENCES = 1000

@@ -12,7 +12,7 @@ from math import ceil, isfinite
 from struct import Struct
 from typing import Literal, NamedTuple
 
-from ..process.clock import Clock
+from ..process import Clock
 from .ban import Ban
 from .decision import Decision, LimitState
 from .limit import Limit

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
+from .algorithms.algorithm import Mode, Terms
 from .ban import Ban
 from .rate import SECOND
-from .terms import Mode, Terms
 
 Source = Literal["redis", "deny-cache", "lease", "split", "fallback"]
 

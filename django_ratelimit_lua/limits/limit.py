@@ -10,12 +10,11 @@ from functools import lru_cache
 from struct import pack
 from typing import Any, Unpack
 
-from . import algorithms, calendar
-from .algorithms.algorithm import Algorithm, Numbers
+from . import algorithms
+from .algorithms.algorithm import Algorithm, Numbers, Terms
 from .ban import BanTerms
 from .options import OPTIONS, Options, read_options
-from .rate import SECOND, LimitError, Rate
-from .terms import Terms
+from .rate import PERIODS, SECOND, LimitError, Rate
 from .values import gettext_noop as _
 
 _MAX_ID_LENGTH = 64
@@ -97,7 +96,7 @@ class Limit(Terms):
         self._set({"max_wait_us": max_wait_us, "capacity": capacity})
         numbers = kind.numbers(self, 0)
         packed = b""
-        if self.align not in calendar.PERIODS:
+        if self.align not in PERIODS:
             packed = _packed(numbers)
         self._set(
             {

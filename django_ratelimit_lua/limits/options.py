@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args
 
-from . import algorithms, calendar
+from . import algorithms
+from .algorithms.algorithm import POLICIES, Align, Policy
 from .ban import MAX_OFFENCES, ban_lengths
-from .rate import SECOND, LimitError, Rate, duration
-from .terms import POLICIES, Align, Policy
+from .rate import SECOND, LimitError, Rate, duration, zone
 from .values import Choice, Number, Whole, flag
 from .values import gettext_noop as _
 
@@ -42,7 +42,7 @@ def _algorithm(value: str) -> str:
 
 
 def _time_zone(value: str) -> str:
-    calendar.zone(value)
+    zone(value)
     return value
 
 

@@ -14,7 +14,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .. import rules
-from ..conf import MAX_WEIGHT
+from ..conf.values import MAX_WEIGHT
 from ..extension import FIELDS_OF_ANNEXES
 from ..limits.algorithms import SYNONYMS
 from ..rules.callsite import known_call_sites

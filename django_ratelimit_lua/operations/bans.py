@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ..conf import conf
+from ..engine import DecidedCharge
 from ..engine.bans import MAX_LISTED, ListedBan, ban_list, descriptions
 from ..engine.decide import peeking, unbanning
-from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
 from ..identity.names import Name
 from ..limits.call import Charge

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from django.contrib.auth.models import User
 
-from ..conf import Network
+from ..conf.values import Network
 from ..identity import digest as digest_of
 from ..identity.address import address_as
 from ..identity.forwarded import parse_address, parse_network

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..conf import conf
+from ..engine import DecidedCharge
 from ..engine.decide import decide, now_us, peeking
-from ..engine.decided_charge import DecidedCharge
 from ..engine.run import Wait, run
 from ..identity import Identity, secrets_by_id
 from ..identity import digest as digest_of

@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from django.utils.translation import gettext as _
 
-from ..conf import Network, conf
+from ..conf import conf
+from ..conf.values import Network
 from ..identity.forwarded import parse_network
 from ..limits import algorithms
 from ..limits.rate import Rate

@@ -14,9 +14,9 @@ from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
 from ..conf import conf
-from ..conf.callables import name_of
+from ..conf.values import dotted_name
+from ..engine import DecidedCharge
 from ..engine.decide import build_call, decide, deciding_call, forgetting, now_us
-from ..engine.decided_charge import DecidedCharge
 from ..engine.run import run
 from ..exceptions import StoreError
 from ..identity.names import Name, shown
@@ -200,7 +200,7 @@ class _Explainer:
         for throttle in throttles:
             if not getattr(throttle, "is_decided_together", False):
                 text = _("Not checked: %(name)s, a throttle that decides by itself.")
-                self._note(text % {"name": name_of(type(throttle))})
+                self._note(text % {"name": dotted_name(type(throttle))})
                 continue
             ours.append(throttle)
         if ours:
@@ -235,7 +235,7 @@ class _Explainer:
 def _is_applied() -> bool:
     """Return whether a middleware applies rules: this package's, or a subclass of it."""
     return any(
-        name_of(cls) == MIDDLEWARE
+        dotted_name(cls) == MIDDLEWARE
         for path in settings.MIDDLEWARE
         for cls in getattr(import_string(path), "__mro__", ())
     )

@@ -12,7 +12,7 @@ from ..exceptions import StoreError
 from ..identity import digest
 from ..limits.call import Charge
 from ..limits.limit import Limit
-from ..process.clock import Clock
+from ..process import Clock
 from ..rules.problems import problems
 from ..rules.provider import current
 from ..store import get_store

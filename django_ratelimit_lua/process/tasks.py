@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from .clock import Clock
+from . import Clock
 from .forks import renew_after_fork
 
 logger = logging.getLogger("django_ratelimit_lua")

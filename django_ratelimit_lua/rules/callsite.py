@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from django.utils.translation import gettext as _
 
-from ..conf.callables import name_of
+from ..conf.values import dotted_name
 from ..extension import FIELDS_OF_ANNEXES, install, is_installed
 from ..identity.keys import KeyLike
 from ..limits.limit import Limit
@@ -310,7 +310,7 @@ def why_undecorated(function: Any) -> str | None:
     Frameworks that register a function and return it unchanged never call what a decorator above
     theirs makes. Of these, only django-ninja leaves a mark on the function.
     """
-    name = name_of(function)
+    name = dotted_name(function)
     if hasattr(function, "_ninja_operation"):
         return (
             f"on {name}: django-ninja has registered the function without it. Write it below "

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from django.http import HttpRequest
 
-from ..conf.callables import Function
+from ..conf.values import Function
 from ..identity.routes import resolved, resolver_of
 from .stacks import url_patterns
 

@@ -10,7 +10,7 @@ background, twice a second and after each message, so requests rarely have to.
 from __future__ import annotations
 
 from ..limits.call import Call, Revision
-from ..process.clock import Clock
+from ..process import Clock
 
 MAX_AGE = 1.0
 """Maximum age in seconds of rules that are used without a comparison."""

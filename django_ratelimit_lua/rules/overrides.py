@@ -15,7 +15,7 @@ from ipaddress import ip_network
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
-from ..conf import Network
+from ..conf.values import Network
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.forwarded import Address
 from ..identity.keys import PREFIXES, split_field

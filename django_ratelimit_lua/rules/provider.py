@@ -16,12 +16,11 @@ from typing import TypeVar
 
 from django.apps import apps
 
-from ..conf import conf
-from ..conf.changes import on_change
+from ..conf import conf, on_change
 from ..exceptions import StoreError
 from ..limits.call import NO_RULES, UNKNOWN, Revision, StaleRules
 from ..limits.program import Program, source
-from ..process.clock import Clock
+from ..process import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import JobRunner
 from ..store import BACKGROUND_SECONDS, Deadline, get_store, rules_key

@@ -12,7 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-from ..conf import conf, whole_weight
+from ..conf import conf
+from ..conf.values import check_weight
 from ..process.bounded_map import BoundedMap
 from .errors import RuleError
 from .overrides import Overrides
@@ -188,7 +189,7 @@ class Ruleset:
         weights = {}
         for name, weight in self.snapshot.rules.get("weights", {}).items():
             try:
-                weights[name] = whole_weight(weight)
+                weights[name] = check_weight(weight)
             except ValueError as error:
                 self._problems.append(f"the weight of the host {name!r} is {weight!r}: {error}")
         return weights

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from ..conf.callables import Function, name_of
+from ..conf.values import Function, dotted_name
 from .fallbacks import NO_FALLBACK
 from .rule import Rule
 
@@ -218,7 +218,7 @@ def _layers(view: Any, unknown: list[str]) -> list[Any]:
             inside = [view.__wrapped__]
         wrapped = next(iter(inside), None)
         if not inspect.isfunction(view) or view in found or len(inside) > 1:
-            unknown.append(name_of(view))
+            unknown.append(dotted_name(view))
             wrapped = None
         found.append(view)
         view = wrapped

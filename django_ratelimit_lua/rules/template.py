@@ -13,13 +13,13 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_noop as _
 
 from ..conf import conf
-from ..conf.callables import lazily
+from ..conf.values import import_lazily
 from ..identity.keys import ALL_CALLERS, Key, KeyLike, compile_key, registered_keys
-from ..limits import algorithms, calendar
+from ..limits import algorithms
 from ..limits.call import MAX_COST, whole_cost
 from ..limits.limit import TIER, Limit
 from ..limits.options import OPTIONS, Options
-from ..limits.rate import SECOND, LimitError, Rate
+from ..limits.rate import PERIODS, SECOND, LimitError, Rate
 
 EXAMPLE_UNITS = 100
 """The units of the rate with which the options are checked if a function returns the rate."""
@@ -50,7 +50,7 @@ def compile_rate(rate: RateLike) -> CompiledRate:
     if rate is None or callable(rate):
         return rate
     if isinstance(rate, str) and "/" not in rate and "." in rate:
-        return lazily(rate, "Rate")
+        return import_lazily(rate, "Rate")
     return Rate.parse(rate)
 
 
@@ -61,7 +61,7 @@ def compile_cost(cost: CostLike | None) -> int | CostFunction | None:
     if isinstance(cost, int):
         return whole_cost(cost, "Cost")
     if isinstance(cost, str) and "." in cost:
-        return lazily(cost, "Cost")
+        return import_lazily(cost, "Cost")
     raise LimitError(
         f"Cost {cost!r}: must be a whole number from 0 to {MAX_COST}, a callable (group, request) "
         "or its dotted path",
@@ -167,7 +167,7 @@ class LimitTemplate:
     def _example(self, algorithm: str) -> Rate:
         """Return a rate that a function may return."""
         align = str(self.options.get("align"))
-        period = calendar.PERIODS.get(align, (SECOND, SECOND))[0]
+        period = PERIODS.get(align, (SECOND, SECOND))[0]
         if len(self.rates) == 1 and algorithms.find(algorithm).holds:
             period = 0
         return Rate(EXAMPLE_UNITS if period else 1, period)

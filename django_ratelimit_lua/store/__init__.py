@@ -12,18 +12,17 @@ from functools import cache
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ..conf import conf
-from ..conf.changes import on_change
+from ..conf import conf, on_change
 from .availability import KINDS as FAILURES
 from .availability import failures
+from .blocking import Subscription
+from .cluster import ShardedStore
 from .commands import ANNEX, RESET, RULES, Reply
 from .connection_params import ConnectionParams, why_unusable
 from .deadline import Deadline, exit_deadline, page_deadline
 from .flusher import FLUSH_SECONDS, flusher
 from .redis_py import ClusterConnectionFactory
 from .server import Outage, Store
-from .sharded import ShardedStore
-from .subscription import Subscription
 
 __all__ = [
     "ANNEX",

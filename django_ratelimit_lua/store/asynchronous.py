@@ -27,7 +27,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..limits.call import StaleRules
 from ..limits.program import Program
-from ..process.clock import Clock
+from ..process import Clock
 from ..process.forks import leave_to_parent, renew_after_fork
 from .blocking import find_master
 from .commands import Command, Reply, Unreachable, as_redis_error, role_command

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 from ..exceptions import StoreError
-from ..process.clock import Clock
+from ..process import Clock
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from redis import ConnectionPool
 from redis.cluster import ClusterNode, RedisCluster
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection
 
-from ..process.clock import Clock
+from ..process import Clock
 from ..process.forks import leave_to_parent, renew_after_fork
 from .deadline import Deadline
 

@@ -17,7 +17,7 @@ from ..exceptions import StoreError
 from ..limits.call import Call
 from ..limits.decision import Decision
 from ..limits.program import Program
-from ..process.clock import Clock
+from ..process import Clock
 from ..process.forks import renew_after_fork
 from ..signals import store_down, store_up
 from .asynchronous import IDLE_SECONDS, AsyncConnections, LoopConnections

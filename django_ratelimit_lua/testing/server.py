@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote
 
-from ..process.clock import Clock
+from ..process import Clock
 
 # The shell is the server's parent. It waits for a line on its standard input, or for its end, which
 # comes when this process ends in whatever way. Then it stops the server and clears up.

@@ -18,10 +18,9 @@ from rest_framework.settings import api_settings
 from rest_framework.throttling import BaseThrottle
 
 from ..conf import conf
+from ..engine import DecidedCharge
 from ..engine.decide import decide
-from ..engine.decided_charge import DecidedCharge
-from ..engine.holding import Held
-from ..engine.waiting import wait_turn
+from ..engine.holding import Held, wait_turn
 from ..identity import Identity, digest
 from ..identity.address import address_as, client_address
 from ..identity.keys import Key

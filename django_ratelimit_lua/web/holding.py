@@ -27,7 +27,7 @@ from django.core.signals import request_finished
 from django.http import FileResponse, StreamingHttpResponse
 from django.utils.encoding import escape_uri_path
 
-from ..engine.decided_charge import DecidedCharge
+from ..engine import DecidedCharge
 from ..engine.holding import Held
 from ..engine.run import Waiting, finish_interrupted, in_thread, logging_errors, run, to_the_end
 from ..identity.request_state import plain, request_state

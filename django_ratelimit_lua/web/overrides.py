@@ -15,8 +15,8 @@ from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOpera
 from django.http import Http404, HttpRequest
 from django.http.multipartparser import MultiPartParserError
 
+from ..engine import DecidedCharge
 from ..engine.decide import now_us
-from ..engine.decided_charge import DecidedCharge
 from ..exceptions import Ratelimited
 from ..identity import Identity, digest, secrets_by_id
 from ..identity.address import client_address

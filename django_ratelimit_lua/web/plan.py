@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 
-from ..conf import PRIVATE, conf
+from ..conf import conf
+from ..conf.values import PRIVATE
+from ..engine import DecidedCharge
 from ..engine.decide import build_call
-from ..engine.decided_charge import DecidedCharge
 from ..engine.local import local_counts
 from ..engine.run import Wait, Waiting, calling, waiting_for
 from ..identity import Identity, digest

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from django.http import HttpRequest
 
+from ..engine import DecidedCharge
 from ..engine.decide import build_call, deciding_call, forgetting, refunding
-from ..engine.decided_charge import DecidedCharge
 from ..engine.holding import Held
 from ..engine.run import Waiting, calling
 from ..identity.request_state import request_state

@@ -13,15 +13,14 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.urls import ResolverMatch
 from django.views.decorators.cache import never_cache
 
+from ..engine import DecidedCharge
 from ..engine.decide import decide, now_us
-from ..engine.decided_charge import DecidedCharge
 from ..exceptions import StoreError
 from ..identity.names import original
 from ..identity.request_state import RequestState, plain, request_state
 from ..identity.routes import resolved
-from ..limits.calendar import PERIODS, boundaries, zone
 from ..limits.limit import Limit
-from ..limits.rate import SECOND
+from ..limits.rate import PERIODS, SECOND, boundaries, zone
 from ..rules.exempt import is_exempt
 from ..rules.ruleset import Ruleset
 from ..rules.stacks import Stack, is_behind_login, on_view

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from django_ratelimit_lua.limits.ban import Ban, BanTerms
-from django_ratelimit_lua.limits.calendar import PERIODS
 from django_ratelimit_lua.limits.limit import Limit
+from django_ratelimit_lua.limits.rate import PERIODS
 
 MINUTE = 60_000_000
 """Hits that lie further ahead of a clock that was set back are forgotten."""

@@ -96,7 +96,7 @@ def test_the_drawing_of_the_floors_is_current() -> None:
     [
         (r"register_at_fork|[!=]= os\.getpid\(\)", {"process/forks.py"}),
         (r"\bThread\(|start_new_thread|\bTimer\(|Executor\(|\batexit\b", {"process/tasks.py"}),
-        (r"\bsetting_changed\b", {"conf/changes.py"}),
+        (r"\bsetting_changed\b", {"conf/__init__.py"}),
         (r"\bOrderedDict\(|popitem\(last=False\)", {"process/bounded_map.py"}),
         (r"lru_cache\(maxsize=None\)|from functools import .*\bcached_property\b", set()),
     ],

@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ...engine.run import arun, run
 from ...extension import install, is_installed
 from ...limits.rate import SECOND, LimitError, time_us
-from ...process.clock import Clock
+from ...process import Clock
 from ...rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .exceptions import CircuitOpen
 from .registry import NAME

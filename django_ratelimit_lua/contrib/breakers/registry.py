@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ...conf import conf
 from ...exceptions import StoreError
-from ...process.clock import Clock
+from ...process import Clock
 from ...store import Deadline, get_store
 
 MAX_NAMES = 1000

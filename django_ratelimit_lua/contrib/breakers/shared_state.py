@@ -17,15 +17,14 @@ from weakref import WeakValueDictionary
 
 from asgiref.sync import sync_to_async
 
-from ...conf import conf
-from ...conf.changes import on_change
+from ...conf import conf, on_change
 from ...engine.listener import listener
 from ...engine.run import Wait, Waiting, run
 from ...exceptions import StoreError
 from ...limits import program
 from ...limits.program import Program
 from ...limits.rate import SECOND
-from ...process.clock import Clock
+from ...process import Clock
 from ...process.forks import renew_after_fork
 from ...rules import provider
 from ...store import ANNEX, Deadline, flusher, get_store

@@ -11,8 +11,8 @@ from django.core.exceptions import BadRequest, SuspiciousOperation
 
 from ...conf import conf
 from ...engine.decide import adecide
+from ...engine.holding import await_turn
 from ...engine.run import Wait, Waiting
-from ...engine.waiting import await_turn
 from ...rules.rule import EVERYONE, Rule
 from ...rules.ruleset import Ruleset
 from ...web.headers import limit_headers

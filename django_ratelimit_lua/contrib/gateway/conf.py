@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...conf import Setting, Table, header, token, tokens
+from ...conf import Setting, Table
+from ...conf.values import check_header, check_token, check_tokens
 from ...limits.values import Choice, or_none
 from .dialects import DIALECTS
 
@@ -29,7 +30,7 @@ def _secrets(value: object) -> tuple[Secret, ...]:
     if value and isinstance(value, dict):
         found = [_secret(name, each) for name, each in value.items()]
     else:
-        found = [Secret(f"{place}", each) for place, each in enumerate(tokens(value), 1)]
+        found = [Secret(f"{place}", each) for place, each in enumerate(check_tokens(value), 1)]
     if len({secret.text for secret in found}) < len(found):
         raise ValueError("must not contain a secret twice")
     return tuple(found)
@@ -42,7 +43,7 @@ def _secret(name: object, value: Any) -> Secret:
         value = value["secret"]
     if purpose not in ("", CHECK, PROTOCOL):
         raise ValueError("'for' must be 'check' or 'protocol'")
-    return Secret(f"{name}", token(value), purpose)
+    return Secret(f"{name}", check_token(value), purpose)
 
 
 class GatewaySettings(Table):
@@ -64,7 +65,7 @@ class GatewaySettings(Table):
     )
     GATEWAY_USER_HEADER = Setting(
         None,
-        or_none(header),
+        or_none(check_header),
         "the header in which the proxy sends the primary key of the signed-in user. If it is not "
         "set, no user is known",
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...conf import Setting, Table, token
+from ...conf import Setting, Table
+from ...conf.values import check_token
 from ...limits.values import flag, or_none
 
 
@@ -11,7 +12,7 @@ class StatisticsSettings(Table):
 
     METRICS_TOKEN = Setting(
         None,
-        or_none(token),
+        or_none(check_token),
         "the token that Prometheus sends as ``Authorization: Bearer …`` to read the metrics. If "
         "it is not set, only "
         "users with permission to view rules can read them, see :doc:`/annexes/statistics`",

@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy, gettext_noop
 
-from ...engine.decided_charge import DecidedCharge
+from ...engine import DecidedCharge
 from ...extension import ClientRecord, Column, Extension, Section
 from ...identity.request_state import RequestState
 from ...limits.decision import Decision

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from threading import Lock, RLock
 
-from ...engine.decided_charge import DecidedCharge
+from ...engine import DecidedCharge
 from ...exceptions import StoreError
 from ...identity.request_state import RequestState
 from ...limits.decision import Decision

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ...conf import conf
-from ...engine.decided_charge import DecidedCharge
+from ...engine import DecidedCharge
 from ...limits.decision import Decision
 
 ALLOWED = "a"

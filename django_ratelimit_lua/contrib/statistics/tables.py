@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ...engine.decided_charge import DecidedCharge
+from ...engine import DecidedCharge
 from ...identity.names import Name, is_short, shown
 from ...rules.rule import Rule
 from .results import ALLOWED

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...engine.decided_charge import DecidedCharge
+from ...engine import DecidedCharge
 from ...limits.decision import Decision
 from ...operations.formatting import readable
 from ...process.forks import renew_after_fork

@@ -16,7 +16,7 @@ from typing import Any
 from ...exceptions import StoreError
 from ...limits import program
 from ...limits.limit import shortened
-from ...process.clock import Clock
+from ...process import Clock
 from ...store import Deadline, Store, get_store
 from .keys import (
     BATCH_KEPT,

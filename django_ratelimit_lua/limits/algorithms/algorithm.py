@@ -1,4 +1,4 @@
-"""The base class of algorithms.
+"""The base class of algorithms, and the terms of a limit, which they read.
 
 No other module of the package refers to a specific algorithm, except as a default.
 """
@@ -6,16 +6,54 @@ No other module of the package refers to a specific algorithm, except as a defau
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, get_args
 
 from ..rate import SECOND, Rate
-from ..terms import Terms
+
+Align = Literal["clock", "day", "week", "month"]
+Mode = Literal["enforce", "advise", "shadow"]
+Policy = Literal["open", "closed", "local"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 EXACT = 2**53
 """Lua's numbers are doubles: integers are exact up to here."""
 
 Numbers = tuple[int, ...]
 """The capacity, and the numbers that the header of an algorithm's `.lua` names after it."""
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Terms:
+    """The attributes of a `Limit` from which everything else follows.
+
+    - `counted_as`: the name of the count;
+    - `variant`: distinguishes this count from those of the same name at other rates;
+    - `capacity`: the maximum number of units that are counted at once;
+    - `max_wait_us`: `max_wait` in microseconds; negative: the algorithm waits without a maximum.
+    """
+
+    name: str
+    counted_as: str
+    variant: str
+    rate: Rate
+    algorithm: str
+    burst: int | None
+    queue: int | None
+    segments: int | None
+    align: Align | None
+    time_zone: str
+    max_wait: float | None
+    count_denied: bool
+    mode: Mode
+    on_store_error: Policy | None
+    lease: int | None
+    split: bool
+    ban_after: int | None
+    ban_window: str | None
+    ban_for: str | None
+    capacity: int = field(repr=False)
+    max_wait_us: int = field(repr=False)
 
 
 class Algorithm:

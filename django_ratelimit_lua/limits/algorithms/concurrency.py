@@ -6,9 +6,8 @@ import os
 from struct import Struct
 
 from ..rate import LimitError
-from ..terms import Terms
 from ..values import gettext_noop as _
-from .algorithm import Algorithm, Numbers
+from .algorithm import Algorithm, Numbers, Terms
 
 MAX_SLOTS = 100_000
 """Slots of a limit. One call that took or renewed them all would keep the server busy for a tenth

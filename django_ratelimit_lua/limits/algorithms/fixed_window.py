@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ..calendar import PERIODS, boundaries
-from ..rate import LimitError
-from ..terms import Terms
+from ..rate import PERIODS, LimitError, boundaries
 from ..values import gettext_noop as _
-from .algorithm import Algorithm, Numbers
+from .algorithm import Algorithm, Numbers, Terms
 
 
 class FixedWindow(Algorithm):

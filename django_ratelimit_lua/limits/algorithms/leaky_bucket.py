@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..rate import Rate
-from ..terms import Terms
 from ..values import gettext_noop as _
-from .algorithm import Algorithm, Numbers
+from .algorithm import Algorithm, Numbers, Terms
 from .token_bucket import bucket_numbers
 
 

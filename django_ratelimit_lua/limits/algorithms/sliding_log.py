@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..rate import LimitError
-from ..terms import Terms
 from ..values import gettext_noop as _
-from .algorithm import Algorithm, Numbers
+from .algorithm import Algorithm, Numbers, Terms
 
 MAX_LOG_LENGTH = 100_000
 """Units. One call that took them all would keep the server busy for a tenth of a second."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ..rate import LimitError
-from ..terms import Terms
 from ..values import gettext_noop as _
-from .algorithm import Algorithm, Numbers
+from .algorithm import Algorithm, Numbers, Terms
 
 DEFAULT_SEGMENTS = 10
 

@@ -7,9 +7,8 @@ from math import gcd
 from typing import Any
 
 from ..rate import SECOND, LimitError, Rate
-from ..terms import Terms
 from ..values import gettext_noop as _
-from .algorithm import EXACT, Algorithm, Numbers
+from .algorithm import EXACT, Algorithm, Numbers, Terms
 
 
 class TokenBucket(Algorithm):

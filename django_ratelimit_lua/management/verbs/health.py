@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from ...conf import conf
 from ...engine.listener import listener
 from ...operations.health import health
-from ...process.clock import Clock
+from ...process import Clock
 from ...process.tasks import Task, all_tasks
 from ...publishing.triggers import migration_problem
 from ...rules import provider

@@ -26,7 +26,7 @@ from rest_framework.views import APIView
 
 from django_ratelimit_lua import Decision, RateLimiter, ratelimit
 from django_ratelimit_lua.engine.decide import adecide, decide
-from django_ratelimit_lua.engine.waiting import await_turn
+from django_ratelimit_lua.engine.holding import await_turn
 from django_ratelimit_lua.limiter import _HitPlanner
 from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.middleware import RateLimitMiddleware
@@ -352,7 +352,7 @@ def test_callers_that_find_no_turn_try_again(algorithm: str, monkeypatch: Any) -
         trips.append(planner)
         return adecide(planner)
 
-    monkeypatch.setattr("django_ratelimit_lua.engine.waiting.adecide", adecide_counted)
+    monkeypatch.setattr("django_ratelimit_lua.engine.holding.adecide", adecide_counted)
     limiter = RateLimiter("again", "20/s", algorithm=algorithm)
     started = time.monotonic()
     assert all(acquire_all(limiter, 60, None))

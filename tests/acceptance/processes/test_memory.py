@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.conf import callables
+from django_ratelimit_lua.conf import values
 from django_ratelimit_lua.core import is_ratelimited
 from django_ratelimit_lua.engine.deny_cache import deny_cache
 from django_ratelimit_lua.engine.leases import leases
@@ -85,10 +85,10 @@ def set_small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("django_ratelimit_lua.rules.ruleset._MAX_REMEMBERED", BOUND)
     monkeypatch.setattr("django_ratelimit_lua.engine.leases.MAX_LEASES", BOUND)
     monkeypatch.setattr(
-        callables, "known", dict(callables.known)
+        values, "known_paths", dict(values.known_paths)
     )  # What is named here is checked by no other test.
     monkeypatch.setattr(
-        "django_ratelimit_lua.conf.callables.MAX_ENTRIES", max(BOUND, len(callables.known))
+        "django_ratelimit_lua.conf.values.MAX_ENTRIES", max(BOUND, len(values.known_paths))
     )
     monkeypatch.setattr(KnownCallSites, "MAX_ENTRIES", max(BOUND, len(known_call_sites.names())))
 

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory
 
 from django_ratelimit_lua import RateLimiter, ratelimit
-from django_ratelimit_lua.engine import decide, waiting
+from django_ratelimit_lua.engine import decide, holding
 from django_ratelimit_lua.identity.request_state import request_state
 
 
@@ -17,7 +17,7 @@ from django_ratelimit_lua.identity.request_state import request_state
 def decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Return the arguments of each call of a hook."""
     found: list[tuple[Any, ...]] = []
-    for module in (decide, waiting):
+    for module in (decide, holding):
         monkeypatch.setattr(module, "decision_hooks", [lambda *given: found.append(given)])
     return found
 

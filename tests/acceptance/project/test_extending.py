@@ -113,7 +113,7 @@ DEFAULTS = {
     "contrib/replay/refusals.py": {"fixed_window", "sliding_log", "sliding_window", "token_bucket"},
     "contrib/replay/verbs/replay.py": {"sliding_log"},
     "limits/options.py": {"sliding_window"},
-    "store/sharded.py": {"fixed_window"},
+    "store/cluster.py": {"fixed_window"},
     "throttling/classes.py": {"sliding_window", "sliding_log"},
 }
 """Modules that choose an algorithm for a limit, and the replay, which has its own arithmetic."""

@@ -22,9 +22,9 @@ from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.store import Deadline
+from django_ratelimit_lua.store.cluster import ShardedStore
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from django_ratelimit_lua.store.server import Store
-from django_ratelimit_lua.store.sharded import ShardedStore
 from django_ratelimit_lua.testing.server import Server
 from tests.support import clusters
 from tests.support.scripted_server import (

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from django_ratelimit_lua.contrib.statistics.recorder import Recorder
-from django_ratelimit_lua.engine.decided_charge import DecidedCharge
+from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit

@@ -31,7 +31,7 @@ from django_ratelimit_lua.contrib.statistics.reading import (
 )
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.writing import WRITE
-from django_ratelimit_lua.engine.decided_charge import DecidedCharge
+from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity.request_state import RequestState
 from django_ratelimit_lua.limits.call import Charge

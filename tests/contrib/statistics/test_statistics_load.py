@@ -23,7 +23,7 @@ from django_ratelimit_lua.contrib.statistics import recorder as recording
 from django_ratelimit_lua.contrib.statistics.reading import Span, dropped, known_names
 from django_ratelimit_lua.contrib.statistics.recorder import recorder
 from django_ratelimit_lua.contrib.statistics.tables import Hits, Person, Tables
-from django_ratelimit_lua.engine.decided_charge import DecidedCharge
+from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.exceptions import StoreError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from django_ratelimit_lua.conf import SETTINGS, changes, conf
-from django_ratelimit_lua.conf.changes import on_change
+from django_ratelimit_lua import conf as settings_room
+from django_ratelimit_lua.conf import SETTINGS, conf, on_change
 
 
 def test_listeners_run_after_a_changed_setting_was_read_again(
@@ -18,7 +18,7 @@ def test_listeners_run_after_a_changed_setting_was_read_again(
     run in order of registration, and again when the change is undone.
     """
     heard: list[object] = []
-    monkeypatch.setattr(changes, "_receivers", [*changes._receivers])
+    monkeypatch.setattr(settings_room, "_receivers", [*settings_room._receivers])
     on_change(("RATELIMIT_*",), lambda: heard.append(("ours", conf.SLOT_SECONDS)))
     on_change(("RATELIMIT_SLOT_SECONDS", "CACHES"), lambda: heard.append("slots or caches"))
     with override_settings(RATELIMIT_SLOT_SECONDS=7):
@@ -33,6 +33,6 @@ def test_every_setting_that_code_uses_exists() -> None:
     """Each setting that a function is registered for exists, because a misspelt name would never
     change.
     """
-    names = {name for names, _ in changes._receivers for name in names}
+    names = {name for names, _ in settings_room._receivers for name in names}
     others = {"RATELIMIT_*", "CACHES", "INSTALLED_APPS", "SECRET_KEY", "SECRET_KEY_FALLBACKS"}
     assert names - others <= {f"RATELIMIT_{name}" for name in SETTINGS}

@@ -10,7 +10,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from django_ratelimit_lua.conf import SETTINGS, callables, conf
+from django_ratelimit_lua.conf import SETTINGS, conf, values
 
 
 def test_fail_open_means_the_same_as_in_django_ratelimit(settings: Any) -> None:
@@ -116,10 +116,10 @@ def test_a_dotted_path_is_imported_at_the_first_call(
     """`manage.py check` finds the path immediately. A path that cannot be imported raises an error
     at the call.
     """
-    monkeypatch.setattr(callables, "known", {})
-    function = callables.lazily("os.path.join", "Key")
-    missing = callables.lazily("nowhere.at_all", "Rate")
-    assert callables.known == {"os.path.join": "Key", "nowhere.at_all": "Rate"}
+    monkeypatch.setattr(values, "known_paths", {})
+    function = values.import_lazily("os.path.join", "Key")
+    missing = values.import_lazily("nowhere.at_all", "Rate")
+    assert values.known_paths == {"os.path.join": "Key", "nowhere.at_all": "Rate"}
     assert function("a", "b") == os.path.join("a", "b")
     with pytest.raises(ImproperlyConfigured, match=r"Rate 'nowhere.at_all' cannot be imported"):
         missing()

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.engine.decide import (
     FENCED_ATTEMPTS,
     build_call,
     complete,
     deciding,
 )
-from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.engine.run import Wait, arun, run, settling
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge, Revision, StaleRules

@@ -10,7 +10,7 @@ from django_ratelimit_lua.engine.leases import IDLE_SECONDS, Lease, Leases, leas
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
-from django_ratelimit_lua.process.clock import Clock as ProcessClock
+from django_ratelimit_lua.process import Clock as ProcessClock
 
 WINDOW = Limit("hot", "1000/h", algorithm="fixed_window", lease=100)
 BUCKET = Limit("hot", "1000/h", algorithm="token_bucket", lease=100)

@@ -8,7 +8,7 @@ import pytest
 from django.test import RequestFactory
 
 from django_ratelimit_lua.identity.waiting_time import waiting_time
-from django_ratelimit_lua.process.clock import Clock
+from django_ratelimit_lua.process import Clock
 
 NOW = 1_800_000_000.5
 

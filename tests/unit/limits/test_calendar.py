@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_ratelimit_lua.limits.calendar import boundaries, zone
-from django_ratelimit_lua.limits.rate import LimitError
+from django_ratelimit_lua.limits.rate import LimitError, boundaries, zone
 
 NOW = 1_750_000_000_000_000
 

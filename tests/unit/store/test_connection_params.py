@@ -20,8 +20,8 @@ from redis.credentials import CredentialProvider
 
 import django_ratelimit_lua.store
 from django_ratelimit_lua import RateLimiter
+from django_ratelimit_lua import conf as settings_room
 from django_ratelimit_lua.checks import check_cache
-from django_ratelimit_lua.conf import changes
 from django_ratelimit_lua.store import why_unusable
 from django_ratelimit_lua.store.connection_params import OPTIONS, ConnectionParams
 from django_ratelimit_lua.store.server import Store
@@ -306,7 +306,7 @@ def test_a_store_made_right_after_a_change_of_settings_has_the_new_ones(
         ("CACHES",),
         lambda: made.append(django_ratelimit_lua.store.get_store()._params.database),
     )
-    monkeypatch.setattr(changes, "_receivers", [*changes._receivers, receiver])
+    monkeypatch.setattr(settings_room, "_receivers", [*settings_room._receivers, receiver])
     for database in (0, 1):
         use(settings, f"redis://127.0.0.1:1/{database}")
     assert made == [0, 1]

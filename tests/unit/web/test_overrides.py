@@ -9,8 +9,8 @@ import pytest
 from django.core.exceptions import PermissionDenied
 from django.test import RequestFactory
 
+from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.engine.decide import now_us
-from django_ratelimit_lua.engine.decided_charge import DecidedCharge
 from django_ratelimit_lua.identity import digest, key_id
 from django_ratelimit_lua.identity.names import supplied_identity
 from django_ratelimit_lua.limits.call import Charge

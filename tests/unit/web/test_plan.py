@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404, HttpRequest
 from django.test import RequestFactory
 
-from django_ratelimit_lua.engine.decided_charge import DecidedCharge
+from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.engine.run import arun, run
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Charge, Revision

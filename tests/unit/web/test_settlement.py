@@ -8,7 +8,7 @@ import pytest
 from django.http import HttpRequest
 from django.test import RequestFactory
 
-from django_ratelimit_lua.engine.decided_charge import DecidedCharge
+from django_ratelimit_lua.engine import DecidedCharge
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState

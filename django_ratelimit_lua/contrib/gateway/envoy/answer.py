@@ -10,10 +10,10 @@ from typing import Any
 from django.utils.functional import cached_property
 
 from ....conf import conf
+from ....engine import DecidedCharge
 from ....engine.decide import adecide
-from ....engine.decided_charge import DecidedCharge
+from ....engine.holding import await_turn
 from ....engine.run import Wait
-from ....engine.waiting import await_turn
 from ....identity import Identity, digest
 from ....limits.call import MAX_COST, MAX_HOLD_US, Charge, Operation
 from ....limits.decision import Decision, LimitState

@@ -17,7 +17,7 @@ from ....limits.limit import Limit
 from ....limits.rate import SECOND, Rate
 from ....management.verbs import Printer, VerbOptions, argument, verb
 from ....operations.formatting import count_words
-from ....process.clock import Clock
+from ....process import Clock
 from ..refusals import ALGORITHMS, count_refusals
 from ..requests import KEYS, STANDARD_INPUT, Requests, UnreadableLogError, read_logs
 
