@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..terms import Terms
 from ..values import gettext_noop as _
-from .algorithm import Algorithm, Numbers
+from .algorithm import Algorithm, Numbers, Terms
 
 
 class ClockWindow(Algorithm):
