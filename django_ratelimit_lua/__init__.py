@@ -7,9 +7,9 @@ from .limiter import RateLimiter
 from .limits.decision import Decision, LimitState
 from .limits.limit import Limit
 from .limits.rate import Rate
-from .rules.exempt import ratelimit_exempt
-from .rules.methods import ALL, UNSAFE
+from .rules.conditions import ALL, UNSAFE
 from .version import __version__ as __version__
+from .views.exempt import ratelimit_exempt
 from .web.usage import LimitUsage, ausage, usage, usage_view
 
 __all__ = [

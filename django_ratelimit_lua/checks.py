@@ -26,15 +26,22 @@ from .extension import (
 from .identity.keys import registered_keys
 from .identity.networks import networks
 from .models import RateLimitOverride, RateLimitRevision, RateLimitRule
-from .publishing.publish import primary, read_published
+from .models.rule import rules_database
+from .publishing.publisher import read_published
 from .publishing.triggers import migration_problem
 from .rules import RuleError, provider
-from .rules.callsite import group_of
-from .rules.places import place_problems
 from .rules.rule import Rule, Spec
 from .rules.ruleset import settings_problems, settings_rules
-from .rules.stacks import BEFORE_METHODS, Stack, is_behind_login, on_view, url_patterns
 from .store import why_unusable
+from .views.call_sites import place_problems
+from .views.inspection import (
+    BEFORE_METHODS,
+    Stack,
+    group_of,
+    is_behind_login,
+    on_view,
+    url_patterns,
+)
 
 MIDDLEWARE = "django_ratelimit_lua.middleware.RateLimitMiddleware"
 AUTHENTICATION = "django.contrib.auth.middleware.AuthenticationMiddleware"
@@ -358,7 +365,7 @@ def check_database(
     They exist, no rule has values of an optional app that is not installed, the published rules
     are of this database, and overrides are not too many.
     """
-    using = primary()
+    using = rules_database()
     if using not in (databases or ()) or sys.argv[1:2] == ["migrate"]:
         return
     problem = migration_problem(with_annexes=True)

@@ -12,9 +12,10 @@ from django.http import HttpRequest
 from .conf import conf
 from .engine.decide import decide
 from .identity.keys import KeyLike
-from .rules.callsite import call_site, group_of
-from .rules.methods import ALL, UNSAFE
+from .rules.conditions import ALL, UNSAFE
 from .rules.template import RateLike
+from .views.call_sites import call_site
+from .views.inspection import group_of
 from .web.plan import RequestPlanner
 
 __all__ = ["ALL", "UNSAFE", "Usage", "get_usage", "is_ratelimited"]

@@ -17,12 +17,12 @@ from .exceptions import Ratelimited
 from .identity.keys import KeyLike
 from .limits.options import Options
 from .limits.rate import LimitError
-from .rules.callsite import CallSite, call_site, group_of, known_call_sites, why_undecorated
-from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
-from .rules.methods import ALL, UNSAFE
+from .rules.conditions import ALL, UNSAFE
 from .rules.rule import Outcome, Rule
-from .rules.stacks import TRIAL, Stack, register, stack_of
 from .rules.template import CostLike, RateLike
+from .views.call_sites import CallSite, call_site, known_call_sites
+from .views.fallback import NO_FALLBACK, afall_back, async_mismatch, fall_back
+from .views.inspection import TRIAL, Stack, group_of, register, stack_of, why_undecorated
 from .web.holding import hold_slots, watch_body
 from .web.plan import RequestPlanner
 from .web.responses import (

@@ -39,11 +39,12 @@ from .limits.decision import Decision
 from .limits.limit import Limit
 from .limits.options import Options, wait_us
 from .limits.rate import SECOND, LimitError, Rate
-from .rules.callsite import LIMITER, CallSite, known_call_sites, why_undecorated
-from .rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset
 from .rules.template import LimitTemplate, as_rates
+from .views.call_sites import LIMITER, CallSite, known_call_sites
+from .views.fallback import NO_FALLBACK, afall_back, async_mismatch, fall_back
+from .views.inspection import why_undecorated
 from .web.plan import Party, Planner
 
 F = TypeVar("F", bound=Callable[..., Any])

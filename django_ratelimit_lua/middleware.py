@@ -16,10 +16,10 @@ from .engine.run import Wait, Waiting, arun, logging_errors, run
 from .exceptions import Ratelimited
 from .identity.request_state import request_state
 from .identity.routes import was_foreseen
-from .rules.exempt import is_exempt
 from .rules.rule import Rule
 from .rules.ruleset import Ruleset, settings_rules
 from .store import Deadline
+from .views.exempt import is_exempt
 from .web.holding import hold_slots, release_left, releasing, watch_body
 from .web.plan import Place, RequestPlanner
 from .web.refusal import details_of

@@ -30,8 +30,8 @@ from django_ratelimit_lua.engine.local import local_counts
 from django_ratelimit_lua.engine.slots import held_slots
 from django_ratelimit_lua.extension import is_installed
 from django_ratelimit_lua.process.tasks import Task, stop
-from django_ratelimit_lua.rules.callsite import known_call_sites
 from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.views.call_sites import known_call_sites
 from django_ratelimit_lua.web.refusal_log import refusal_log
 from tests.annexes import annexes_of, path_of
 from tests.examples import SHARE

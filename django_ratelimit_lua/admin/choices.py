@@ -12,9 +12,8 @@ from django.utils.translation import gettext as _
 from ..conf import conf
 from ..identity.keys import BUILT_IN, registered_keys
 from ..limits.algorithms import ALGORITHMS, find
-from ..rules.callsite import known_call_sites
 from ..rules.options import NAMES, options
-from ..rules.places import look_for_call_sites
+from ..views.call_sites import known_call_sites, look_for_call_sites
 from .fields import OTHER, is_set
 
 GROUP = "group:"

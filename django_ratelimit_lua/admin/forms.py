@@ -20,7 +20,7 @@ from ..operations.confirmations import confirmations
 from ..rules import RuleError
 from ..rules.describe import value_words
 from ..rules.options import COLUMNS, options
-from ..rules.places import route_names
+from ..views.call_sites import route_names
 from .choices import audience_choices, group_names, hidden_options, key_choices
 from .fields import KeyWidget, NamesField, TextField, is_set, option_field, split
 from .revisions import RevisionForm, Values

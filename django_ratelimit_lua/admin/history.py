@@ -23,7 +23,7 @@ from ..operations.formatting import moment_element, moment_words
 from ..operations.history_names import MAX_NAMED
 from ..rules import RuleError
 from ..rules.describe import difference, rate_words
-from ..rules.places import sentence
+from ..views.call_sites import sentence
 from .identities import WHO, client_words, identity_words, may_see_names, numbered_override
 from .pages import Context, ReadOnlyAdmin, may
 

@@ -26,9 +26,8 @@ from ..models import RateLimitOverride, RateLimitRule
 from ..operations.admin_urls import admin_url, page_query
 from ..operations.call_sites import LimitInCode, limits_named, place_words, taken_over
 from ..rules import RuleError
-from ..rules.callsite import CallSite, limits_of
-from ..rules.places import call_sites_of
 from ..rules.rule import is_unwritable
+from ..views.call_sites import CallSite, call_sites_of, limits_of
 from .forms import form_values
 from .identities import may_see_overrides, override_words
 from .pages import Context, extension_sections, page_response

@@ -15,11 +15,11 @@ from django.utils.translation import gettext as _
 from ..exceptions import StoreError
 from ..extension import Section
 from ..models import RateLimitChange, RateLimitRevision
+from ..models.rule import rules_database
 from ..operations.admin_urls import admin_url
 from ..operations.formatting import moment_element, moment_of, moment_words
 from ..operations.health import Health, health
 from ..publishing import triggers
-from ..publishing.publish import primary
 from ..rules import provider
 from ..store import Outage, get_store
 from .history import change_name, changed_words, seen_by
@@ -106,7 +106,7 @@ def _unpublished(request: HttpRequest, *, is_available: bool) -> Iterator[Proble
         words = _("Saved, but not published yet: %s") % triggers.unpublished
         yield Problem(words, hint, url, _("View changes"))
     elif is_available:
-        saved = RateLimitRevision.read(primary()).revision
+        saved = RateLimitRevision.read(rules_database()).revision
         live = provider.load_published().revision.number
         if saved > live:
             words = _("Revision %(saved)s is saved, but revision %(live)s is in force.")

@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 
 from ..exceptions import StoreError
 from ..extension import Extension, Section, extensions
-from ..publishing.publish import primary
+from ..models.rule import rules_database
 from .base import ActingAdmin, audited
 
 Context = dict[str, Any]
@@ -79,7 +79,7 @@ def extension_sections(request: HttpRequest, name: str = "") -> list[Section]:
 
 def _sections_of(extension: Extension, request: HttpRequest, name: str) -> list[Section]:
     try:
-        with transaction.atomic(primary()):
+        with transaction.atomic(rules_database()):
             return list(extension.sections(request, name))
     except DatabaseError:  # It is not migrated.
         words = _("%(name)s is not migrated. Run “manage.py migrate”.")

@@ -12,10 +12,9 @@ from ..operations.call_sites import LimitInCode, limits_named
 from ..operations.plot import draw, words
 from ..operations.simulate import simulate
 from ..rules import compile
-from ..rules.callsite import known_call_sites
 from ..rules.options import options
-from ..rules.places import place_problems
 from ..rules.template import LimitTemplate
+from ..views.call_sites import known_call_sites, place_problems
 from .forms import RuleForm
 from .identities import override_words
 from .pages import Context

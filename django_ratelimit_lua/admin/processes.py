@@ -18,10 +18,10 @@ from ..engine.heartbeat import Host, Process, hosts, live_processes
 from ..exceptions import StoreError
 from ..models import RateLimitHost
 from ..models.audit import one_change
-from ..publishing.publish import primary
-from ..rules.callsite import known_call_sites, limits_of
+from ..models.rule import rules_database
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
+from ..views.call_sites import known_call_sites, limits_of
 from .pages import Page, may, may_see_rules, page_response
 
 
@@ -59,7 +59,7 @@ class WeightsForm(forms.Form):
 
     def save(self, stored: dict[str, int]) -> None:
         """Save the weights that differ from the stored ones, as one change."""
-        with one_change(primary()):
+        with one_change(rules_database()):
             for name, weight in self.cleaned_data.items():
                 if weight is None:
                     RateLimitHost.objects.filter(name=name).delete()

@@ -23,16 +23,18 @@ from django.utils.translation import gettext_lazy
 from ..exceptions import StoreError
 from ..models import RateLimitChange, RateLimitRule
 from ..models.audit import Conflict
+from ..models.rule import rules_database
 from ..operations.admin_urls import admin_url
 from ..operations.call_sites import limits_in_code, place_words
 from ..operations.confirmations import confirmations
 from ..operations.formatting import breakable
-from ..publishing.publish import OwnerError, primary, publish
+from ..publishing import publish
+from ..publishing.publisher import OwnerError
 from ..rules import RuleError
 from ..rules.options import options
-from ..rules.places import sentence
-from ..rules.problems import problems
 from ..rules.provider import load_published
+from ..rules.status import problems
+from ..views.call_sites import sentence
 from .base import ActingAdmin, View
 from .choices import code_names, conditions, default_algorithm
 from .forms import RuleForm, absent_options, confirmation_of
@@ -296,7 +298,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
         rule = self.get_object(request, unquote(object_id))
         if rule is None:
             raise Http404
-        changes = RateLimitChange.objects.using(primary()).filter(
+        changes = RateLimitChange.objects.using(rules_database()).filter(
             kind=RateLimitChange.Kind.RULE, object_id=rule.pk
         )
         context = {
@@ -317,7 +319,7 @@ class RuleAdmin(LimitPages, ActingAdmin):
     def undo_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """Bring a rule back to what it was before a change, with the confirmations of its form."""
         change = get_object_or_404(
-            RateLimitChange.objects.using(primary()), pk=pk, kind=RateLimitChange.Kind.RULE
+            RateLimitChange.objects.using(rules_database()), pk=pk, kind=RateLimitChange.Kind.RULE
         )
         if request.method != "POST" or not may_undo(request) or not change.before:
             raise PermissionDenied

@@ -25,9 +25,9 @@ from ..limits.decision import Decision
 from ..limits.rate import duration, time_us
 from ..process import Clock
 from ..rules import provider
-from ..rules.freshness import freshness
 from ..rules.provider import current, load
 from ..rules.ruleset import Ruleset
+from ..rules.status import freshness
 from ..store import Deadline, flusher, get_store
 from . import DecidedCharge
 from .bans import ban_list, report_bans

@@ -9,7 +9,7 @@ may be lost: on a broken or silent connection, or if the Redis user may not use 
 is only a reason to check, so a forged one allows nothing.
 
 If the listener cannot run, or Redis is unavailable, decisions check for themselves
-(`rules/freshness.py`).
+(`rules/status.py`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from ..identity.forwarded import network_words, parse_network
 from ..identity.keys import FIELD_FORMS, field_identity, registered_keys, split_field
 from ..limits.limit import Limit
 from ..limits.rate import LimitError, Rate
-from ..rules.callsite import known_call_sites
 from ..rules.errors import RuleError
 from ..rules.overrides import (
     DIGEST,
@@ -32,9 +31,9 @@ from ..rules.overrides import (
     network_identity,
     network_kind,
 )
-from ..rules.places import look_for_call_sites
 from ..rules.rule import Rule
 from ..rules.ruleset import settings_rules
+from ..views.call_sites import known_call_sites, look_for_call_sites
 from .audit import AuditedModel, AuditedQuerySet, Spec
 from .change import RateLimitChange
 from .rule import RateLimitRule

@@ -10,20 +10,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from django.core.validators import MaxValueValidator, MinValueValidator
-from django.db import models
+from django.db import models, router
 from django.utils.translation import gettext_lazy as _
 
 from .. import rules
 from ..conf.values import MAX_WEIGHT
 from ..extension import FIELDS_OF_ANNEXES
 from ..limits.algorithms import SYNONYMS
-from ..rules.callsite import known_call_sites
-from ..rules.options import COLUMNS, NAMES, field_names, has_value
-from ..rules.places import look_for_call_sites, sentence
-from ..rules.rule import MAX_LENGTHS
+from ..rules.options import COLUMNS, MAX_LENGTHS, NAMES, field_names, has_value
 from ..rules.ruleset import settings_rules
 from ..rules.snapshot import WHERE
 from ..rules.template import as_list
+from ..views.call_sites import known_call_sites, look_for_call_sites, sentence
 from .audit import AuditedModel, AuditedQuerySet, Spec
 from .change import RateLimitChange
 
@@ -251,6 +249,11 @@ class RateLimitRule(AuditedModel):
         if name != after["name"] and not _is_in_code(name):
             overrides: Any = self._meta.apps.get_model(self._meta.app_label, "RateLimitOverride")
             overrides.objects.using(using).filter(rule=name).update(rule=after["name"])
+
+
+def rules_database() -> str:
+    """Return the alias of the database that rules are written to, and published from."""
+    return router.db_for_write(RateLimitRule)
 
 
 class RateLimitHost(AuditedModel):

@@ -1,14 +1,13 @@
 """The tasks of operators, as functions that the admin, the commands and scripts share.
 
 They explain a request, list and lift bans, import and export rules, and forget an identity. This
-package imports `web`, `publishing` and lower packages. It does not know forms, pages or the command
+package imports `web`, `models` and lower packages. It does not know forms, pages or the command
 line.
 """
 
 from ..identity.address import ClientAddress, client_address
 from ..identity.text import normalised
 from ..process.tasks import finish
-from ..publishing.publish import publish
 from ..rules.describe import reading
 from .bans import ActiveBan, active_bans, lift_bans
 from .explain import Explanation, explain
@@ -36,6 +35,5 @@ __all__ = [
     "normalised",
     "open_reference",
     "plot",
-    "publish",
     "reading",
 ]

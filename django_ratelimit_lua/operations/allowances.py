@@ -10,8 +10,8 @@ from django.utils.translation import gettext as _
 
 from ..limits.limit import TIER, Limit
 from ..models import RateLimitOverride, RateLimitRule
-from ..rules.callsite import limits_of
 from ..rules.describe import rate_words
+from ..views.call_sites import limits_of
 from .formatting import number_words
 
 MAX_OVERRIDES = 50

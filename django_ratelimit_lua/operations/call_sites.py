@@ -14,10 +14,16 @@ from ..identity.names import name_words
 from ..limits.rate import Rate
 from ..models import RateLimitRule
 from ..rules import RuleError, compile
-from ..rules.callsite import CallSite, known_call_sites, rate_text
 from ..rules.describe import rate_words
-from ..rules.places import SETTINGS, look_for_call_sites, sentence
 from ..rules.ruleset import settings_rules
+from ..views.call_sites import (
+    SETTINGS,
+    CallSite,
+    known_call_sites,
+    look_for_call_sites,
+    rate_text,
+    sentence,
+)
 
 
 def place_words(name: str) -> str:

@@ -16,9 +16,9 @@ from ..identity.keys import split_prefix
 from ..identity.names import NOTHING, Part, original, supplied_identity
 from ..limits.call import Charge
 from ..models import RateLimitOverride
-from ..rules.callsite import LIMITER, known_call_sites
 from ..rules.overrides import EVERY_RULE, Override, strongest
 from ..rules.ruleset import Ruleset
+from ..views.call_sites import LIMITER, known_call_sites
 from ..web.plan import Party, Planner
 from .bans import ActiveBan, active_bans
 from .explain import (

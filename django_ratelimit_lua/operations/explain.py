@@ -27,12 +27,12 @@ from ..limits.decision import Decision, LimitState
 from ..limits.limit import Limit
 from ..models import RateLimitChange, RateLimitOverride
 from ..rules.describe import rate_words, reading
-from ..rules.exempt import is_exempt
 from ..rules.overrides import EVERY_RULE, Override, strongest
 from ..rules.provider import reload
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
-from ..rules.stacks import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
+from ..views.exempt import is_exempt
+from ..views.inspection import BEFORE_METHODS, OnView, Stack, is_behind_login, on_view
 from ..web.overrides import NOTHING, REFUSED
 from ..web.plan import Place, Planner, RequestPlanner
 from ..web.usage import is_logged_in, prepared_view

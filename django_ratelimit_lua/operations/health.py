@@ -13,8 +13,8 @@ from ..identity import digest
 from ..limits.call import Charge
 from ..limits.limit import Limit
 from ..process import Clock
-from ..rules.problems import problems
 from ..rules.provider import current
+from ..rules.status import problems
 from ..store import get_store
 
 

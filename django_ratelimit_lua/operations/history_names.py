@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..identity.names import Part
 from ..models import RateLimitChange, RateLimitRevision
 from ..models.audit import current_actor
-from ..publishing.publish import primary
+from ..models.rule import rules_database
 
 MAX_NAMED = 10
 """Maximum number of names if bans are lifted together."""
@@ -21,7 +21,7 @@ def record_change(
     The user in `acting` is recorded.
     """
     RateLimitChange.objects.create(
-        revision=RateLimitRevision.read(primary()).revision,
+        revision=RateLimitRevision.read(rules_database()).revision,
         by=current_actor(),
         kind=RateLimitChange.Kind.IDENTITY,
         action=action,

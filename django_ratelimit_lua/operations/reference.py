@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from ..limits.limit import Limit
 from ..models import RateLimitOverride
-from ..rules.callsite import THROTTLE, known_call_sites, limits_of
 from ..rules.describe import key_label, reading
-from ..rules.places import look_for_call_sites, sentence
 from ..rules.provider import reload
 from ..rules.rule import Rule
-from ..rules.stacks import url_patterns
+from ..views.call_sites import THROTTLE, known_call_sites, limits_of, look_for_call_sites, sentence
+from ..views.inspection import url_patterns
 from ..web.reference import BadReferenceError, parse_reference
 
 __all__ = ["BadReferenceError", "KnownLimit", "OpenedReference", "known_limits", "open_reference"]

@@ -11,10 +11,11 @@ from django.db import router
 from ..models import RateLimitRule
 from ..models.audit import one_change
 from ..rules import RuleError, compile
+from ..rules.compiler import refuse_absent
 from ..rules.describe import difference
 from ..rules.options import COLUMNS
-from ..rules.places import sentence
-from ..rules.rule import Spec, refuse_absent
+from ..rules.rule import Spec
+from ..views.call_sites import sentence
 from .formatting import count_words
 
 MARKS = {"added": "+", "changed": "~", "deleted": "-"}

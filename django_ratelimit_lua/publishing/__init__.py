@@ -4,4 +4,6 @@ It compares and sets the revision, so that no older rules replace newer ones. It
 `engine`, `rules` and `store`. It does not know requests or the admin.
 """
 
-__all__ = ["cleanup", "publish"]
+from .publisher import publish
+
+__all__ = ["publish", "publisher"]

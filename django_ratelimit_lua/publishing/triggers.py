@@ -14,22 +14,15 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from ..extension import extensions
 from ..models import RateLimitRevision
+from ..models.rule import rules_database
 from ..process.tasks import Task
 from ..rules import provider
-from ..rules.problems import problems
 from ..rules.snapshot import Snapshot
+from ..rules.status import problems
 from ..signals import rules_changed
 from ..store import acquire_lock, get_store, rules_key
-from .publish import (
-    DatabaseJobRunner,
-    OwnerError,
-    healing,
-    is_in_memory,
-    is_private,
-    primary,
-    publish,
-    snapshot_of,
-)
+from . import publish
+from .publisher import DatabaseJobRunner, OwnerError, healing, is_in_memory, is_private, snapshot_of
 
 logger = logging.getLogger("django_ratelimit_lua")
 RETRY_SECONDS = 2.0
@@ -50,7 +43,7 @@ def restore_rules(seconds: float, rebuild: bool = False) -> bool:
     """
     failure = "The rules in the database cannot be read or published: %s"
     heal = partial(_publish, failure, rebuild=rebuild)
-    if is_private(primary()):
+    if is_private(rules_database()):
         return heal()
     if publishing.is_running or healing.is_busy:
         return False  # Another request does it. Requests in between use the known rules.
@@ -92,7 +85,7 @@ def read_database(seconds: float, begin: provider.Begin) -> Snapshot | None:
     None if they cannot be read within `seconds` seconds. `begin` is called with them, however
     late.
     """
-    using = primary()
+    using = rules_database()
     if is_private(using):
         return _read_or_warn(using)
     found: Future[Snapshot | None] = Future()
@@ -132,7 +125,7 @@ def check_published() -> None:
 
 
 def _start() -> None:
-    if not is_in_memory(primary()):
+    if not is_in_memory(rules_database()):
         publishing.start()
 
 
@@ -146,7 +139,7 @@ def _compare() -> None:
     except Exception as error:
         _report_failure(failure, error)
     finally:
-        connections[primary()].close()
+        connections[rules_database()].close()
 
 
 _pause = 0.0
@@ -177,7 +170,7 @@ def after_migration(using: str, *, has_changed: bool) -> None:
     """
     global _is_migrating
     _is_migrating = False
-    if using != primary() or not has_changed:
+    if using != rules_database() or not has_changed:
         return
     try:
         tables = connections[using].introspection.table_names()
@@ -218,7 +211,7 @@ def migration_problem(*, with_annexes: bool = False) -> str:
     from django.db.migrations.loader import MigrationLoader  # Used for reports only.
 
     try:
-        loader = MigrationLoader(connections[primary()])
+        loader = MigrationLoader(connections[rules_database()])
     except Exception:
         return ""
 

@@ -1,30 +1,24 @@
-"""Rules from settings, admin and call sites: their vocabulary, matching, and those in force.
+"""Rules from settings and admin: how they are written, matched, compiled, and kept in force.
 
-This package compiles declarations once per revision and finds the rules for a request. It imports
-`identity` and `store`. It does not know models or the admin: it reads the rules from the published
-snapshot.
+This room compiles specs once per revision and finds the rules for a request. It imports `identity`,
+`store` and the ground. It does not know views, models or the admin: it reads the rules of the admin
+from the published snapshot.
 """
 
+from .compiler import compile
 from .errors import RuleError
-from .rule import compile
 
 __all__ = [
     "RuleError",
-    "callsite",
     "compile",
+    "conditions",
     "describe",
     "errors",
-    "exempt",
-    "fallbacks",
-    "methods",
     "options",
     "overrides",
-    "paths",
-    "places",
-    "problems",
     "provider",
     "rule",
     "ruleset",
-    "stacks",
+    "status",
     "template",
 ]

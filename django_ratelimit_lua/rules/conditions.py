@@ -1,11 +1,13 @@
-"""Conditions of rules: the user agent and the network of the client."""
+"""Conditions of rules: the path, the HTTP method, the user agent and the network of the client."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
+from http import HTTPMethod
 
 from django.http import HttpRequest
 from django.utils.translation import gettext_noop as _
@@ -17,8 +19,161 @@ from ..limits.rate import LimitError
 
 Condition = Callable[[HttpRequest], bool]
 """Returns whether a request meets the condition."""
-MAX_LENGTH = 500
+MAX_USER_AGENT_LENGTH = 500
 """Characters of a user agent that are compared."""
+MAX_PATH_LENGTH = 10_000
+"""Characters of a path that a glob looks at."""
+
+ALL: None = None
+UNSAFE = ["DELETE", "PATCH", "POST", "PUT"]
+
+METHODS = frozenset(
+    {
+        *map(str, HTTPMethod),
+        "COPY",
+        "LOCK",
+        "MKCALENDAR",
+        "MKCOL",
+        "MOVE",
+        "PROPFIND",
+        "PROPPATCH",
+        "PURGE",
+        "QUERY",
+        "REPORT",
+        "SEARCH",
+        "UNLOCK",
+    }
+)
+"""The methods of HTTP, WebDAV and caches. Any other is taken for a spelling error."""
+
+
+class PathPattern:
+    """A prefix or, if it contains a star, a glob for the whole path.
+
+    `*` matches any text without a slash, `**` any text, and every other character itself.
+
+    Matching a glob stores all possible positions in the bits of one number, so it takes one step
+    for each character of the path: no backtracking, whatever the pattern (Thompson, 1968, "Regular
+    expression search algorithm"). After `MAX_PATH_LENGTH` characters the result is `undecided`,
+    unless nothing can match any more.
+
+    >>> PathPattern("/api/").matches("/api/v1")
+    True
+    >>> pattern = PathPattern("/api/*/items")
+    >>> [pattern.matches(path) for path in ("/api/v1/items", "/api/v1/x/items", "/api/v1/items/")]
+    [True, False, False]
+    >>> PathPattern("/files/**.pdf").matches("/files/2026/11/report.pdf")
+    True
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._prefix, self._is_glob, rest = pattern.partition("*")
+        self._suffix = rest.rpartition("*")[2]
+        self._letters: dict[str, int] = {}
+        self._within = 0
+        self._across = 0
+        bit = 1
+        for part in re.findall(r"\*+|.", pattern, re.DOTALL):
+            if part == "*":
+                self._within |= bit
+            elif part[0] == "*":
+                self._across |= bit
+            else:
+                self._letters[part] = self._letters.get(part, 0) | bit
+            bit <<= 1
+        self._end = bit
+
+    def matches(self, path: str, undecided: bool = True) -> bool:
+        """Return whether the path matches the pattern."""
+        if not path.startswith(self._prefix) or not path.endswith(self._suffix):
+            return False
+        if not self._is_glob:
+            return True
+        stars = self._within | self._across
+        positions = self._skip(1, stars)
+        for letter in path[:MAX_PATH_LENGTH]:
+            stay = positions & stars
+            if letter == "/":
+                stay = positions & self._across
+            positions = self._skip(stay | (positions & self._letters.get(letter, 0)) << 1, stars)
+            if not positions:
+                return False
+        if len(path) > MAX_PATH_LENGTH:
+            return undecided
+        return bool(positions & self._end)
+
+    @staticmethod
+    def _skip(positions: int, stars: int) -> int:
+        return positions | (positions & stars) << 1
+
+
+@lru_cache(maxsize=4096)
+def path_pattern(text: str) -> PathPattern:
+    """Return the pattern for a text; cached."""
+    return PathPattern(text)
+
+
+def method_name(name: object) -> str:
+    """Return the name of an HTTP method in capitals. Raises `LimitError` if it is unknown.
+
+    >>> method_name("get")
+    'GET'
+    >>> method_name("PSOT")
+    Traceback (most recent call last):
+    ...
+    django_ratelimit_lua.limits.rate.LimitError: 'PSOT' is not an HTTP method; did you mean ...
+    """
+    upper = str(name).upper()
+    if upper in METHODS:
+        return upper
+    if upper in ("ALL", "UNSAFE"):
+        listed = ", ".join(UNSAFE)
+        raise LimitError(
+            f"{name!r} is not an HTTP method. For all methods, leave method out; for UNSAFE, write "
+            f"[{listed}]. In code, both are constants of django_ratelimit_lua",
+            "method",
+        )
+    hint = "."
+    for meant in get_close_matches(upper, METHODS, n=1):
+        hint = f"; did you mean {meant!r}?"
+    raise LimitError(
+        f"{name!r} is not an HTTP method{hint} Known methods: {', '.join(sorted(METHODS))}",
+        "method",
+    )
+
+
+def parse_methods(method: object) -> frozenset[str] | None:
+    """Return the methods to count, or None for all. GET includes HEAD, which runs the same view."""
+    if method is ALL:
+        return None
+    names = method
+    if isinstance(method, str):
+        names = [method]
+    if not isinstance(names, (list, tuple, set, frozenset)) or not names:
+        raise LimitError(
+            f"method is {method!r}: must be a method's name or a list of names; in code also ALL "
+            "or UNSAFE",
+            "method",
+        )
+    methods = frozenset(map(method_name, names))
+    return methods | _implied(methods)
+
+
+def methods_label(methods: frozenset[str] | None) -> str:
+    """Return the methods for the name of a limit.
+
+    A limit on GET includes HEAD, but its name contains only GET, so that it is the same as before
+    HEAD was included.
+    """
+    if methods is None:
+        return "*"
+    return ",".join(sorted(methods - _implied(methods)))
+
+
+def _implied(methods: frozenset[str]) -> frozenset[str]:
+    if "GET" in methods:
+        return frozenset({"HEAD"})
+    return frozenset()
 
 
 def _split(names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -42,7 +197,7 @@ def user_agent_condition(patterns: Sequence[str]) -> Condition:
             return False
         return wanted.match(user_agent) is not None
 
-    return lambda request: matches(request.META.get("HTTP_USER_AGENT", "")[:MAX_LENGTH])
+    return lambda request: matches(request.META.get("HTTP_USER_AGENT", "")[:MAX_USER_AGENT_LENGTH])
 
 
 def network_condition(names: Sequence[str]) -> Condition:

@@ -44,6 +44,18 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
 }
 """The values of columns that are choices, with their labels; the first one is the default."""
+MODES = tuple(NAMES["mode"])
+MAX_LENGTHS = {
+    "name": 200,
+    "route": 300,
+    "group": 200,
+    "method": 200,
+    "audience": 1000,
+    "key": 300,
+    "rate": 300,
+    "message": 300,
+}
+"""The maximum lengths of the columns of a row."""
 
 
 def tier_list(value: object) -> Sequence[object]:

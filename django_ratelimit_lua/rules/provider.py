@@ -24,8 +24,6 @@ from ..process import Clock
 from ..process.forks import renew_after_fork
 from ..process.tasks import JobRunner
 from ..store import BACKGROUND_SECONDS, Deadline, get_store, rules_key
-from .freshness import freshness
-from .problems import problems
 from .rule import Rule
 from .ruleset import Ruleset, settings_rules
 from .snapshot import (
@@ -39,6 +37,7 @@ from .snapshot import (
     parse_sections,
     tags_of,
 )
+from .status import freshness, problems
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")

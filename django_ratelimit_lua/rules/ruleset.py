@@ -15,9 +15,10 @@ from django.utils.functional import cached_property
 from ..conf import conf
 from ..conf.values import check_weight
 from ..process.bounded_map import BoundedMap
+from .compiler import compile
 from .errors import RuleError
 from .overrides import Overrides
-from .rule import Rule, Spec, compile
+from .rule import Rule, Spec
 from .snapshot import NO_SNAPSHOT, ReadRule, Snapshot, read_rule
 
 _MAX_REMEMBERED = 4096

@@ -18,9 +18,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..limits.call import NO_RULES, Revision
+from .compiler import compile, tier_name
 from .errors import RuleError
 from .options import places
-from .rule import Rule, compile, tier_name
+from .rule import Rule
 
 FORMAT = 1
 """The version of the published data. Raise it whenever older versions would omit something of it: a

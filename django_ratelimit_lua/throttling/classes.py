@@ -33,11 +33,11 @@ from ..limits.decision import LimitState
 from ..limits.limit import Limit, other_rate
 from ..limits.options import Options, refuse_unknown
 from ..limits.rate import SECOND, LimitError, Rate
-from ..rules.callsite import THROTTLE, CallSite, known_call_sites
-from ..rules.methods import method_name
+from ..rules.conditions import method_name
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
 from ..rules.template import LimitTemplate
+from ..views.call_sites import THROTTLE, CallSite, known_call_sites
 from ..web.holding import hold_slots, watched_method
 from ..web.plan import OnError, Place, RequestPlanner
 from ..web.refusal import Refusal, refusal_of

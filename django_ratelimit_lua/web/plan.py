@@ -34,9 +34,9 @@ from ..limits.decision import Decision
 from ..limits.rate import Rate
 from ..process.forks import chance
 from ..rules.overrides import USER, Override
-from ..rules.problems import problems
 from ..rules.rule import Rule
 from ..rules.ruleset import Ruleset
+from ..rules.status import problems
 from ..rules.template import LimitTemplate
 from ..signals import limit_exceeded
 from .overrides import (

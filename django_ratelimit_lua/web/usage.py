@@ -21,9 +21,9 @@ from ..identity.request_state import RequestState, plain, request_state
 from ..identity.routes import resolved
 from ..limits.limit import Limit
 from ..limits.rate import PERIODS, SECOND, boundaries, zone
-from ..rules.exempt import is_exempt
 from ..rules.ruleset import Ruleset
-from ..rules.stacks import Stack, is_behind_login, on_view
+from ..views.exempt import is_exempt
+from ..views.inspection import Stack, is_behind_login, on_view
 from .headers import policy_names
 from .overrides import is_unknown
 from .plan import Place, RequestPlanner

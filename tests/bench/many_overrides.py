@@ -28,7 +28,7 @@ from redis import Redis
 
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.rules import provider
 from tests.support.redis_server import server, url
 

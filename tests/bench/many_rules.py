@@ -28,7 +28,7 @@ from django.urls import reverse
 
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.rules import provider
 from tests.acceptance.admin.test_admin import given
 from tests.support.users import ADMIN_MIDDLEWARE

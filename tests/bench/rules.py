@@ -19,9 +19,9 @@ from django.test import RequestFactory, override_settings
 
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.rules import provider
-from django_ratelimit_lua.rules.paths import PathPattern
+from django_ratelimit_lua.rules.conditions import PathPattern
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.snapshot import RULES_MEMBERS, Snapshot, parse_part
 

@@ -50,7 +50,7 @@ from django_ratelimit_lua import RateLimiter, ratelimit  # noqa: E402
 from django_ratelimit_lua.core import get_usage  # noqa: E402
 from django_ratelimit_lua.middleware import RateLimitMiddleware  # noqa: E402
 from django_ratelimit_lua.rules import provider  # noqa: E402
-from django_ratelimit_lua.rules.freshness import freshness  # noqa: E402
+from django_ratelimit_lua.rules.status import freshness  # noqa: E402
 from django_ratelimit_lua.throttling import (  # noqa: E402
     AnonRateThrottle,
     RuleThrottle,

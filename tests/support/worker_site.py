@@ -114,11 +114,10 @@ from django_ratelimit_lua.models import (  # noqa: E402
 )
 from django_ratelimit_lua.operations import rules_yaml  # noqa: E402, F401
 from django_ratelimit_lua.operations.health import health  # noqa: E402, F401
-from django_ratelimit_lua.publishing import publish as publishing  # noqa: E402, F401
-from django_ratelimit_lua.publishing import triggers  # noqa: E402
-from django_ratelimit_lua.publishing.publish import publish  # noqa: E402
+from django_ratelimit_lua.publishing import publish, triggers  # noqa: E402
+from django_ratelimit_lua.publishing import publisher as publishing  # noqa: E402, F401
 from django_ratelimit_lua.rules import provider  # noqa: E402
-from django_ratelimit_lua.rules.freshness import freshness  # noqa: E402
+from django_ratelimit_lua.rules.status import freshness  # noqa: E402
 from django_ratelimit_lua.store import Subscription, get_store  # noqa: E402
 from tests.support.tiers import add_tier  # noqa: E402, F401
 

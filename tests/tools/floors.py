@@ -13,8 +13,8 @@ FLOORS = [
     ["limits", "conf", "exceptions", "extension", "signals", "process", "version"],
     ["store", "identity"],
     ["rules"],
-    ["engine", "models", "migrations"],
-    ["web", "publishing", "asgi"],
+    ["engine", "views"],
+    ["web", "models", "migrations", "asgi"],
     [
         "decorators",
         "middleware",
@@ -22,11 +22,11 @@ FLOORS = [
         "core",
         "throttling",
         "testing",
-        "checks",
         "operations",
+        "publishing",
     ],
-    ["admin", "management", "apps", "pytest_plugin", "debug_panel", "__init__"],
-    ["contrib", "templatetags"],
+    ["admin", "management", "checks", "pytest_plugin", "debug_panel"],
+    ["contrib", "templatetags", "apps", "__init__"],
 ]
 # The words that everybody uses stand on the ground: each may know those before it.
 GROUND = ["version", "process", "limits", "extension", "exceptions", "signals", "conf"]

@@ -30,7 +30,7 @@ from django_ratelimit_lua.conf import SETTINGS, conf
 from django_ratelimit_lua.extension import SETTINGS_OF_ANNEXES
 from django_ratelimit_lua.limits.rate import LimitError, Rate
 from django_ratelimit_lua.models import RateLimitRule
-from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
+from django_ratelimit_lua.views.call_sites import CallSite, known_call_sites
 from tests.examples import examples
 
 REDIS = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": "redis://127.0.0.1:1/0"}

@@ -35,9 +35,10 @@ from django_ratelimit_lua.identity.address import client_address
 from django_ratelimit_lua.limits.decision import LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.options import OPTIONS
-from django_ratelimit_lua.rules import RuleError, callsite, compile
+from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.rules.options import field_names
 from django_ratelimit_lua.throttling import SimpleRateThrottle
+from django_ratelimit_lua.views import call_sites
 
 MAIL = LimitState("mail", False, 5, 5, 0, 12.0, 60.0, 0.0)
 
@@ -64,7 +65,7 @@ words = st.text(st.characters(categories=["Ll", "Nd"], include_characters="_"), 
         not in (
             *field_names(),
             *FIELDS_OF_ANNEXES,
-            *callsite._ARGUMENTS,
+            *call_sites._ARGUMENTS,
             "id",
             "self",
             "name",

@@ -16,7 +16,7 @@ from ...engine.run import arun, run
 from ...extension import install, is_installed
 from ...limits.rate import SECOND, LimitError, time_us
 from ...process import Clock
-from ...rules.fallbacks import NO_FALLBACK, afall_back, async_mismatch, fall_back
+from ...views.fallback import NO_FALLBACK, afall_back, async_mismatch, fall_back
 from .exceptions import CircuitOpen
 from .registry import NAME
 from .shared_state import SharedState, Thresholds, Ticket

@@ -10,7 +10,7 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from django.views.decorators.csrf import csrf_exempt
 
-from ...rules.exempt import ratelimit_exempt
+from ...views.exempt import ratelimit_exempt
 from .check import answer_check, answer_scope
 from .endpoints import MAX_BODY_BYTES, answer_health, answer_json
 

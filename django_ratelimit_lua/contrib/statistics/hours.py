@@ -16,12 +16,13 @@ from django.db.models import Max
 
 from ...conf import conf
 from ...models import RateLimitRule
+from ...models.rule import rules_database
 from ...process.tasks import JobRunner
-from ...publishing.publish import is_in_memory, primary
-from ...rules.callsite import known_call_sites
+from ...publishing.publisher import is_in_memory
 from ...rules.rule import is_unwritable
 from ...rules.ruleset import settings_rules
 from ...store import Deadline, acquire_lock, flusher
+from ...views.call_sites import known_call_sites
 from .keys import DAY, HOUR, HOURS_KEPT, MINUTE, key_of
 from .models import RateLimitHour
 from .reading import Counts, Span, series
@@ -49,7 +50,7 @@ def copy_hours() -> None:
     Raises:
         StoreError: Redis is unavailable. The database may raise its own errors.
     """
-    using = primary()
+    using = rules_database()
     now = int(time.time())
     rows = RateLimitHour.objects.using(using)
     oldest = now - HOURS_KEPT
@@ -76,7 +77,7 @@ def stored_hours(name: str, start: int, end: int) -> dict[int, Counts]:
     Each is counted by one of the letters of its column.
     """
     found = {}
-    rows = RateLimitHour.objects.using(primary()).filter(name=name)
+    rows = RateLimitHour.objects.using(rules_database()).filter(name=name)
     for row in rows.filter(moment__gte=start, moment__lt=end):
         counts = Counter(
             {letter: getattr(row, column) for column, letter in RateLimitHour.LETTERS.items()}
@@ -98,14 +99,14 @@ _copied_hour = 0
 def _copy_when_due(last: Deadline | None) -> bool:
     """Start copying, once an hour in each process; a `Flush` of the flusher."""
     global _copied_hour
-    if last is None and _due_hour() != _copied_hour and not is_in_memory(primary()):
+    if last is None and _due_hour() != _copied_hour and not is_in_memory(rules_database()):
         _copied_hour = _due_hour()
         _jobs.submit(_copy)
     return False
 
 
 def _copy() -> None:
-    connection = connections[primary()]
+    connection = connections[rules_database()]
     try:
         # Before the app is migrated, Redis keeps the hours, and the system checks report it.
         if RateLimitHour._meta.db_table in connection.introspection.table_names():

@@ -20,7 +20,7 @@ from ...identity.request_state import RequestState
 from ...limits.decision import Decision
 from ...limits.limit import shortened
 from ...process.forks import renew_after_fork
-from ...rules.problems import failed_rules
+from ...rules.status import failed_rules
 from ...store import Deadline, failures, flusher
 from .keys import OTHER
 from .results import FREE, SHADOW, TIME_BOUNDS, WAIT_BOUNDS, result_of, results_of

@@ -15,12 +15,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy
 
 from ...models import RateLimitRule
+from ...models.rule import rules_database
 from ...operations.call_sites import limits_named, names_in_code
 from ...operations.formatting import number_words, share_words
-from ...publishing.publish import primary
-from ...rules.places import sentence
 from ...rules.rule import Spec, is_unwritable
 from ...rules.ruleset import settings_rules
+from ...views.call_sites import sentence
 from . import reading
 from .charts import draw
 from .hours import stored_hours
@@ -222,7 +222,7 @@ def limits(period: str) -> list[Course]:
     Raises:
         StoreError: Redis is unavailable.
     """
-    rules = RateLimitRule.objects.using(primary()).values_list("name", flat=True)
+    rules = RateLimitRule.objects.using(rules_database()).values_list("name", flat=True)
     names = {*rules, *reading.known_names(), *names_in_code()}
     found = courses(sorted(names), period).values()
     results = ("refused", "would_be_refused", "requests")

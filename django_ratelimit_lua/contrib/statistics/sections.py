@@ -19,6 +19,7 @@ from ...admin.pages import Context
 from ...conf import conf
 from ...extension import Section
 from ...models import RateLimitRule
+from ...models.rule import rules_database
 from ...operations.formatting import (
     between_words,
     breakable,
@@ -26,7 +27,6 @@ from ...operations.formatting import (
     moment_words,
     number_words,
 )
-from ...publishing.publish import primary
 from ...rules.rule import is_unwritable
 from . import reading
 from .charts import draw
@@ -196,7 +196,7 @@ def _limits_report(request: HttpRequest, found: Iterable[Course], period: str) -
 
 
 def _rules(names: Iterable[str]) -> dict[str, RateLimitRule]:
-    stored = RateLimitRule.objects.using(primary())
+    stored = RateLimitRule.objects.using(rules_database())
     writable = [name for name in names if not is_unwritable(name)]
     return stored.in_bulk(writable, field_name="name")
 

@@ -15,7 +15,7 @@ from ...exceptions import StoreError
 from ...extension import VERBS_OF_ANNEXES, extensions, install, is_installed
 from ...limits.rate import LimitError
 from ...models.audit import acting
-from ...publishing.publish import OwnerError
+from ...publishing.publisher import OwnerError
 from ...publishing.triggers import migration_problem
 from ..arguments import StoreOnce
 from ..verbs import (  # noqa: F401 - each module declares its verbs

@@ -15,7 +15,7 @@ from ...process import Clock
 from ...process.tasks import Task, all_tasks
 from ...publishing.triggers import migration_problem
 from ...rules import provider
-from ...rules.problems import problems
+from ...rules.status import problems
 from ...web.durations import duration_words
 from . import Printer, VerbOptions, verb
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 from django.utils import timezone
 
 from ...models import RateLimitChange
-from ...publishing import cleanup
-from ...publishing.publish import primary
+from ...models.rule import rules_database
+from ...publishing import publisher
 from ..arguments import format_moment, seconds_of
 from . import Printer, VerbOptions, argument, verb
 
@@ -32,8 +32,11 @@ def _history(command: Printer, options: VerbOptions) -> None:
     action = "deleted"
     if options["dry_run"]:
         action = "would delete"
-        counts = {name: rows.count() for name, rows in cleanup.outdated(primary(), before).items()}
+        counts = {
+            name: rows.count()
+            for name, rows in publisher.outdated(rules_database(), before).items()
+        }
     else:
-        counts = cleanup.prune(primary(), before)
+        counts = publisher.prune(rules_database(), before)
     numbers = ", ".join(f"{name} {number:,}" for name, number in counts.items())
     command.say(f"{action} rows from before {format_moment(before)}: {numbers}")

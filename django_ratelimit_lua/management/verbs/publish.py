@@ -6,7 +6,9 @@ from django.db import transaction
 
 from ...exceptions import StoreError
 from ...models import RateLimitRevision
-from ...publishing.publish import OwnerError, primary, publish
+from ...models.rule import rules_database
+from ...publishing import publish
+from ...publishing.publisher import OwnerError
 from . import Printer, VerbOptions, argument, verb
 
 
@@ -29,7 +31,7 @@ def _publish(command: Printer, options: VerbOptions) -> None:
     if not options["new_id"]:
         command.say(f"published revision {publish(rebuild=True, take_over=take_over)}")
         return
-    using = primary()
+    using = rules_database()
     with transaction.atomic(using):
         command.say(f"the database now has the id {RateLimitRevision.rename(using)}")
     try:

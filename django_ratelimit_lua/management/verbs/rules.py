@@ -19,9 +19,9 @@ from ...operations.confirmations import changed_confirmations, confirmations
 from ...operations.explain import explain
 from ...operations.formatting import count_words
 from ...rules import RuleError, provider
-from ...rules.places import sentence
-from ...rules.rule import MODES
+from ...rules.options import MODES
 from ...rules.snapshot import NO_SNAPSHOT
+from ...views.call_sites import sentence
 from ..arguments import (
     add_request,
     described,

@@ -13,8 +13,7 @@ from django.core.management import call_command
 from django.test import Client
 
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRevision, RateLimitRule
-from django_ratelimit_lua.publishing import triggers
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import publish, triggers
 from django_ratelimit_lua.rules import provider
 from tests.acceptance.rules.test_rules import get, rule
 

@@ -24,7 +24,7 @@ from rest_framework.views import APIView
 from django_ratelimit_lua import RateLimiter, ratelimit
 from django_ratelimit_lua.identity import Identity, digest
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.throttling import AnonRateThrottle
 from tests.acceptance.admin.test_admin import OVERRIDES, errors
 from tests.acceptance.admin.test_admin_clients import press, words

@@ -19,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_ratelimit_lua.models import RateLimitChange, RateLimitOverride, RateLimitRevision
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.rules.snapshot import EVERY_SECTION, SECTIONS
 from tests.acceptance.rules.test_rules import get, rule
 

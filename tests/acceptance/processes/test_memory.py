@@ -22,8 +22,8 @@ from django_ratelimit_lua.engine.leases import leases
 from django_ratelimit_lua.engine.local import local_counts
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import BoundedMap
-from django_ratelimit_lua.rules.callsite import KnownCallSites, known_call_sites
 from django_ratelimit_lua.rules.provider import current, start_fresh
+from django_ratelimit_lua.views.call_sites import KnownCallSites, known_call_sites
 from tests.support.package_objects import import_all, kept
 from tests.support.parts import WHOLE, set_share
 

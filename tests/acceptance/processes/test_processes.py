@@ -25,8 +25,7 @@ from django_ratelimit_lua.models import (
     RateLimitRule,
 )
 from django_ratelimit_lua.models.audit import one_change
-from django_ratelimit_lua.publishing import triggers
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import publish, triggers
 from tests.support.processes import await_port, free_port, until
 
 ROOT = Path(__file__).parents[3]

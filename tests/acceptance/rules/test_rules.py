@@ -29,11 +29,9 @@ from django_ratelimit_lua.models import (
 )
 from django_ratelimit_lua.models.audit import acting
 from django_ratelimit_lua.operations import rules_yaml
-from django_ratelimit_lua.publishing import parts, triggers
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import parts, publish, triggers
 from django_ratelimit_lua.rules import RuleError, provider
-from django_ratelimit_lua.rules.freshness import freshness
-from django_ratelimit_lua.rules.problems import problems
+from django_ratelimit_lua.rules.status import freshness, problems
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.store import get_store
 from tests.support.tiers import add_tier
@@ -226,7 +224,7 @@ def test_an_older_publication_never_wins(
             publish()
         return part
 
-    monkeypatch.setattr("django_ratelimit_lua.publishing.publish.read_rules", slow)
+    monkeypatch.setattr("django_ratelimit_lua.publishing.publisher.read_rules", slow)
     one.rate = "40/h"
     one.save()
     assert direct.hget(f"{prefix}{{rules}}:1", "revision").startswith(b"3-")
@@ -360,7 +358,7 @@ def test_requests_without_a_matching_rule_make_no_call(
         known.fence, known.revision, time.monotonic()
     )  # By whoever asked just before.
     assert get("/other") == [200]
-    monkeypatch.setattr("django_ratelimit_lua.rules.freshness.MAX_AGE", 0.0)
+    monkeypatch.setattr("django_ratelimit_lua.rules.status.MAX_AGE", 0.0)
     assert get("/other") == [429]
 
 

@@ -25,10 +25,9 @@ from django_ratelimit_lua.models import (
     RateLimitRevision,
     RateLimitRule,
 )
-from django_ratelimit_lua.publishing import triggers
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import publish, triggers
 from django_ratelimit_lua.rules import provider, snapshot
-from django_ratelimit_lua.rules.freshness import freshness
+from django_ratelimit_lua.rules.status import freshness
 from tests.acceptance.rules.test_rules import another_process, rule
 from tests.support.processes import Worker, migrated, until
 

@@ -28,9 +28,9 @@ from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.bans import active_bans, lift_bans, scan_bans
 from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.publishing.publish import publish
-from django_ratelimit_lua.rules.freshness import EARLY, MAX_AGE, Freshness
+from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.rules.provider import start_fresh
+from django_ratelimit_lua.rules.status import EARLY, MAX_AGE, Freshness
 from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from tests.acceptance.store.test_topologies import IN_SCRIPTS, LIMITS

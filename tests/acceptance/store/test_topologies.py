@@ -24,7 +24,7 @@ from django_ratelimit_lua.limits import program
 from django_ratelimit_lua.limits.algorithms import ALGORITHMS, BY_RATE
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.operations.health import health
-from django_ratelimit_lua.publishing.publish import publish
+from django_ratelimit_lua.publishing import publish
 from django_ratelimit_lua.testing.server import Server
 from tests.support.redis_server import server as session_server
 

@@ -11,8 +11,8 @@ from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django_ratelimit_lua.identity import digest
 from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.rules.callsite import CallSite, call_site, known_call_sites
 from django_ratelimit_lua.rules.overrides import Override
+from django_ratelimit_lua.views.call_sites import CallSite, call_site, known_call_sites
 
 MONDAY = datetime.datetime(2026, 1, 5, tzinfo=datetime.UTC)
 

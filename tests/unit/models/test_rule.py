@@ -8,7 +8,7 @@ import pytest
 
 from django_ratelimit_lua.models import Conflict, RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules import RuleError
-from django_ratelimit_lua.rules.callsite import known_call_sites
+from django_ratelimit_lua.views.call_sites import known_call_sites
 
 COLUMNS: dict[str, Any] = {
     "name": "api",

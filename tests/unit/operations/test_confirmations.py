@@ -12,8 +12,13 @@ from django_ratelimit_lua.limits.rate import Rate
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.operations.confirmations import changed_confirmations, confirmations
 from django_ratelimit_lua.operations.rules_yaml import apply, plan
-from django_ratelimit_lua.rules.callsite import CallSite, known_call_sites
-from django_ratelimit_lua.rules.places import closest_name, place_problems, route_names
+from django_ratelimit_lua.views.call_sites import (
+    CallSite,
+    closest_name,
+    known_call_sites,
+    place_problems,
+    route_names,
+)
 
 
 def view(request: HttpRequest) -> HttpResponse:

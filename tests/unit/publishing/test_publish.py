@@ -13,10 +13,7 @@ from django.utils import timezone
 
 from django_ratelimit_lua.identity import digest, key_id
 from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
-from django_ratelimit_lua.publishing.publish import (
-    is_in_transaction,
-    snapshot_of,
-)
+from django_ratelimit_lua.publishing.publisher import is_in_transaction, snapshot_of
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.snapshot import SECTIONS, section_of
 from tests.support.tiers import add_tier

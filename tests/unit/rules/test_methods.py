@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from django_ratelimit_lua import LimitError, ratelimit
 from django_ratelimit_lua.core import is_ratelimited
 from django_ratelimit_lua.rules import RuleError, compile
-from django_ratelimit_lua.rules.methods import ALL, METHODS, UNSAFE, methods_label, parse_methods
+from django_ratelimit_lua.rules.conditions import ALL, METHODS, UNSAFE, methods_label, parse_methods
 from django_ratelimit_lua.throttling import SimpleRateThrottle
 
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_ratelimit_lua.rules import compile
-from django_ratelimit_lua.rules.paths import MAX_LENGTH, PathPattern
-from django_ratelimit_lua.rules.paths import MAX_LENGTH as MAX_PATH_LENGTH
+from django_ratelimit_lua.rules.conditions import MAX_PATH_LENGTH, PathPattern
 from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.ruleset import PathIndex, Ruleset, compile_rules
 
@@ -72,7 +71,7 @@ def test_a_glob_reads_a_bounded_number_of_characters(undecided: bool) -> None:
     """For a path that is longer than the maximum, the result is the caller's default, unless the
     beginning of the path already decides it.
     """
-    long = "/a/" + "b" * MAX_LENGTH
+    long = "/a/" + "b" * MAX_PATH_LENGTH
     assert PathPattern("/a/**").matches(long, undecided) is undecided
     assert PathPattern("/a/*/c").matches(long, undecided) is False
     assert PathPattern("/a/").matches(long, undecided) is True

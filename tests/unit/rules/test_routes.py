@@ -11,9 +11,10 @@ from django.test import RequestFactory
 from django.urls import include, path, resolve
 from django.views import View
 
-from django_ratelimit_lua.rules import compile, exempt
-from django_ratelimit_lua.rules.exempt import is_exempt, ratelimit_exempt
+from django_ratelimit_lua.rules import compile
 from django_ratelimit_lua.rules.rule import Rule
+from django_ratelimit_lua.views import exempt
+from django_ratelimit_lua.views.exempt import is_exempt, ratelimit_exempt
 
 
 def view(request: HttpRequest, **kwargs: Any) -> HttpResponse:

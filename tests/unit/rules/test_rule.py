@@ -16,9 +16,9 @@ from django_ratelimit_lua.conf import conf
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.options import OPTIONS
 from django_ratelimit_lua.rules import RuleError, compile
-from django_ratelimit_lua.rules.callsite import call_site, known_call_sites
 from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.snapshot import read_rule
+from django_ratelimit_lua.views.call_sites import call_site, known_call_sites
 
 API = {"name": "api", "path": "/api/", "key": "ip", "rate": "100/m"}
 

@@ -8,7 +8,6 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import RequestFactory
 
-from django_ratelimit_lua.rules.callsite import call_site
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.rules.snapshot import (
     RULES_MEMBERS,
@@ -18,6 +17,7 @@ from django_ratelimit_lua.rules.snapshot import (
     check_format,
     parse_part,
 )
+from django_ratelimit_lua.views.call_sites import call_site
 from tests.tools.walk import Walk
 
 HOME = RequestFactory().get("/")

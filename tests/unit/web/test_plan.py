@@ -19,12 +19,12 @@ from django_ratelimit_lua.limits.call import Charge, Revision
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.rules import compile
-from django_ratelimit_lua.rules.callsite import call_site
 from django_ratelimit_lua.rules.overrides import EVERY_RULE
 from django_ratelimit_lua.rules.rule import Rule
 from django_ratelimit_lua.rules.ruleset import Ruleset, compile_rules
 from django_ratelimit_lua.rules.snapshot import Snapshot
 from django_ratelimit_lua.signals import limit_exceeded
+from django_ratelimit_lua.views.call_sites import call_site
 from django_ratelimit_lua.web.plan import Place, RequestPlanner
 
 NO_RULES = Ruleset(())

@@ -14,7 +14,7 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.limits.decision import Decision, LimitState
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.rate import LimitError
-from django_ratelimit_lua.rules.callsite import call_site
+from django_ratelimit_lua.views.call_sites import call_site
 from django_ratelimit_lua.web.settlement import settle
 
 CHARGE = Charge(Limit("here", "5/h"), digest("ada"), 2)

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 
 from ..conf.values import Function
 from ..identity.routes import resolved, resolver_of
-from .stacks import url_patterns
+from .inspection import url_patterns
 
 View = TypeVar("View", bound=Function)
 _any_view_is = False

@@ -11,15 +11,15 @@ import inspect
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
-from types import CellType
+from types import CellType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from ..conf.values import Function, dotted_name
-from .fallbacks import NO_FALLBACK
-from .rule import Rule
+from ..rules.rule import Rule
+from .fallback import NO_FALLBACK
 
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 BEFORE_METHODS = ("", "dispatch")
@@ -264,3 +264,60 @@ def _on_method(inside: Sequence[Any], cls: type, name: str) -> Placed:
                 each = each._replace(group=f"{cls.__module__}.{cls.__qualname__}.{layer.__name__}")
             found.setdefault(key, each)
     return found
+
+
+def group_of(view: Any) -> str:
+    """Return the default group of a view: its module and qualified name.
+
+    For a method, it is the class of the view that runs, so that views that inherit the method do
+    not share a count.
+    """
+    for attribute in ("view_class", "cls"):  # What `as_view()` of Django and of DRF returns.
+        cls = getattr(view, attribute, None)
+        if isinstance(cls, type):
+            name = f"{cls.__module__}.{cls.__qualname__}"
+            actions = getattr(view, "actions", None)
+            if isinstance(actions, dict):
+                name += "." + ",".join(sorted(set(actions.values())))
+            return name
+    # `method_decorator` wraps a partial of the bound method.
+    function = inspect.unwrap(view, stop=lambda layer: isinstance(layer, (partial, MethodType)))
+    while isinstance(function, partial):
+        function = function.func
+    owner = getattr(function, "__self__", None)
+    view_func = getattr(owner, "view_func", None)
+    if inspect.isfunction(view_func):  # django-ninja's `decorate_view`.
+        return group_of(view_func)
+    name = str(
+        getattr(view, "__qualname__", None)
+        or getattr(function, "__qualname__", type(function).__qualname__)
+    )
+    if owner is not None and not isinstance(owner, (type, ModuleType)):
+        return f"{type(owner).__module__}.{type(owner).__qualname__}.{name.rpartition('.')[2]}"
+    # A partial's own module is functools.
+    module = getattr(function, "__module__", None) or type(function).__module__
+    code = getattr(function, "__code__", None)
+    if code and code.co_name == "<lambda>":
+        name += f":{code.co_firstlineno}"
+    return f"{module}.{name}"
+
+
+def why_undecorated(function: Any) -> str | None:
+    """Return why a decorator directly above this function would have no effect, or None.
+
+    Frameworks that register a function and return it unchanged never call what a decorator above
+    theirs makes. Of these, only django-ninja leaves a mark on the function.
+    """
+    name = dotted_name(function)
+    if hasattr(function, "_ninja_operation"):
+        return (
+            f"on {name}: django-ninja has registered the function without it. Write it below "
+            "@api.get, @router.post and the like, directly above the function"
+        )
+    if isinstance(function, staticmethod) or not callable(function):
+        kind = type(function).__name__
+        return (
+            f"on {name}: that is a {kind}, not a function. Write it below the decorator that made "
+            f"the {kind}, directly above the function"
+        )
+    return None

@@ -11,11 +11,14 @@ import json
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-from django.db import DatabaseError, connections, models, router, transaction
+from django.db import DatabaseError, connections, transaction
+from django.db.models import Model, QuerySet
+from django.utils import timezone
 
 from ..conf import conf
 from ..engine.deny_cache import deny_cache
@@ -23,21 +26,22 @@ from ..exceptions import StoreError
 from ..identity import key_id, key_ids, secrets_by_id
 from ..limits import program
 from ..limits.call import NO_RULES, Revision
-from ..models import RateLimitOverride, RateLimitRevision, RateLimitRule
+from ..models import RateLimitChange, RateLimitOverride, RateLimitRevision
 from ..models.change import RevisionRow
+from ..models.rule import rules_database
 from ..process.tasks import JobRunner
 from ..rules import provider
-from ..rules.freshness import freshness
-from ..rules.problems import problems
 from ..rules.snapshot import EVERY_SECTION, FORMAT, SECTIONS, Snapshot, split_tags
+from ..rules.status import freshness, problems
 from ..store import BACKGROUND_SECONDS, get_store, rules_key
-from .cleanup import sweep
 from .parts import BATCH, encode_part, read_rules, read_sections
 
 logger = logging.getLogger("django_ratelimit_lua")
 T = TypeVar("T")
 SCRIPT = program.source("publishing/publish").encode()
 ATTEMPTS = 50
+MAX_PRUNED = 100_000
+"""Maximum number of rows that one publication deletes."""
 
 
 class DatabaseJobRunner(JobRunner):
@@ -108,11 +112,6 @@ def read_published() -> Published:
         return Published(NO_RULES, owner, "", 0, "")
 
 
-def primary() -> str:
-    """Return the alias of the database that rules are written to, and published from."""
-    return router.db_for_write(RateLimitRule)
-
-
 def is_in_transaction(using: str) -> bool:
     """Return whether this thread is inside a transaction, which may be rolled back.
 
@@ -154,7 +153,7 @@ def publish(*, rebuild: bool = False, take_over: bool = False) -> int:
     Return the number of the revision. Raises `StoreError` (`OwnerError` if another database owns
     the prefix), and errors of the database.
     """
-    using = primary()
+    using = rules_database()
     if is_in_transaction(using):
         return _in_a_thread(rebuild=rebuild, take_over=take_over)
     if rebuild:
@@ -299,7 +298,7 @@ def snapshot_of(using: str) -> Snapshot:
     return Snapshot(Revision.read(row.text), row.database, rules, overrides)
 
 
-def _by_forgotten_keys(using: str) -> models.QuerySet[RateLimitOverride]:
+def _by_forgotten_keys(using: str) -> QuerySet[RateLimitOverride]:
     """Return overrides for users and networks whose key is unknown.
 
     They are read without recording changes, because their content does not change.
@@ -323,3 +322,40 @@ def _digest_anew(using: str) -> None:
         for row in chunk:
             row.prepare()
         RateLimitOverride._base_manager.using(using).bulk_update(chunk, ["subject", "digested_by"])
+
+
+def outdated(using: str, before: datetime) -> dict[str, QuerySet[Model]]:
+    """Return the rows from before a moment: ended overrides and changes."""
+    return {
+        "ended overrides": RateLimitOverride._base_manager.using(using)
+        .filter(ends__lt=before)
+        .order_by("ends"),
+        "changes": RateLimitChange._base_manager.using(using).filter(at__lt=before).order_by("at"),
+    }
+
+
+def sweep(using: str) -> None:
+    """Delete the rows that are older than `RATELIMIT_HISTORY_DAYS`.
+
+    Nothing that is in force changes, so no change is recorded.
+    """
+    if conf.HISTORY_DAYS is not None:
+        prune(using, timezone.now() - timedelta(days=conf.HISTORY_DAYS), MAX_PRUNED)
+
+
+def prune(using: str, before: datetime, most: int | None = None) -> dict[str, int]:
+    """Delete the rows of `outdated`, a thousand at a time, with a maximum for each kind.
+
+    Return the number of deleted rows of each kind.
+    """
+    counts = {}
+    for name, rows in outdated(using, before).items():
+        counts[name] = 0
+        while most is None or counts[name] < most:
+            keys = list(rows.values_list("pk", flat=True)[:BATCH])
+            if not keys:
+                break
+            # Past the signals, which would note a change.
+            rows.filter(pk__in=keys)._raw_delete(using)
+            counts[name] += len(keys)
+    return counts

@@ -1,30 +1,31 @@
-"""Limits at call sites.
+"""Call sites: the places in the code that declare limits.
 
-This module compiles the arguments of `@ratelimit` and `is_ratelimited`, and keeps the list of call
-sites.
+This module compiles their arguments into rules, keeps the list of imported call sites, and compares
+rules with them.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import MethodType, ModuleType
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from django.conf import settings
+from django.urls import get_resolver
 from django.utils.translation import gettext as _
 
-from ..conf.values import dotted_name
 from ..extension import FIELDS_OF_ANNEXES, install, is_installed
-from ..identity.keys import KeyLike
+from ..identity.keys import ALL_CALLERS, KeyLike
 from ..limits.limit import Limit
 from ..limits.options import OPTIONS, Options, refuse_unknown
 from ..limits.rate import LimitError, Rate
-from .describe import key_label, rate_words
-from .methods import methods_label, parse_methods
-from .rule import Rule, is_unwritable
-from .template import CostLike, LimitTemplate
+from ..rules.conditions import methods_label, parse_methods
+from ..rules.describe import key_label, rate_words, reading
+from ..rules.rule import Rule, Spec, is_unwritable
+from ..rules.ruleset import settings_rules
+from ..rules.template import CostLike, LimitTemplate
+from .inspection import on_view, url_patterns
 
 _ARGUMENTS = (
     "group",
@@ -44,6 +45,8 @@ _ARGUMENTS = (
 
 THROTTLE = "throttle"
 LIMITER = "RateLimiter"
+SETTINGS = "RATELIMIT_RULES"
+"""The kind and the place of a call site that is a rule of the settings."""
 
 
 class CallSite(NamedTuple):
@@ -266,60 +269,89 @@ def call_site(
     return Rule(template=template, group=group, methods=methods, block=block, **outcomes)
 
 
-def group_of(view: Any) -> str:
-    """Return the default group of a view: its module and qualified name.
+def route_names() -> set[str]:
+    """Return the names of all URL patterns, with their namespaces."""
+    return {f"{space}{pattern.name}" for pattern, space in url_patterns() if pattern.name}
 
-    For a method, it is the class of the view that runs, so that views that inherit the method do
-    not share a count.
+
+def look_for_call_sites() -> None:
+    """Add the limits on the methods of views to the known call sites.
+
+    They count under the class of the view that runs.
     """
-    for attribute in ("view_class", "cls"):  # What `as_view()` of Django and of DRF returns.
-        cls = getattr(view, attribute, None)
-        if isinstance(cls, type):
-            name = f"{cls.__module__}.{cls.__qualname__}"
-            actions = getattr(view, "actions", None)
-            if isinstance(actions, dict):
-                name += "." + ",".join(sorted(set(actions.values())))
-            return name
-    # `method_decorator` wraps a partial of the bound method.
-    function = inspect.unwrap(
-        view, stop=lambda layer: isinstance(layer, (functools.partial, MethodType))
-    )
-    while isinstance(function, functools.partial):
-        function = function.func
-    owner = getattr(function, "__self__", None)
-    view_func = getattr(owner, "view_func", None)
-    if inspect.isfunction(view_func):  # django-ninja's `decorate_view`.
-        return group_of(view_func)
-    name = str(
-        getattr(view, "__qualname__", None)
-        or getattr(function, "__qualname__", type(function).__qualname__)
-    )
-    if owner is not None and not isinstance(owner, (type, ModuleType)):
-        return f"{type(owner).__module__}.{type(owner).__qualname__}.{name.rpartition('.')[2]}"
-    # A partial's own module is functools.
-    module = getattr(function, "__module__", None) or type(function).__module__
-    code = getattr(function, "__code__", None)
-    if code and code.co_name == "<lambda>":
-        name += f":{code.co_firstlineno}"
-    return f"{module}.{name}"
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return
+    known = vars(get_resolver())
+    if "_ratelimit_looked_for" in known:
+        return
+    known["_ratelimit_looked_for"] = True
+    for pattern, _space in url_patterns():
+        found = on_view(pattern.callback)
+        for stack in reversed([*found.hidden, *found.stacks]):
+            for rule in reversed(stack.rules):
+                if rule.template is not None and rule.key is not None:
+                    known_call_sites.add(rule.group or stack.group, CallSite.of(rule, stack.group))
 
 
-def why_undecorated(function: Any) -> str | None:
-    """Return why a decorator directly above this function would have no effect, or None.
+def call_sites_of(name: str) -> tuple[CallSite, ...]:
+    """Return the call sites that a rule of that name replaces, the rule of the settings first."""
+    look_for_call_sites()
+    return (*_of_settings(name), *known_call_sites.of(name))
 
-    Frameworks that register a function and return it unchanged never call what a decorator above
-    theirs makes. Of these, only django-ninja leaves a mark on the function.
+
+def _of_settings(name: str) -> Iterator[CallSite]:
+    for rule in settings_rules():
+        if rule.name == name and rule.template is not None and rule.mode != "off":
+            key = ""
+            if rule.key is not None:
+                key = rule.key.name
+            yield CallSite(SETTINGS, SETTINGS, rule.template.rates, key, tuple(limits_of(rule)))
+
+
+def sentence(given: Spec) -> str:
+    """Return a rule in one sentence. If it has no key, it has that of its call site."""
+    client = ""
+    if given.get("rate") and not given.get("key"):
+        sites = call_sites_of(str(given.get("name")))
+        client = next((site.client_words() for site in sites), "")
+    return reading(given, client)
+
+
+def closest_name(name: str) -> str:
+    """Return the closest match for an unknown name of a call site, or an empty string."""
+    if not name or name in known_call_sites:
+        return ""
+    return next(iter(get_close_matches(name, known_call_sites.names(), n=1, cutoff=0.7)), "")
+
+
+def place_problems(rule: Rule) -> list[str]:
+    """Return the problems of a rule that has no effect because of the project's code.
+
+    Examples are an unknown route or call site, or a ban of an identity that all callers share.
     """
-    name = dotted_name(function)
-    if hasattr(function, "_ninja_operation"):
-        return (
-            f"on {name}: django-ninja has registered the function without it. Write it below "
-            "@api.get, @router.post and the like, directly above the function"
+    look_for_call_sites()
+    found = []
+    if rule.route and rule.route not in route_names():
+        found.append(
+            _("No URL pattern has the name “%(name)s”: the rule has no effect.")
+            % {"name": rule.route}
         )
-    if isinstance(function, staticmethod) or not callable(function):
-        kind = type(function).__name__
-        return (
-            f"on {name}: that is a {kind}, not a function. Write it below the decorator that made "
-            f"the {kind}, directly above the function"
+    if rule.template is None or rule.group is None:
+        return found
+    if rule.group not in known_call_sites:
+        text = _("No imported limit has the name “%(name)s”: the rule has no effect.")
+        text %= {"name": rule.group}
+        meant = closest_name(rule.group)
+        if meant:
+            text += " " + _("Did you mean “%(name)s”?") % {"name": meant}
+        found.append(text)
+    is_replacement = rule.group == rule.name and rule.key is None
+    keys = {site.key for site in known_call_sites.of(rule.name)}
+    if rule.template.options.get("ban_after") and is_replacement and ALL_CALLERS in keys:
+        found.append(
+            _(
+                "The limit in the code counts all clients together, so the rule never bans: give "
+                "it a key."
+            )
         )
-    return None
+    return found

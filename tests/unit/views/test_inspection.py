@@ -15,7 +15,7 @@ from rest_framework.generics import ListCreateAPIView, UpdateAPIView
 from rest_framework.viewsets import ModelViewSet
 
 from django_ratelimit_lua import ratelimit
-from django_ratelimit_lua.rules.stacks import is_behind_login, on_view
+from django_ratelimit_lua.views.inspection import is_behind_login, on_view
 
 limited = ratelimit(key="ip", rate="5/m")
 hourly = ratelimit(key="ip", rate="50/h")

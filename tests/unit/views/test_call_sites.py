@@ -8,7 +8,8 @@ from typing import Any
 from django.views import View
 from django.views.decorators.cache import never_cache
 
-from django_ratelimit_lua.rules.callsite import KnownCallSites, call_site, group_of
+from django_ratelimit_lua.views.call_sites import KnownCallSites, call_site
+from django_ratelimit_lua.views.inspection import group_of
 from tests.unit.rules.test_rule import limit_name
 
 
