@@ -14,8 +14,8 @@ PROMISES = PAGES[DOCS / "reference" / "promises.rst"]
 
 
 def test_the_documentation_is_short() -> None:
-    """It has at most 26,500 words, and the operator's guide at most six pages."""
-    assert sum(len(text.split()) for text in PAGES.values()) <= 26_500
+    """It has at most 24,000 words, and the operator's guide at most six pages."""
+    assert sum(len(text.split()) for text in PAGES.values()) <= 24_000
     assert len(list((DOCS / "operators").glob("*.rst"))) <= 6
 
 
