@@ -18,8 +18,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.admin.test_admin_browser import fill, goes_on, look, press, sign_in
-from tests.support.demo import headless, run_in, start
+from tests.support.demo import await_page, fill, headless, press, run_in, set_screen, sign_in, start
 
 FILE = Path(__file__).parent / "screenshots" / "edit.webp"
 WIDTH, HEIGHT, CAPTION = 960, 560, 48
@@ -68,7 +67,7 @@ def frames(browser: Any, site: str, rule: str) -> Iterator[str]:
     browser.get(f"{site}{RULES}?q=search")
     yield "2. An operator opens the rules in the Django admin ..."
     link = browser.find_element("css selector", f"a[href$='{rule}/change/']")
-    goes_on(browser, link.click)
+    await_page(browser, link.click)
     yield "3. ... and the rule of the search."
     fill(browser, rate="9/m")
     browser.execute_script("scrollTo(0, 0)")
@@ -106,7 +105,7 @@ def main() -> None:
         sign_in(browser, site)
         browser.get(site)
         browser.execute_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
-        look(browser, WIDTH, HEIGHT)
+        set_screen(browser, WIDTH, HEIGHT)
         browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         first, *others = [take(browser, caption) for caption in frames(browser, site, rule)]
     first.save(

@@ -21,8 +21,7 @@ from urllib.parse import urlencode, urlsplit
 from PIL import Image
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.admin.test_admin_browser import fill, goes_on, look, sign_in
-from tests.support.demo import headless, run_in, start
+from tests.support.demo import await_page, fill, headless, run_in, set_screen, sign_in, start
 
 FOLDER = Path(__file__).parent / "screenshots"
 ADMIN = "admin/django_ratelimit_lua/"
@@ -151,7 +150,7 @@ def open_client(browser: Any) -> None:
     """Open the client that is an address with a user name, if the search found several."""
     links = browser.find_elements("partial link text", "address and post:username")
     if links:
-        goes_on(browser, links[0].click)
+        await_page(browser, links[0].click)
 
 
 def pictures(api: str) -> Iterator[Picture]:
@@ -227,7 +226,7 @@ def main() -> None:
         for picture in pictures(api):
             browser.get(site + picture.path)
             for scheme in ("light", "dark"):
-                look(browser, WIDTH, HEIGHT, scheme)
+                set_screen(browser, WIDTH, HEIGHT, scheme)
                 if scheme == "light":
                     picture.prepare(browser)
                     browser.execute_script("document.activeElement.blur(); scrollTo(0, 0)")

@@ -103,7 +103,7 @@ def browser(chromium: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A demo that an operator looks at: see `tests.support.operators.demo_site`."""
+    """Run a demo for an operator: see `tests.support.operators.demo_site`."""
     from tests.support.operators import demo_site
 
     with demo_site(request, tmp_path_factory) as running:
@@ -111,8 +111,8 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def hand_for(browser: Any, site: Any) -> Callable[[str], Any]:
-    """Makes the operator's `Hand` for a task."""
-    from tests.support.operators import Hand
+def operator_for(browser: Any, site: Any) -> Callable[[str], Any]:
+    """Return a function that logs an operator in for a task."""
+    from tests.support.operators import Operator
 
-    return lambda task: Hand(browser, site, task)
+    return lambda task: Operator(browser, site, task)

@@ -22,7 +22,7 @@ from django_ratelimit_lua.limits.call import (
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.limits.program import program_for
 from django_ratelimit_lua.store import get_store
-from tests.support.calls import decide
+from tests.support.limits import decide
 
 pytestmark = pytest.mark.engine
 

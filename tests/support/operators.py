@@ -1,7 +1,7 @@
-"""An operator at a demo, in a real browser, and the visitors whose requests show what was done.
+"""An operator at the demo, in a real browser, and the visitors whose requests verify the effects.
 
-A click is a press of a link or a button, or a choice in a list; typing is none. Each task begins at
-the admin's index, logged in, and takes as many clicks as `CLICKS` has.
+Pressing a link or a button is a click, and so is a choice in a list; typing is none. Each task
+begins at the admin's index, logged in, and takes the number of clicks in `CLICKS`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from selenium.webdriver.support.select import Select
 
-from tests.acceptance.admin.test_admin_browser import complaints, goes_on, log_in, look, problems_of
-from tests.support.demo import SCREENS, run_in, screenshot, start
+from tests.support.demo import (
+    SCREENS,
+    await_page,
+    axe_violations,
+    log_in,
+    run_in,
+    screenshot,
+    script_errors,
+    set_screen,
+    start,
+)
 
 CLICKS = {
     "lower a limit of the code": 3,
@@ -39,7 +48,7 @@ CLICKS = {
 
 
 class Answer(NamedTuple):
-    """What a request of a visitor was answered."""
+    """The response to a visitor."""
 
     status: int
     headers: Mapping[str, str]
@@ -47,17 +56,17 @@ class Answer(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A demo, and the screen that it is looked at on."""
+    """A demo, and the screen of its operator."""
 
     address: str
     width: int
     height: int
     scheme: str
     printed: str = ""
-    """What the preparation printed."""
+    """The output of the preparation."""
 
     def ask(self, path: str, method: str = "GET", source: str = "127.0.0.1", **form: str) -> Answer:
-        """A real request, from any address of this machine's own network."""
+        """Send a request from an address of the loopback network."""
         place = urlsplit(self.address)
         assert place.hostname is not None
         connection = http.client.HTTPConnection(
@@ -79,35 +88,31 @@ class Site(NamedTuple):
         return answer
 
     def statuses(self, path: str, times: int, source: str = "127.0.0.1") -> list[int]:
-        """What so many requests are answered."""
+        """Return the statuses of a number of requests."""
         return [self.ask(path, source=source).status for _ in range(times)]
 
 
-class Hand:
-    """The operator's: counts its clicks, and has axe look at every page that it comes to, in the
-    dark.
-    """
+class Operator:
+    """A logged-in operator, whose clicks are counted. Axe checks every dark page after a click."""
 
     def __init__(self, browser: Any, site: Site, task: str) -> None:
         self.browser, self.site, self.task, self.clicks = browser, site, task, 0
         log_in(browser, site.address)
-        look(browser, site.width, site.height, site.scheme)
+        set_screen(browser, site.width, site.height, site.scheme)
 
     def press(self, selector: str) -> None:
-        """Press what leads to another page; it is found by a CSS selector, or by the words of a
-        link.
-        """
+        """Press a link or button that opens a page, found by a CSS selector or the link's text."""
         how = "css selector" if re.search(r"[.#\[>]", selector) else "link text"
         self.press_on(self.browser.find_element(how, selector))
 
     def press_on(self, element: Any) -> None:
-        """The same, for an element."""
+        """Press an element that opens a page."""
         self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-        goes_on(self.browser, element.click)
+        await_page(self.browser, element.click)
         self.clicks += 1
         if self.site.scheme == "dark":
             # The light pages are checked by the tests in a browser.
-            assert problems_of(self.browser) == []
+            assert axe_violations(self.browser) == []
         name = (
             f"task-{self.task.replace(' ', '-')}-{self.clicks}-{self.site.width}-{self.site.scheme}"
         )
@@ -117,22 +122,22 @@ class Hand:
         ), name
 
     def choose(self, name: str, value: str) -> None:
-        """Choose in a list."""
+        """Choose an option of the list with this name."""
         self.choose_on(self.browser.find_element("name", name), value)
 
     def choose_on(self, element: Any, value: str) -> None:
-        """The same, for an element."""
+        """Choose an option of a list."""
         Select(element).select_by_value(value)
         self.clicks += 1
 
     def text(self, selector: str) -> str:
-        """What is read there."""
+        """Return the text of an element."""
         return str(self.browser.find_element("css selector", selector).text)
 
     def is_done(self) -> None:
-        """It took as many clicks as are promised, and the browser complained about nothing."""
+        """Assert that the task took the promised clicks, without errors in the browser."""
         assert (self.task, self.clicks) == (self.task, CLICKS[self.task])
-        assert complaints(self.browser) == []
+        assert script_errors(self.browser) == []
 
 
 @contextmanager
@@ -141,11 +146,10 @@ def demo_site(
     factory: pytest.TempPathFactory,
     before: str = "",
 ) -> Iterator[Site]:
-    """A demo.
+    """Run a demo for a module, whose database runs the code `before` before it starts.
 
-    `before`: code that its database runs before it starts. The module of the tests has `SCREEN`,
-    which of the `SCREENS` it is looked at on, and may have `PREPARED`, code that runs then, and
-    `ENVIRONMENT`, variables of its process.
+    The module names one of the `SCREENS` in `SCREEN`. It may have `PREPARED`, code that the started
+    demo runs, and `ENVIRONMENT`, variables of its process.
     """
     database = factory.mktemp("demo") / "db.sqlite3"
     if before:

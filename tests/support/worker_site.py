@@ -119,7 +119,7 @@ from django_ratelimit_lua.publishing import publisher as publishing  # noqa: E40
 from django_ratelimit_lua.rules import provider  # noqa: E402
 from django_ratelimit_lua.rules.status import freshness  # noqa: E402
 from django_ratelimit_lua.store import Subscription, get_store  # noqa: E402
-from tests.support.tiers import add_tier  # noqa: E402, F401
+from tests.support.limits import add_tier  # noqa: E402, F401
 
 provider.COMPARE_SECONDS = GIVEN["compare_seconds"]
 

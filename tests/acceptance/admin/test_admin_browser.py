@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import http.cookiejar
 import re
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-import axe_core_python
 import pytest
 from django.utils import translation
 from django.utils.translation import gettext
-from selenium.common.exceptions import WebDriverException
-from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.support.demo import run_in, screenshot, start
+from tests.support.demo import (
+    await_page,
+    axe_violations,
+    fill,
+    log_in,
+    run_in,
+    screenshot,
+    script_errors,
+    set_screen,
+    sign_in,
+    start,
+)
 
-AXE = Path(axe_core_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 RULES, OVERRIDES = (
     "admin/django_ratelimit_lua/ratelimitrule/",
     "admin/django_ratelimit_lua/ratelimitoverride/",
@@ -47,20 +51,6 @@ PAGES = {
     "changes": "admin/django_ratelimit_lua/ratelimitchange/",
     "change": "admin/django_ratelimit_lua/ratelimitchange/1/change/",
 }
-# What Django's own pages bring along, wherever a model is shown: nothing of ours to mend.
-DJANGOS = {
-    ".object-tools",
-    "#changelist-filter",
-    ".actions",
-    "#toggle-nav-sidebar",
-    "#nav-filter",
-    ".paginator",
-    ".breadcrumbs",
-    "#result_list thead",
-    "#header",
-    "#user-tools",
-    ".select2",
-}
 
 
 def status(address: str, **headers: str) -> int:
@@ -70,85 +60,6 @@ def status(address: str, **headers: str) -> int:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
-
-
-def goes_on(browser: Any, act: Callable[[], Any]) -> None:
-    """Do something that opens another page, and wait for it."""
-    browser.execute_script("window.before = true")
-    act()
-    WebDriverWait(browser, 20, ignored_exceptions=[WebDriverException]).until(
-        lambda page: page.execute_script(
-            "return !window.before && document.readyState === 'complete'"
-        )
-    )
-
-
-def press(browser: Any, selector: str) -> None:
-    """Press a button that opens another page."""
-    button = browser.find_element("css selector", selector)
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
-    goes_on(browser, button.click)
-
-
-def fill(browser: Any, **fields: str) -> None:
-    """Fill in a form by the names of its fields, and open collapsed sections for it."""
-    for name, value in fields.items():
-        field = browser.find_element("name", name)
-        browser.execute_script("arguments[0].closest('details')?.setAttribute('open', '')", field)
-        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
-        if field.tag_name == "select":
-            Select(field).select_by_value(value)
-        else:
-            field.clear()
-            field.send_keys(value)
-
-
-@lru_cache
-def session_of(demo: str) -> str:
-    """Return the session of the operator, who logs in once."""
-    cookies = http.cookiejar.CookieJar()
-    client = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
-    client.open(f"{demo}admin/login/")
-    token = next(cookie.value for cookie in cookies if cookie.name == "csrftoken")
-    form = {
-        "username": "grace",
-        "password": "hopper",
-        "csrfmiddlewaretoken": token,
-        "next": "/admin/",
-    }
-    client.open(f"{demo}admin/login/", urllib.parse.urlencode(form).encode())
-    return next(str(cookie.value) for cookie in cookies if cookie.name == "sessionid")
-
-
-def sign_in(browser: Any, demo: str) -> None:
-    """Set the session cookie, so the browser is logged in."""
-    browser.execute_cdp_cmd(
-        "Network.setCookie", {"name": "sessionid", "value": session_of(demo), "url": demo}
-    )
-
-
-def log_in(browser: Any, demo: str) -> None:
-    """Log in and open the index of the admin."""
-    sign_in(browser, demo)
-    browser.get(f"{demo}admin/")
-
-
-def look(browser: Any, width: int, height: int, scheme: str = "light") -> None:
-    """Set the size of the screen and the color scheme, without transitions. Emulation allows a
-    narrower page than a headless window.
-    """
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
-    )
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia",
-        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
-    )
-    browser.execute_script(
-        "const still = new CSSStyleSheet(); still.replaceSync('* {transition: none !important}');"
-        "document.adoptedStyleSheets = [still];"
-    )
 
 
 def unfold(browser: Any) -> None:
@@ -165,34 +76,6 @@ def previewed(browser: Any) -> str:
         .until(lambda page: page.find_elements("id", "ratelimit-plot-words"))[0]
         .text
     )
-
-
-def complaints(browser: Any) -> list[str]:
-    """Return script errors and violations of the Content-Security-Policy."""
-    said = [
-        entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"
-    ]  # Hints for who writes pages.
-    return [entry["message"] for entry in said]
-
-
-def problems_of(browser: Any, *rules: str) -> list[Any]:
-    """Return the problems that axe finds in the package's part of the page, by these rules or by
-    all.
-    """
-    if not browser.execute_script("return 'axe' in window"):
-        browser.execute_script(AXE)
-    problems: list[Any] = browser.execute_async_script(
-        "const [excluded, rules, done] = arguments;"
-        "const only = rules.length ? {runOnly: {type: 'rule', values: rules}} : {};"
-        "const options = {resultTypes: ['violations'], ...only};"
-        "axe.run({exclude: excluded.map(one => [one])}, options).then(found => "
-        "done(found.violations.map("
-        "one => [one.id, one.nodes.map(node => node.html.slice(0, 160))])), error => "
-        "done([String(error)]));",
-        sorted(DJANGOS),
-        rules,
-    )
-    return problems
 
 
 def test_the_rule_form_shows_the_fields_of_the_algorithm(browser: Any, demo: str) -> None:
@@ -238,7 +121,7 @@ def test_the_rule_form_shows_the_fields_of_the_algorithm(browser: Any, demo: str
     assert shown() & options == {"burst", "align", "time_zone", "ban_for"}
     browser.find_element("name", "burst").clear()
     assert len(shown() - {"tiers"}) <= 25
-    assert complaints(browser) == []
+    assert script_errors(browser) == []
 
 
 def test_a_plot_for_logged_out_users_is_labelled(browser: Any, demo: str) -> None:
@@ -253,7 +136,7 @@ def test_a_plot_for_logged_out_users_is_labelled(browser: Any, demo: str) -> Non
     WebDriverWait(browser, 20).until(lambda page: "You are logged out" in pane.text)
     assert pane.find_elements("css selector", "form, input") == []
     assert browser.find_element("name", "name").get_attribute("value") == "typed"
-    assert complaints(browser) == []
+    assert script_errors(browser) == []
 
 
 TIER = ("group", "rate", "burst")
@@ -288,7 +171,7 @@ def test_the_form_of_a_rule_shows_its_fields_next_to_the_preview(browser: Any, d
         helps = section.find_elements("css selector", ".help[id]")
         told = {str(one.get_attribute("id"))[3:-9] for one in helps if one.is_displayed()}
         assert told == names, algorithm
-    assert complaints(browser) == []
+    assert script_errors(browser) == []
 
 
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
@@ -318,16 +201,18 @@ def test_every_page_is_accessible_in_every_size_and_color_scheme(
     sign_in(browser, demo)
     opened(browser, demo, name)
     for width, height in SIZES.values():
-        look(browser, width, height)
-        assert problems_of(browser) == [], width
+        set_screen(browser, width, height)
+        assert axe_violations(browser) == [], width
         assert browser.execute_script(BROKEN_WORDS, "#content :is(button, .button)") == [], width
         screenshot(browser, f"admin-{name}-{width}-light")
-        look(browser, width, height, "dark")
-        assert problems_of(browser, "color-contrast") == [], width  # All else is as in the light.
+        set_screen(browser, width, height, "dark")
+        assert axe_violations(browser, "color-contrast") == [], (
+            width
+        )  # All else is as in the light.
         screenshot(browser, f"admin-{name}-{width}-dark")
     assert browser.execute_script(OVERFLOWING) == []
     assert browser.execute_script(CUT_FIELDS) == []
-    assert complaints(browser) == []
+    assert script_errors(browser) == []
 
 
 LONG = "a rule whose name is as long as names become where teams write whole sentences 1"
@@ -445,7 +330,7 @@ def test_no_column_is_cut_off_at_any_width(name: str, browser: Any, places: Any)
     assert digest[:8] not in text
     assert not re.search(r"\d{4}-\d\d-\d\dT|[ap]\.m\.", text)
     for size in SIZES.values():
-        look(browser, *size)
+        set_screen(browser, *size)
         screenshot(browser, f"admin-long-{name}-{size[0]}")
         assert browser.execute_script(CUT_OFF) == [], size
         assert (
@@ -519,7 +404,7 @@ def test_every_page_is_translated_to_german(name: str, browser: Any, places: Any
     ]
     assert [text for text in same if not DJANGOS_OWN.match(text)] == []
     for width, height in SIZES.values():
-        look(browser, width, height)
+        set_screen(browser, width, height)
         screenshot(browser, f"admin-{name}-{width}-german")
         assert browser.execute_script(CUT_OFF) == [], width
 
@@ -549,7 +434,7 @@ def test_the_list_of_limits_breaks_lines_only_between_parts_of_names(
     sign_in(browser, address)
     browser.get(f"{address}{RULES}")
     for width, height in SIZES.values():
-        look(browser, width, height)
+        set_screen(browser, width, height)
         screenshot(browser, f"admin-limits-{width}")
         assert browser.execute_script(BROKEN_WORDS, "#result_list :is(th, td)") == []
         assert browser.execute_script(CUT_OFF) == []
@@ -569,10 +454,10 @@ def test_an_empty_list_links_to_the_first_step(browser: Any, places: Any) -> Non
     ):
         browser.get(address + page)
         assert words in browser.find_element("css selector", ".ratelimit-empty").text
-        goes_on(browser, browser.find_element("link text", link).click)
+        await_page(browser, browser.find_element("link text", link).click)
         assert browser.current_url == address + leads_to
     sign_in(browser, places(FURNISH)[0])
     browser.get(f"{places(FURNISH)[0]}{RULES}?q=nowhere")
     assert "match the search" in browser.find_element("css selector", ".ratelimit-empty").text
-    goes_on(browser, browser.find_element("link text", "Show all").click)
+    await_page(browser, browser.find_element("link text", "Show all").click)
     assert browser.find_elements("css selector", "#result_list")

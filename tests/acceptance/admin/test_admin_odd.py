@@ -27,7 +27,7 @@ from django_ratelimit_lua.models import (
 from tests.acceptance.admin.test_admin import NO_TIERS, errors, given
 from tests.acceptance.rules.test_any_rule import OURS, SESSIONS, USERS
 from tests.examples import examples
-from tests.support.tiers import add_tier
+from tests.support.limits import add_tier
 from tests.support.users import staff
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -19,8 +19,7 @@ from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
-from tests.support.forms import sent_by
-from tests.support.users import ADMIN_MIDDLEWARE
+from tests.support.users import ADMIN_MIDDLEWARE, form_data
 
 pytestmark = pytest.mark.django_db(transaction=True)
 APP = "/admin/django_ratelimit_lua"
@@ -67,7 +66,7 @@ def test_a_page_takes_a_second_at_most(page: str, operator: Client, hanging: Ser
 def test_a_save_takes_a_second_at_most(operator: Client, hanging: Server) -> None:
     """The rule is saved, and the page says that it is not published yet."""
     page = f"{APP}/ratelimitrule/{RateLimitRule.objects.get().pk}/change/"
-    data = {**sent_by(operator.get(page)), "rate": "7/m"}
+    data = {**form_data(operator.get(page)), "rate": "7/m"}
     began = time.monotonic()
     response = operator.post(page, data)
     assert time.monotonic() - began < 1.0

@@ -13,7 +13,7 @@ from django.test import Client
 from django_ratelimit_lua.models import Conflict, RateLimitOverride, RateLimitRule
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import OPERATOR, OVERRIDES, RULES, errors, given
-from tests.support.forms import sent_by
+from tests.support.users import form_data
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
@@ -42,7 +42,7 @@ def rule() -> RateLimitRule:
 
 def form_of(client: Client, rule: RateLimitRule) -> dict[str, Any]:
     """Return what a browser sends for a rule's form that was not edited."""
-    return sent_by(client.get(f"{RULES}{rule.pk}/change/"))
+    return form_data(client.get(f"{RULES}{rule.pk}/change/"))
 
 
 def test_the_second_editor_sees_both_versions_and_may_save_on_top(
@@ -68,7 +68,7 @@ def test_the_second_editor_sees_both_versions_and_may_save_on_top(
         assert line in shown
     rule.refresh_from_db()
     assert (rule.rate, rule.description) == ("70/h", "")
-    again = sent_by(answer)
+    again = form_data(answer)
     assert again["description"] == ["Mine."]
     assert other.post(url, again).status_code == 302
     rule.refresh_from_db()
@@ -110,13 +110,13 @@ def test_an_override_changed_meanwhile_is_shown(operator: Client, other: Client)
     """Its reason and its end are compared like the fields of a rule."""
     row = RateLimitOverride.objects.create(network="203.0.113.9", effect="block", reason="bots")
     url = f"{OVERRIDES}{row.pk}/change/"
-    mine = {**sent_by(other.get(url)), "effect": "exempt"}
-    theirs = {**sent_by(operator.get(url)), "reason": "scraper"}
+    mine = {**form_data(other.get(url)), "effect": "exempt"}
+    theirs = {**form_data(operator.get(url)), "reason": "scraper"}
     assert operator.post(url, theirs).status_code == 302
     answer = other.post(url, mine)
     assert "Effect: block: every request is refused → exempt: no limit" in errors(answer)
     assert "Reason: scraper → bots" in errors(answer)
-    assert other.post(url, sent_by(answer)).status_code == 302
+    assert other.post(url, form_data(answer)).status_code == 302
     row.refresh_from_db()
     assert (row.effect, row.reason) == ("exempt", "bots")
 

@@ -22,8 +22,8 @@ from django_ratelimit_lua.operations.call_sites import place_words
 from django_ratelimit_lua.views.call_sites import known_call_sites
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import OVERRIDES, RULES, errors, staff
-from tests.support.forms import sent_by
-from tests.support.tiers import add_tier
+from tests.support.limits import add_tier
+from tests.support.users import form_data
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -163,7 +163,7 @@ def test_the_page_of_a_limit_has_its_sentence_and_links(operator: Client) -> Non
 def test_a_rule_of_the_settings_is_copied_with_all_fields(operator: Client) -> None:
     """Saving the copied values changes no limit."""
     assert f'href="{RULES}add/?settings=everything"' in operator.get(RULES).content.decode()
-    form = sent_by(operator.get(f"{RULES}add/?settings=everything"))
+    form = form_data(operator.get(f"{RULES}add/?settings=everything"))
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     assert RateLimitRule.objects.get().spec == {
@@ -188,11 +188,11 @@ def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) ->
     """A rule that replaces the call site has all its rates, so it needs no confirmation. A rule in
     addition has its key.
     """
-    form = sent_by(operator.get(f"{RULES}add/?instead=looks"))
+    form = form_data(operator.get(f"{RULES}add/?instead=looks"))
     answer = operator.post(f"{RULES}add/", form)
     assert answer.status_code == 302, errors(answer)
     assert RateLimitRule.objects.get().spec == {"name": "looks", "rate": ["10/s", "500/h"]}
-    form = sent_by(operator.get(f"{RULES}add/?beside=looks"))
+    form = form_data(operator.get(f"{RULES}add/?beside=looks"))
     operator.post(f"{RULES}add/", {**form, "rate": "2/s"})
     beside = RateLimitRule.objects.get(group="looks")
     assert (beside.name, beside.rate, beside.key) == ("looks, slower", "2/s", "ip+get:q")
@@ -201,7 +201,7 @@ def test_a_new_rule_starts_with_the_values_of_the_call_site(operator: Client) ->
 
 def test_a_rule_beside_a_call_site_counts_the_same_methods(operator: Client) -> None:
     """Otherwise the page of a form would be refused after a few views of it."""
-    form = sent_by(operator.get(f"{RULES}add/?beside=posts"))
+    form = form_data(operator.get(f"{RULES}add/?beside=posts"))
     assert operator.post(f"{RULES}add/", {**form, "rate": "1/h"}).status_code == 302
     assert RateLimitRule.objects.get(group="posts").spec["method"] == ["POST"]
     visitor = Client()
@@ -224,7 +224,7 @@ def test_a_new_rule_starts_with_the_key_of_the_chosen_limit(operator: Client) ->
         pages = [operator.get(f"{RULES}add/?{way}=signs+in&which={number}") for number in range(3)]
         initial = [each.context["adminform"].form.initial for each in pages]
         assert [(each["rate"], each["key"]) for each in initial] == values
-    form = sent_by(operator.get(f"{RULES}add/?instead=signs+in&which=1"))
+    form = form_data(operator.get(f"{RULES}add/?instead=signs+in&which=1"))
     shown = operator.post(f"{RULES}preview/", form).content.decode().replace("<wbr>", "")
     assert "5 per 15 minutes per address and get:user" in shown
     assert "50 per hour per get:user" in shown
@@ -262,7 +262,7 @@ def test_a_rule_is_saved_as_a_new_one_with_its_tiers(operator: Client) -> None:
     )
     add_tier(one, "pro", "50/m")
     url = f"{RULES}{one.pk}/change/"
-    form = {**sent_by(operator.get(url)), "_saveasnew": "Save as new"}
+    form = {**form_data(operator.get(url)), "_saveasnew": "Save as new"}
     assert "Rule with this Name already exists." in errors(operator.post(url, form))
     answer = operator.post(url, {**form, "name": "site, copy"})
     assert answer.status_code == 302, errors(answer)

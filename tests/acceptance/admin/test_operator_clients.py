@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.admin.test_admin_browser import fill
-from tests.support.operators import Hand, Site
+from tests.support.demo import fill
+from tests.support.operators import Operator, Site
 
 SCREEN = "phone"
 ENVIRONMENT = {"EXAMPLE_SHOW_IDENTITIES": "masked"}
@@ -29,7 +29,7 @@ NEIGHBOURS = ("127.0.9.1", "127.0.9.2", "127.0.9.3")
 
 
 def test_a_refusal_is_explained_from_its_reference(
-    site: Site, hand_for: Callable[[str], Hand]
+    site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
     """The page shows the time and the limit, followed by the client's counts and its number of
     refusals.
@@ -40,72 +40,74 @@ def test_a_refusal_is_explained_from_its_reference(
     ]
     refused = [answer for answer in answers if answer.status == 429]
     assert len(refused) == 3
-    hand = hand_for("explain a refusal by its reference")
-    hand.press(".model-client a")
-    fill(hand.browser, q=json.loads(refused[-1].body)["reference"].replace("-", "").lower())
+    operator = operator_for("explain a refusal by its reference")
+    operator.press(".model-client a")
+    fill(operator.browser, q=json.loads(refused[-1].body)["reference"].replace("-", "").lower())
 
     def is_linked(page: object) -> bool:
         # Numbers come within a second; until then, the page is loaded again.
-        if hand.browser.find_elements("css selector", ".ratelimit-client a"):
+        if operator.browser.find_elements("css selector", ".ratelimit-client a"):
             return True
-        hand.browser.refresh()
+        operator.browser.refresh()
         return False
 
-    hand.press("form:has([name=q]) button")
-    WebDriverWait(hand.browser, 20).until(is_linked)
-    assert "Refused, " in hand.text("#opened")
-    assert "5 per 15 minutes" in hand.text("section:has(#opened)")
-    hand.press(".ratelimit-client a")
-    assert "5 of 5 used" in hand.text("#found")
-    (row,) = hand.browser.find_elements("css selector", "section:has(#ratelimit-record-1) tbody tr")
+    operator.press("form:has([name=q]) button")
+    WebDriverWait(operator.browser, 20).until(is_linked)
+    assert "Refused, " in operator.text("#opened")
+    assert "5 per 15 minutes" in operator.text("section:has(#opened)")
+    operator.press(".ratelimit-client a")
+    assert "5 of 5 used" in operator.text("#found")
+    (row,) = operator.browser.find_elements(
+        "css selector", "section:has(#ratelimit-record-1) tbody tr"
+    )
     assert "Login" in row.text
     assert row.find_elements("css selector", "td")[0].text == "3"
-    hand.is_done()
+    operator.is_done()
 
 
-def test_a_blocked_client_is_unblocked(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_a_blocked_client_is_unblocked(site: Site, operator_for: Callable[[str], Operator]) -> None:
     """The client is found by its address, and its next request is admitted."""
     assert site.ask("/", source="127.0.5.5").status == 429
     assert site.ask("/", source="127.0.5.6").status == 200
-    hand = hand_for("unblock a blocked client")
-    hand.press(".model-client a")
-    fill(hand.browser, q="127.0.5.5")
-    hand.press("form:has([name=q]) button")
-    assert "Blocked by an override until" in hand.text("#found")
-    hand.press("#blocked button")
-    assert "Blocked" not in hand.text("#found")
-    hand.is_done()
+    operator = operator_for("unblock a blocked client")
+    operator.press(".model-client a")
+    fill(operator.browser, q="127.0.5.5")
+    operator.press("form:has([name=q]) button")
+    assert "Blocked by an override until" in operator.text("#found")
+    operator.press("#blocked button")
+    assert "Blocked" not in operator.text("#found")
+    operator.is_done()
     assert site.ask("/", source="127.0.5.5").status == 200
 
 
 def test_one_of_several_clients_of_a_masked_network_is_blocked(
-    site: Site, hand_for: Callable[[str], Hand]
+    site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
     """The rows have one name and several digests, and only the chosen client is refused."""
     digests = site.printed.split()
     for number, address in enumerate(NEIGHBOURS, start=3):
         assert site.statuses("/address/", number, address) == [200, 200] + [429] * (number - 2)
         assert site.statuses("/", 1, address) == [200]
-    hand = hand_for("block one of several clients of a masked network")
-    hand.press(".model-overview a")
+    operator = operator_for("block one of several clients of a masked network")
+    operator.press(".model-overview a")
 
     def is_counted(page: object) -> bool:
-        found = hand.browser.find_elements("css selector", "a[href*='name=addresses']")
+        found = operator.browser.find_elements("css selector", "a[href*='name=addresses']")
         if not found:
-            hand.browser.refresh()
+            operator.browser.refresh()
         return bool(found)
 
-    WebDriverWait(hand.browser, 20).until(is_counted)
-    hand.press("a[href*='name=addresses']")
+    WebDriverWait(operator.browser, 20).until(is_counted)
+    operator.press("a[href*='name=addresses']")
     names = [
         row.text
-        for row in hand.browser.find_elements("css selector", "tr:has([href$='ask=block']) th")
+        for row in operator.browser.find_elements("css selector", "tr:has([href$='ask=block']) th")
     ]
     assert all(name.startswith("127.0.9.0/24") for name in names)
     assert len(set(names)) == 3
-    hand.press(f"a[href*='{digests[1]}'][href$='ask=block']")
-    assert digests[1][:12] in hand.text(".ratelimit-confirm h2")
-    hand.press(".ratelimit-confirm button")
-    assert "Blocked by an override until" in hand.text("#found")
-    hand.is_done()
+    operator.press(f"a[href*='{digests[1]}'][href$='ask=block']")
+    assert digests[1][:12] in operator.text(".ratelimit-confirm h2")
+    operator.press(".ratelimit-confirm button")
+    assert "Blocked by an override until" in operator.text("#found")
+    operator.is_done()
     assert [site.statuses("/", 1, address) for address in NEIGHBOURS] == [[200], [429], [200]]

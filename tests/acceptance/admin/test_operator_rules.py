@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tests.acceptance.admin.test_admin_browser import fill
-from tests.support.operators import Hand, Site
+from tests.support.demo import fill
+from tests.support.operators import Operator, Site
 
 SCREEN = "phone"
 PREPARED = """
@@ -21,17 +21,17 @@ RateLimitRule.objects.create(name="user", rate="3/h")  # The scope of a DRF thro
 
 
 def test_an_operator_adds_a_lower_limit_to_a_limit_in_code(
-    site: Site, hand_for: Callable[[str], Hand]
+    site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
     """The headers have the limits in code and the new one."""
     visitor = "127.0.9.1"
     assert site.statuses("/search/", 3, visitor) == [200] * 3
-    hand = hand_for("add a lower limit to that of the code")
-    hand.press(".model-ratelimitrule th a")
-    hand.press("a[href*='beside=search&']")
-    fill(hand.browser, rate="2/5m")
-    hand.press("[name=_save]")
-    hand.is_done()
+    operator = operator_for("add a lower limit to that of the code")
+    operator.press(".model-ratelimitrule th a")
+    operator.press("a[href*='beside=search&']")
+    fill(operator.browser, rate="2/5m")
+    operator.press("[name=_save]")
+    operator.is_done()
     assert site.statuses("/search/", 3, visitor) == [200, 200, 429]
     policies = site.ask("/search/", source=visitor).headers["RateLimit-Policy"]
     assert {("2", "300"), ("10", "1"), ("500", "3600")} <= set(
@@ -39,45 +39,49 @@ def test_an_operator_adds_a_lower_limit_to_a_limit_in_code(
     )
 
 
-def test_two_rates_are_added_on_a_path(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_two_rates_are_added_on_a_path(site: Site, operator_for: Callable[[str], Operator]) -> None:
     """The rates are written as in summaries, and each request needs both."""
-    hand = hand_for("add two rates on a path")
-    hand.press(".model-ratelimitrule .addlink")
-    fill(hand.browser, name="exports", rate="4/m, 3 per 15 minutes", path="/export/")
-    hand.choose("key", "ip")
-    hand.press("[name=_save]")
-    assert "4 per minute and 3 per 15 minutes per address, on /export/" in hand.text("#result_list")
-    hand.is_done()
+    operator = operator_for("add two rates on a path")
+    operator.press(".model-ratelimitrule .addlink")
+    fill(operator.browser, name="exports", rate="4/m, 3 per 15 minutes", path="/export/")
+    operator.choose("key", "ip")
+    operator.press("[name=_save]")
+    assert "4 per minute and 3 per 15 minutes per address, on /export/" in operator.text(
+        "#result_list"
+    )
+    operator.is_done()
     assert site.statuses("/export/", 5, "127.0.9.2") == [200] * 3 + [429] * 2
     assert site.statuses("/export/", 3, "127.0.9.3") == [200] * 3
     policies = site.ask("/export/", source="127.0.9.2").headers["RateLimit-Policy"]
     assert {("4", "60"), ("3", "900")} <= set(re.findall(r"q=(\d+);w=(\d+)", policies))
 
 
-def test_the_limit_of_one_customer_is_raised(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_the_limit_of_one_customer_is_raised(
+    site: Site, operator_for: Callable[[str], Operator]
+) -> None:
     """A rule and a throttle of Django REST framework refuse. The page of the client shows both, and
     an override for each raises them. Other clients keep the limit.
     """
     customer, other = "127.0.9.4", "127.0.9.5"
     assert site.statuses("/api/", 5, customer) == [200] * 3 + [429] * 2
-    hand = hand_for("raise the limit of one customer")
-    hand.press(".model-client a")
-    fill(hand.browser, q=customer)
-    hand.press("form:has([name=q]) button")
+    operator = operator_for("raise the limit of one customer")
+    operator.press(".model-client a")
+    fill(operator.browser, q=customer)
+    operator.press("form:has([name=q]) button")
     refusing = {
         row.find_element("css selector", "th").text.split()[0]
-        for row in hand.browser.find_elements("css selector", ".ratelimit-row.refused")
+        for row in operator.browser.find_elements("css selector", ".ratelimit-row.refused")
     }
     assert refusing == {"orders", "user"}
     for name in sorted(refusing):
-        hand.press("#site-name a")
-        hand.press(".model-ratelimitoverride .addlink")
-        fill(hand.browser, network=customer, rate="4/h")
-        hand.choose("effect", "limit")
-        hand.choose("rule", name)
-        hand.press("[name=_save]")
+        operator.press("#site-name a")
+        operator.press(".model-ratelimitoverride .addlink")
+        fill(operator.browser, network=customer, rate="4/h")
+        operator.choose("effect", "limit")
+        operator.choose("rule", name)
+        operator.press("[name=_save]")
         if name == "orders":
-            hand.is_done()
+            operator.is_done()
     # The override has a count of its own.
     assert site.statuses("/api/", 6, customer) == [200] * 4 + [429] * 2
     assert site.statuses("/api/", 4, other) == [200] * 3 + [429]

@@ -11,8 +11,8 @@ from typing import Any
 
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.admin.test_admin_browser import fill
-from tests.support.operators import Hand, Site
+from tests.support.demo import fill
+from tests.support.operators import Operator, Site
 
 SCREEN = "desktop"
 PREPARED = """
@@ -28,16 +28,16 @@ RateLimitRule.objects.create(name="tried out", path="/clock/", key="ip", rate="2
 
 
 def test_an_operator_lowers_a_limit_in_the_code(
-    site: Site, hand_for: Callable[[str], Hand]
+    site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
     """500 per hour become 4. The headers still have the 10 per second of the same call site."""
     assert site.statuses("/search/", 5) == [200] * 5
-    hand = hand_for("lower a limit of the code")
-    hand.press(".model-ratelimitrule th a")
-    hand.press("a[href*='instead=search&']")
-    fill(hand.browser, rate="10/s, 4/h")
-    hand.press("[name=_save]")
-    hand.is_done()
+    operator = operator_for("lower a limit of the code")
+    operator.press(".model-ratelimitrule th a")
+    operator.press("a[href*='instead=search&']")
+    fill(operator.browser, rate="10/s, 4/h")
+    operator.press("[name=_save]")
+    operator.is_done()
     assert (
         site.statuses("/search/", 2) == [429] * 2
     )  # The rule goes on with the five that were counted.
@@ -46,7 +46,7 @@ def test_an_operator_lowers_a_limit_in_the_code(
 
 
 def test_an_operator_unlocks_a_customer_at_the_login(
-    site: Site, hand_for: Callable[[str], Hand]
+    site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
     """The operator enters the customer's name and address, and the right password works
     afterwards.
@@ -58,30 +58,30 @@ def test_an_operator_unlocks_a_customer_at_the_login(
     ]
     assert guesses == [200] * 5 + [429]
     assert site.ask("/login/", "POST", customer, username="ada", password="lovelace").status == 429
-    hand = hand_for("unblock a customer locked out at login")
-    hand.press(".model-client a")
-    fill(hand.browser, q=f"{customer} + ada")
-    hand.press("form:has([name=q]) button")
-    assert "Refused by" in hand.text("#found")
-    hand.press("button[value=reset]")
-    assert "Refused" not in hand.text("#found")
-    hand.is_done()
+    operator = operator_for("unblock a customer locked out at login")
+    operator.press(".model-client a")
+    fill(operator.browser, q=f"{customer} + ada")
+    operator.press("form:has([name=q]) button")
+    assert "Refused by" in operator.text("#found")
+    operator.press("button[value=reset]")
+    assert "Refused" not in operator.text("#found")
+    operator.is_done()
     assert site.ask("/login/", "POST", customer, username="ada", password="lovelace").status == 302
 
 
 def test_an_operator_blocks_a_network_for_an_hour(
-    site: Site, hand_for: Callable[[str], Hand]
+    site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
     """Every client in the network is refused immediately on every path. Another network is not."""
     assert site.ask("/", source="127.0.4.4").status == 200
-    hand = hand_for("block a network for an hour")
-    hand.press(".model-ratelimitoverride .addlink")
-    fill(hand.browser, network="127.0.4.0/24")
-    hand.choose("effect", "block")
-    hand.choose("duration", "3600")
-    hand.press("[name=_save]")
-    assert "until" in hand.text("#result_list .field-lasts")
-    hand.is_done()
+    operator = operator_for("block a network for an hour")
+    operator.press(".model-ratelimitoverride .addlink")
+    fill(operator.browser, network="127.0.4.0/24")
+    operator.choose("effect", "block")
+    operator.choose("duration", "3600")
+    operator.press("[name=_save]")
+    assert "until" in operator.text("#result_list .field-lasts")
+    operator.is_done()
     blocked = site.ask("/", source="127.0.4.4")
     assert blocked.status == 429
     assert 3500 < int(blocked.headers["Retry-After"]) <= 3600
@@ -89,7 +89,7 @@ def test_an_operator_blocks_a_network_for_an_hour(
 
 
 def test_an_operator_finds_the_limit_of_a_reference(
-    site: Site, hand_for: Callable[[str], Hand]
+    site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
     """The customer reads the reference to the operator, who finds the limit."""
     visitor = "127.0.6.6"
@@ -98,69 +98,69 @@ def test_an_operator_finds_the_limit_of_a_reference(
     ]
     refused = answers[-1]
     assert refused.status == 429
-    hand = hand_for("find the limit that refused a request, by its reference")
-    hand.press(".model-client a")
-    fill(hand.browser, q=json.loads(refused.body)["reference"])
-    hand.press("form:has([name=q]) button")
-    assert "Refused" in hand.text("#opened")
-    assert "Login" in hand.text("section:has(#opened)")
-    hand.is_done()
+    operator = operator_for("find the limit that refused a request, by its reference")
+    operator.press(".model-client a")
+    fill(operator.browser, q=json.loads(refused.body)["reference"])
+    operator.press("form:has([name=q]) button")
+    assert "Refused" in operator.text("#opened")
+    assert "Login" in operator.text("section:has(#opened)")
+    operator.is_done()
 
 
 def test_an_operator_takes_over_a_rule_of_the_settings(
-    site: Site, hand_for: Callable[[str], Hand]
+    site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
     """Only the numbers change: the rule still limits scanners, and no other client."""
     scanner = "127.0.7.7"
     assert site.statuses("/wp-login.php", 3, scanner) == [404] * 3
-    hand = hand_for("take over a rule of the settings")
-    hand.press(".model-ratelimitrule th a")
-    hand.press("a[href$='settings=scanners']")
-    fill(hand.browser, rate="2/h")
-    hand.press("[name=_save]")
-    hand.is_done()
+    operator = operator_for("take over a rule of the settings")
+    operator.press(".model-ratelimitrule th a")
+    operator.press("a[href$='settings=scanners']")
+    fill(operator.browser, rate="2/h")
+    operator.press("[name=_save]")
+    operator.is_done()
     assert site.statuses("/wp-login.php", 3, "127.0.7.8") == [404, 404, 429]
     assert site.statuses("/old/index.php", 1, "127.0.7.8") == [429]
     assert site.statuses("/", 3, "127.0.7.8") == [200] * 3
 
 
-def test_an_operator_undoes_a_change(site: Site, hand_for: Callable[[str], Hand]) -> None:
+def test_an_operator_undoes_a_change(site: Site, operator_for: Callable[[str], Operator]) -> None:
     """The change is found in the history. What was before it applies to the next request."""
     assert site.statuses("/address/", 3) == [200] * 3
-    hand = hand_for("undo a change of a rule")
-    hand.press(".model-ratelimitchange th a")
-    rows = hand.browser.find_elements("css selector", "#result_list tbody tr")
+    operator = operator_for("undo a change of a rule")
+    operator.press(".model-ratelimitchange th a")
+    rows = operator.browser.find_elements("css selector", "#result_list tbody tr")
     (raised,) = [row for row in rows if "2 per hour → 100 per hour" in row.text]
-    hand.press_on(raised.find_element("css selector", "th a"))
-    hand.press(".ratelimit-tool button")
-    assert "is as it was before the change: 2 per hour" in hand.text(".messagelist")
-    hand.is_done()
+    operator.press_on(raised.find_element("css selector", "th a"))
+    operator.press(".ratelimit-tool button")
+    assert "is as it was before the change: 2 per hour" in operator.text(".messagelist")
+    operator.is_done()
     assert site.statuses("/address/", 1) == [429]
 
 
 def test_an_operator_checks_and_enforces_a_shadow_rule(
-    site: Site, hand_for: Callable[[str], Hand]
+    site: Site, operator_for: Callable[[str], Operator]
 ) -> None:
     """The list shows the number of requests that the rule would have refused. Enforced, the rule
     refuses.
     """
     assert site.statuses("/clock/", 3) == [200] * 3
     assert site.statuses("/clock/", 1, "127.0.8.8") == [200]
-    hand = hand_for("check and enforce a rule in shadow mode")
-    hand.press(".model-ratelimitrule th a")
+    operator = operator_for("check and enforce a rule in shadow mode")
+    operator.press(".model-ratelimitrule th a")
     row = "#result_list tr:has([href='limit/?name=tried%20out'])"
 
     def judged(page: Any) -> bool:
         # Numbers come within a second; until then, the page is loaded again.
-        if "would be refused: 1" in hand.text(row):
+        if "would be refused: 1" in operator.text(row):
             return True
         page.refresh()
         return False
 
-    WebDriverWait(hand.browser, 20).until(judged)
-    hand.press(f"{row} .field-edit a")
-    hand.choose("mode", "enforce")
-    hand.press("[name=_save]")
-    hand.is_done()
+    WebDriverWait(operator.browser, 20).until(judged)
+    operator.press(f"{row} .field-edit a")
+    operator.choose("mode", "enforce")
+    operator.press("[name=_save]")
+    operator.is_done()
     assert site.statuses("/clock/", 1) == [429]
     assert site.statuses("/clock/", 1, "127.0.8.8") == [200]

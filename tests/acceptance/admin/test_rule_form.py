@@ -17,7 +17,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.rules import RuleError
 from tests.acceptance.admin import test_admin
 from tests.acceptance.admin.test_admin import RULES, confirmed, errors, given
-from tests.support.forms import sent_by
+from tests.support.users import form_data
 
 pytestmark = pytest.mark.django_db(transaction=True)
 site = test_admin.site
@@ -275,12 +275,12 @@ def test_a_key_is_chosen_from_a_list_or_entered_as_text(operator: Client) -> Non
     rule = RateLimitRule.objects.get()
     assert rule.key == "ip+post:username"
     url = f"{RULES}{rule.pk}/change/"
-    sent = sent_by(operator.get(url))
+    sent = form_data(operator.get(url))
     assert (sent["key"], sent["key_other"]) == (["other"], ["ip+post:username"])
     assert operator.post(url, {**sent, "key": "user_or_ip"}).status_code == 302
     rule.refresh_from_db()
     assert rule.key == "user_or_ip"
-    assert sent_by(operator.get(url))["key_other"] == [""]
+    assert form_data(operator.get(url))["key_other"] == [""]
 
 
 def test_a_url_pattern_is_entered_as_a_path(operator: Client) -> None:
@@ -289,7 +289,7 @@ def test_a_url_pattern_is_entered_as_a_path(operator: Client) -> None:
     rule = RateLimitRule.objects.get()
     assert (rule.path, rule.route) == ("", "ok")
     url = f"{RULES}{rule.pk}/change/"
-    sent = sent_by(operator.get(url))
+    sent = form_data(operator.get(url))
     assert sent["path"] == ["ok"]
     operator.post(url, {**sent, "path": "/no/"})
     rule.refresh_from_db()
@@ -405,16 +405,16 @@ def test_a_save_without_a_change_keeps_everything(operator: Client) -> None:
     rule = RateLimitRule.objects.create(**EVERYTHING)
     before = rule.spec
     url = f"{RULES}{rule.pk}/change/"
-    assert operator.post(url, sent_by(operator.get(url))).status_code == 302
+    assert operator.post(url, form_data(operator.get(url))).status_code == 302
     rule.refresh_from_db()
     assert rule.spec == before
     assert LogEntry.objects.latest("pk").get_change_message() == "No fields changed."
     changed = {"method": ["GET"], "burst": "3", "tiers-0-burst": "30", "audience": ["staff"]}
-    assert operator.post(url, {**sent_by(operator.get(url)), **changed}).status_code == 302
+    assert operator.post(url, {**form_data(operator.get(url)), **changed}).status_code == 302
     message = LogEntry.objects.latest("pk").get_change_message()
     assert message == "Changed Methods, Audience, Tiers and Burst."
     emptied = {"tiers-0-group": "", "tiers-0-rate": "", "tiers-0-burst": "", "cost": ""}
-    assert operator.post(url, {**sent_by(operator.get(url)), **emptied}).status_code == 302
+    assert operator.post(url, {**form_data(operator.get(url)), **emptied}).status_code == 302
     rule.refresh_from_db()
     assert rule.options.keys() == EVERYTHING["options"].keys() - {"tiers", "cost"}
 

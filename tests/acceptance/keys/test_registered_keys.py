@@ -30,7 +30,7 @@ from django_ratelimit_lua.operations.request_builder import build_request
 from tests.acceptance.admin.test_admin import RULES, errors, given
 from tests.acceptance.admin.test_admin_clients import CLIENT, press, words
 from tests.acceptance.commands.test_forget import traces
-from tests.support.tiers import add_tier
+from tests.support.limits import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "203.0.113.9"

@@ -26,8 +26,7 @@ from django_ratelimit_lua.limits.call import Charge
 from django_ratelimit_lua.limits.limit import Limit
 from django_ratelimit_lua.models import RateLimitRule
 from django_ratelimit_lua.testing.server import Server
-from tests.support.calls import decide
-from tests.support.parts import WHOLE, one_of, set_share
+from tests.support.limits import WHOLE, decide, equal_share, set_share
 from tests.support.processes import ChildProcess, until
 from tests.support.users import ADMIN_MIDDLEWARE, staff
 
@@ -42,7 +41,7 @@ def split(name: str, rate: str, algorithm: str = "fixed_window") -> RateLimiter:
 @pytest.fixture
 def three(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process the second of three."""
-    set_share(monkeypatch, one_of(3, 1))
+    set_share(monkeypatch, equal_share(3, 1))
 
 
 @pytest.mark.usefixtures("three")
@@ -155,9 +154,9 @@ def test_a_part_changes_with_the_number_of_processes(monkeypatch: pytest.MonkeyP
         limiter = split(algorithm, "90/h", algorithm)
         set_share(monkeypatch, WHOLE)
         assert sum(limiter.hit("x").allowed for _ in range(40)) == 40
-        set_share(monkeypatch, one_of(3))
+        set_share(monkeypatch, equal_share(3))
         assert not limiter.hit("x")
-        set_share(monkeypatch, one_of(2))
+        set_share(monkeypatch, equal_share(2))
         assert sum(limiter.hit("x").allowed for _ in range(40)) == 5
 
 
@@ -168,7 +167,7 @@ def test_a_part_of_zero_units_refuses_only_for_a_moment(
     """Another process has the only unit, and parts may change, so the refusal has a short retry
     time. One warning names the limit, its units and the number of processes.
     """
-    set_share(monkeypatch, one_of(3, 2))
+    set_share(monkeypatch, equal_share(3, 2))
     limiter = split("too small", "1/h")
     with caplog.at_level(logging.WARNING, "django_ratelimit_lua"):
         for _ in range(2):
@@ -176,7 +175,7 @@ def test_a_part_of_zero_units_refuses_only_for_a_moment(
     assert (decision.allowed, decision.retry_after, decision.remaining) == (False, 1.0, 0)
     (message,) = [record.getMessage() for record in caplog.records]
     assert "'too small' has too few units (1) for 3 processes" in message
-    set_share(monkeypatch, one_of(3))
+    set_share(monkeypatch, equal_share(3))
     assert limiter.hit("x").allowed
 
 

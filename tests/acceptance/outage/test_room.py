@@ -8,7 +8,7 @@ import pytest
 
 from django_ratelimit_lua import RateLimiter
 from django_ratelimit_lua.engine.local import local_counts
-from tests.support.parts import WHOLE, set_share
+from tests.support.limits import WHOLE, set_share
 
 
 @pytest.fixture(autouse=True)

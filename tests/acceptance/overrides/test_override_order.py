@@ -57,7 +57,7 @@ urlpatterns = [
 def site(settings: Any) -> None:
     settings.ROOT_URLCONF = __name__
     settings.MIDDLEWARE = [
-        "tests.support.users.logged_in",
+        "tests.support.users.user_from_header",
         "django_ratelimit_lua.middleware.RateLimitMiddleware",
     ]
 

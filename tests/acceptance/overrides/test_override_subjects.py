@@ -29,7 +29,7 @@ from django_ratelimit_lua.throttling import AnonRateThrottle
 from tests.acceptance.admin.test_admin import OVERRIDES, errors
 from tests.acceptance.admin.test_admin_clients import press, words
 from tests.acceptance.commands.test_reset_and_block import said
-from tests.support.forms import sent_by
+from tests.support.users import form_data
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS, NEIGHBOUR, STRANGER = "203.0.113.9", "203.0.113.10", "198.51.100.7"
@@ -245,12 +245,12 @@ def test_a_form_stores_no_value_and_does_not_overwrite_newer_changes(
     shown = opened.content.decode() + operator.get(OVERRIDES).content.decode()
     kept = [*RateLimitOverride.objects.values(), *RateLimitChange.objects.values()]
     assert "ada" not in shown + str(kept)
-    edited = {**sent_by(opened), **FORM, "label": "quiet"}
+    edited = {**form_data(opened), **FORM, "label": "quiet"}
     row.set_value("bob")
     row.save()
     answer = operator.post(page, edited)
     assert "Another user changed this while you were editing it" in errors(answer)
-    assert operator.post(page, sent_by(answer)).status_code == 302
+    assert operator.post(page, form_data(answer)).status_code == 302
     row.refresh_from_db()
     assert row.client() == "post:username (quiet)"
     assert [post("/free/", username=name) for name in ("ada", "bob")] == [200, 429]

@@ -22,7 +22,7 @@ from django_ratelimit_lua.operations.clients import explain_client
 from django_ratelimit_lua.operations.explain import ExplainedLimit, explain, reset
 from django_ratelimit_lua.rules import RuleError, compile
 from django_ratelimit_lua.testing import move_clock
-from tests.support.tiers import add_tier
+from tests.support.limits import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ADDRESS = "203.0.113.9"

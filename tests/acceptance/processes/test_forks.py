@@ -33,7 +33,7 @@ from django_ratelimit_lua.rules.provider import reload, start_fresh
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.store.cluster import Cluster
 from django_ratelimit_lua.testing.server import Server
-from tests.support.calls import decide
+from tests.support.limits import decide
 from tests.support.package_objects import import_all, kept
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")

@@ -24,8 +24,8 @@ from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.process.bounded_map import BoundedMap
 from django_ratelimit_lua.rules.provider import current, start_fresh
 from django_ratelimit_lua.views.call_sites import KnownCallSites, known_call_sites
+from tests.support.limits import WHOLE, set_share
 from tests.support.package_objects import import_all, kept
-from tests.support.parts import WHOLE, set_share
 
 MANY, BOUND, FEW = 1_500, 500, 400
 """So many are sent of each kind, and there is room for so many; `FEW` where only an `lru_cache`

@@ -10,11 +10,20 @@ from typing import Any
 
 import http_sf
 import pytest
+import redis
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.support.demo import answers, screenshot, start
+from tests.support.demo import screenshot, start
 from tests.support.redis_server import url
+
+
+def answers(address: str) -> bool:
+    try:
+        with redis.Redis.from_url(address) as connection:
+            return bool(connection.ping())
+    except redis.ConnectionError:
+        return False
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -23,8 +23,8 @@ from django_ratelimit_lua.limits.call import MAX_COST
 from django_ratelimit_lua.middleware import RateLimitMiddleware
 from django_ratelimit_lua.rules.provider import start_fresh
 from django_ratelimit_lua.testing import Server, override_ratelimits
+from docs.conftest import celery  # noqa: F401
 from tests.examples import examples
-from tests.support.celery_stand_in import celery  # noqa: F401
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -34,7 +34,7 @@ from django_ratelimit_lua.rules import RuleError, provider
 from django_ratelimit_lua.rules.status import freshness, problems
 from django_ratelimit_lua.signals import limit_exceeded
 from django_ratelimit_lua.store import get_store
-from tests.support.tiers import add_tier
+from tests.support.limits import add_tier
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

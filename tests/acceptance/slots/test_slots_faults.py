@@ -26,7 +26,7 @@ from django_ratelimit_lua.signals import slot_lost
 from django_ratelimit_lua.store import get_store
 from django_ratelimit_lua.testing.server import Server
 from tests.support import clusters
-from tests.support.calls import decide
+from tests.support.limits import decide
 from tests.support.processes import Worker, until
 from tests.tools.faults import alias
 

@@ -35,8 +35,8 @@ from django_ratelimit_lua.store import Store, get_store, why_unusable
 from django_ratelimit_lua.store.connection_params import ConnectionParams
 from tests.acceptance.store.test_topologies import IN_SCRIPTS, LIMITS
 from tests.support import clusters
-from tests.support.calls import decide
 from tests.support.clusters import Cluster, client
+from tests.support.limits import decide
 from tests.support.redis_server import url
 
 MASTERS = 3

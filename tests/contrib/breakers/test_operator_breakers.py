@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.acceptance.admin.test_admin_browser import complaints
-from tests.support.operators import Hand, Site
+from tests.support.demo import script_errors
+from tests.support.operators import Operator, Site
 
 SCREEN = "desktop"
 
@@ -18,12 +18,12 @@ def pays(site: Site) -> list[int]:
 def test_a_breaker_is_forced_open_and_released(site: Site, browser: Any) -> None:
     """Every payment is stopped until the breaker is automatic again."""
     assert pays(site) == [200] * 3
-    hand = Hand(browser, site, "force a breaker")
-    hand.press(".model-ratelimitbreaker th a")
-    hand.press("[name=forced][value=open]")
-    assert hand.text("#content-main tbody tr").startswith("payments closed open")
+    operator = Operator(browser, site, "force a breaker")
+    operator.press(".model-ratelimitbreaker th a")
+    operator.press("[name=forced][value=open]")
+    assert operator.text("#content-main tbody tr").startswith("payments closed open")
     assert pays(site) == [503] * 3
-    hand.press("[name=forced][value='']")
-    assert "automatic" in hand.text("#content-main tbody tr")
+    operator.press("[name=forced][value='']")
+    assert "automatic" in operator.text("#content-main tbody tr")
     assert pays(site) == [200] * 3
-    assert complaints(browser) == []
+    assert script_errors(browser) == []

@@ -33,13 +33,22 @@ from django_ratelimit_lua.limits.call import Call, Charge
 from django_ratelimit_lua.store import get_store
 from tests.examples import examples
 from tests.support import reference_model
-from tests.support.access_log import access
 
 ROOT = Path(__file__).parents[3]
 EXCERPT = ROOT / "tests" / "logs" / "nasa.tsv"
 PAGE = ROOT / "docs" / "annexes" / "replay.rst"
 SECOND = 1_000_000
 ALGORITHMS = ["sliding_log", "sliding_window", "fixed_window", "token_bucket"]
+
+
+def access(*lines: tuple[float, str, str], status: int = 200, agent: str = "curl") -> str:
+    """Return a log of requests: second of a day, address, path."""
+    written = []
+    for second, address, target in lines:
+        hour, rest = divmod(int(second), 3600)
+        clock = f"22/Nov/2026:{hour:02}:{rest // 60:02}:{rest % 60:02} +0000"
+        written.append(f'{address} - - [{clock}] "GET {target} HTTP/1.1" {status} 1 "-" "{agent}"')
+    return "\n".join(written)
 
 
 def report(*arguments: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.support.operators import Hand, Site, demo_site
+from tests.support.operators import Operator, Site, demo_site
 
 USERS = """
 from django.contrib.auth.models import User
@@ -38,21 +38,21 @@ def site(
         yield running
 
 
-def shown(hand: Hand, words: str) -> None:
+def shown(operator: Operator, words: str) -> None:
     """Reload the page until it contains the text, because counts appear within a second."""
 
     def is_shown(page: object) -> bool:
-        if words in hand.text("#content"):
+        if words in operator.text("#content"):
             return True
-        hand.browser.refresh()
+        operator.browser.refresh()
         return False
 
-    WebDriverWait(hand.browser, 20).until(is_shown)
+    WebDriverWait(operator.browser, 20).until(is_shown)
 
 
 def test_an_operator_finds_the_clients_refused_most(
     site: Site,
-    hand_for: Callable[[str], Hand],
+    operator_for: Callable[[str], Operator],
 ) -> None:
     """Two clients of one network and a client of another are listed with the numbers of their own
     refusals.
@@ -62,15 +62,15 @@ def test_an_operator_finds_the_clients_refused_most(
         for client, times in (("127.0.9.9", 27), ("127.0.9.10", 19), ("127.0.11.1", 13))
     ]
     assert refused == [17, 9, 3]
-    hand = hand_for("find the clients refused most in the last hour")
-    hand.press("Overview")
-    hand.press("last hour")
-    hand.is_done()
-    shown(hand, "steady")
-    rows = hand.browser.find_elements(
+    operator = operator_for("find the clients refused most in the last hour")
+    operator.press("Overview")
+    operator.press("last hour")
+    operator.is_done()
+    shown(operator, "steady")
+    rows = operator.browser.find_elements(
         "css selector", "[aria-label='Clients refused most'] tbody tr"
     )
     numbers = [row.find_element("css selector", "td.number").text for row in rows]
     assert numbers == [str(number) for number in refused]
-    tiles = hand.text(".ratelimit-tiles .refused")
+    tiles = operator.text(".ratelimit-tiles .refused")
     assert str(sum(refused)) in tiles

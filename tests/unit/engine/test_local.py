@@ -15,7 +15,7 @@ from django_ratelimit_lua.limits.algorithms import BY_RATE
 from django_ratelimit_lua.limits.call import Call, Charge, Operation
 from django_ratelimit_lua.limits.decision import Decision
 from django_ratelimit_lua.limits.limit import Limit
-from tests.support.parts import one_of, set_share
+from tests.support.limits import equal_share, set_share
 
 MAX = 100
 SECOND = 1_000_000
@@ -144,7 +144,7 @@ def test_the_least_recently_used_client_is_dropped(
     """A client that keeps hitting is never dropped. An idle one is dropped after hits of as many
     others as the maximum. Peeks and refunds of others do not count.
     """
-    set_share(monkeypatch, one_of(4, 1))
+    set_share(monkeypatch, equal_share(4, 1))
     limit = Limit("x", "40/h", algorithm="fixed_window", split=split)
     assert hits(here, limit, 20, who="idle") == 10
     admitted = 0

@@ -16,7 +16,7 @@ from django_ratelimit_lua.models import RateLimitOverride, RateLimitRule
 from django_ratelimit_lua.publishing.publisher import is_in_transaction, snapshot_of
 from django_ratelimit_lua.rules.ruleset import Ruleset
 from django_ratelimit_lua.rules.snapshot import SECTIONS, section_of
-from tests.support.tiers import add_tier
+from tests.support.limits import add_tier
 
 pytestmark = pytest.mark.django_db
 
