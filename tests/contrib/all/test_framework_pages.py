@@ -20,7 +20,7 @@ from django.utils import timezone
 from sybil.document import Document
 from sybil.parsers.rest import PythonCodeBlockParser
 
-from tests.support.celery_stand_in import django_tasks  # noqa: F401
+from docs.conftest import django_tasks  # noqa: F401
 
 DOCS = Path(__file__).parents[3] / "docs"
 
